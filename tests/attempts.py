@@ -1,4 +1,4 @@
-"""Attempts as a task follows them: a driver of their own each, which a test may stop, kill and look at."""
+"""Attempts as an Airflow task runs them, each with a separate driver that a test can inspect, suspend and kill."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.spec import ConsumerSpec
 
 FAST_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""A driver that lives for some seconds is ready sooner with the cheapest compiler."""
+"""A driver that lives for only a few seconds starts faster with the cheapest compiler."""
 
 
 class Attempt:
-    """An attempt that is followed in a thread of its own, as a task does. The driver dies with that thread."""
+    """An attempt that a thread follows, as an Airflow task does. The driver dies with that thread."""
 
     def __init__(self, spec: ConsumerSpec, connections: Connections, folder: Path, task: TaskIdentity, *, kept: bool = False) -> None:
         self.attempt_id = open_attempt(connections.database_url, spec.group, task)
@@ -59,7 +59,7 @@ class Attempt:
         return self._thread.is_alive()
 
     def tree(self) -> list[psutil.Process]:
-        """Driver, JVM and Python workers."""
+        """The driver, the JVM and the Python workers."""
         assert self.driver is not None
         driver = psutil.Process(self.driver.pid)
         return [driver, *driver.children(recursive=True)]
@@ -68,20 +68,20 @@ class Attempt:
         return next(process for process in self.tree() if process.name() == "java")
 
     def suspend(self) -> list[psutil.Process]:
-        """Stops all its processes (SIGSTOP)."""
+        """Suspends all processes of the attempt (SIGSTOP) and returns them."""
         tree = self.tree()
         for process in tree:
             process.suspend()
         return tree
 
     def wait(self, timeout_s: float = 60) -> Progress | TidemarkError | None:
-        """How it ended."""
+        """Waits until the attempt ends, and returns its result."""
         self._thread.join(timeout_s)
         assert not self.running, self.log
         return self.result
 
     def end(self) -> None:
-        """Kills what is left of it."""
+        """Kills the processes that are still running."""
         if self.running and self.driver is not None:
             with contextlib.suppress(psutil.Error):
                 for process in self.tree():

@@ -1,4 +1,4 @@
-"""A way to Postgres that can be lost without a word: connections stay open, and nothing passes any more."""
+"""A connection to Postgres that can fail silently: the TCP connections stay open, but no data passes any more."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class BlackHole:
-    """A TCP proxy on loopback, whose address is `url`.
+    """A TCP proxy on loopback; `url` is its address.
 
-    ``swallow``: what comes is acknowledged and thrown away. ``stand_still``: nothing is taken, so the windows close.
+    ``swallow``: data is acknowledged and discarded. ``stand_still``: nothing is read any more, so the TCP windows close.
     """
 
     def __init__(self, url: str) -> None:
@@ -64,7 +64,7 @@ class BlackHole:
 
 @contextlib.contextmanager
 def before(url: str) -> Iterator[BlackHole]:
-    """Between clients and the Postgres at ``url``."""
+    """A proxy between clients and the Postgres at ``url``, closed after the block."""
     hole = BlackHole(url)
     try:
         yield hole

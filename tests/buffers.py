@@ -1,5 +1,5 @@
-"""How many pages of tables and indexes each statement of a block touches, by Postgres' own counters: cached or not, triggers and foreign
-keys included. What a COMMIT touches is not counted."""
+"""Counts the pages of tables and indexes that each statement of a block touches, by Postgres' own counters: cached or not, including
+triggers and foreign keys. The pages that a COMMIT touches are not counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Spent:
 
 @contextlib.contextmanager
 def counted(*connections: Connection) -> Iterator[list[Spent]]:
-    """The statements of all sessions that are opened in the block, and of these."""
+    """Yields the statements of ``connections`` and of all sessions that are opened in the block."""
     found: list[Spent] = []
 
     class Counting(Cursor):

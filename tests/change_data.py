@@ -1,4 +1,4 @@
-"""A database whose changes Debezium writes to Kafka: a Postgres of its own with logical decoding, and a Kafka Connect worker."""
+"""A database whose changes Debezium writes to Kafka: a separate Postgres with logical decoding, and a Kafka Connect worker."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from tidemark.local.postgres import Postgres
 
 RECIPE = Recipe(Path(__file__).with_suffix(".xml"), ("worker", "connector", "converter"), "the jars of Kafka Connect and Debezium", "50 MB")
 UNAVAILABLE = "__debezium_unavailable_value"
-"""What stands for a TOASTed text that an UPDATE has not changed."""
+"""Debezium's placeholder for a TOASTed text that an UPDATE did not change."""
 
 _AVRO = "io.apicurio.registry.utils.converter.AvroConverter"
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 
 
 def json_converter(*, schemas: bool = False) -> dict[str, str]:
-    """Keys and values as JSON. A null stays null, also in a column with a default, whose default the converter would write otherwise."""
+    """Keys and values as JSON. A null stays null. By default, the converter would replace it with the column's default, if there is one."""
     own = {"": _JSON, ".schemas.enable": str(schemas).lower(), ".replace.null.with.default": "false"}
     return {f"{side}.converter{name}": setting for side in ("key", "value") for name, setting in own.items()}
 
 
 def avro_converter(registry: str) -> dict[str, str]:
-    """Keys and values as Avro in Confluent's wire format. ``registry`` is the URL that the fixture of this name gives."""
+    """Keys and values as Avro in Confluent's wire format. ``registry`` is the URL that the fixture ``registry`` returns."""
     own = {
         "": _AVRO,
         ".apicurio.registry.url": registry.replace("/apis/ccompat/v7", "/apis/registry/v2"),
         ".apicurio.registry.auto-register": "true",
         ".apicurio.registry.headers.enabled": "false",  # the id precedes the value, in four bytes
         ".apicurio.registry.id-handler": "io.apicurio.registry.serde.Legacy4ByteIdHandler",
-        ".apicurio.registry.use-id": "contentId",  # by which Confluent's API finds a schema
+        ".apicurio.registry.use-id": "contentId",  # Confluent's API looks up schemas by this id
     }
     both = {f"{side}.converter{name}": setting for side in ("key", "value") for name, setting in own.items()}
     return {**both, "schema.name.adjustment.mode": "avro"}
 
 
 class LogicalPostgres(Postgres):
-    """Its WAL can be decoded."""
+    """A Postgres whose WAL can be decoded."""
 
     def _initialise(self, fresh: Path) -> str | None:
         problem = super()._initialise(fresh)
@@ -63,7 +63,7 @@ class LogicalPostgres(Postgres):
 
 @dataclass(frozen=True)
 class Followed:
-    """Tables whose changes a connector writes to one topic each. It has written their first rows (op ``r``) already."""
+    """Tables whose changes a connector writes to one topic each. It has already written the initial rows (op ``r``)."""
 
     source: ChangeSource
     name: str
@@ -74,8 +74,8 @@ class Followed:
     def catch_up(self) -> None:
         """Returns when all changes that are committed now are in Kafka. Raises RuntimeError if the connector has failed.
 
-        The slot is confirmed up to the last transaction but one that the connector has delivered, so the transaction after the mark
-        moves it past the mark. Both are messages, which go to a topic of their own.
+        The slot is confirmed up to the second-to-last transaction that the connector has delivered, so the transaction after the mark moves
+        it past the mark. Both are messages, which go to a separate topic.
         """
         mark = self.source.ask("SELECT pg_logical_emit_message(true, 'mark', '')")[0][0]
         self.source.execute("SELECT pg_logical_emit_message(true, 'after the mark', '')")
@@ -109,7 +109,7 @@ class ChangeSource:
             return cur.fetchall()
 
     def rows(self, table: str) -> dict[int, dict[str, Any]]:
-        """The rows of a table by their column ``id``; bytea as bytes."""
+        """The rows of a table by their column ``id``, with bytea as bytes."""
         with self._connection as connection, connection.cursor() as cur:
             cur.execute(f"SELECT * FROM {table}")
             names = [column.name for column in cur.description or ()]
@@ -117,7 +117,7 @@ class ChangeSource:
         return {row["id"]: row for row in read}
 
     def create(self, columns: str, *, identity: str = "DEFAULT", table: str | None = None) -> str:
-        """A new table in the schema ``public``; its name. ``identity`` is its REPLICA IDENTITY: DEFAULT or FULL."""
+        """Creates a table in the schema ``public`` and returns its name. ``identity`` is its REPLICA IDENTITY: DEFAULT or FULL."""
         table = table or f"t_{uuid.uuid4().hex[:10]}"
         self.execute(f"CREATE TABLE {table} ({columns}); ALTER TABLE {table} REPLICA IDENTITY {identity}")
         return table
@@ -134,10 +134,10 @@ class ChangeSource:
         config: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Iterator[Followed]:
-        """Writes the tables' rows and then their changes to Kafka as long as the block runs, and deletes the topics after it.
+        """Writes the tables' rows and then their changes to Kafka while the block runs, and deletes the topics after it.
 
-        ``converter`` is a `json_converter` (default: without schemas) or an `avro_converter`; ``config`` are further settings of the
-        connector, which win over the ones here. ``name`` begins the topics' names.
+        ``converter`` is a `json_converter` (default: without schemas) or an `avro_converter`. ``config`` has further settings of the
+        connector, which override the ones here. ``name`` is the prefix of the topics' names.
         """
         followed = Followed(self, name or f"changes_{uuid.uuid4().hex[:10]}")
         own = self._config(followed.name, tables, partitions)
@@ -185,8 +185,8 @@ def _plain(value: Any) -> Any:
 
 
 def plugins(folder: Path, *configurations: str) -> Path:
-    """A folder with a plugin for each of ``connector`` and ``converter``. The converter gets the manifest that it lacks: without one in
-    every plugin, the worker reads all classes, for three seconds."""
+    """A folder with a plugin for each of ``connector`` and ``converter``. The converter's plugin gets the manifest that it lacks: unless
+    every plugin has one, the worker reads all classes, which takes three seconds."""
     for configuration in configurations:
         plugin = folder / configuration
         plugin.mkdir(parents=True)
@@ -199,7 +199,7 @@ def plugins(folder: Path, *configurations: str) -> Path:
 
 @contextlib.contextmanager
 def running(servers: str) -> Iterator[ChangeSource]:
-    """The source, up within the block, with ``servers`` as its Kafka."""
+    """Runs the source during the block, with ``servers`` as its Kafka."""
     with tempfile.TemporaryDirectory(prefix="tidemark-changes-") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Random changes to a table with a column of each type, and what a topic of Debezium's must say about them."""
+"""Random changes to a table with a column of each type, and a replay of the records that Debezium writes about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.change_data import UNAVAILABLE
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WIDE_BYTES = 6_000
-"""Of random text, which Postgres stores apart from the row (TOAST)."""
+"""The size of a random text that Postgres stores outside the row (TOAST)."""
 
 
 def _moment(rng: Random) -> datetime:
@@ -66,21 +66,22 @@ TYPES: dict[str, tuple[str, Callable[[Random], Any]]] = {
     "an_inet": ("inet", lambda rng: f"10.0.{rng.randrange(256)}.{rng.randrange(256)}"),
     "wide": ("text", lambda rng: rng.randbytes(WIDE_BYTES // 2).hex()),
 }
-"""The type of each column, beside the primary key ``id``, and how to make a value of it. Some values the connector cannot write exactly:
-as a number, a month of an interval is 30.4375 days and a fraction of a second may be off by a microsecond; NaN as a numeric is null. A
-numeric has no more digits than a consumer stores in a column without precision: 20 before the point and 18 after it."""
+"""The type of each column except the primary key ``id``, and a function that makes a value of that type. The functions avoid values that
+the connector cannot write exactly: as a number, a month of an interval is 30.4375 days and a fraction of a second may be off by a
+microsecond; a numeric NaN becomes null. A numeric has no more digits than a consumer stores in a column without precision: 20 before the
+point and 18 after it."""
 
 ENUM = "DO $$ BEGIN CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy'); EXCEPTION WHEN duplicate_object THEN NULL; END $$"
 COLUMNS = ", ".join(["id bigint PRIMARY KEY", *(f"{name} {kind}" for name, (kind, _) in TYPES.items())])
 
 Statement = tuple[str, tuple[Any, ...]]
 Rows = dict[int, dict[str, Any]]
-"""By ``id``."""
+"""Rows by ``id``."""
 
 
 @dataclass
 class Load:
-    """Changes to one table, the same ones for the same ``rng``: a `Random` of a seed, or Hypothesis'."""
+    """Changes to one table. They are the same for the same ``rng``: a `Random` with a seed, or that of Hypothesis."""
 
     rng: Random
     table: str
@@ -90,7 +91,7 @@ class Load:
     added: list[str] = field(default_factory=list)
 
     def transactions(self, count: int) -> Iterator[list[Statement]]:
-        """The statements of ``count`` transactions; the first ones insert, so that the others find rows."""
+        """The statements of ``count`` transactions. The first ones only insert, so that the later ones find rows."""
         for number in range(count):
             yield [self._statement(first=number < 3) for _ in range(self.rng.randint(1, 4))]
 
@@ -108,14 +109,14 @@ class Load:
         return f"INSERT INTO {self.table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
 
     def _update(self) -> Statement:
-        """Of a few columns: an unchanged wide value is not in the WAL."""
+        """Updates a few columns. A wide value that does not change is not in the WAL."""
         chosen = self.rng.sample([*TYPES, *self.added], self.rng.randint(1, 4))
         values = self._values(chosen, nulls=0.3)
         sets = ", ".join(f"{name} = {_mark(name)}" for name in values)
         return f"UPDATE {self.table} SET {sets} WHERE id = %s", (*values.values(), self.rng.choice(self._live))
 
     def _change_key(self) -> Statement:
-        """Sometimes to one that a deleted row had."""
+        """Changes a primary key, sometimes to one that another row had before."""
         old = self._live.pop(self.rng.randrange(len(self._live)))
         free = sorted(set(range(1, self._next)) - {*self._live, old})
         new = self.rng.choice(free) if free and self.rng.random() < 0.4 else self._new_id()
@@ -126,7 +127,7 @@ class Load:
         return f"DELETE FROM {self.table} WHERE id = %s", (self._live.pop(self.rng.randrange(len(self._live))),)
 
     def _add_column(self) -> Statement:
-        """Without a default: the rows that are there would get it without any record."""
+        """Adds a column without a default. With one, the existing rows would get it without any record."""
         self.added.append(f"added_{len(self.added)}")
         return f"ALTER TABLE {self.table} ADD COLUMN {self.added[-1]} text", ()
 
@@ -139,7 +140,7 @@ class Load:
         return self._next - 1
 
     def _values(self, columns: Iterable[str], nulls: float) -> dict[str, Any]:
-        own = Random(self.rng.randrange(2**32))  # the values take too much randomness for Hypothesis
+        own = Random(self.rng.randrange(2**32))  # the values need more randomness than Hypothesis provides
         make = {name: TYPES[name][1] if name in TYPES else _text for name in columns}
         return {name: None if own.random() < nulls else make[name](own) for name in make}
 
@@ -149,7 +150,7 @@ def _mark(name: str) -> str:
 
 
 def differences(found: Rows, expected: Rows) -> list[tuple[Any, ...]]:
-    """Ids with one row only, then columns with both values."""
+    """Returns the ids that only one side has, and then the columns that differ, with both values."""
     both = found.keys() & expected.keys()
     columns = [(number, name) for number in both for name in expected[number] if found[number][name] != expected[number][name]]
     lone = [(number,) for number in found.keys() ^ expected.keys()]
@@ -157,16 +158,16 @@ def differences(found: Rows, expected: Rows) -> list[tuple[Any, ...]]:
 
 
 def completed(replayed: Rows, rows: Rows) -> Rows:
-    """With null in the columns that were added after a row's last record."""
+    """Adds null for the columns that were added after a row's last record."""
     names = {name for row in rows.values() for name in row}
     return {number: dict.fromkeys(names) | row for number, row in replayed.items()}
 
 
 def replayed(records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]) -> Rows:
-    """The rows by ``id`` after all records of one partition, of JSON with schemas: key, value, headers.
+    """Returns the rows by ``id`` after all records of one partition: key, value and headers, as JSON with schemas.
 
-    A wide value that is unavailable is the row's own so far. After a change of the key it is that of the row with the old key, which the
-    header of the new row's record names and the record before has deleted.
+    If a wide value is unavailable, the row keeps the one that it had. After a change of the key, that is the value of the row with the old
+    key: a header of the new row's record names this key, and the record before it has deleted that row.
     """
     rows: Rows = {}
     moved: dict[str, Any] = {}
@@ -190,7 +191,7 @@ def replayed(records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, by
 
 
 def _decoded(value: Any, schema: Mapping[str, Any]) -> Any:
-    """As psycopg2 gives it, with JSON parsed."""
+    """The value as psycopg2 returns it, with JSON parsed."""
     if value is None:
         return None
     match schema.get("name"):

@@ -1,4 +1,4 @@
-"""A table under a random load, a consumer without code that follows it, and whether their tables are equal."""
+"""A table that changes at random, a consumer without code that follows it, and a comparison of the two tables."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from tidemark.sink.steps import Step
 from tidemark.spec.scope import Scope
 
 SINK = COLUMNS.replace(" inet", " text")
-"""Where Tidemark cannot write a type, the column is text."""
+"""The columns of the sink. If Tidemark cannot write a type, the column is text."""
 BEFORE = 20
-"""Transactions before the connector starts."""
+"""The number of transactions before the connector starts."""
 
 INSERTED, UPDATED, MOVED, DELETED, ADDED = "rows inserted", "rows updated", "primary keys changed", "rows deleted", "columns added"
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the connector writes changes, and what the consumer's file says about it."""
+    """The format in which the connector writes changes, and which the consumer's file declares."""
 
     value: str
     schemas: bool = False
@@ -62,13 +62,14 @@ JSON, JSON_WITH_SCHEMAS, AVRO = Form("json"), Form("json", schemas=True), Form("
 
 
 class Story:
-    """``seed`` makes the load. A column that it adds to the source is added to the sink first, as a user would do it."""
+    """A source table under load, and the consumer that follows it. ``seed`` is the seed of the load. A column that the load adds to the
+    source is added to the sink first, as a user would do it."""
 
     def __init__(self, source: ChangeSource, scenario: Scenario, followed: Followed, load: Load, seed: int) -> None:
         self.source, self.scenario, self.followed, self.load, self.seed = source, scenario, followed, load, seed
         self.topic = followed.topic(load.table)
         self.changes: Counter[str] = Counter()
-        """What the load has done, by kind."""
+        """The number of changes so far, by kind."""
         self.soft = scenario.keys["sink"]["deletes"] == "soft"
         self.rewound = False
         self._runs = 0
@@ -85,7 +86,7 @@ class Story:
             self.source.transaction(statements)
 
     def insert(self) -> None:
-        """A row whose record has every column so far: a column that was added shows in later records only."""
+        """Inserts a row, whose record has every column so far. A column that was added only appears in later records."""
         self.changes[INSERTED] += 1
         self.source.transaction([self.load._insert()])
 
@@ -99,7 +100,7 @@ class Story:
     # ---- the consumer
 
     def run(self, *, rewind: Rewind | None = None) -> None:
-        """One run; with a rewind of the group that it meets in its first batch."""
+        """Runs the consumer once. ``rewind`` is applied to the group during the first batch."""
         due = Queue[Rewind](1)
         if rewind is not None:
             due.put(rewind)
@@ -111,8 +112,8 @@ class Story:
         self.scenario.run(before=before)
 
     def kill(self) -> int:
-        """Kills a driver with the transaction of a batch open, after other batches of the same run; its process id. Needs two batches of
-        unread records in partition 0."""
+        """Kills a driver while the transaction of a batch is open, after the same run has committed other batches. Returns the driver's
+        process id. Needs two batches of unread records in partition 0."""
         folder = self.scenario.folder
         points = Points(folder / f"points_{self._runs}")
         points.folder.mkdir()
@@ -137,7 +138,7 @@ class Story:
                 attempt.end()
 
     def rewind(self, to: Rewind) -> None:
-        """Plans again if a column was added meanwhile."""
+        """Rewinds the group. Plans again if a column was added in the meantime."""
         self.rewound = True
         spec, cluster = self.scenario.spec, Cluster(self.scenario.connections.kafka)
         with session(self.scenario.database_url) as connection:
@@ -149,19 +150,19 @@ class Story:
     # ---- what is stored
 
     def rows(self) -> Rows:
-        """The sink's rows that are not deleted, without the columns that the source does not have."""
+        """The sink's rows that are not deleted, with only the columns that the source has."""
         query = "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum"
         names = [name for (name,) in self.source.ask(query, self.load.table)]
         found = self.scenario.rows(", ".join(names), where="NOT kafka_deleted" if self.soft else "true")
         return {row[0]: dict(zip(names, row, strict=True)) for row in found}
 
     def records(self) -> list[Stored]:
-        """Of the table's topic, partition by partition."""
+        """The records of the table's topic, partition by partition."""
         (described,) = Cluster(self.scenario.connections.kafka).topics([self.topic])
         return [record for part in described.all() for record in self.scenario.records(self.topic, part.partition).values()]
 
     def check(self) -> None:
-        """Reads the rest. Then both tables are equal, and each record is accounted for once."""
+        """Reads the rest. Then checks that both tables are equal and that each record is accounted for once."""
         self.followed.catch_up()
         self.run()
         found = differences(self.rows(), self.source.rows(self.load.table))
@@ -171,7 +172,7 @@ class Story:
         tombstones = sum(record.value is None for record in records)
         counts = self.scenario.counts()
         assert counts["loaded"] + counts.get("skipped", 0) == len(records)
-        if not self.rewound:  # of a batch that a rewind has cut, the records without rows count as skipped
+        if not self.rewound:  # if a rewind has cut a batch, its records without rows count as skipped
             assert counts.get("skipped", 0) == tombstones
             assert counts.get("deleted", 0) == self.changes[DELETED] + self.changes[MOVED]
 
@@ -202,10 +203,10 @@ def story(
     prefix: str | None = None,
     **keys: Any,
 ) -> Iterator[Story]:
-    """A source table with some rows, its connector, and a consumer that has read nothing.
+    """A source table with some rows, its connector, and a consumer that has not read anything yet.
 
-    ``more`` are columns of the sink alone, ``table`` is the source's name, ``prefix`` the connector's, ``keys`` are further keys of the
-    consumer's file.
+    ``more``: columns that only the sink has. ``table``: the name of the source table. ``prefix``: the name of the connector. ``keys``:
+    further keys of the consumer's file.
     """
     seed = random.randrange(10**9)
     source.execute(ENUM)

@@ -1,4 +1,4 @@
-"""Real servers for the tests that need them: one embedded stack a session, a fresh migrated database and fresh topics a test."""
+"""Real servers for the tests that need them: one embedded stack per session, a fresh migrated database and fresh topics per test."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tests.change_data import ChangeSource
     from tests.orders import Orders
 
-if not hasattr(sys.modules["__main__"], "__file__"):  # a worker of xdist; pyspark would take it for its own doctests, and exit
+if not hasattr(sys.modules["__main__"], "__file__"):  # an xdist worker; pyspark would assume that it runs its own doctests, and exit
     sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
 
 settings.register_profile(
     "tidemark",
-    deadline=None,  # how long an example takes says nothing while others compute, too
+    deadline=None,  # the duration of an example means nothing while other tests run, too
     max_examples=examples(100),
     print_blob=True,
-    derandomize=False,  # by default Hypothesis tries the same examples in every run of a CI
+    derandomize=False,  # by default, Hypothesis tries the same examples in every CI run
 )
-settings.register_profile("first-failure", settings.get_profile("tidemark"), phases=(Phase.explicit, Phase.generate))  # does not shrink it
+settings.register_profile("first-failure", settings.get_profile("tidemark"), phases=(Phase.explicit, Phase.generate))  # no shrinking
 settings.load_profile("tidemark")
 
 LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
@@ -52,7 +52,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Samples the matrices. What takes longest comes first, so that all workers end together."""
+    """Samples the matrices. The slowest tests come first, so that all workers finish together."""
     yield
     if not ALL and (unneeded := left_out(items, config.getoption("randomly_seed", 0))):
         items[:] = [item for item in items if item not in unneeded]
@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker gets whole files, because their tests share what is slow to start. One worker gets all files that share the one Airflow."""
+    """A worker gets whole files, because the tests of a file share fixtures that start slowly. One worker gets all files that share the one
+    Airflow."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -82,21 +83,21 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def stack() -> Iterator[LocalStack]:
     """Postgres and Kafka for the whole session. A test that stops one of them starts it again.
 
-    ``TIDEMARK_TEST_STACK`` names the folder of a stack that runs already.
+    ``TIDEMARK_TEST_STACK`` names the folder of a stack that is already running.
     """
     if running := os.environ.get("TIDEMARK_TEST_STACK"):
         yield LocalStack(Path(running))
         return
     with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as folder:
-        Path(folder).chmod(0o755)  # where root runs the tests, Postgres is another user, whom pytest's own folders do not let pass
+        Path(folder).chmod(0o755)  # if root runs the tests, Postgres runs as another user, which cannot access pytest's own folders
         with LocalStack(Path(folder)).running() as stack:
             without_fsync(stack)
             yield stack
 
 
 def without_fsync(stack: LocalStack) -> None:
-    """What these tests kill is processes, not the machine: the kernel keeps what Postgres has written. That makes a commit ten times as
-    fast. The servers of the chaos tests stay as they are for a user."""
+    """Turns off fsync, which makes a commit ten times as fast. These tests kill processes, not the machine, so the kernel keeps what
+    Postgres has written. The servers of the chaos tests keep the settings that a user has."""
     with contextlib.closing(psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])) as connection:
         connection.autocommit = True
         with connection.cursor() as cur:
@@ -113,7 +114,7 @@ def template(stack: LocalStack) -> str:
 
 @pytest.fixture(scope="session")
 def poolers(stack: LocalStack) -> Iterator[Callable[[str], Pooler]]:
-    """One PgBouncer for each mode (`tests.pooler.MODES`) that is asked for."""
+    """Starts one PgBouncer for each mode (`tests.pooler.MODES`) that a test needs."""
     with contextlib.ExitStack() as running:
         url = stack.env()["TIDEMARK_DATABASE_URL"]
         yield functools.cache(lambda mode: running.enter_context(pooler(url, mode)))
@@ -128,7 +129,7 @@ def url_of(stack: LocalStack, poolers: Callable[[str], Pooler]) -> Callable[[str
 
 @pytest.fixture
 def database_url(stack: LocalStack, template: str, url_of: Callable[[str], str]) -> Iterator[str]:
-    """A database of the test's own, with the ``tidemark`` schema and nothing in it."""
+    """A separate database for the test, with the ``tidemark`` schema but no data."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     admin = psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])
     admin.autocommit = True
@@ -147,15 +148,15 @@ def kafka_servers(stack: LocalStack) -> str:
 
 @pytest.fixture(params=READERS)
 def reader(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Either of the two pollers behind `tidemark.kafka.reader.read`, in this process."""
+    """Runs the test in this process with each of the two pollers behind `tidemark.kafka.reader.read`."""
     with reading_with(request.param):
         yield
 
 
 @pytest.fixture(scope="session")
 def registry() -> Iterator[str]:
-    """The URL of a schema registry that starts with the first test that asks for it. Each process has its own, because a test may have to
-    know the id that the registry gives next. Subjects are shared with other tests, so name them after the test's own topics."""
+    """The URL of a schema registry, which starts with the first test that needs it. Each process has a separate registry, because a test
+    may have to know the next id that the registry assigns. Tests share its subjects, so name them after the test's own topics."""
     with tempfile.TemporaryDirectory(prefix="tidemark-registry-") as folder:
         stack = LocalStack(Path(folder))
         stack.start_registry()
@@ -167,7 +168,7 @@ def registry() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def change_source(kafka_servers: str) -> Iterator[ChangeSource]:
-    """A database whose changes Debezium writes to the session's Kafka, started with the first test that asks for it."""
+    """A database whose changes Debezium writes to the session's Kafka. It starts with the first test that needs it."""
     from tests import change_data
 
     with change_data.running(kafka_servers) as source:
@@ -176,7 +177,7 @@ def change_source(kafka_servers: str) -> Iterator[ChangeSource]:
 
 @pytest.fixture
 def orders(scenario: Scenario, registry: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orders]:
-    """A topic of orders in Avro, which the consumer may read."""
+    """A topic of orders in Avro, which the consumer can read."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     from tests.orders import Orders
@@ -188,7 +189,7 @@ def orders(scenario: Scenario, registry: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def topics(kafka_servers: str) -> Iterator[Topics]:
-    """Makes topics with names of their own, fills them, deletes them after the test."""
+    """Creates topics with unique names, fills them, and deletes them after the test."""
     made = Topics(kafka_servers)
     yield made
     made.delete_all()
@@ -196,8 +197,8 @@ def topics(kafka_servers: str) -> Iterator[Topics]:
 
 @pytest.fixture
 def project_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A user's folders for specs and transforms: ``consumers`` and ``transforms``. One for all tests on a `session_here`, whose workers
-    import from it."""
+    """A user's folders for specs and transforms: ``consumers`` and ``transforms``. All tests on a `session_here` share them, because its
+    workers import from there."""
     if "session_here" in request.fixturenames:
         home: Path = request.getfixturevalue("session_here")
         return home
@@ -206,7 +207,7 @@ def project_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def session_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One Spark session for all runs of a module (`tests.spark_here`); the folder of their consumers and transforms."""
+    """One Spark session for all runs of a module (`tests.spark_here`). Returns the folder of their consumers and transforms."""
     from tests.spark_here import spark_session
 
     home = made_project(tmp_path_factory.mktemp("home"))
@@ -222,6 +223,6 @@ def made_project(folder: Path) -> Path:
 
 @pytest.fixture
 def scenario(project_dir: Path, database_url: str, topics: Topics) -> Iterator[Scenario]:
-    """A consumer of the test's own, to be written, run and checked."""
+    """A separate consumer for the test, to write, run and check."""
     with tidy_imports():
         yield Scenario(project_dir, database_url, topics)

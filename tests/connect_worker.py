@@ -31,7 +31,8 @@ rootLogger.appenderRef.out.ref=out
 
 
 class Worker:
-    """Starts at once; `wait` before the first connector. It prints to ``log``, by default to the caller's output."""
+    """Starts at once; call `wait` before you create the first connector. The worker prints to ``log``, by default to the caller's
+    output."""
 
     def __init__(
         self,
@@ -65,10 +66,10 @@ class Worker:
             self._process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def wait(self) -> None:
-        """Returns when it answers. Raises RuntimeError if it ends, or takes too long."""
+        """Returns when the worker answers. Raises RuntimeError if it ends or takes too long."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(RuntimeError):  # it answers 404 before it knows its own pages
+            with contextlib.suppress(RuntimeError):  # it answers 404 until it has registered its own pages
                 if self.ask("GET", "/connectors") is not None:
                     return
             time.sleep(_POLL_S)
@@ -76,7 +77,7 @@ class Worker:
         raise RuntimeError(f"the worker did not start\n{self.log_end()}")
 
     def configure(self, connector: str, config: Mapping[str, str]) -> None:
-        """Creates the connector, or changes it."""
+        """Creates or updates the connector."""
         self.ask("PUT", f"/connectors/{connector}/config", config)
 
     def delete(self, connector: str) -> None:
@@ -90,7 +91,8 @@ class Worker:
                 raise RuntimeError(trace.split("Caused by: ")[-1].splitlines()[0])
 
     def ask(self, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
-        """The answer; None if the worker cannot be reached yet. Raises RuntimeError if it refuses, with its words, or has ended."""
+        """Returns the answer, or None if the worker cannot be reached yet. Raises RuntimeError with the worker's message if it refuses, and
+        if it has ended."""
         data = None if body is None else json.dumps(body).encode()
         request = Request(self._url + path, data=data, method=method, headers={"Content-Type": "application/json"})
         try:
@@ -108,7 +110,7 @@ class Worker:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-30:]) if self._log else ""
 
     def close(self) -> None:
-        """Its connectors get the time to stop cleanly."""
+        """Stops the worker; its connectors have time to stop cleanly."""
         self._process.terminate()
         try:
             self._process.wait(STOP_S)

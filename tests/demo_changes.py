@@ -1,8 +1,8 @@
 """``make demo-changes``: a table in one database becomes equal to a changing table in another one.
 
-Debezium writes each change of a shop's table to Kafka. A consumer without code loads them into a table with the same columns. Its driver is
-killed with SIGKILL in the middle of a commit, and the group is rewound to the first change, while the shop's table goes on changing. At the
-end both tables are compared, row for row and column for column.
+Debezium writes each change of a shop's table to Kafka. A consumer without code loads the changes into a table with the same columns. Its
+driver is killed with SIGKILL in the middle of a commit, and the group is rewound to the first change, while the shop's table keeps
+changing. At the end, both tables are compared row by row and column by column.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tidemark.local.stack import LocalStack
 from tidemark.rewind.model import ToEarliest
 
 TRANSACTIONS = 150
-"""Of the shop, in each step of the demo: of one to four changes each."""
+"""Transactions of the shop in each step of the demo. Each has one to four changes."""
 
 
 def run(folder: Path, transactions: int = TRANSACTIONS) -> bool:
-    """Runs the demo in a folder of its own, which is emptied first, and returns whether both tables are equal. Stops everything it started
-    at the end."""
+    """Runs the demo in ``folder``, which is emptied first, and returns whether both tables are equal. Stops everything it started at the
+    end."""
     stack = LocalStack(folder)
     try:
         with step("Kafka, and a Postgres for the consumer, on loopback"):
@@ -97,7 +97,7 @@ def _tell(told: Story) -> None:
 
 
 def _compared(told: Story) -> bool:
-    """Prints what has happened to the shop's table, and whether the other one is equal."""
+    """Prints what happened to the shop's table, and whether both tables are equal."""
     source, sink = told.source.rows(told.load.table), told.rows()
     happened = Table("what happened in the shop", "")
     happened.columns[1].justify = "right"

@@ -1,4 +1,4 @@
-"""What the documentation gives to copy: the fenced blocks of its pages, as the tests run them."""
+"""The fenced blocks of the documentation, for users to copy and for the tests to run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGES = sorted(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block, by its page and the line after its fence."""
+    """A fenced block, identified by its page and the line after the opening fence."""
 
     page: str
     line: int
@@ -35,7 +35,7 @@ def text_of(page: str) -> str:
 
 
 def blocks(*languages: str, page: str | None = None) -> list[Block]:
-    """All fenced blocks in these languages (all languages if none is named), of one page or of all, also those inside a list."""
+    """All fenced blocks in these languages (all languages if none is named), of one page or of all pages, including blocks inside lists."""
     found = [
         Block(name, text[: match.start(3)].count("\n") + 1, match[2], re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE))
         for name in PAGES
@@ -51,7 +51,7 @@ def snippets(page: str, language: str) -> list[str]:
 
 
 def grants(page: str) -> list[str]:
-    """The blocks of SQL on a page that grant something, in their order."""
+    """The SQL blocks on a page that grant something, in order."""
     return [code for code in snippets(page, "sql") if "GRANT" in code]
 
 
@@ -59,7 +59,8 @@ HEREDOC = re.compile(r" <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """The simple commands of a shell block, as their words; those inside ``"$(...)"`` too. A word after ``>`` is a file, and missing."""
+    """The simple commands of a shell block, each as a list of words, including those inside ``"$(...)"``. A word after ``>`` is a file and
+    is not included."""
     code = HEREDOC.sub("", re.sub(r"(?:^|[ \t]+)# .*$", "", code, flags=re.MULTILINE))
     code = re.sub(r'"\$\(([^"]*)\)"', r"( \1 )", code.replace("\\\n", " "))
     words = shlex.shlex(code, posix=True, punctuation_chars=";&|<>()\n")

@@ -22,7 +22,7 @@ Value = bytes | str | None
 
 
 class Topics:
-    """Makes topics whose names no other test has, and produces to them."""
+    """Creates topics with names that no other test uses, and produces to them."""
 
     def __init__(self, servers: str) -> None:
         self.servers = servers
@@ -30,7 +30,7 @@ class Topics:
         self._made: list[str] = []
 
     def create(self, partitions: int = 1, *, name: str | None = None, **config: str) -> str:
-        """A new topic that keeps its records for ever unless ``config`` (``cleanup_policy="compact"``) says otherwise."""
+        """Creates a topic with unlimited retention unless ``config`` (``cleanup_policy="compact"``) says otherwise."""
         name = name or f"t-{uuid.uuid4().hex[:10]}"
         settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
         self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result()
@@ -47,8 +47,8 @@ class Topics:
         assert producer.flush(30) == 0
 
     def transaction(self, topic: str, values: Sequence[Value], *, partition: int = 0, commit: bool = True) -> None:
-        """Appends records in a transaction of their own, which is committed or aborted. Returns when its marker is in the log: the broker
-        answers before it writes it."""
+        """Appends records in a transaction and commits or aborts it. Returns when the marker is in the log: the broker responds before it
+        writes the marker."""
         start = self._end(topic, partition)
         producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex, "log_level": 0})
         producer.init_transactions(30)
@@ -63,23 +63,23 @@ class Topics:
         _until(lambda: self._end(topic, partition) > start + len(values))
 
     def alter(self, topic: str, **config: str) -> None:
-        """Sets some of a topic's settings; the others stay."""
+        """Sets some of a topic's settings. The others stay unchanged."""
         entries = [ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()]
         (done,) = self._admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values()
         done.result()
 
     def trim(self, topic: str, before: Mapping[int, int]) -> None:
-        """Deletes the records below an offset of each partition, as retention does."""
+        """Deletes the records below an offset in each partition, as retention does."""
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
         for future in self._admin.delete_records(wanted).values():
             future.result()
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Adds partitions, up to this number in all."""
+        """Adds partitions, up to this total."""
         self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result()
 
     def recreate(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Deletes a topic and makes it again under the same name."""
+        """Deletes a topic and creates it again with the same name."""
         self.delete(topic)
         self.create(partitions, name=topic, **config)
 
@@ -89,16 +89,16 @@ class Topics:
         _until(lambda: topic not in self._admin.list_topics(timeout=10).topics)
 
     def adopt(self, names: Iterable[str]) -> None:
-        """Topics that something else has made, and that are to go after the test."""
+        """Takes over topics that something else created, so that they are deleted after the test."""
         self._made += [name for name in names if name not in self._made]
 
     def _end(self, topic: str, partition: int) -> int:
-        """The high watermark, which aborted records and markers move as well."""
+        """The high watermark, which aborted records and markers move too."""
         (found,) = self._admin.list_offsets({TopicPartition(topic, partition): OffsetSpec.latest()}).values()
         return int(found.result().offset)
 
     def _led(self, topic: str) -> bool:
-        """Has the broker heard of its partitions, and that it leads them? That comes a moment after the controller's answer."""
+        """Whether the broker knows the topic's partitions and their leaders. It learns them a moment after the controller's response."""
         found = self._admin.list_topics(timeout=10).topics.get(topic)
         return found is not None and found.error is None and all(part.leader >= 0 for part in found.partitions.values())
 

@@ -1,4 +1,4 @@
-"""Three brokers that are controllers too, on loopback: a cluster that loses one of them and goes on."""
+"""Three brokers on loopback that are also controllers: a cluster that can lose one of them and continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAP = "-Xmx256m"
 
 
 class Node(Kafka):
-    """One of the three; ``voters`` are all of them."""
+    """One of the three brokers. ``voters`` lists all of them."""
 
     def __init__(self, folder: Path, number: int, port: int, controller_port: int, voters: str, cluster: str) -> None:
         super().__init__(folder, port)
@@ -34,14 +34,14 @@ class Node(Kafka):
         return ports.accepts(self.asked_port)
 
     def freeze(self) -> None:
-        """It keeps its connections, and answers nothing."""
+        """Stops the process, which keeps its connections but no longer responds."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
     def revive(self) -> None:
-        """Returns when it runs again, frozen or killed before."""
+        """Starts or thaws the broker after a kill or freeze. Returns when it runs."""
         if self.process() is None:
             self.start(lambda _: None)
         self.thaw()
@@ -79,15 +79,15 @@ class Trio:
         return ",".join(f"{ports.HOST}:{node.asked_port}" for node in self.nodes)
 
     def create(self, name: str, partitions: int) -> str:
-        """A topic with a replica on each broker, led as soon as this returns."""
+        """Creates a topic with a replica on each broker. Returns when the brokers list its partitions."""
         until(lambda: self._created(name, partitions), f"{name} is created")
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         until(lambda: len(admin.list_topics(name, timeout=10).topics[name].partitions) == partitions, "the topic is there")
         return name
 
     def _created(self, name: str, partitions: int) -> bool:
-        """Whether the topic exists now. A client drops its request if a broker's metadata does not list the controller yet, as briefly
-        after a restart."""
+        """Whether the topic exists now. A client drops its request if a broker's metadata does not list the controller yet, as happens
+        briefly after a restart."""
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         try:
             admin.create_topics([NewTopic(name, partitions, 3)])[name].result()
@@ -107,7 +107,7 @@ class Trio:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Trio]:
-    """Three brokers, up within the block."""
+    """Runs three brokers within the block."""
     taken: list[int] = []
     while len(taken) < 6:
         taken.append(ports.find_free(besides=taken))

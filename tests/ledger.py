@@ -1,4 +1,4 @@
-"""A group with its positions, its sink and its ledger on a real Postgres, and slices committed into it. No Kafka: records are made up."""
+"""A group with positions, sink and ledger on a real Postgres, into which tests commit slices. There is no Kafka: records are made up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYOUT = Layout(TABLE, (Column("city", "text"), Column("population", "bigint")))
 
 
 def eventually(condition: Callable[[], Any], limit_s: float = 20) -> Any:
-    """The first answer of ``condition`` that is true; fails after the limit."""
+    """Polls ``condition`` and returns its first true result. Fails after the limit."""
     return Retrying(retry=retry_if_result(lambda done: not done), stop=stop_after_delay(limit_s), wait=wait_fixed(0.02))(condition)
 
 
@@ -60,13 +60,13 @@ def rows(part: Slice, offsets: Sequence[int], city: str | Callable[[int], str] =
 
 
 def all_loaded(part: Slice) -> Iterator[TransformOutput]:
-    """Each record of the slice one row, in batches."""
+    """One row for each record of the slice, in batches."""
     for start in range(part.start, part.end, 100):
         yield TransformOutput(only(rows(part, range(start, min(start + 100, part.end)))))
 
 
 def of_all_kinds(part: Slice) -> Iterator[TransformOutput]:
-    """By the offset's last digit: 0 skipped, 1 to retry, 2 failed, 3 not mentioned, 4 three rows, the others one."""
+    """The offset's last digit decides: 0 is skipped, 1 retried, 2 failed, 3 not mentioned, 4 has three rows, the others one."""
     for start in range(part.start, part.end, 7):
         span = range(start, min(start + 7, part.end))
         loaded = [offset for offset in span for _ in range(3 if offset % 10 == 4 else 1) if offset % 10 > 3]
@@ -79,7 +79,7 @@ def of_all_kinds(part: Slice) -> Iterator[TransformOutput]:
 
 
 def payloads(part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
-    """Failed records as Kafka would give them again."""
+    """Failed records as Kafka would deliver them again."""
     for offset in sorted(offsets):
         yield pa.RecordBatch.from_arrays(
             [
@@ -94,14 +94,14 @@ def payloads(part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
 
 
 def never(*_: object) -> Iterator[Any]:
-    """For what must not be consumed."""
+    """An iterator that must not be consumed."""
     raise AssertionError("it was consumed")
     yield
 
 
 @dataclass
 class Group:
-    """A consumer group of its own, with one topic, in a database that others may share. ``watch`` is a session outside any transaction."""
+    """A separate consumer group with one topic, in a database that others may share. ``watch`` is a session outside any transaction."""
 
     url: str
     watch: Connection
@@ -125,13 +125,13 @@ class Group:
             return store.new_attempt(cur, self.group_id, TaskIdentity())
 
     def claim(self, partition: int = 0, owner: str = "me", generation: Generation | None = None) -> Claim:
-        """As the owner of a new generation, in a transaction of its own."""
+        """Claims a partition for the owner of a new or the given generation, in a separate transaction."""
         with session(self.url) as connection, transaction(connection) as cur:
             number = generation or store.next_generation(cur)
             return store.claim(cur, self.group_id, self.topic_id, TopicPartition(self.topic, partition), number, owner)
 
     def slice(self, end: int = 30, partition: int = 0) -> Slice:
-        """Claimed anew, from the position to ``end``."""
+        """Claims the partition and returns the slice from its position to ``end``."""
         return slice_of(self.claim(partition), end)
 
     def commit(
@@ -145,7 +145,7 @@ class Group:
             return cur.fetchall() if cur.description else []
 
     def position(self, partition: int = 0) -> tuple[int, int]:
-        """Next offset and epoch."""
+        """The next offset and the epoch."""
         return self.sql(
             "SELECT next_offset, owner_epoch FROM tidemark.partition_offset WHERE group_id = %s AND partition = %s",
             self.group_id,
@@ -153,7 +153,7 @@ class Group:
         )[0]  # type: ignore[no-any-return]
 
     def counted(self) -> tuple[int, int, int, int]:
-        """Sum of positions, rows in the sink, failed records, ledger rows: in one statement, so at one moment."""
+        """The sum of positions, and the numbers of sink rows, failed records and ledger rows, all from one statement and one moment."""
         return self.sql(
             "SELECT (SELECT sum(next_offset)::int FROM tidemark.partition_offset WHERE group_id = %s),"
             f" (SELECT count(*) FROM {TABLE} WHERE kafka_topic_id = %s),"
@@ -162,19 +162,19 @@ class Group:
         )[0]  # type: ignore[no-any-return]  # fmt: skip
 
     def check_conserved(self) -> None:
-        """Nothing is lost, doubled or left over (I3)."""
+        """Checks that nothing is lost, duplicated or left over (I3)."""
         with self.watch.cursor() as cur:
             assert check_conservation(cur, self.name, [TABLE]) == []
 
     def sessions(self, attempt: int | None = None) -> list[tuple[int, str, str | None]]:
-        """Sessions that commit for this group: pid, state, what they wait for."""
+        """The sessions that commit for this group: pid, state, and type of the event that they wait for."""
         return self.sql(
             "SELECT pid, state, wait_event_type FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s",
             f"tidemark/{self.group_id}/{attempt or '%'}",
         )
 
     def wait_for_lock(self, count: int = 1) -> None:
-        """Until that many of the group's sessions wait for a lock."""
+        """Waits until ``count`` of the group's sessions wait for a lock."""
         eventually(lambda: sum(kind == "Lock" for _, _, kind in self.sessions()) == count)
 
 
@@ -184,6 +184,6 @@ def slice_of(claim: Claim, end: int) -> Slice:
 
 @contextlib.contextmanager
 def in_thread(act: Callable[[], Any]) -> Iterator[Future[Any]]:
-    """``act`` in a thread, which has ended when the block has."""
+    """Runs ``act`` in a thread, and waits for it at the end of the block."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(act)

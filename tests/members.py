@@ -1,4 +1,4 @@
-"""Members of one group, each with its threads, polled in turn by one test; and what they were told."""
+"""Members of one group, each with its own threads. One test polls them in turn and sees the callbacks of their listeners."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parts(*numbers: int, topic: str = TOPIC) -> tuple[TopicPartition, ...]:
 
 
 class Told(RebalanceListener):
-    """Notes what it is told."""
+    """Records its callbacks."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[TopicPartition, ...]]] = []
@@ -43,7 +43,7 @@ class Told(RebalanceListener):
 
 @dataclass
 class Group:
-    """Makes members of one group, and polls them in turn, as each one's own process would."""
+    """Creates members of one group and polls them in turn, as each member's own process would."""
 
     url: str
     metadata: Metadata = field(default_factory=lambda: Metadata.of(flights=4))
@@ -75,7 +75,7 @@ class Group:
             member.poll()
 
     def settle(self, *, within_s: float = 180) -> None:
-        """Until the group is stable with these members, and all have taken over what they were assigned."""
+        """Polls until the group is stable with these members, and all have taken over their assignments."""
 
         def settled() -> bool:
             self.poll()
@@ -103,7 +103,7 @@ class Group:
             cur.execute(statement)
 
     def assignment(self) -> dict[TopicPartition, Member]:
-        """Who has what; nothing is had twice."""
+        """The member that has each partition. Checks that no partition has two."""
         pairs = [(part, member) for member in self.members for part in member.assignment]
         assert len(pairs) == len(dict(pairs))
         return dict(pairs)
@@ -114,7 +114,7 @@ class Group:
 
 
 def wait_for(who: Member | Group, condition: Callable[[], bool]) -> None:
-    """Polls until it is so."""
+    """Polls until ``condition`` is true."""
 
     def polled() -> bool:
         who.poll()

@@ -1,4 +1,4 @@
-"""A broker of a module's own, whose log files a test may change while it is stopped."""
+"""A separate broker for a test module. A test may change its log files while it is stopped."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tidemark.local import LocalStack
 from tidemark.records.ranges import TopicPartition
 
 BATCH_HEADER = 61
-"""Bytes of a record batch (magic 2) before its first record."""
+"""The number of bytes before the first record in a record batch (magic 2)."""
 
 
 class OwnBroker:
-    """A stack of which only Kafka runs."""
+    """A stack that runs only Kafka."""
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
@@ -31,7 +31,7 @@ class OwnBroker:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[Path]:
-        """The data directory of the stopped broker, which is started again. Each start elects leaders: their epoch rises."""
+        """Stops the broker for the block, which gets its data directory. Each start elects leaders, so the leader epochs rise."""
         self._stack.stop_kafka()
         try:
             yield self._stack.kafka.data
@@ -43,7 +43,7 @@ class OwnBroker:
             pass
 
     def truncate(self, topic: str, to: int) -> None:
-        """Cuts the log of partition 0 off, as an unclean election does, or a disk that lost its newest writes. Returns when it is led."""
+        """Truncates the log of partition 0, as an unclean election or a lost disk write would. Returns when the partition has a leader."""
         with self.stopped() as data:
             (segment,) = (data / f"{topic}-0").glob("*.log")
             kept = next(at for at, base in batches(segment) if base >= to)
@@ -54,7 +54,7 @@ class OwnBroker:
         self.led(topic)
 
     def damage(self, topic: str, base_offset: int, *, byte: int = BATCH_HEADER + 8) -> None:
-        """Flips a byte of the record batch of partition 0 that begins at ``base_offset``."""
+        """Inverts one byte of the record batch of partition 0 that begins at ``base_offset``."""
         with self.stopped() as data:
             (segment,) = (data / f"{topic}-0").glob("*.log")
             at = next(at for at, base in batches(segment) if base == base_offset)
@@ -75,7 +75,7 @@ class OwnBroker:
         eventually(answered)
 
     def back_up(self) -> Path:
-        """A copy of everything, made while the broker is stopped."""
+        """Copies all data while the broker is stopped."""
         copy = self._stack.folder / "backup"
         with self.stopped() as data:
             shutil.rmtree(copy, ignore_errors=True)
@@ -90,7 +90,7 @@ class OwnBroker:
 
 
 def batches(segment: Path) -> Iterator[tuple[int, int]]:
-    """Where each record batch of a segment begins, with its first offset; last the end of the file, with an offset that none has."""
+    """The position and first offset of each record batch in a segment; finally the end of the file, with an offset that no record has."""
     content, at = segment.read_bytes(), 0
     while at < len(content):
         yield at, int.from_bytes(content[at : at + 8], "big")
@@ -110,6 +110,6 @@ def own_broker() -> Iterator[OwnBroker]:
 
 
 def produce_batches(topics: Topics, topic: str, *batches: list[bytes]) -> None:
-    """A record batch each."""
+    """Produces one record batch per list of values."""
     for values in batches:
         topics.produce(topic, values)

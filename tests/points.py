@@ -1,7 +1,7 @@
-"""Points: steps of commits that a test orders to be held, finds reached, strikes at, and lets go.
+"""Points: steps of commits at which a test orders a process to be held, injects a fault, and releases it.
 
-A point is reached once. Who reaches it - a Python worker of Spark, a thread of the test, a task of Airflow - leaves a mark and stands
-still until the point is released or its process ends. A test whose point was never reached fails (`Points.check_all_reached`).
+A point is reached once. The process or thread that reaches it - a Python worker of Spark, a thread of the test, an Airflow task - leaves a
+mark and waits until the point is released or its process ends. A test with an unreached point fails (`Points.check_all_reached`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REACHED_WITHIN_S = 180
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Who stands at a point: the process, and the slice that it commits."""
+    """The process that waits at a point, and the slice that it commits."""
 
     step: Step
     topic: str
@@ -38,7 +38,7 @@ class Mark:
 
     @property
     def attempt_id(self) -> int:
-        """The attempt whose Spark job this is."""
+        """The attempt that the process's Spark job belongs to."""
         assert self.jobs is not None
         return int(self.jobs.rpartition(" ")[2])
 
@@ -47,12 +47,12 @@ class Mark:
         return psutil.Process(self.pid)
 
     def ancestor(self, *, program: str) -> psutil.Process:
-        """The nearest process above with this program: the JVM of a Python worker is ``java``."""
+        """The nearest ancestor process that runs this program: ``java`` is the JVM of a Python worker."""
         return next(parent for parent in self.process.parents() if parent.name() == program)
 
 
 class Point:
-    """One order: hold whoever comes first to this step of such a slice."""
+    """One order: hold the first commit that reaches this step with a matching slice."""
 
     def __init__(self, file: Path, what: str) -> None:
         self._file = file
@@ -67,13 +67,13 @@ class Point:
         return self._file.with_suffix(".mark").exists()
 
     def reached(self, within_s: float = REACHED_WITHIN_S) -> Mark:
-        """Who stands there, as soon as somebody does."""
+        """Waits until the point is reached, and returns its mark."""
         until(lambda: self.is_reached, f"reached: {self._what}", within_s)
         mark = json.loads(self._file.with_suffix(".mark").read_text())
         return Mark(**mark | {"step": Step[mark["step"]]})
 
     def release(self) -> None:
-        """Lets whoever stands there, or comes later, go on."""
+        """Releases the process that waits at the point, or the one that reaches it later."""
         self._file.with_suffix(".go").touch()
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Point:
 
 
 class Points:
-    """The orders of a test, in a folder that it shares with all processes that commit."""
+    """The orders of a test, in a folder shared with all processes that commit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,18 +90,18 @@ class Points:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a process that commits needs in its environment, beside the hook among its transforms."""
+        """The environment variables that a committing process needs, in addition to the hook among its transforms."""
         return {"TIDEMARK_STEP_HOOK": "points_hook:hook", points_hook.FOLDER: str(self.folder)}
 
     @staticmethod
     def install(transforms: Path) -> None:
-        """Puts the hook among the transforms, which travel to every process that commits."""
+        """Copies the hook to the transforms, which every process that commits gets."""
         shutil.copy(str(points_hook.__file__), transforms / "points_hook.py")
 
     def at(self, step: Step, *, start: int = 0, after: Point | None = None, hold: bool = True, **slice_: Any) -> Point:
-        """A new point: the first commit to reach ``step`` with a slice that starts at ``start`` or behind it, of this ``topic``,
-        ``partition`` and ``epoch`` where they are given, once the point ``after`` has been reached. Of two orders that fit, the older is
-        taken first. Without ``hold`` whoever comes leaves his mark and goes on."""
+        """Creates a point for the first commit that reaches ``step`` with a slice that starts at ``start`` or later and has this ``topic``,
+        ``partition`` and ``epoch``, if given. With ``after``, only once that point has been reached. If two orders match, the older one is
+        taken first. Without ``hold``, the commit leaves its mark and continues."""
         file = self.folder / f"{next(self._numbers):04}.order"
         point = Point(file, f"{step.name} {slice_}, from offset {start}")
         if not hold:
@@ -117,13 +117,13 @@ class Points:
             point.release()
 
     def check_all_reached(self) -> None:
-        """A fault that was never reached proves nothing."""
+        """Fails if a point was not reached: a fault that did not happen proves nothing."""
         missed = [str(point) for point in self._made if not point.is_reached]
         assert not missed, f"never reached: {missed}"
 
 
 def until(condition: Callable[[], Any], what: str, within_s: float = 180) -> Any:
-    """The first true answer of ``condition``, asked again and again."""
+    """Polls ``condition`` and returns its first true result."""
     retrying = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=wait_fixed(0.02))
     try:
         return retrying(condition)

@@ -1,7 +1,7 @@
-"""Holds a commit at a numbered step where a test has ordered it. Runs in the process that commits; see `tests.points`.
+"""Holds a commit at a numbered step if a test has ordered it. Runs in the process that commits; see `tests.points`.
 
-Copied among a test's transforms, so that every process that commits can import it: the standard library only. An order is taken once,
-by whoever comes first, whatever becomes of him; the mark that he leaves is how a test knows that its fault was reached.
+A copy among a test's transforms lets every process that commits import it, so it may use only the standard library. An order is taken
+once, by the first commit that matches, even if that process then dies. Its mark tells the test that the point was reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.01
 
 
 def hook(step: Any, part: Any) -> None:
-    """``TIDEMARK_STEP_HOOK=points_hook:hook``. Returns at once, or when the test lets go."""
+    """``TIDEMARK_STEP_HOOK=points_hook:hook``. Returns immediately if no order matches, otherwise when the test releases the point."""
     here = {
         "step": step.name,
         "topic": part.partition.topic,
@@ -36,7 +36,7 @@ def hook(step: Any, part: Any) -> None:
 
 
 def _jobs() -> str | None:
-    """The name that the driver has given its Spark jobs; None outside of Spark's workers."""
+    """The name that the driver gave its Spark jobs; `None` outside Spark's workers."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import TaskContext
@@ -48,7 +48,7 @@ def _jobs() -> str | None:
 def _meant(order: Path, here: dict[str, Any], start: int) -> bool:
     try:
         wanted = json.loads(order.read_text())
-    except FileNotFoundError:  # somebody else has taken it
+    except FileNotFoundError:  # another process has taken it
         return False
     after = wanted.pop("after")
     if after is not None and not order.with_name(f"{after}.mark").exists():

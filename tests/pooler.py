@@ -1,4 +1,4 @@
-"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment.md. The program is the machine's, as Chromium is."""
+"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment.md. Like Chromium, it must be installed separately."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Pooler:
     port: int
 
     def url(self, url: str) -> str:
-        """The URL of a database of Postgres, through this pooler."""
+        """The URL that leads to a Postgres database through this pooler."""
         known = urlsplit(url)
         return known._replace(netloc=f"{known.username}@{ports.HOST}:{self.port}").geturl()
 
 
 def documented() -> list[str]:
-    """The settings with a value, as ``name = number``."""
+    """The documented settings with a value, as ``name = number``."""
     text = (Path(project.root()) / "docs" / "deployment.md").read_text()
     return re.findall(r"`(\w+ = \d+)`", text.partition("### PgBouncer\n")[2].partition("\n### ")[0])
 
 
 @contextlib.contextmanager
 def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
-    """Every client is the role of ``postgres_url``, whatever it says."""
+    """Runs a pooler that connects every client as the role of ``postgres_url``, whatever role the client names."""
     assert PROGRAM is not None, MISSING
     known, port, account = urlsplit(postgres_url), ports.find_free(), server_account()
     with tempfile.TemporaryDirectory(prefix="tidemark-pooler-") as name:
@@ -60,7 +60,7 @@ def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
             """.replace("\n            ", "\n")
             + "\n".join(documented())
         )
-        if account is not None:  # it refuses to run as root
+        if account is not None:  # PgBouncer refuses to run as root
             account.own(folder)
             account.own(settings)
         command, switch = [PROGRAM, "--quiet", str(settings)], account.switch() if account else {}

@@ -1,4 +1,4 @@
-"""Records as some producers write them and a broker stores them, though librdkafka would refuse or mend them."""
+"""Records that some producers write and a broker stores, although librdkafka would refuse or correct them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.scenario import eventually
 PRODUCE, VERSION = 0, 7
 TIMEOUT_MS = 10_000
 NOT_YET = (3, 6)
-"""UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER: a topic that was just made."""
+"""UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER: the errors for a topic that was just created."""
 CRC32C = 0x82F63B78
 """Castagnoli's polynomial, reversed."""
 
@@ -29,7 +29,7 @@ CRC_OF_BYTE = [_divided(byte) for byte in range(256)]
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """A record with any timestamp (-1: none at all), and headers whose names are bytes."""
+    """A record with any timestamp (-1: none), and headers whose names are bytes."""
 
     value: bytes | None
     timestamp_ms: int
@@ -78,7 +78,7 @@ def _bytes(value: bytes | None) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Zigzag, seven bits a byte, the lowest first."""
+    """Zigzag encoding, seven bits per byte, lowest bits first."""
     rest, out = number << 1 if number >= 0 else ~(number << 1), io.BytesIO()
     while rest > 0x7F:
         out.write(bytes([rest & 0x7F | 0x80]))

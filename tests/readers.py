@@ -1,4 +1,4 @@
-"""Either of the two pollers that read Kafka: the compiled one, and the one that makes Python objects of messages."""
+"""The two pollers that read Kafka: the compiled one, and the one that creates Python objects from messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READERS = ("compiled", "python")
 
 @contextlib.contextmanager
 def reading_with(reader: str) -> Iterator[None]:
-    """In this process."""
+    """Selects the reader of this process within the block."""
     with pytest.MonkeyPatch.context() as patch:
         if reader == "python":
             patch.setattr(compiled, "library", lambda: None)
@@ -28,7 +28,7 @@ def reading_with(reader: str) -> Iterator[None]:
 
 
 def read_with(reader: str, servers: str, topic: str, start: int, end: int) -> pa.Table:
-    """All chunks of a range, each checked for what Arrow's format demands."""
+    """Returns all chunks of a range as one table, and checks that each chunk is valid Arrow."""
     with reading_with(reader):
         chunks = list(read({"bootstrap.servers": servers}, TopicPartition(topic, 0), start, end))
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""What topics may hold that is not easily made: numbered and large records, compacted ones, transactions that stay open."""
+"""Topic contents that take some effort to produce: numbered and large records, compacted topics, transactions that stay open."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tests.kafka_topics import Topics
 from tests.scenario import Scenario, eventually
 
 LARGEST = 1_048_500
-"""Of a value that a broker takes by default: its ``message.max.bytes`` is 1,048,588, and the batch around the record counts."""
+"""About the largest value that a broker accepts by default: its ``message.max.bytes`` is 1,048,588, and includes the batch overhead."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COMPACTED = {"cleanup_policy": "compact", "segment_ms": "1", "min_cleanable_dirty_ratio": "0.01", "min_compaction_lag_ms": "0"}
 
 
 def numbers(start: int, end: int) -> list[bytes]:
-    """Values that tell which record they are."""
+    """Values that identify their records."""
     return [f"record {number}".encode() for number in range(start, end)]
 
 
 def large(number: int, size: int = LARGEST) -> bytes:
-    """A large value, the same for the same number, that does not compress."""
+    """A large value that does not compress, and is always the same for the same number."""
     return random.Random(number).randbytes(size)
 
 
 def produce_large(topics: Topics, topic: str, count: int, size: int = LARGEST) -> list[str]:
-    """Appends large values to partition 0; their MD5 sums, as Postgres' ``md5`` writes them."""
+    """Appends large values to partition 0. Returns their MD5 sums in the format of Postgres' ``md5``."""
     producer = Producer({"bootstrap.servers": topics.servers, "message.max.bytes": size + 1000, "log_level": 0})
     sums = []
     for number in range(count):
@@ -52,7 +52,7 @@ def produce_compressed(topics: Topics, topic: str, values: Iterable[bytes], code
 
 
 def compacted(scenario: Scenario) -> str:
-    """A topic of 21 records over which compaction has been: those at 19 and 20 are left."""
+    """Creates a topic of 21 records and waits for its compaction: the records at offsets 19 and 20 remain."""
     topic = scenario.topics.create(**COMPACTED)
     for value in numbers(0, 20):
         scenario.topics.produce(topic, [value], key=b"same")
@@ -64,7 +64,7 @@ def compacted(scenario: Scenario) -> str:
 
 @contextlib.contextmanager
 def open_transaction(topics: Topics, topic: str, value: bytes) -> Iterator[Any]:
-    """A transaction that has produced a record and not ended."""
+    """A transaction that has produced a record and is still open."""
     producer = Producer({"bootstrap.servers": topics.servers, "transactional.id": f"open-{topic}"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -75,7 +75,7 @@ def open_transaction(topics: Topics, topic: str, value: bytes) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _cleaner_awake(servers: str) -> Iterator[None]:
-    """Compaction without its rests: the broker's cleaner looks for work every 15 s by default."""
+    """Makes the broker's cleaner look for work every 0.1 s. The default is 15 s."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
     def alter(value: str | None, operation: AlterConfigOpType) -> None:

@@ -1,4 +1,4 @@
-"""Roles of a test's own, with profiles, and a database that belongs to one of them."""
+"""Roles for one test, with profiles, and a database that belongs to one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemark.profiles import Profile
 
 
 class Roles:
-    """An owner, a lesser role ``run`` and roles made with `new`. Each role's password is its name."""
+    """An owner, a less privileged role ``run``, and roles created with `new`. Each role's password is its name."""
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack, self._mark = stack, uuid.uuid4().hex[:10]
@@ -28,7 +28,7 @@ class Roles:
         self.run = self.new("run")
 
     def new(self, name: str, *profiles: Profile) -> str:
-        """A new role, with these profiles if there are any."""
+        """Creates a role, with these profiles if there are any."""
         role = f"{name}_{self._mark}"
         self.admin(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
         self.all.append(role)
@@ -37,11 +37,11 @@ class Roles:
         return role
 
     def give(self, role: str, *profiles: Profile) -> None:
-        """As ``tidemark migrate --grant-to`` does."""
+        """Grants profiles to a role, as ``tidemark migrate --grant-to`` does."""
         schema.migrate(self.url(self.owner), by="the tests", grant_to=role, profiles=profiles)
 
     def give_sink(self, role: str, table: str) -> None:
-        """The grants on a sink that docs/deployment.md names."""
+        """Grants the privileges on a sink that docs/deployment.md lists."""
         (block,) = grants("docs/deployment.md")
         self.own(block.replace("tidemark_run", role).replace("lake.cities", table))
 

@@ -1,6 +1,6 @@
 """``make test`` runs a sample of the large matrices and of Hypothesis' examples; ``make test-all`` sets ``TIDEMARK_TEST_ALL`` and runs all.
 
-The sample of a matrix follows from pytest-randomly's seed, which every run prints; ``--randomly-seed=N`` takes the same sample again.
+The sample of a matrix depends on pytest-randomly's seed, which every run prints; ``--randomly-seed=N`` selects the same sample again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 ALL = bool(os.environ.get("TIDEMARK_TEST_ALL"))
 SHARE = 4
-"""``make test`` tries one example where ``make test-all`` tries so many."""
+"""``make test`` tries one example for every ``SHARE`` examples of ``make test-all``."""
 
 
 def examples(number: int) -> int:
@@ -26,10 +26,10 @@ def examples(number: int) -> int:
 
 
 def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
-    """The parameter sets that this run does not need.
+    """The parameter sets that this run omits.
 
-    ``@pytest.mark.sampled("step", "fault")`` keeps as few sets of its test as contain every step and every fault at least once;
-    ``@pytest.mark.sampled`` keeps one.
+    ``@pytest.mark.sampled("step", "fault")`` keeps a few sets of its test that together contain every step and every fault;
+    ``@pytest.mark.sampled`` keeps one set.
     """
     matrices: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -43,15 +43,15 @@ def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
 
 
 def dealt(values: Sequence[T], number: int, of: int, seed: int) -> list[T]:
-    """What the ``number``-th of so many tests tries of these values, in their order: together the tests try each value once. For tests
-    that share something slow between the values, where `left_out` would set it up again for each value."""
+    """The values that test ``number`` out of ``of`` tests tries, in their order. In a sample, the tests together try each value once. For
+    tests that share an expensive setup between their values; with `left_out`, each value would need a separate setup."""
     chance = random.Random(seed)
     mine = chance.sample(range(len(values)), len(values))[number::of]
     return [value for place, value in enumerate(values) if ALL or place in mine]
 
 
 def covering(values: Mapping[T, Set[Any]], chance: random.Random) -> list[T]:
-    """Some of the keys, at least one, that have every value among them: always the one that adds most."""
+    """Some of the keys, at least one, which together have every value. The first is random; each further one adds the most values."""
     shuffled = chance.sample(list(values), len(values))
     kept, missing = shuffled[:1], set().union(*values.values()) - values[shuffled[0]]
     while missing:

@@ -1,4 +1,4 @@
-"""A consumer as a user has it - spec, transform, sink, topics - run for real, and compared with what the topics hold."""
+"""A consumer as a user has it (spec, transform, sink, topics), run for real and compared with the contents of its topics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PLAIN = """
     def transform(record: Record) -> Row:
         return {"payload": record.value}
 """
-"""Each record one row: its value."""
+"""One row for each record, with its value."""
 
 ARROW = """
     import pyarrow as pa
@@ -83,7 +83,7 @@ FIRST_LIMIT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record as a topic has it."""
+    """A record as stored in a topic."""
 
     offset: int
     timestamp: datetime | None
@@ -94,14 +94,14 @@ class Stored:
 
 @dataclass
 class LocalEngine:
-    """A `run.Engine` of this process: reads and commits as the tasks of a Spark job do, in threads. For the Arrow and function forms."""
+    """A `run.Engine` in this process, for the Arrow and function forms. Reads and commits in threads, as the tasks of a Spark job do."""
 
     spec: ConsumerSpec
     transform: Transform
     connections: Connections
     permanent: tuple[type[Exception], ...]
     before: Callable[[Slice], None] = lambda part: None
-    """Called before each slice; what it raises takes the slice's place."""
+    """Called before each slice. A `TidemarkError` that it raises becomes the slice's outcome."""
     batches: list[list[Slice]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class LocalEngine:
 
 
 class Scenario:
-    """One consumer in folders of its own. Its names (module, group, table) are no other test's."""
+    """One consumer in separate folders. No other test uses its names (module, group, table)."""
 
     def __init__(self, folder: Path, database_url: str, topics: Topics) -> None:
         self.folder = folder
@@ -149,14 +149,14 @@ class Scenario:
         self.connections = Connections(database_url, {"bootstrap.servers": topics.servers}, "local[2]")
         self.keys: dict[str, Any] = {}
         self.engine: LocalEngine | None = None
-        """The engine of the last run in this process, if it got so far."""
+        """The engine of the last run in this process; `None` if the run failed before it had one."""
         self.attempt_id = 0
-        """The last attempt of this process."""
+        """The last attempt in this process."""
 
     # ---- what the user writes
 
     def write(self, transform: str | None = PLAIN, *, topics: str | Sequence[str] | None = None, **keys: Any) -> Scenario:
-        """Writes the consumer's file and its transform, if it has one; keys of the file beside or instead of the usual ones."""
+        """Writes the consumer's file and its transform, if it has one. ``keys`` add to the default keys of the file, or replace them."""
         if transform is not None:
             self.transform(transform)
         if topics is not None:
@@ -166,12 +166,12 @@ class Scenario:
         return self
 
     def set(self, **keys: Any) -> None:
-        """Changes keys of the consumer's file; None removes one."""
+        """Changes keys of the consumer's file. `None` removes a key."""
         self.keys = {key: value for key, value in (self.keys | keys).items() if value is not None}
         self.spec_file.write_text(yaml.safe_dump(self.keys, sort_keys=False))
 
     def transform(self, source: str) -> None:
-        """Writes the transform's module; the next run takes it."""
+        """Writes the transform's module, which the next run uses."""
         self.module_file.write_text(textwrap.dedent(source).lstrip())
         sys.modules.pop(self.name, None)
 
@@ -192,7 +192,7 @@ class Scenario:
         return find_consumer(self.name, self.folder / "consumers")
 
     def make_sink(self, ddl: str | None = None, *, partitions: int | None = None) -> Scenario:
-        """Makes the table as ``tidemark sink ddl`` says, or with these columns beside the lineage columns."""
+        """Creates the table with the DDL of ``tidemark sink ddl``, or with the columns ``ddl`` and the lineage columns."""
         if ddl is None:
             self.sql(sink_ddl(self.spec, transform_of(self.spec, self.folders), _no_spark, partitions=partitions))
         else:
@@ -212,7 +212,7 @@ class Scenario:
         backfill_of: int | None = None,
         partitions: Sequence[str] = (),
     ) -> launch.Progress:
-        """One run in this process, or one drain, or one of what a rewind has skipped; raises what made it fail."""
+        """One run in this process, or one drain, or one backfill of what a rewind skipped. Raises the error that made it fail."""
         spec = narrowed(self.spec, partitions)
         attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity(), backfill_of=backfill_of)
         self.engine = None
@@ -226,7 +226,7 @@ class Scenario:
         return launch.progress(self.database_url, attempt)
 
     def command(self, *arguments: str, env: Mapping[str, str] | None = None, wide: bool = True) -> subprocess.CompletedProcess[str]:
-        """``tidemark`` with these arguments, as a user calls it."""
+        """Runs ``tidemark`` with these arguments, as a user does."""
         command = [sys.executable, "-m", "tidemark.cli.main", *arguments]
         environment = self.env() | ({} if wide else {"COLUMNS": "80"}) | dict(env or {})
         return subprocess.run(
@@ -240,7 +240,7 @@ class Scenario:
             BOOTSTRAP_SERVERS: self.topics.servers,
             SPARK_MASTER: "local[2]",
             **({REGISTRY_URL: self.connections.registry["url"]} if self.connections.registry else {}),
-            "TIDEMARK_HOME": str(project.root()),  # files are shown with their whole path
+            "TIDEMARK_HOME": str(project.root()),  # then messages show full paths
             "TIDEMARK_CONSUMERS": str(self.folder / "consumers"),
             "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
             "NO_COLOR": "1",
@@ -255,7 +255,7 @@ class Scenario:
             return cur.fetchall() if cur.description else []
 
     def rows(self, columns: str = "payload", *, where: str = "true") -> list[Any]:
-        """The sink's rows in the order of their lineage; bare values if it is one column."""
+        """The sink's rows in the order of their lineage; bare values if there is only one column."""
         order = "kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
         found = [tuple(map(_plain, row)) for row in self.sql(f"SELECT {columns} FROM {self.table} WHERE {where} ORDER BY {order}")]
         return [row[0] for row in found] if found and len(found[0]) == 1 else found
@@ -265,7 +265,7 @@ class Scenario:
         return [tuple(map(_plain, row)) for row in self.sql(query)]
 
     def counts(self) -> dict[str, int]:
-        """The whole ledger's sums; those that are not 0."""
+        """The sums over the whole ledger, without those that are 0."""
         names = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows", "deleted")
         (sums,) = self.sql(f"SELECT {', '.join(f'coalesce(sum({name}), 0)::bigint' for name in names)} FROM tidemark.batch")
         return {name: value for name, value in zip(names, sums, strict=True) if value}
@@ -280,19 +280,19 @@ class Scenario:
         return self.sql("SELECT partition, start_offset, end_offset, reason FROM tidemark.lost_range ORDER BY topic_id, 1, 2")
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """Where each partition stands, of the newest incarnation of each topic."""
+        """The position of each partition, for the newest incarnation of each topic."""
         newest = "SELECT max(topic_id) FROM tidemark.topic GROUP BY name"
         columns = "name, partition, next_offset FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)"
         rows = self.sql(f"SELECT {columns} WHERE topic_id IN ({newest}) ORDER BY 1, 2")
         return {(topic, partition): offset for topic, partition, offset in rows}
 
     def attempt(self, attempt_id: int | None = None) -> dict[str, Any]:
-        """``state`` and ``error`` of an attempt, the last one of this process by default."""
+        """``state`` and ``error`` of an attempt, by default the last one in this process."""
         ((state, error),) = self.sql("SELECT state, error FROM tidemark.attempt WHERE attempt_id = %s", attempt_id or self.attempt_id)
         return {"state": state, "error": error}
 
     def records(self, topic: str, partition: int = 0) -> dict[int, Stored]:
-        """What a reader of committed records finds in a partition, by offset."""
+        """The records that a read_committed reader gets from a partition, by offset."""
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
         consumer = Consumer(
@@ -303,7 +303,7 @@ class Scenario:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 10,  # the end of a partition is told at the next fetch
+                "fetch.wait.max.ms": 10,  # the next fetch reports the end of a partition
             }
         )
         found: dict[int, Stored] = {}
@@ -326,8 +326,8 @@ class Scenario:
     # ---- the invariants
 
     def check(self, *, filtered: int = 0) -> None:
-        """The tables agree with one another (I3), and with the topics: each record that was read is a row, a failed record or a skipped
-        one; ``filtered`` of them were meant to leave no trace. Rows with a column ``payload`` hold their record's value."""
+        """Checks that the tables agree with one another (I3) and with the topics: each record that was read is a row, a failed record or a
+        skipped one, except for ``filtered`` records that should leave no trace. A column ``payload`` must contain the record's value."""
         with contextlib.closing(psycopg2.connect(self.database_url)) as connection, connection.cursor() as cur:
             assert check_conservation(cur, self.spec.group, [self.table], upsert=any(sink.key for sink in self.spec.tables.values())) == []
         newest = dict(self.sql("SELECT name, max(topic_id) FROM tidemark.topic GROUP BY name"))
@@ -335,7 +335,7 @@ class Scenario:
         assert unmentioned == filtered
 
     def _check_partition(self, topic: str, topic_id: int, partition: int) -> int:
-        """How many records of the partition were read and are in no row, no failed record, and not counted as skipped."""
+        """The number of records of the partition that were read, but have no row and no failed record and do not count as skipped."""
         log = self.records(topic, partition)
         of_partition = "WHERE topic_id = %s AND partition = %s"
         ranges = self.sql(f"SELECT start_offset, end_offset, skipped FROM tidemark.batch {of_partition}", topic_id, partition)
@@ -359,13 +359,13 @@ class Scenario:
 
 
 def eventually(condition: Callable[[], Any], *, within_s: float = 180) -> Any:
-    """The first true answer of ``condition``, asked again and again."""
+    """Polls ``condition`` and returns its first true result."""
     return Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=wait_fixed(0.1))(condition)
 
 
 @contextlib.contextmanager
 def tidy_imports() -> Iterator[None]:
-    """Takes back what loading transforms adds to ``sys.path`` and ``sys.modules``."""
+    """Removes what loading transforms within the block adds to ``sys.path`` and ``sys.modules``."""
     path, modules = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path
@@ -383,5 +383,5 @@ def _plain(value: Any) -> Any:
 
 
 def as_json(text: str) -> Any:
-    """What a program reads of ``--output json``: the whole of stdout is one document."""
+    """Parses the output of ``--output json``: all of stdout is one document."""
     return json.loads(text)

@@ -1,8 +1,8 @@
-"""Postgres and Kafka of the embedded stack, made to require what a company's servers require: TLS, passwords, client certificates.
+"""Postgres and Kafka of the embedded stack, with the requirements of a company's servers: TLS, passwords, client certificates.
 
-The product's own servers listen on loopback in the clear, and have no options for anything else. Here the broker's settings are extended
-just before it starts, and Postgres is reached through a front that takes TLS only; everything else (programs, folders, start and stop) is
-theirs.
+The product's own servers listen on loopback without encryption, and have no other options. Here the broker's settings are extended just
+before it starts, and Postgres is reached through a proxy that accepts only TLS. Everything else (programs, folders, start and stop) is
+unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidemark.local.kafka import Kafka
 
 USER = "loader"
 KAFKA_PASSWORD = 'k"4f\\ka; p=w d'
-"""With everything that a JAAS line quotes."""
+"""Contains every kind of character that must be quoted in a JAAS line."""
 POSTGRES_PASSWORD = "p@ss/w:rd%?"
 KEY_PASSWORD = "key-passw0rd"
 SSL_REQUEST = struct.pack("!ii", 8, 80877103)
@@ -42,17 +42,17 @@ NO_TLS = b"E" + struct.pack("!i", 4 + len(_REFUSAL)) + _REFUSAL
 
 @dataclass(frozen=True)
 class Certificates:
-    """A CA of the test's own, and what it has signed; files in PEM."""
+    """A CA for the test and the certificates that it signed, as PEM files."""
 
     ca: Path
     server: Path
     server_key: Path
     client: Path
-    """Certificate and key in one file. The key is not encrypted: Java 17 cannot read the PEM encryption of today (PBES2)."""
+    """Certificate and key in one file. The key is not encrypted: Java 17 cannot read today's PEM encryption (PBES2)."""
     key_store: Path
     """The same as PKCS12, encrypted with `KEY_PASSWORD`."""
     stranger: Path
-    """A CA that has signed nothing."""
+    """A CA that signed none of the certificates."""
 
     @classmethod
     def make(cls, folder: Path) -> Certificates:
@@ -73,7 +73,7 @@ class Certificates:
 
 
 class SecureKafka(Kafka):
-    """A broker with three listeners for clients: the product's own in the clear, for the test itself, SASL_SSL and SSL."""
+    """A broker with three client listeners: the product's own without encryption, for the test itself; SASL_SSL; and SSL."""
 
     def __init__(self, folder: Path, certificates: Certificates) -> None:
         super().__init__(folder, None)
@@ -105,7 +105,7 @@ class SecureKafka(Kafka):
         server = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         lines |= {
             "inter.broker.listener.name": "PLAINTEXT",
-            # what has no ACL is open to everyone; the test itself, on the open listener, may do everything
+            # a resource without an ACL is open to everyone; the test itself, on the plaintext listener, may do everything
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "allow.everyone.if.no.acl.found": "true",
             "super.users": "User:ANONYMOUS",
@@ -123,10 +123,10 @@ class SecureKafka(Kafka):
 
 
 class TlsFront:
-    """The address at which Postgres is reached with TLS only, as through a company's proxy: the wheel's Postgres is built without TLS.
+    """Accepts only TLS connections and passes them on to Postgres, like a company's proxy: the wheel's Postgres is built without TLS.
 
-    It speaks the beginning of Postgres' protocol: a client that does not ask for TLS is turned away with a FATAL, as ``hostssl`` rules do.
-    Passwords and all else are Postgres' own business.
+    Handles only the start of Postgres' protocol: a client that does not request TLS is rejected with a FATAL, as by ``hostssl`` rules.
+    Postgres handles passwords and everything else.
     """
 
     def __init__(self, certificates: Certificates, target: int) -> None:
@@ -182,7 +182,7 @@ async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> 
 
 
 class SecureStack(LocalStack):
-    """The embedded Postgres as it is, and the broker with its secure listeners."""
+    """The unchanged embedded Postgres, and the broker with its secure listeners."""
 
     def __init__(self, folder: Path, certificates: Certificates) -> None:
         super().__init__(folder)
@@ -193,7 +193,7 @@ class SecureStack(LocalStack):
 
 @contextlib.contextmanager
 def running() -> Iterator[SecureStack]:
-    """The secure stack, up within the block, with a login role that may make databases."""
+    """Runs the secure stack within the block, with a login role that may create databases."""
     with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -236,7 +236,7 @@ def _authority(name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
 def _signed(name: str, authority: x509.Certificate, authority_key: ec.EllipticCurvePrivateKey) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
-    """A certificate for ``name`` and for this machine's loopback."""
+    """A certificate for ``name`` and this machine's loopback address, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(ports.HOST))])
     builder = _builder(name, authority.subject, key.public_key()).add_extension(names, critical=False)

@@ -1,4 +1,4 @@
-"""What all tests of a folder share and the tests of other folders should not pay for: an idle Airflow takes almost half a core."""
+"""Resources that the tests of a folder share. They stop before the tests of other folders: an idle Airflow takes almost half a core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 SHARED = {TESTS / name: ExitStack() for name in ("e2e", "chaos")}
-"""What to stop after the last test of a folder."""
+"""What to stop after the last test of each folder."""
 
 
 def stop_unless_needed_by(item: pytest.Item | None) -> None:

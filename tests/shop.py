@@ -88,7 +88,7 @@ LINEAGE = (
 
 
 class Shop:
-    """A consumer of orders with their lines. Each line needs its order."""
+    """A consumer of orders with their lines. Each line requires its order."""
 
     def __init__(self, scenario: Scenario, form: str, topic: str | None = None) -> None:
         self.scenario = scenario
@@ -117,7 +117,7 @@ class Shop:
             self.scenario.run(**options)
 
     def loaded(self) -> dict[int, list[int]]:
-        """The lines' quantities of each order."""
+        """The quantities of each order's lines, by order number."""
         found: dict[int, list[int]] = {number: [] for (number,) in self.scenario.sql(f"SELECT id FROM {self.orders} ORDER BY id")}
         for number, quantity in self.scenario.sql(f"SELECT order_id, quantity FROM {self.lines} ORDER BY order_id, line"):
             found[number].append(quantity)

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on this machine, from the programs that pip's pyspark brings: one master and workers of one core each."""
+"""A Spark standalone cluster on this machine, from the programs in pip's pyspark: one master, and two workers with one core each."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ STOP_LIMIT_S = 15
 
 @dataclass
 class SparkCluster:
-    """A running cluster. What its processes need comes with the application: they know neither Tidemark nor the test's folders."""
+    """A running cluster. Its processes get what they need from the application: they know neither Tidemark nor the test's folders."""
 
     folder: Path
     port: int
     web_port: int
     host: str = ports.HOST
     secret: str | None = None
-    """With one, master and workers are started as by docker-compose.yaml."""
+    """If set, master and workers are started in the same way as by docker-compose.yaml."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -43,15 +43,15 @@ class SparkCluster:
 
     @property
     def work_folders(self) -> list[Path]:
-        """One a worker; executors run in folders below."""
+        """One folder per worker; executors run in subfolders."""
         return [self.folder / "worker-1", self.folder / "worker-2"]
 
     def worker_of(self, path: str) -> str:
-        """The worker in whose folder ``path`` is."""
+        """The worker whose folder contains ``path``."""
         return next(folder.name for folder in self.work_folders if Path(path).is_relative_to(folder))
 
     def state(self) -> dict[str, Any]:
-        """What the master tells of itself: ``workers``, ``activeapps``, ``completedapps``."""
+        """The state that the master reports: ``workers``, ``activeapps``, ``completedapps``."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://{self.host}:{self.web_port}/json/", timeout=5) as answer:
             told: dict[str, Any] = json.load(answer)
@@ -67,7 +67,7 @@ class SparkCluster:
         return found
 
     def executors(self) -> list[psutil.Process]:
-        """Executors and their Python workers that run; who has ended and was not collected yet does not count."""
+        """The running executors and their Python workers, without zombies."""
         known = {process.pid for process in self.processes}
         return [process for process in self.family() if process.pid not in known and not processes.gone(process)]
 
@@ -103,7 +103,7 @@ class SparkCluster:
 
 @contextlib.contextmanager
 def running(folder: Path, host: str = ports.HOST, secret: str | None = None) -> Iterator[SparkCluster]:
-    """A master and two workers, ready for applications; none of their processes is left after the block."""
+    """A master and two workers, ready for applications. None of their processes is left after the block."""
     port = ports.find_free()
     cluster = SparkCluster(folder, port, ports.find_free(besides={port}), host, secret)
     try:
@@ -123,12 +123,12 @@ def _alive_workers(cluster: SparkCluster) -> int:
     assert all(process.poll() is None for process in cluster.processes), cluster.logs()
     try:
         return sum(worker["state"] == "ALIVE" for worker in cluster.state()["workers"])
-    except (OSError, ValueError):  # it does not answer, or not yet with its state
+    except (OSError, ValueError):  # it does not answer yet, or not with its state
         return 0
 
 
 def _environment(host: str) -> dict[str, str]:
-    """Of this shell only what any process needs: no Tidemark, no Python path, no Spark settings."""
+    """Keeps only what any process needs from this environment: no Tidemark, no Python path, no Spark settings."""
     kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "LANG", "TMPDIR") if name in os.environ}
     return kept | {
         "PATH": f"{SPARK_HOME / 'bin'}:{os.defpath if 'JAVA_HOME' in os.environ else os.environ['PATH']}",

@@ -1,4 +1,4 @@
-"""Spark inside the tests' process: one session for a module's runs, where a driver of its own for each would be most of their time."""
+"""Spark inside the tests' process: one session for all runs of a module. Starting a driver for each run would take most of the time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Lasting(SparkEngine):
-    """Leaves its session to the next run."""
+    """An engine that leaves its session open for the next run."""
 
     before: Callable[[], None]
     """Called before each batch is read."""
@@ -39,10 +39,10 @@ class Lasting(SparkEngine):
 
 @contextlib.contextmanager
 def spark_session(transforms: Path) -> Iterator[SparkSession]:
-    """A session with two cores, which is every engine's as long as the block runs. Its Python workers import from ``transforms``, to which
-    modules may be added at any time.
+    """A session with two cores, which all engines use while the block runs. Its Python workers import from ``transforms``, where modules
+    may be added at any time.
 
-    Starts a JVM of its own: one that an earlier test has left, of `tidemark try` for instance, does not have Kafka's connector.
+    Starts a new JVM: one that an earlier test has left, of `tidemark try` for instance, does not have Kafka's connector.
     """
     end_jvm()
     jars = ",".join(str(jar) for jar in spark_jars())
@@ -58,7 +58,7 @@ def spark_session(transforms: Path) -> Iterator[SparkSession]:
 def run_here(
     scenario: Scenario, before: Callable[[], None] = lambda: None, task: TaskIdentity | None = None, *, drain: bool = False
 ) -> launch.Progress:
-    """One run, or one drain, on the session that is there; raises what made it fail. As `Scenario.run`, for the Spark form."""
+    """Makes one run, or one drain, in the existing session, and raises its error. Like `Scenario.run`, but for the Spark form."""
     spec = scenario.spec
     attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, task or TaskIdentity())
 

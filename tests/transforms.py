@@ -1,4 +1,4 @@
-"""Transforms for tests, as their users write them: the same thing in each form."""
+"""Transforms for tests, as users would write them: the same transform in each form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.scenario import ARROW, PLAIN, Scenario
 
 FORMS = pytest.mark.parametrize("transform", [PLAIN, ARROW], ids=["function", "arrow"])
-"""The forms that need no JVM, each record one row."""
+"""The forms that need no JVM. Each record becomes one row."""
 
 JUDGES = {
     "function": """
@@ -49,7 +49,7 @@ JUDGES = {
             return records.selectExpr("*", f"{word} AS word").selectExpr(*lineage, "value AS payload", said, errors)
     """,
 }
-"""What a record's value says becomes of it; a null is ``fail``. The sink's column is ``payload bytea``."""
+"""A record's value says what happens to it; null means ``fail``. The sink's column is ``payload bytea``."""
 
 ECHOES = {
     "function": """
@@ -79,17 +79,17 @@ ECHOES = {
             )
     """,
 }
-"""All that a transform is told of a record."""
+"""Transforms that store everything they get of a record."""
 ECHO_COLUMNS = "at timestamptz, key bytea, payload bytea, names text[], contents bytea[]"
 
 
 def echoed(scenario: Scenario) -> list[tuple[Any, ...]]:
-    """What `ECHOES` stored of each record."""
+    """The rows that `ECHOES` stored."""
     return scenario.rows("kafka_offset, at, key, payload, coalesce(names, '{}'), coalesce(contents::text[], '{}')")
 
 
 def told(scenario: Scenario, topic: str) -> list[tuple[Any, ...]]:
-    """What it should be, by the records of the topic's first partition."""
+    """The rows that `ECHOES` should store for the records of the topic's first partition."""
     rows = []
     for offset, record in sorted(scenario.records(topic).items()):
         contents = [None if content is None else f"\\x{content.hex()}" for _, content in record.headers]
@@ -123,11 +123,11 @@ MANY_ROWS = {
             return records.selectExpr("kafka_topic", "kafka_partition", "kafka_offset", rows)
     """,
 }
-"""A record makes as many rows as its value says."""
+"""Each record becomes as many rows as its value says."""
 
 
 def arrow(body: str) -> str:
-    """A transform of the Arrow form with this body; ``batch`` is what it is given, ``given`` its lineage columns."""
+    """A transform of the Arrow form with this body. ``batch`` is its argument, and ``given`` holds the lineage columns of ``batch``."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     head = "import pyarrow as pa\nimport pyarrow.compute as pc\n\nLINEAGE = ['kafka_topic', 'kafka_partition', 'kafka_offset']\n\n"
     return f"{head}\ndef transform(batch: pa.RecordBatch) -> pa.RecordBatch:\n    given = batch.select(LINEAGE)\n{lines}"

@@ -1,4 +1,4 @@
-"""Servers that chaos tests may stop, kill and starve: not those of the other tests."""
+"""Servers that chaos tests may stop, kill and starve, separate from those of the other tests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tidemark.local import LocalStack
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
-    """Postgres and Kafka of the chaos tests. A test that strikes at one of them leaves it running. They stop after the last test."""
+    """Postgres and Kafka for the chaos tests. A test that strikes at one of them must leave it running. They stop after the last test."""
     with SHARED[Path(__file__).parent] as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-chaos-")))
-        folder.chmod(0o755)  # where root runs the tests, Postgres is another user
+        folder.chmod(0o755)  # if root runs the tests, Postgres runs as another user
         yield ends.enter_context(LocalStack(folder).running())
 
 
@@ -36,7 +36,7 @@ def template(stack: LocalStack) -> str:
 
 @pytest.fixture
 def database_url(stack: LocalStack, template: str) -> Iterator[str]:
-    """A database of the test's own. No session waits for the end of the test: it would not survive."""
+    """A separate database for the test. No session stays open until the end of the test: it would not survive."""
     name = f"chaos_{uuid.uuid4().hex[:12]}"
     server = PostgresServer(stack, stack.postgres.url())
     server.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
@@ -56,7 +56,7 @@ def kafka_servers(stack: LocalStack) -> str:
 
 @pytest.fixture
 def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
-    """Points in every process that commits for this test. In the end each of them was reached."""
+    """Points in every process that commits for this test. Checks at the end that each of them was reached."""
     folder = tmp_path / "points"
     folder.mkdir()
     points = Points(folder)
@@ -68,7 +68,8 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
 
 @pytest.fixture
 def trial(scenario: Scenario, points: Points) -> Iterator[Callable[..., Trial]]:
-    """Makes the consumer of the test: ``trial(partitions, ...)``, see `Trial`. When the test ends, what was fed is stored exactly once."""
+    """Creates the test's consumer: ``trial(partitions, ...)``, see `Trial`. Checks at the end that everything in its feed is stored exactly
+    once."""
     made: list[Trial] = []
 
     def make(partitions: int, *words: Any, **keys: Any) -> Trial:

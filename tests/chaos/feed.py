@@ -1,4 +1,4 @@
-"""What the chaos tests read: a topic with records of every kind, transaction markers and aborted records, and what must become of each."""
+"""The input of the chaos tests: a topic with records of every kind, transaction markers and aborted records, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRANSFORM = """
             raise KeyError("meant to be tried again")
         return {"payload": record.value}
 """
-"""The first letter of a record's value says what becomes of it: l load, s skip, r retry, f fail."""
+"""The first letter of a record's value determines its outcome: l load, s skip, r retry, f fail."""
 
 SPARK_TRANSFORM = """
     from pyspark.sql import DataFrame
@@ -46,32 +46,32 @@ SPARK_TRANSFORM = """
             f"CASE WHEN {kind} IN ('f', 'r') THEN 'as it was meant' END AS error",
         )
 """
-"""The same in the Spark form."""
+"""The same transform in the Spark form."""
 
 KINDS = {"l": "loaded", "s": "skipped", "r": "retried", "f": "failed"}
 PLAIN, COMMITTED, ABORTED = "lslflr", "llfs", "ll"
 
 
 class Log:
-    """What a topic holds: ``log[partition][offset]`` is the value that a reader of committed records finds. Offsets that are missing are
+    """The contents of a topic: ``log[partition][offset]`` is the value that a reader of committed records finds. Missing offsets are
     markers and aborted records."""
 
     def __init__(self, log: list[dict[int, bytes]]) -> None:
         self.log = log
 
     def expected(self, partition: int, start: int, end: int) -> Counter[str]:
-        """What becomes of the offsets ``[start, end)``, by the ledger's names."""
+        """The outcomes of the offsets ``[start, end)``, counted by the ledger's names."""
         values = [value for offset, value in self.log[partition].items() if start <= offset < end]
         counts = Counter(KINDS[chr(value[0])] for value in values)
         return counts + Counter(unaccounted=end - start - len(values))
 
     def offsets(self, partition: int, kinds: str, end: int) -> list[int]:
-        """Those below ``end`` whose records are of these kinds, in order."""
+        """The offsets below ``end`` whose records are of these kinds, in order."""
         return [offset for offset, value in sorted(self.log[partition].items()) if offset < end and chr(value[0]) in kinds]
 
 
 class Feed(Log):
-    """Appends to all partitions of a topic alike; ``ends`` are their last stable offsets."""
+    """Appends the same kinds of records to all partitions of a topic. ``ends`` are their last stable offsets."""
 
     def __init__(self, servers: str, topic: str, partitions: int, value_bytes: int = 0) -> None:
         super().__init__([{} for _ in range(partitions)])
@@ -86,8 +86,8 @@ class Feed(Log):
         self._transactional.init_transactions(30)
 
     def add(self, rounds: int = 1) -> None:
-        """Appends so many rounds of `PLAIN`, `COMMITTED` and `ABORTED` records; every other round ends with the aborted ones, so that
-        the log ends without a record that anybody is given."""
+        """Appends ``rounds`` rounds of `PLAIN`, `COMMITTED` and `ABORTED` records. Every other round ends with the aborted ones, so that
+        the log ends with offsets that no reader gets."""
         for _ in range(rounds):
             self._rounds += 1
             self._append(PLAIN)
@@ -107,7 +107,7 @@ class Feed(Log):
         else:
             self._transactional.abort_transaction(30)
         self.ends = [end + 1 for end in self.ends]
-        until(lambda: self._stable_ends() == self.ends, "the markers written")  # the broker writes them when it has answered already
+        until(lambda: self._stable_ends() == self.ends, "the markers written")  # the broker answers before it writes them
 
     def _stable_ends(self) -> list[int]:
         partitions = [TopicPartition(self.topic, partition) for partition in range(len(self.log))]
@@ -133,4 +133,4 @@ class Feed(Log):
         assert value is not None
         self.ends[partition] += 1
         if keep:
-            self.log[partition] = {**self.log[partition], offset: bytes(value)}  # a new one: the reader may be walking through it
+            self.log[partition] = {**self.log[partition], offset: bytes(value)}  # a new dict: the reader may be iterating over the old one

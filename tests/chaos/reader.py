@@ -1,4 +1,4 @@
-"""Somebody who looks at the tables all the time, from a session of his own, while commits are struck."""
+"""An observer that reads the tables continuously, from a separate session, while commits are struck."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that is stored of one topic, as one transaction sees it: by partition the position, the ledger in order, the offsets of the
-    sink's rows, and those of the failed records."""
+    """Everything that is stored for one topic, as one transaction sees it. By partition: the position, the ledger in order, the offsets of
+    the sink's rows, and those of the failed records."""
 
     positions: dict[int, int]
     ledger: dict[int, list[Batch]]
@@ -40,11 +40,11 @@ class Snapshot:
 
 
 def problems(log: Log, seen: Snapshot, before: Snapshot | None = None) -> list[str]:
-    """What is wrong in a snapshot, and what it has lost since the one before; empty is good.
+    """Returns what is wrong in a snapshot, and what it has lost since the one before. Empty if nothing is wrong.
 
-    Each record below the position of its partition is a row, a failed record or counted as skipped, once, and none at or above it;
-    the ledger covers what lies below without gap or overlap, and each of its rows counts what the topic has there. Nothing that was
-    stored vanishes, no position goes back.
+    Below the position of its partition, each record is stored as a row or a failed record, or counted as skipped, exactly once; none at or
+    above it is. The ledger covers the offsets below the position without gaps or overlaps, and the counts in each of its rows match the
+    topic. Nothing that was stored disappears, and no position moves back.
     """
     found = []
     for partition in {*seen.positions, *seen.ledger, *seen.rows, *seen.failed}:
@@ -73,7 +73,7 @@ def problems(log: Log, seen: Snapshot, before: Snapshot | None = None) -> list[s
 
 
 class Reader:
-    """Takes snapshots in a thread, one after another, until it is closed; waits and comes again while Postgres is away."""
+    """Takes snapshots in a thread, one after another, until it is closed. While Postgres is down, it waits and tries again."""
 
     def __init__(self, url: str, table: str, topic: str, log: Log, *, pause_s: float = PAUSE_S) -> None:
         self._url, self._table, self._topic, self._log, self._pause_s = url, table, topic, log, pause_s
@@ -88,9 +88,9 @@ class Reader:
         self._thread.start()
 
     def look(self) -> Snapshot:
-        """A good snapshot that was begun after this call; fails if any snapshot so far was not good."""
+        """Returns a good snapshot that began after this call. Fails if any snapshot so far was not good."""
         with self._changed:
-            enough = self.snapshots + 2  # the next one to end may have begun before
+            enough = self.snapshots + 2  # the next one to finish may have begun before this call
             self._changed.wait_for(lambda: self.snapshots >= enough or not self._thread.is_alive(), LIMIT_S)
             self._check()
             assert self.snapshots >= enough, "the reader has stopped looking"
@@ -138,7 +138,7 @@ class Reader:
 
 
 def snapshot(cur: cursor, table: str, topic: str) -> Snapshot:
-    """What is stored of a topic; of one moment if the transaction is a REPEATABLE READ one."""
+    """Returns everything that is stored for a topic. It is consistent if the transaction is REPEATABLE READ."""
     of_topic = "JOIN tidemark.topic USING (topic_id) WHERE name = %s"
 
     def ask(statement: str) -> list[tuple[Any, ...]]:

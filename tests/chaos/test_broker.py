@@ -1,4 +1,4 @@
-"""The broker, stopped while slices stand at every step, and started again at once or when the run has given up."""
+"""The broker is stopped while slices stand at every step, and started again at once or after the run has given up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemark.local import LocalStack
 from tidemark.sink.steps import Step
 
 READING = (Step.BEGIN, Step.MOVE_OFFSET, Step.COPY_ROWS)
-"""Before these a slice has still to read; those of its records that fail it keeps."""
+"""A slice that stands before one of these steps still has to read its records. It keeps those that fail, so later steps need no broker."""
 READ = (Step.COPY_FAILED, Step.LEDGER, Step.COMMIT, Step.RECEIPT)
 
 at_once = pytest.mark.parametrize("steps", [READING, READ], ids=["still-to-read", "all-read"])
@@ -37,7 +37,7 @@ def check_as_they_stood(chaos: Trial, marks: list[Mark]) -> None:
 
 @at_once
 def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack, steps):
-    """Slices that stand at each step while the broker is away are loaded by the same attempt."""
+    """While the broker is down, slices stand at each of these steps. The same attempt loads them."""
     chaos = trial(len(steps))
     chaos.feed.add()
     points = chaos.hold(steps)
@@ -52,7 +52,8 @@ def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack, steps):
 
 @at_once
 def test_broker_that_stays_away_fails_the_run_and_moves_nothing_that_was_not_read(trial, stack: LocalStack, monkeypatch, steps):
-    """Slices that have still to read fail as unavailable and are loaded by the next try; those that are read need no broker any more."""
+    """Slices that still have to read fail as unavailable, and the next try loads them. Those that have read everything do not need the
+    broker."""
     monkeypatch.setattr(reader, "SILENCE_S", 1)
     chaos = trial(len(steps))
     chaos.feed.add()

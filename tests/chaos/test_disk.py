@@ -1,4 +1,5 @@
-"""A disk or a quota of Postgres that is used up when a slice stands at each step in turn: an outage, and room is all that it needs."""
+"""Postgres runs out of disk space or quota while a slice stands at each step in turn: an outage that needs nothing but free space to
+end."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from tidemark.local.account import server_account
 from tidemark.sink.steps import Step
 
 ROUNDS, VALUE_BYTES = 8, 1500
-"""Of such records the rows, and the failed records, of one slice fill more pages than a table may have left."""
+"""The rows of one slice of such records, and its failed records, fill more pages than a table may have free."""
 CAP_SYS_ADMIN = 21
 
 NO_PAGE, NO_LOG = "could not extend file", "server closed the connection unexpectedly"
 
 
 def test_quota_that_is_used_up_at_any_step_fails_the_run_as_unavailable(trial, server: PostgresServer):
-    """From this step on no file can be written. A table cannot be extended, which is an error at ③ or ④. Where that is over, the log
-    cannot be written at ⑥: Postgres stops and recovers. With room again the next try loads what is missing."""
+    """From this step on, Postgres cannot write to any file. Extending a table fails at ③ or ④. If those steps are already done, writing the
+    WAL fails at ⑥: Postgres stops and recovers. Once there is space again, the next try loads what is missing."""
     chaos = trial(2, value_bytes=VALUE_BYTES)
     for step in Step:
         with chaos.held_here(step, rounds=ROUNDS) as held:
-            for pid in server.backends(COMMIT_SESSIONS):  # none before ⑦
+            for pid in server.backends(COMMIT_SESSIONS):  # there are none before ⑦
                 server.limit_files(pid, 0)
             held.point.release()
             error = held.run.exception(60)
@@ -46,12 +47,12 @@ def test_quota_that_is_used_up_at_any_step_fails_the_run_as_unavailable(trial, s
 
 
 Full = Callable[[int], AbstractContextManager[None]]
-"""Within the block there is no room in the tablespace ``small`` for this backend."""
+"""In the block, this backend has no space in the tablespace ``small``."""
 
 
 @pytest.fixture
 def full(stack: LocalStack) -> Iterator[Full]:
-    """A tablespace ``small`` on a disk of its own; where this process may not mount one, a quota of the backend's stands for it."""
+    """A tablespace ``small`` on a separate disk. If this process may not mount one, a quota of the backend simulates it."""
     folder = stack.folder / "small"
     folder.mkdir()
     server = PostgresServer(stack, stack.postgres.url())
@@ -64,10 +65,10 @@ def full(stack: LocalStack) -> Iterator[Full]:
 
 
 def test_full_disk_of_any_table_fails_the_run_as_unavailable(full: Full, trial, server: PostgresServer):
-    """The ledger's, the sink's or that of the failed records: the slice is rolled back whole."""
+    """The table may be the ledger, the sink or that of the failed records: the whole slice is rolled back."""
     chaos = trial(1, value_bytes=VALUE_BYTES)
     tables = {Step.LEDGER: "tidemark.batch", Step.COPY_ROWS: chaos.scenario.table, Step.COPY_FAILED: "tidemark.failed_record"}
-    for step, table in tables.items():  # the ledger first: it has no page yet
+    for step, table in tables.items():  # the ledger first, while it has no page
         server.sql(f"ALTER TABLE {table} SET TABLESPACE small")
         with chaos.held_here(step, rounds=ROUNDS) as held, full(server.backend(COMMIT_SESSIONS)):
             held.point.release()

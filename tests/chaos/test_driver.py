@@ -1,4 +1,4 @@
-"""The driver and its JVM, killed while slices stand at every step: nothing of a slice is stored before COMMIT, all of it after."""
+"""The driver or its JVM is killed while slices stand at every step: nothing of a slice is stored before COMMIT, all of it after."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def kill_jvm(attempt: Attempt, mark: Mark) -> None:
     ("kill", "error"), [pytest.param(kill_driver, DriverDied, id="driver"), pytest.param(kill_jvm, AttemptUnavailable, id="jvm")]
 )
 def test_attempt_that_is_killed_with_a_slice_at_each_step_loses_and_doubles_nothing(trial, kill, error):
-    """The attempt fails as unavailable, its processes are gone, and the next try goes on behind what is committed. One slice more was
-    committed before."""
+    """The attempt fails as unavailable, its processes end, and the next try continues after what is committed. One more slice was committed
+    before the kill."""
     chaos = trial(len(Step) + 1)
     chaos.feed.add()
     points = chaos.hold(list(Step))

@@ -1,8 +1,9 @@
-"""Two to five Spark members of one topic: killed, stopped and continued, removed by an operator and added at random, while records arrive.
+"""Two to five Spark members of one topic are killed, stopped and continued, removed by an operator and added at random, while records
+arrive.
 
-Every member is a driver with a JVM and Python workers of its own. What happens in which order, to whom, and at which step of a commit,
-follows from a seed that is printed; ``TIDEMARK_CHURN_SEED`` sets it. In the end each record is stored once, and the takeover of every dead
-member's partitions is within its session timeout and `BOUND_S`.
+Every member is a driver with a separate JVM and Python workers. The order of the faults, their targets, and the step of a commit at which
+they strike follow from a seed, which is printed. ``TIDEMARK_CHURN_SEED`` sets it. At the end, each record is stored once. Other members
+take over the partitions of every dead member within its session timeout plus `BOUND_S`.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ from tidemark.records.ranges import Slice
 
 SEED = "TIDEMARK_CHURN_SEED"
 PARTITIONS, BACKLOG, SLICE = 6, 60, 36
-"""Partitions, rounds of the feed that are there before anybody reads, and offsets of a batch, which is one slice."""
+"""The number of partitions, the rounds of the feed that exist before any member reads, and the offsets per batch, which is one slice."""
 FEWEST, MOST, FIRST = 2, 5, 4 if ALL else 3
 ENOUGH = 5 * SLICE
-"""What those that live must have left of each partition, so that they do not end their runs before they take over."""
+"""Each surviving member must have more than this many offsets left to read in each partition. Otherwise it might end its run before it
+takes over."""
 SESSION_MS = 6000
-"""The least that a group allows unless it is told otherwise."""
+"""The shortest session timeout that a group allows by default."""
 BOUND_S = 120
-"""What a takeover may take beyond the session timeout. A heartbeat of half a second, a rebalance, the batch in flight of whoever takes over
-and then one of the partition: some 4 s. A row that a stopped process holds is waited for, 10 s (`GRACE_MS`). The rest is for a busy
-machine with five JVMs."""
+"""How long a takeover may take beyond the session timeout. It takes about 4 s: a heartbeat interval of half a second, a rebalance, the
+batch in flight of the new owner, and then a batch of the partition. If a stopped process holds the row, the claim waits for it for another
+10 s (`GRACE_MS`). The rest is a margin for a busy machine with five JVMs."""
 BUSY_S = 120
-"""For whatever is not a takeover: a driver that starts beside four others, a run that ends."""
+"""The limit for everything but a takeover: a driver that starts while four others run, a run that ends."""
 STEPS = ("stop", "remove", "add", *(["kill"] if ALL else []))
-"""After a first member was killed, in an order of the seed's. Only ``make test-all`` kills another one: each member is a Spark driver."""
+"""The faults after the first kill, in an order that the seed determines. Only ``make test-all`` kills a second member, because each member
+is a Spark driver."""
 
 PAUSES = '''
 """Has a commit stand still for a moment before one of its steps, so that whoever is struck is struck there."""
@@ -69,13 +72,13 @@ def hook(step, part):
 
 
 class Churn:
-    """The members that run now, by their seats, and what is done to them."""
+    """The running members, by seat, and the faults that they suffer."""
 
     def __init__(self, trial: Trial, seed: int) -> None:
         self.trial, self.chance = trial, random.Random(seed)
         self.running: dict[int, Attempt] = {}
         self.ends: dict[int, list[int]] = {}
-        """What was there when each began: so far it reads, at least."""
+        """The ends of the partitions when each member started. It reads at least up to them."""
         self.takeovers: list[float] = []
         self.said: list[str] = []
         self._began = time.monotonic()
@@ -90,11 +93,11 @@ class Churn:
         return dict(self.sql("SELECT instance_id, member_id FROM tidemark.group_member WHERE NOT pending"))
 
     def owned(self, seat: int) -> dict[int, int]:
-        """The positions of the partitions that a seat holds."""
+        """The positions of the partitions that a seat owns."""
         return dict(self.sql("SELECT partition, next_offset FROM tidemark.partition_offset WHERE owner = %s", instance(seat)))
 
     def reads(self, attempt: Attempt) -> bool:
-        """Has it committed anything?"""
+        """Whether the attempt has committed anything."""
         return self.sql("SELECT 1 FROM tidemark.batch WHERE attempt_id = %s LIMIT 1", attempt.attempt_id) != []
 
     def now(self) -> Any:
@@ -103,7 +106,7 @@ class Churn:
     # ---- members
 
     def add(self, count: int = 1) -> None:
-        """Members of seats that nobody has, in a run of their own; they join before they start Spark."""
+        """Starts members in free seats, each in a new run. They join before they start Spark."""
         free = [seat for seat in range(MOST) if seat not in self.running]
         added = self.chance.sample(free, count)
         for seat in added:
@@ -115,11 +118,12 @@ class Churn:
             self.wait_for(seat, lambda seat=seat: instance(seat) in self.members(), "it has joined", BUSY_S)  # type: ignore[misc]
 
     def wait_for(self, seat: int, condition: Callable[[], Any], what: str, within_s: float) -> None:
-        """Until it is so, or the member has ended: `mend` says how."""
+        """Waits until the condition holds or the member has ended; `mend` checks how it ended."""
         until(lambda: condition() or not self.running[seat].running, what, within_s)
 
     def mend(self) -> None:
-        """Those that have read all that there was when they began have ended well; others come in their place."""
+        """Checks that the members that have ended were successful, and starts new ones if too few are left. A member ends when it has read
+        everything that existed when it started."""
         for seat, attempt in list(self.running.items()):
             if not attempt.running:
                 self.ended(attempt)
@@ -135,7 +139,7 @@ class Churn:
         assert done.state == "COMMITTED"
 
     def victim(self, *, all_read: bool = False) -> int:
-        """Anybody, so long as as many stay behind as a group has; if asked, when all have begun to read."""
+        """Chooses a member at random. Enough members for a group remain; with ``all_read``, all of them have begun to read."""
         while True:
             self.mend()
             while len(self.running) <= FEWEST:
@@ -146,11 +150,11 @@ class Churn:
             if len(alive) > FEWEST:
                 return self.chance.choice(sorted(alive))
 
-    # ---- what is done to them
+    # ---- faults
 
     def kill(self) -> None:
-        """SIGKILL for the driver; its JVM and workers die with it. Those that take over have been reading before: what is
-        measured is not the start of Spark."""
+        """Kills the driver with SIGKILL; its JVM and workers die with it. The members that take over are already reading, so that the
+        measured time does not include a start of Spark."""
         seat = self.victim(all_read=True)
         dead = self.running.pop(seat)
         tree = dead.tree()
@@ -170,12 +174,13 @@ class Churn:
         return all(at.get(part, 0) + ENOUGH < self.ends[seat][part] for seat in self.running for part in range(PARTITIONS))
 
     def by_another(self, part: int, dead: Attempt, began: Any) -> Any:
-        """When another member first committed something of a partition."""
+        """The time of the first commit in the partition by another member."""
         query = "SELECT min(committed_at) FROM tidemark.batch WHERE partition = %s AND attempt_id <> %s AND committed_at > %s"
         return self.sql(query, part, dead.attempt_id, began)[0][0]
 
     def stop(self) -> None:
-        """SIGSTOP for the driver, JVM and workers until others have all its partitions; SIGCONT. It joins again, and goes on."""
+        """Stops the driver, JVM and workers (SIGSTOP) until other members own all its partitions, and then continues them (SIGCONT). The
+        member joins again and continues to read."""
         seat = self.victim()
         asleep = self.running[seat]
         had, suspended = self.owned(seat), asleep.suspend()
@@ -190,13 +195,14 @@ class Churn:
         self.wait_for(seat, lambda: instance(seat) in self.members(), "it has joined again", BUSY_S)
 
     def others(self, seat: int) -> bool:
-        """There are members beside it: those who had read all that they saw have ended, and nobody would miss it."""
+        """Makes sure that there are other members, and returns True. Those that had read everything have ended, and then no member would
+        notice that this one is gone."""
         if not any(attempt.running for other, attempt in self.running.items() if other != seat):
             self.add()
         return True
 
     def remove(self) -> None:
-        """An operator's LeaveGroup. Whoever is removed has lost its partitions, and joins again as a new member."""
+        """Sends LeaveGroup as an operator does. The removed member has lost its partitions, and joins again as a new member."""
         seat = self.victim()
         before = self.members()[instance(seat)]
         with session(self.trial.scenario.database_url) as connection:
@@ -224,7 +230,7 @@ def seed(record_property: Callable[[str, object], None], monkeypatch: pytest.Mon
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As long as this file is there, commits pause."""
+    """Commits pause as long as this file exists."""
     slow = tmp_path / "slow"
     slow.touch()
     monkeypatch.setenv("TIDEMARK_CHURN_SLOW", str(slow))
@@ -248,7 +254,7 @@ def churn(trial: Callable[..., Trial], seed: int, slow: Path, monkeypatch: pytes
 def test_records_are_stored_once_whatever_becomes_of_the_members(
     churn: Churn, slow: Path, record_property: Callable[[str, object], None]
 ) -> None:  # fmt: skip
-    """The trial's own check comes at the end: rows, ledger, failed records and positions are what the topic says, each record once."""
+    """At the end, the trial checks that rows, ledger, failed records and positions match the topic, with each record stored once."""
     feed = churn.trial.feed
     feed.add(BACKLOG)
     fed, enough = [0], threading.Event()
@@ -275,7 +281,7 @@ def test_records_are_stored_once_whatever_becomes_of_the_members(
         churn.say("all have ended")
         churn.trial.scenario.set(members=None, batch=None)
         churn.trial.next_run()
-        churn.trial.run_here()  # what came after the last one began
+        churn.trial.run_here()  # records that arrived after the last member started
         churn.say("what was left is read")
     finally:
         sys.stdout.write("\n".join([*churn.said, ""]))
@@ -289,8 +295,9 @@ def test_records_are_stored_once_whatever_becomes_of_the_members(
 
 
 def test_member_that_began_earlier_takes_over_what_another_has_read_further(scenario: Scenario) -> None:
-    """Records arrive between the starts of two members, and the later one, which reads further, ends first. What the earlier one is given
-    then lies beyond the ends that it saw: there is nothing of it to read in this run, and nothing wrong with the log."""
+    """Records arrive between the starts of two members. The later one reads further and ends first. The earlier one then gets partitions
+    whose positions are beyond the ends that it saw. It has nothing to read there in this run, and that does not mean that the log is
+    damaged."""
     partitions, count = 4, 50
     topic = scenario.topics.create(partitions)
 
@@ -304,7 +311,8 @@ def test_member_that_began_earlier_takes_over_what_another_has_read_further(scen
     stands, joined, ended = threading.Event(), threading.Event(), threading.Event()
 
     def wait(_: Slice) -> None:
-        """In the first slice until the other has joined; in the next, before which its partitions were given back, until it has ended."""
+        """In the first slice, waits until the other member has joined. In the next one, after this member has given back partitions, waits
+        until the other has ended."""
         if stands.is_set():
             assert ended.wait(60)
         stands.set()
@@ -340,8 +348,8 @@ def test_member_that_began_earlier_takes_over_what_another_has_read_further(scen
 
 
 def test_seat_that_remembers_more_than_its_share_lets_the_rest_go(database_url: str) -> None:
-    """It read everything in the run before, alone. What a cooperative assignor keeps back for others, because this seat reports it as its
-    own, is given to them in a second round, although the new process never held it."""
+    """The seat read everything alone in the previous run, and reports that it still owns it. A cooperative assignor therefore withholds
+    partitions from the other members. They get them in a second round, although the new process never held them."""
     group = Group(database_url)
     try:
         first = group.join(instance_id="b", remembered=parts(0, 1, 2, 3), generation=1, expected_members=2)

@@ -1,4 +1,4 @@
-"""Members of a group as processes, with Spark: one is killed, or stopped and continued, in the middle of a commit."""
+"""Members of a group as processes with Spark: one is killed, or stopped and continued, in the middle of a commit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tidemark.sink.steps import Step
 
 PARTITIONS, ROUNDS = 4, 3
 SESSION_MS = 6000
-"""The least that a group allows unless it is told otherwise."""
+"""The shortest session timeout that a group allows by default."""
 TAKEOVER_S = SESSION_MS / 1000 + 120
-"""Of a dead member's partitions: its session, a heartbeat of those that live, a rebalance."""
+"""The limit for the takeover of a dead member's partitions: its session timeout, a heartbeat of the surviving members, a rebalance."""
 
 
 @pytest.fixture
 def team(trial: Callable[..., Trial]) -> Trial:
-    """A consumer of two members; a batch reads a round of a partition."""
+    """A consumer with two members. A batch reads one round of the feed in one partition."""
     chaos = trial(PARTITIONS)
     chaos.feed.add(ROUNDS)
     chaos.scenario.set(members=2, batch={"max_records": chaos.feed.ends[0] // ROUNDS})
@@ -44,7 +44,8 @@ def owner(chaos: Trial, mark: Mark) -> str | None:
 
 
 def test_partitions_of_a_killed_member_are_taken_over_within_its_session_timeout(team: Trial, record_property) -> None:
-    """The other one, in the middle of a batch of its own, goes on with what it had, takes over, reads all that is left, and ends."""
+    """The other member is in the middle of a batch. It continues with its partitions, takes over, reads everything that is left, and
+    ends."""
     point, others = team.points.at(Step.COMMIT), team.points.at(Step.COMMIT)
     members = [team.begin(0), team.begin(1)]
     mark = point.reached()
@@ -69,7 +70,8 @@ def test_partitions_of_a_killed_member_are_taken_over_within_its_session_timeout
 
 @pytest.mark.parametrize("step", [Step.BEGIN, Step.COMMIT], ids=["before-it-asked-for-the-row", "while-it-held-the-row"])
 def test_member_that_slept_through_its_session_commits_nothing_of_it_and_goes_on(team: Trial, step: Step) -> None:
-    """SIGSTOP for all its processes, until the other has its partition; SIGCONT. Its slice is fenced; it joins again and ends well."""
+    """All processes of a member are stopped (SIGSTOP) until the other member owns its partition, and then continued (SIGCONT). The slice is
+    fenced. The member joins again and ends successfully."""
     point, others = team.points.at(step), team.points.at(Step.COMMIT)
     members = [team.begin(0), team.begin(1)]
     mark = point.reached()
@@ -89,7 +91,7 @@ def test_member_that_slept_through_its_session_commits_nothing_of_it_and_goes_on
 
 
 def test_members_outlive_a_restart_of_the_database(database_url: str, server: PostgresServer) -> None:
-    """Their sessions with Postgres are lost, not their seats: nobody joins again, and the next heartbeats go through."""
+    """The members lose their sessions with Postgres, but not their seats: no member joins again, and the next heartbeats succeed."""
     group = Group(database_url)
     try:
         first, second = group.join(), group.join()

@@ -1,4 +1,4 @@
-"""Postgres, struck at each step in turn: one of its sessions ended, one of its processes killed, the whole server stopped at once."""
+"""Postgres is struck at each step in turn: a session is terminated, a process is killed, or the whole server is stopped immediately."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ SHUFFLED = SPARK_TRANSFORM.rstrip() + ".repartition(2)\n"
 
 @pytest.fixture
 def seed(pytestconfig: pytest.Config) -> int:
-    """The run's, which deals the steps to the strikes."""
+    """The seed of the test run, which distributes the steps among the strikes."""
     return int(pytestconfig.getoption("randomly_seed", 0))
 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A session for the module, in this process."""
+    """A Spark session in this process, for the whole module."""
     with spark_session(tmp_path_factory.mktemp("transforms")):
         yield
 
 
 def strike_each(steps: Sequence[Step], chaos: Trial, server: PostgresServer, strike: Strike) -> None:
-    """The run fails as unavailable; its next try loads the rest, or finds that there is nothing left to load."""
+    """The run fails as unavailable. The next try loads the rest, or finds that nothing is left to load."""
     for step in steps:
         with chaos.held_here(step) as held:
-            # before ⑦ the commit's own session is closed already, and there is only the driver's
+            # before ⑦, the session of the commit is already closed, and only that of the driver is left
             strike(server, server.backend(DRIVER_SESSIONS if step is Step.RECEIPT else COMMIT_SESSIONS))
             held.point.release()
             server.up()
@@ -56,7 +56,7 @@ def strike_each(steps: Sequence[Step], chaos: Trial, server: PostgresServer, str
 
 @pytest.mark.parametrize("number", range(len(STRIKES)), ids=STRIKES)
 def test_postgres_struck_at_each_step_leaves_all_of_a_slice_or_nothing(trial, server: PostgresServer, seed: int, number: int):
-    """Each slice has a transaction of its own, which is there or not."""
+    """Each slice has a separate transaction, which is stored as a whole or not at all."""
     strike = list(STRIKES.values())[number]
     strike_each(dealt(list(Step), number, len(STRIKES), seed), trial(2), server, strike)
 
@@ -64,7 +64,7 @@ def test_postgres_struck_at_each_step_leaves_all_of_a_slice_or_nothing(trial, se
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("number", range(len(STAGED)), ids=STAGED)
 def test_postgres_struck_at_each_step_leaves_all_of_a_staged_batch_or_nothing(trial, server: PostgresServer, seed: int, number: int):
-    """All slices of a batch, whose rows a shuffle has mixed, have one transaction. What was staged is gone with a server that crashed."""
+    """All slices of a batch, whose rows a shuffle has mixed, share one transaction. If the server crashes, the staged rows are lost."""
     chaos = trial(2, SHUFFLED)
     chaos.together = True
     chaos.run = lambda task: run_here(chaos.scenario, task=task)
@@ -73,18 +73,18 @@ def test_postgres_struck_at_each_step_leaves_all_of_a_staged_batch_or_nothing(tr
 
 @pytest.mark.parametrize("strike", STRIKES.values(), ids=STRIKES)
 def test_commit_whose_answer_is_lost_is_stored_once(trial, server: PostgresServer, strike: Strike):
-    """⑥ was done, and Postgres was struck before it said so: the row is read, and nothing is loaded a second time."""
+    """⑥ succeeded, but Postgres was struck before it answered. The row is read again, and nothing is loaded a second time."""
     chaos = trial(2)
     with chaos.held_here(Step.COMMIT) as held:
         with server.withholding_answers():
             pid = server.backend(COMMIT_SESSIONS)
             held.point.release()
             until(lambda: server.waits(pid, "SyncRep"), "the commit is on disk and its answer is withheld")
-            chaos.check_stored(held.mark, committed=False)  # nobody else sees it yet
+            chaos.check_stored(held.mark, committed=False)  # no other session sees it yet
             strike(server, pid)
             server.up()
         error = held.run.exception(60)
-    # where the driver's own session was lost too, the try fails when it has nothing left to do
+    # if the driver's session was lost too, the try fails once it has nothing left to do
     assert error is None if strike is PostgresServer.terminate else isinstance(error, DatabaseUnavailable)
     chaos.check_stored(held.mark, committed=True)
     assert chaos.run_here().records == 0

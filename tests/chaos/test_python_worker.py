@@ -1,4 +1,4 @@
-"""A Python worker of Spark, killed at each step in turn: Spark runs the task again, and the slice is stored once."""
+"""A Python worker of Spark is killed at each step in turn: Spark runs the task again, and the slice is stored once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemark.local.processes import gone
 from tidemark.sink.steps import Step
 
 TRIES = 4
-"""Of a task, as on a cluster; local mode takes one unless it is told otherwise."""
+"""Tries per task, as on a cluster. The default in local mode is one."""
 
 
 def with_retries(chaos: Trial) -> None:
@@ -33,7 +33,7 @@ def kill_at(point: Point) -> Mark:
 
 @pytest.mark.parametrize("transform", [pytest.param(TRANSFORM, id="function-form"), pytest.param(SPARK_TRANSFORM, id="spark-form")])
 def test_task_whose_worker_was_killed_at_any_step_runs_again_in_the_same_attempt(trial, transform):
-    """Before COMMIT the next worker does all of it again; after it finds the ledger row of its twin, and answers with that."""
+    """Before COMMIT, the next worker does all the work again. After COMMIT, it finds the ledger row of its twin and returns that."""
     chaos = trial(len(Step), transform)
     with_retries(chaos)
     chaos.feed.add()
@@ -54,7 +54,7 @@ def test_task_whose_worker_was_killed_at_any_step_runs_again_in_the_same_attempt
 
 
 def test_slice_whose_worker_dies_at_every_try_is_left_to_the_next_attempt(trial):
-    """Spark gives up, the attempt fails as unavailable, and what the other tasks had committed stays."""
+    """Spark gives up, and the attempt fails as unavailable. What the other tasks have committed stays."""
     chaos = trial(2)
     with_retries(chaos)
     chaos.feed.add()

@@ -1,4 +1,4 @@
-"""The checks of the chaos tests themselves: they see what they are there to see."""
+"""The chaos tests' own checks detect what they are meant to detect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAMPERED = {
 
 
 def test_reader_sees_every_way_in_which_the_tables_can_disagree(trial):
-    """What a run leaves is good; with any one thing about it changed, it is not."""
+    """The result of a run is good. After any single change to it, it is not."""
     chaos = trial(2)
     chaos.feed.add(2)
     chaos.run_here()
@@ -38,7 +38,7 @@ def test_reader_sees_every_way_in_which_the_tables_can_disagree(trial):
     for what, (statement, told) in TAMPERED.items():
         with contextlib.closing(psycopg2.connect(chaos.scenario.database_url)) as session, session.cursor() as cur:
             cur.execute(statement.format(sink=chaos.scenario.table))
-            found = problems(chaos.feed, snapshot(cur, chaos.scenario.table, chaos.feed.topic), good)  # and then it is rolled back
+            found = problems(chaos.feed, snapshot(cur, chaos.scenario.table, chaos.feed.topic), good)  # the change is rolled back
         assert any(told in each for each in found), what
 
 

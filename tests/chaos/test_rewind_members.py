@@ -1,8 +1,8 @@
-"""A group of two real Spark members is rewound while both read: one stands inside a COPY, or is stopped in the middle of a rebalance.
+"""A group of two real Spark members is rewound while both read: one is inside a COPY, or is stopped in the middle of a rebalance.
 
-Nobody ends, nobody is started again, and unless the group has one anyway there is no rebalance: the members claim again in their
-generation, and go on from the new positions. A reader looks all the time: in every snapshot rows, failed records, ledger and positions
-agree, also in those right before and right after a rewind.
+No member ends or is restarted. There is no rebalance unless one is already in progress: the members claim their partitions again in the
+same generation, and continue from the new positions. A reader takes snapshots all the time. In each of them, rows, failed records, ledger
+and positions agree, even immediately before and after a rewind.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tidemark.sink.steps import Step
 from tidemark.spec.scope import Scope
 
 PARTITIONS, BACKLOG, SLICE = 4, 20, 40
-"""Partitions, rounds of the feed that are there before anybody reads, and offsets of a batch."""
+"""The number of partitions, the rounds of the feed that exist before any member reads, and the offsets per batch."""
 SESSION_MS = 20_000
 START_S, GO_ON_S = 180, 180
-"""For two drivers that start on two cores, and for a member to commit again after a rewind."""
+"""Limits for two drivers to start on two cores, and for a member to commit again after a rewind."""
 SHORT_MS = 300
 
 
 class Watcher(Reader):
-    """Looks at each snapshot by itself: a rewind takes positions back, and ledger rows out."""
+    """Checks each snapshot separately, because a rewind moves positions back and removes ledger rows."""
 
     def _note(self, seen: Snapshot) -> None:
         with self._changed:
@@ -54,7 +54,7 @@ class Watcher(Reader):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a rewind must not change."""
+    """The state that a rewind must not change."""
 
     generation: int
     members: dict[str, str]
@@ -63,7 +63,7 @@ class Membership:
 
 
 class Members:
-    """Two continuous members of one group, each a driver with a JVM and a worker, and records that arrive."""
+    """Two continuous members of one group, each a driver with a JVM and a worker, while records arrive."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
@@ -75,7 +75,7 @@ class Members:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """From when both have committed something of each of their partitions."""
+        """Starts both members. The block runs once both own partitions and more than two batches of each partition are committed."""
         enough = threading.Event()
 
         def arrive() -> None:
@@ -108,7 +108,7 @@ class Members:
         return Membership(generation, members, self.owners(), tuple(one.driver.pid for one in self.attempts if one.driver and one.running))
 
     def starts(self, batch: int) -> dict[int, int]:
-        """Where so many batches of each partition have ended."""
+        """Returns the offset at which the first ``batch`` batches of each partition end."""
         query = "SELECT partition, array_agg(start_offset ORDER BY start_offset) FROM tidemark.batch GROUP BY partition"
         return {partition: starts[batch] for partition, starts in self.sql(query)}
 
@@ -120,7 +120,8 @@ class Members:
             return applying.apply(connection, lambda _: self._cluster, lambda _: spec, made.rewind_id, by="ann")
 
     def go_on(self, done: Applied) -> float:
-        """Until each partition is behind where it was before the rewind; seconds until all were behind their new positions."""
+        """Waits until each partition has reached its position before the rewind. Returns the seconds until all were past their new
+        positions."""
         new = {part.partition.partition: part.new for _, part in done.plan}
         old = {part.partition.partition: part.old for _, part in done.plan}
         began = time.monotonic()
@@ -130,7 +131,7 @@ class Members:
         return took
 
     def check_audit(self, rewinds: int) -> None:
-        """What the history says of each rewind is what its archive holds."""
+        """Checks that the history of each rewind matches its archive."""
         found = self.sql(
             "SELECT relation, rows, (SELECT sum(sink_rows) FROM tidemark.rewind_partition part WHERE part.rewind_id = kept.rewind_id)"
             " FROM tidemark.rewind_archive kept JOIN tidemark.rewind USING (rewind_id) WHERE state = 'APPLIED'"
@@ -154,15 +155,16 @@ def members(trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> Mem
 
 
 def held(members: Members) -> Mark:
-    """Somebody who has copied the rows of a slice behind all that was read so far, and stands there with the partition's row."""
+    """Holds a member that has copied the rows of a slice beyond everything read so far, and has locked the partition's row."""
     return members.trial.points.at(Step.COPY_FAILED, start=max(members.positions().values())).reached()
 
 
 def test_members_that_are_rewound_while_they_read_go_on_without_a_rebalance_and_store_every_record_once(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit inside its COPY is waited for, and taken back with the rest; after the grace its session is ended, and it stores nothing.
-    In the middle of a rebalance it is the same: what the members claim at its end are the new positions."""
+    """The rewind waits for a commit that is inside its COPY, and takes it back with the rest. After the grace period, it ends the session
+    of the commit, which then stores nothing. The same applies in the middle of a rebalance: at its end, the members claim the new
+    positions."""
     members.trial.feed.add(BACKLOG)
     with members.reading():
         before = members.membership()

@@ -1,4 +1,4 @@
-"""Two tasks of one attempt on one slice: Spark starts a copy of a task that stands at each step in turn. One of them loads it."""
+"""Two tasks of one attempt on one slice: Spark starts a copy of a task that stands at each step in turn. One of them loads the slice."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tidemark.local import ports
 from tidemark.sink.steps import Step
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
-"""Of the two workers. Spark starts no copy of a task on the host on which it is running already, whose name is its address."""
+"""The hosts of the two workers. Spark starts no copy of a task on the host where it already runs, and the name of a host is its address."""
 
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "50ms",
-    "spark.speculation.task.duration.threshold": "300ms",  # counts for a stage of a single task
+    "spark.speculation.task.duration.threshold": "300ms",  # applies to a stage with a single task
     "spark.speculation.minTaskRuntime": "100ms",
 }
 TWO_EXECUTORS = {
@@ -56,11 +56,11 @@ def cluster() -> Iterator[SparkCluster]:
 
 
 def test_slice_that_two_tasks_of_an_attempt_commit_at_once_is_stored_once(trial, server: PostgresServer, cluster: SparkCluster):
-    """Before ② the copy overtakes. Once the first task holds the row, the copy waits for it; what the first has committed is the copy's
-    receipt too."""
+    """Before ②, the copy overtakes the first task. Once the first task holds the row, the copy waits for it. What the first task commits is
+    also the copy's receipt."""
     chaos = trial(len(Step))
     chaos.feed.add()
-    chaos.scenario.set(batch={"max_records": chaos.feed.ends[0]})  # a slice a batch, from one partition after the other
+    chaos.scenario.set(batch={"max_records": chaos.feed.ends[0]})  # one slice per batch, one partition after the other
     conf = FAST_JVM | SPECULATION | TWO_EXECUTORS | {f"spark.executorEnv.{name}": value for name, value in chaos.points.env.items()}
     chaos.scenario.connections = replace(chaos.scenario.connections, spark_master=cluster.master, spark_conf=conf)
     points = chaos.hold(list(Step))
@@ -68,7 +68,7 @@ def test_slice_that_two_tasks_of_an_attempt_commit_at_once_is_stored_once(trial,
     attempt = chaos.begin()
     for step, point, copied in zip(Step, points, copies, strict=True):
         first, copy = point.reached(), copied.reached()
-        copied.release()  # no sooner: a copy that Spark starts early would be the first at the row, or at the receipt
+        copied.release()  # not earlier: a copy that Spark starts early would be the first to reach the row, or the receipt
         assert (copy.epoch, copy.start, copy.end) == (first.epoch, first.start, first.end)
         assert copy.pid != first.pid
         if step in HOLDING_THE_ROW:
@@ -79,7 +79,7 @@ def test_slice_that_two_tasks_of_an_attempt_commit_at_once_is_stored_once(trial,
         chaos.check_stored(first, committed=step not in HOLDING_THE_ROW)
         if step is not Step.RECEIPT:
             point.release()
-    done = attempt.wait()  # the last receipt is the copy's: the first task stands before ⑦ to the end
+    done = attempt.wait()  # the copy delivers the last receipt: the first task stands before ⑦ until the end
     assert isinstance(done, Progress), attempt.log
     assert (done.state, done.records) == ("COMMITTED", sum(chaos.feed.ends))
     said = f"slice committed group={chaos.scenario.name} attempt={attempt.attempt_id} slice={chaos.feed.topic}/{first.partition} "
@@ -87,7 +87,7 @@ def test_slice_that_two_tasks_of_an_attempt_commit_at_once_is_stored_once(trial,
 
 
 def the_copy(chaos: Trial, step: Step) -> Point:
-    """Where the copy of the task leaves its mark: it is the second to come to ②, or the first if the other stands before it."""
+    """The point where the copy of the task leaves its mark. It is the second to reach ②, or the first if the other one stands before it."""
     partition = step - 1
     if step not in BEFORE_THE_ROW:
         chaos.points.at(Step.MOVE_OFFSET, partition=partition, hold=False)
@@ -96,6 +96,6 @@ def the_copy(chaos: Trial, step: Step) -> Point:
 
 def _alive_workers(cluster: SparkCluster) -> int:
     assert all(process.poll() is None for process in cluster.processes), cluster.logs()
-    with contextlib.suppress(OSError, ValueError):  # it does not answer yet, or with a page for people
+    with contextlib.suppress(OSError, ValueError):  # it does not answer yet, or answers with an HTML page
         return sum(worker["state"] == "ALIVE" for worker in cluster.state()["workers"])
     return 0

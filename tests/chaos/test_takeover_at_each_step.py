@@ -1,4 +1,4 @@
-"""Two attempts of one range: the older is asleep, or slow, at each step in turn. One of them loads it."""
+"""Two attempts of one range: the older one is stopped, or slow, at each step in turn. One of them loads the range."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tidemark.sink.steps import Step
 
 
 def test_driver_that_is_stopped_at_any_step_stores_nothing_after_a_takeover(trial, monkeypatch):
-    """SIGSTOP for driver, JVM and workers, with a slice at each step; the next try takes the partitions and loads them; SIGCONT. The
-    slices that had not come to ② are fenced there, those that held their rows find that their sessions were ended."""
-    monkeypatch.setattr(claims, "GRACE_MS", 200)  # how long the newer one waits for a row that a sleeper holds
+    """Driver, JVM and workers are stopped (SIGSTOP) with a slice at each step. The next try takes over the partitions and loads the slices.
+    Then the processes are continued (SIGCONT). Slices that had not reached ② are fenced there; those that held their rows find their
+    sessions ended."""
+    monkeypatch.setattr(claims, "GRACE_MS", 200)  # how long the newer attempt waits for a row that a stopped process holds
     chaos = trial(len(Step) + 1)
     chaos.feed.add()
     points = chaos.hold(list(Step))
@@ -37,8 +38,8 @@ def test_driver_that_is_stopped_at_any_step_stores_nothing_after_a_takeover(tria
 
 
 def test_older_of_two_attempts_that_planned_one_range_is_fenced_whatever_the_newer_does(trial, server: PostgresServer):
-    """The older comes to ② while the newer is at each step of the same slice: where the newer holds the row the older waits, and is
-    fenced in any case."""
+    """The older attempt reaches ② while the newer one is at each step of the same slice. If the newer one holds the row, the older one
+    waits. It is fenced in any case."""
     chaos = trial(2)
     for step in Step:
         with chaos.held_here(Step.MOVE_OFFSET) as older:
@@ -63,7 +64,7 @@ def test_older_of_two_attempts_that_planned_one_range_is_fenced_whatever_the_new
 
 @pytest.mark.parametrize("step", HOLDING_THE_ROW, ids=lambda step: step.name.lower())
 def test_newer_attempt_waits_for_a_commit_in_flight_and_starts_behind_it(trial, server: PostgresServer, step: Step):
-    """The older holds the row and is quick enough: it commits, and the newer finds nothing left to read."""
+    """The older attempt holds the row and commits in time. The newer one finds nothing left to read."""
     chaos = trial(2)
     with chaos.held_here(step) as older, chaos.running_here() as newer:
         until(lambda: any(server.waits(pid, "Lock") for pid in server.backends(DRIVER_SESSIONS)), "the newer waits to claim")

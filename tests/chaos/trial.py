@@ -1,4 +1,5 @@
-"""One consumer under fire: its topic, its attempts one after another, the points where they are struck, and the reader who watches."""
+"""One consumer under fault injection: its topic, its successive attempts, the points at which they are struck, and the reader that
+watches."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step
 
 SLOTS = len(Step) + 1
-"""Tasks at once: a slice may stand at each step, and others go on beside them."""
+"""Concurrent tasks: a slice may stand at each step while others continue."""
 STRUCK = 0
-"""The partition whose slice is struck, where it is one."""
+"""The partition whose slice is struck, if only one is."""
 BEFORE_THE_ROW = (Step.BEGIN, Step.MOVE_OFFSET)
-"""Nothing is locked yet: who comes later overtakes."""
+"""Nothing is locked yet, so a later attempt overtakes."""
 HOLDING_THE_ROW = (Step.COPY_ROWS, Step.COPY_FAILED, Step.LEDGER, Step.COMMIT)
-"""From ② on, until it is committed, the slice's session holds the partition's row."""
+"""From ② until the commit, the slice's session holds the partition's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Held:
 
 
 class Trial:
-    """A scenario with a topic of ``partitions``, of which each run reads all that is new in one batch, a slice a partition.
+    """A scenario with a topic of ``partitions`` partitions. Each run reads everything new in one batch, with one slice per partition.
     Attempts are tries of one Airflow task until `next_run`."""
 
     def __init__(self, scenario: Scenario, points: Points, partitions: int, transform: str = TRANSFORM, *, value_bytes: int = 0) -> None:
@@ -52,9 +53,9 @@ class Trial:
         points.install(scenario.folder / "transforms")
         self.reader = Reader(scenario.database_url, scenario.table, self.feed.topic, self.feed)
         self.run: Callable[[TaskIdentity], Progress] = lambda task: scenario.run(task=task)
-        """A run in this process. Without Spark unless the test brings another."""
+        """A run in this process, without Spark unless the test provides another function."""
         self.together = False
-        """Whether a batch is committed as a whole, and not slice by slice."""
+        """Whether a batch is committed as a whole rather than slice by slice."""
         self._attempts: list[Attempt] = []
         self._runs = 1
         self._tries: Counter[int] = Counter()
@@ -62,18 +63,18 @@ class Trial:
     # ---- attempts
 
     def next_run(self) -> None:
-        """What follows are tries of another run."""
+        """Starts a new run: the attempts that follow are its tries."""
         self._runs += 1
         self._tries.clear()
 
     def begin(self, member: int = -1) -> Attempt:
-        """The next try, with a driver and Spark of its own; of one member where there are several."""
+        """Starts the next try, with a separate driver and Spark. If there are several members, it is the try of ``member``."""
         self._attempts.append(Attempt(self.scenario.spec, self.scenario.connections, self.scenario.folder, self._task(member)))
         return self._attempts[-1]
 
     @contextlib.contextmanager
     def running_here(self) -> Iterator[Future[Progress]]:
-        """The next try in a thread of this process: the same run and the same commits, and no driver to start."""
+        """The next try in a thread of this process: the same run and the same commits, but no driver that has to start."""
         task = self._task()
         with ThreadPoolExecutor(1) as pool:
             try:
@@ -87,8 +88,8 @@ class Trial:
 
     @contextlib.contextmanager
     def held_here(self, step: Step, *, rounds: int = 1) -> Iterator[Held]:
-        """Another run in this process, over new records, whose slice of partition 0 stands at ``step``; those of the other partitions are
-        committed."""
+        """Starts another run in this process, over new records. Its slice of partition 0 stands at ``step``; those of the other partitions
+        are committed."""
         self.next_run()
         self.feed.add(rounds)
         point = self.points.at(step, partition=STRUCK)
@@ -99,11 +100,11 @@ class Trial:
             yield Held(point, mark, run)
 
     def hold(self, steps: Sequence[Step]) -> list[Point]:
-        """Points for the slices of the first partitions, one a step; all of them stand at once."""
+        """Points for the slices of the first partitions, one point per step. All slices stand there at the same time."""
         return [self.points.at(step, partition=partition) for partition, step in enumerate(steps)]
 
     def wait_for_others(self, *, than: Sequence[Mark]) -> None:
-        """Until all partitions but those of these marks have reached their ends, where each is committed for itself."""
+        """Waits until all partitions except those of these marks have reached their ends, if each slice is committed separately."""
         if self.together:
             return
         held = {mark.partition for mark in than}
@@ -117,22 +118,22 @@ class Trial:
     # ---- what is stored
 
     def wait_for(self, mark: Mark) -> None:
-        """Until the slice of this mark is committed, whoever does it."""
+        """Waits until the slice of this mark is committed, by any task."""
         until(lambda: self.scenario.positions()[(self.feed.topic, mark.partition)] == mark.end, f"{mark} committed")
 
     def check_stored(self, mark: Mark, *, committed: bool) -> Snapshot:
-        """Whether the slice of this mark is stored, whole or not at all; what else is there is right."""
+        """Checks that the slice of this mark is stored as a whole or not at all, and that everything else is right."""
         seen = self.reader.look()
         position = seen.positions[mark.partition]
         assert position == (mark.end if committed else mark.start), f"the position is {position}, {committed=}, {mark}"
         return seen
 
     def left(self) -> int:
-        """Offsets that are still to be read."""
+        """The number of offsets that are not read yet."""
         return sum(self.feed.ends) - sum(self.reader.look().positions.values())
 
     def check_done(self) -> None:
-        """Everything that was fed is stored exactly once, bytes and all."""
+        """Checks that everything in the feed is stored exactly once, byte for byte."""
         self.reader.look()
         ends = {(self.feed.topic, partition): end for partition, end in enumerate(self.feed.ends)}
         assert self.scenario.positions() == ends, f"{self.scenario.positions()}, not {ends}"
@@ -152,7 +153,7 @@ class Trial:
 
 
 def committed_before(step: Step) -> bool:
-    """Is a slice stored whose commit was cut off right before this step?"""
+    """Whether a slice is stored if its commit was interrupted right before this step."""
     return step is Step.RECEIPT
 
 

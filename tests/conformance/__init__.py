@@ -1,4 +1,4 @@
-"""The assignors against facts about Kafka's own: inputs and outputs of its tests, executed there, in ``assignor_cases.json``.
+"""Compares the assignors with Kafka's own. ``assignor_cases.json`` has the inputs and outputs of Kafka's tests, verified by running them.
 
-``python -m tests.conformance FILE`` runs any file of that format: a line for each failure, then ``N passed, N failed``.
+``python -m tests.conformance FILE`` runs any file in that format. It prints a line for each failure, then ``N passed, N failed``.
 """

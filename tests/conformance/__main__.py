@@ -1,4 +1,4 @@
-"""`python -m tests.conformance [FILE ...]`: runs the cases of files; exit status 1 if any failed."""
+"""`python -m tests.conformance [FILE ...]`: runs the cases in these files; the exit status is 1 if any case failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of cases, read: what an assignor is given, and what the reference implementation is known to answer."""
+"""Reads a file of cases: the inputs of an assignor, and the known answers of the reference implementation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Parts = dict[str, frozenset[TopicPartition]]
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an assignor, with the facts about its answer that the file holds; ``None`` where it does not."""
+    """One call of an assignor, with the known facts about its answer. A fact that the file does not state is ``None``."""
 
     name: str
     assignor: str
@@ -30,12 +30,12 @@ class Case:
     force_racks: bool = False
     expected: Parts | None = None
     final: bool = False
-    """Is ``expected`` what is reached after the cooperative follow-up rounds, and not the answer of the first call?"""
+    """Whether ``expected`` is the result of the cooperative follow-up rounds, not the answer of the first call."""
     properties: tuple[str, ...] = ()
     transferring: dict[TopicPartition, str] | None = None
     rack_mismatches: int | None = None
     order_of_hashes: bool = False
-    """Does the reference's answer depend on the order of Java's hash maps? Then only properties can be asked for."""
+    """Whether the reference's answer depends on the order of Java's hash maps. If so, only properties can be checked."""
     generator: Mapping[str, Any] | None = field(default=None)
 
     def make(self) -> Assignor:
@@ -46,7 +46,7 @@ class Case:
 
 
 def load(path: Path) -> list[Case]:
-    """The cases of a file; also of one that is a bare list of them."""
+    """The cases of a file, which may also be a bare list of them."""
     data = json.loads(path.read_text())
     return [read_case(raw) for raw in (data["cases"] if isinstance(data, dict) else data)]
 

@@ -1,4 +1,4 @@
-"""What must be true of an assignment, whoever computed it; and the verdict on a case."""
+"""The properties that every assignment must have, whichever assignor computed it, and the verdict on a case."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tidemark.group.assignors.sticky import StickyAssignor
 from tidemark.records.ranges import TopicPartition
 
 MOST_ROUNDS = 4
-"""A cooperative group is through after so many rebalances."""
+"""A cooperative group is stable after at most this many rebalances."""
 
 
 def judge(case: Case) -> list[str]:
-    """What is wrong with the assignor's answer to a case; empty: nothing."""
+    """Returns what is wrong with the assignor's answer to a case; empty if nothing is."""
     assignor = case.make()
     most = 1 if _first_only(case) else MOST_ROUNDS
     rounds, problems = run_rounds(assignor, case.metadata, case.subscriptions, most)
@@ -51,7 +51,8 @@ def judge(case: Case) -> list[str]:
 def run_rounds(
     assignor: Assignor, metadata: Metadata, subscriptions: Mapping[str, Subscription], most: int = MOST_ROUNDS
 ) -> tuple[list[Parts], list[str]]:
-    """The assignments of a rebalance and, under the cooperative protocol, of those that follow until nobody lets go of anything."""
+    """Returns the assignments of a rebalance and, under the cooperative protocol, of those that follow until no member revokes anything.
+    Also returns what is wrong with them."""
     rounds: list[Parts] = []
     problems: list[str] = []
     while True:
@@ -75,7 +76,8 @@ def run_rounds(
 
 
 def validity(metadata: Metadata, subscriptions: Mapping[str, Subscription], after: Parts, *, complete: bool) -> list[str]:
-    """Every member is there; partitions exist, go to subscribers and to one only; ``complete``: all that somebody wants are given."""
+    """Every member is present. Partitions exist, and each goes to only one member, which subscribes to it. With ``complete``, all
+    partitions that some member wants are assigned."""
     problems = []
     if set(after) != set(subscriptions):
         problems.append(f"members {sorted(after)} instead of {sorted(subscriptions)}")
@@ -97,7 +99,7 @@ def validity(metadata: Metadata, subscriptions: Mapping[str, Subscription], afte
 
 
 def balance(metadata: Metadata, subscriptions: Mapping[str, Subscription], after: Parts) -> list[str]:
-    """No member has two more than another one that subscribes to the topic of one of its partitions."""
+    """No member has two more partitions than another one that subscribes to the topic of one of them."""
     largest: dict[str, tuple[int, str]] = {}
     for member, parts in after.items():
         for topic in {part.topic for part in parts}:
@@ -111,7 +113,7 @@ def balance(metadata: Metadata, subscriptions: Mapping[str, Subscription], after
 
 
 def one_way(subscriptions: Mapping[str, Subscription], after: Parts) -> list[str]:
-    """Sticky: no two members gave each other partitions of the same topic."""
+    """Stickiness: no two members gave each other partitions of the same topic."""
     owner = {part: member for member, parts in after.items() for part in parts}
     claims = Counter(part for one in subscriptions.values() for part in one.owned)
     moves = set()
@@ -124,19 +126,19 @@ def one_way(subscriptions: Mapping[str, Subscription], after: Parts) -> list[str
 
 
 def handed_over(subscriptions: Mapping[str, Subscription], after: Parts) -> list[str]:
-    """Cooperative: within one round no partition is taken from one member and given to another."""
+    """Cooperative protocol: no partition moves from one member to another within one round."""
     taken = {part for member, one in subscriptions.items() for part in one.owned if part not in after[member]}
     gained = {part for member, parts in after.items() for part in parts - frozenset(subscriptions[member].owned)}
     return [f"{part} changed hands within one round" for part in sorted(taken & gained)[:1]]
 
 
 def anybody_lost(subscriptions: Mapping[str, Subscription], after: Parts) -> bool:
-    """Must some member let go of something, so that another round follows?"""
+    """Whether some member must give up a partition, so that another round follows."""
     return any(not frozenset(one.owned) <= after[member] for member, one in subscriptions.items())
 
 
 def rack_mismatches(metadata: Metadata, subscriptions: Mapping[str, Subscription], after: Parts) -> int:
-    """Partitions without a replica on their member's rack, of members that have one."""
+    """Counts the partitions without a replica on their member's rack. Members without a rack do not count."""
     count = 0
     for member, parts in after.items():
         rack = subscriptions[member].rack
@@ -147,7 +149,7 @@ def rack_mismatches(metadata: Metadata, subscriptions: Mapping[str, Subscription
 
 
 def difference(expected: Parts, answer: Parts) -> str:
-    """The members whose partitions are others than expected."""
+    """Describes the members whose partitions are not the expected ones."""
     texts = []
     for member in sorted(set(expected) | set(answer)):
         want, got = expected.get(member), answer.get(member)
@@ -169,12 +171,13 @@ def _sizes(parts: Parts) -> list[int]:
 
 
 def _first_only(case: Case) -> bool:
-    """Does the file know the first answer, and nothing of the rounds after it? With racks Kafka's own need not come to an end."""
+    """Whether the file has only the first answer, and nothing about the rounds after it. With racks, Kafka's own assignor may never
+    finish."""
     return case.expected is not None and not case.final and any(one.rack for one in case.subscriptions.values())
 
 
 def _far_owned(case: Case) -> bool:
-    """Kafka's own balance is promised without racks; where partitions are few, nearness may keep it from being reached."""
+    """Whether balance cannot be required. Kafka promises it only without racks: with few partitions, rack locality may prevent it."""
     return case.rack_mismatches is not None
 
 
@@ -182,7 +185,7 @@ Check = Callable[[re.Match[str], Case, list[Parts]], bool]
 
 
 def _property(text: str, case: Case, rounds: list[Parts]) -> list[str]:
-    """Whether a property that the file states in words holds; one whose words are not known here says nothing."""
+    """Checks a property that the file states in words. Unknown sentences are ignored."""
     for pattern, check in _PROPERTIES:
         found = re.fullmatch(pattern, text)
         if found and not check(found, case, rounds):
@@ -237,7 +240,7 @@ _PROPERTIES: tuple[tuple[str, Check], ...] = (
         lambda m, case, rounds: not any(one & other for one, other in combinations(rounds[-1].values(), 2)),
     ),
 )
-"""Sentences of the files, and what they mean. ``valid`` and ``balanced`` are asked of every case."""
+"""Sentences in the files, and their checks. ``valid`` and ``balanced`` are checked for every case."""
 
 
 def _transferring(case: Case) -> Mapping[TopicPartition, str]:

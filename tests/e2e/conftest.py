@@ -1,4 +1,4 @@
-"""One real Airflow for all end-to-end tests, with the project's own DAGs and consumers that belong to the tests."""
+"""One real Airflow for all end-to-end tests, with the project's own DAGs and with consumers that belong to the tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidemark.local import LocalStack
 
 @pytest.fixture(scope="session")
 def lab_session(stack: LocalStack) -> Iterator[Lab]:
-    """Four processes that read ``dags/`` of the project, with every consumer of `tests.e2e.lab` declared. They stop after the last
-    end-to-end test."""
+    """An Airflow of four processes that read the project's ``dags/``. Every consumer of `tests.e2e.lab` is declared. The processes stop
+    after the last end-to-end test."""
     with SHARED[Path(__file__).parent] as ends:
         lab = Lab(Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-e2e-"))), stack)
         ends.callback(lab.down)
@@ -26,7 +26,8 @@ def lab_session(stack: LocalStack) -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(lab_session: Lab) -> Iterator[Lab]:
-    """The one Airflow, with all four processes running. Afterwards no driver and no JVM is left, and each topic is in its sink once."""
+    """The one Airflow, with all four processes running. Checks afterwards that no driver and no JVM is left, and that each topic is in its
+    sink once."""
     lab_session.repair()
     yield lab_session
     lab_session.release_all()

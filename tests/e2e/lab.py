@@ -1,4 +1,4 @@
-"""What the end-to-end tests of a consumer's DAG share: an Airflow, consumers, points inside commits, and the checks at the end."""
+"""What the end-to-end tests of a consumer's DAG share: an Airflow, consumers, points inside commits, and the final checks."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ from tidemark.spec.transform import load_transform
 T = TypeVar("T")
 
 USERS = ("ann", "bob")
-"""Of Airflow's role that may trigger, clear, mark and answer, and nothing else."""
+"""Users whose Airflow role allows them to trigger, clear, mark and answer, and nothing else."""
 
 PASSWORD = "pg-mark-7f3a p@ss/w:rd%"
 KAFKA_PASSWORD = "kafka-mark-9c1e"
 SPARK_PASSWORD = "spark-mark-4d2b"
 MARKS = ("pg-mark-7f3a", KAFKA_PASSWORD, SPARK_PASSWORD)
-"""Parts of passwords that must be seen nowhere: what stands before the first sign that any encoding would change."""
+"""Parts of passwords, which must not appear anywhere. The part of the first password ends before the first character that an encoding would
+change."""
 
 TRANSFORM = '''
 """Records are numbers; each makes a row."""
@@ -76,7 +77,7 @@ SUITE = """
 DAEMONS = {"pyspark.daemon", "tidemark.spark.daemon"}
 
 BATCH = 400
-"""Records of a batch: with 1000 records in a topic a run has three."""
+"""Records per batch: a run over a topic with 1000 records has three batches."""
 
 CONSUMERS: dict[str, str] = {
     "happy": "",
@@ -103,9 +104,10 @@ CONSUMERS: dict[str, str] = {
     "owned": "rewind: {approval: none}\naccess: {}",
     "promised": "slo: {failed: 0}\nairflow: {owner: team-orders, retries: 2, retry_delay: 0s}",
 }
-"""Name and what is special about it. Airflow knows all of them from the start; each is used by one test, or by those of one module."""
+"""Consumers by name, with the special keys of each. Airflow knows all of them from the start. Each is used by one test, or by those of one
+module."""
 TRANSFORMS = {"live": "times"}
-"""What is not read by `transform`."""
+"""The functions of the consumers that do not use `transform`."""
 
 ALARMS = """
 
@@ -117,7 +119,7 @@ def alarm(context):
     with open("ALARMED", "a") as file:
         print(context["dag_run"].run_id, context["task"].task_id, context["exception"], file=file)
 """
-"""Behind the page's callback: a file that shows each call."""
+"""Extends the callback from the documentation: each call also adds a line to a file."""
 
 COMMON = """
 topics: [{name}]
@@ -137,7 +139,7 @@ batches: {max_records: 5}
 
 
 def eventually(ask: Callable[[], T], *, within_s: float = 180, what: str = "") -> T:
-    """The first truthy answer."""
+    """Calls ``ask`` until its answer is truthy, and returns that."""
     deadline = time.monotonic() + within_s
     while not (answer := ask()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
@@ -201,7 +203,7 @@ class Consumer:
         return run
 
     def read_here(self, task: TaskIdentity | None = None) -> None:
-        """Reads what is in the topic, in this process, as a try of ``task``: a test that is not about runs starts no driver."""
+        """Reads the records of the topic in this process, as a try of ``task``. A test that is not about runs does not need a driver."""
         spec = find_consumer(self.name, self.lab.folder / "consumers")
         connections = Connections(self.lab.url, {"bootstrap.servers": self.lab.topics.servers}, "local[1]")
         transform = load_transform(spec, [self.lab.folder / "transforms"])
@@ -211,7 +213,7 @@ class Consumer:
     # The brake
 
     def brake(self, from_offset: int = BATCH) -> None:
-        """The first commit of a slice that starts at ``from_offset`` or behind it stops just before COMMIT, until `release`."""
+        """Stops the first commit of a slice that starts at ``from_offset`` or later just before COMMIT, until `release`."""
         self.brakes.append(self.lab.points.at(Step.COMMIT, topic=self.name, start=from_offset))
 
     def release(self) -> None:
@@ -219,7 +221,7 @@ class Consumer:
             point.release()
 
     def trigger_and_stop_in_the_middle(self) -> tuple[Run, psutil.Process]:
-        """A run that has committed its first batch and stands before the COMMIT of its second, and its driver."""
+        """Starts a run that commits its first batch and stops before the COMMIT of its second. Returns the run and its driver."""
         self.brake()
         run = self.trigger()
         self.brakes[-1].reached()
@@ -231,7 +233,7 @@ class Consumer:
         return eventually(lambda: next(iter(self.drivers()), None), what=f"the driver of {self.name}")
 
     def drivers(self) -> list[psutil.Process]:
-        """Those that live."""
+        """The drivers that are running."""
         running = self.lab.sql(
             "SELECT attempt_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
             " WHERE name = %s AND attempt.state = 'RUNNING'",
@@ -254,7 +256,7 @@ class Consumer:
         return int(found[0][0])
 
     def attempts(self) -> list[tuple[str, int, str | None]]:
-        """State, try and kind of error of every attempt, oldest first."""
+        """The state, try number and kind of error of every attempt, oldest first."""
         return self.lab.sql(
             "SELECT attempt.state, try_number, error ->> 'type' FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
             " WHERE name = %s ORDER BY attempt_id",
@@ -276,7 +278,7 @@ class Lab:
         self._clients: dict[str, AirflowClient] = {}
 
     def up(self) -> None:
-        """Return when Airflow is healthy and knows every DAG."""
+        """Starts Airflow. Returns when it is healthy and knows every DAG."""
         for name in ("consumers", "transforms", "expectations", "points"):
             (self.folder / name).mkdir()
         self.set_factor(1)
@@ -296,7 +298,7 @@ class Lab:
         self._sinks()
         kafka = {
             "bootstrap.servers": self.topics.servers,
-            "sasl.password": KAFKA_PASSWORD,  # of no use without SASL, and a password all the same
+            "sasl.password": KAFKA_PASSWORD,  # unused without SASL, but still a password
         }
         secret = {"spark.hadoop.fs.s3a.secret.key": SPARK_PASSWORD}
         connections = connections_env(self.url, kafka, "local[1]")
@@ -312,14 +314,14 @@ class Lab:
                 **self.points.env,
                 **self.statsd.env,
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(["admin:admin", *(f"{name}:user" for name in USERS)]),
-                # A supervisor that was killed is noticed after 10 s, a scheduler too.
+                # Airflow detects a killed supervisor or scheduler after 10 s.
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
                 "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "2",
                 "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
-                "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "0.5",  # by which tests know that it has gone round
+                "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "0.5",  # tells the tests when the scheduler's loop has run again
                 "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
-                # Only two consumers' files change while the tests run; reading all DAG files every 10 s costs an eighth of a core.
+                # Only two consumers' files change while the tests run, and parsing all DAG files every 10 s takes an eighth of a core.
                 "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
             },
             dags=project.root() / "dags",
@@ -331,7 +333,7 @@ class Lab:
             self.client.wait_for_dag(f"consume__{name}", timeout_s=180)
 
     def sign_in(self, name: str) -> AirflowClient:
-        """As one of `USERS`; Airflow has made their passwords when it started."""
+        """A client signed in as one of `USERS`, with the password that Airflow generated when it started."""
         if name not in self._clients:
             passwords = json.loads((self.airflow.folder / "passwords.json").read_text())
             self._clients[name] = AirflowClient(self.airflow.url, user=name, password=passwords[name])
@@ -339,7 +341,7 @@ class Lab:
 
     @property
     def alarmed(self) -> Path:
-        """Gets a line for each call of the callback that the page about alerts shows."""
+        """Gets a line for each call of the callback that the documentation shows."""
         return self.folder / "alarmed"
 
     @property
@@ -347,7 +349,7 @@ class Lab:
         return self.folder / "factor"
 
     def set_factor(self, factor: int) -> None:
-        """What the transform `times` multiplies with from now on."""
+        """Sets the factor by which the transform `times` multiplies from now on."""
         fresh = self.folder / "factor.new"
         fresh.write_text(str(factor))
         fresh.rename(self.factor)
@@ -360,11 +362,11 @@ class Lab:
         self.statsd.close()
 
     def repair(self) -> None:
-        """All four processes run, whatever the test before has killed."""
+        """Starts those of the four processes that an earlier test has killed."""
         self.airflow.up()
 
     def consumer(self, name: str, partitions: int = 1) -> Consumer:
-        """The consumer with its topic; `CONSUMERS` says what is special about it."""
+        """The consumer with its topic, which is created on first use. `CONSUMERS` has its special keys."""
         if name not in self._used:
             self.topics.create(partitions, name=name)
             self._used[name] = Consumer(self, name)
@@ -384,7 +386,7 @@ class Lab:
             return cursor.fetchall() if cursor.description else []
 
     def family(self) -> list[psutil.Process]:
-        """Every process that this Airflow has started, in whatever session."""
+        """Every process that this Airflow has started, in any session."""
         found = []
         for process in psutil.process_iter():
             if environment(process).get(MARK, "").endswith(f":{self.airflow.folder}") and process.pid != os.getpid():
@@ -392,7 +394,7 @@ class Lab:
         return found
 
     def driver(self, attempt_id: int) -> psutil.Process | None:
-        """The process that a keeper has forked for this attempt, or that the task has started itself."""
+        """The process that a keeper has forked for this attempt, or that the task itself has started."""
         for process in self.family():
             with contextlib.suppress(psutil.Error):
                 if process.name() == f"attempt {attempt_id}" or _own_driver(process.cmdline(), attempt_id):
@@ -400,7 +402,7 @@ class Lab:
         return None
 
     def drivers_and_jvms(self) -> list[str]:
-        """Drivers, JVMs and Python workers that live, but for the application that small runs share and its idle daemon."""
+        """The running drivers, JVMs and Python workers, except the application that small runs share and its idle daemon."""
         found = []
         for process in self.family():
             with contextlib.suppress(psutil.Error):
@@ -416,11 +418,11 @@ class Lab:
     # Checks at the end of each test
 
     def check_nothing_runs(self) -> None:
-        """No driver, JVM or Python worker."""
+        """Waits until no driver, JVM or Python worker is running."""
         eventually(lambda: not self.drivers_and_jvms(), within_s=180, what="drivers and JVMs gone")
 
     def check_exactly_once(self) -> None:
-        """What is committed is in the sink once; ledger, sink, failed records and positions agree."""
+        """Checks that committed records are in the sink once, and that ledger, sink, failed records and positions agree."""
         for consumer in self._used.values():
             if consumer.attempts():
                 with session(self.url) as connection, transaction(connection) as cursor:
@@ -429,7 +431,7 @@ class Lab:
     # Postgres
 
     def _database(self) -> str:
-        """A migrated database, and a role with a password that can be recognised."""
+        """Creates a migrated database, and a role whose password can be recognised. Returns the URL."""
         url = self.stack.create_database("e2e")
         schema.migrate(url)
         with session(url) as connection, transaction(connection) as cursor:

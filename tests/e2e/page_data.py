@@ -1,4 +1,4 @@
-"""What the page's tests look at: six consumers with something to see, made by real runs, validations and a rewind in this process."""
+"""Data for the page's tests: six consumers with something to see, from real runs, validations and rewinds in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidemark.rewind.plan import plan
 from tidemark.spec.scope import Scope
 
 EVIL = '<script>globalThis.stolen = 1</script><img src=x onerror="globalThis.stolen = 1">'
-"""A record's payload, and the text of its error."""
+"""The payload of a record, and the text of its error."""
 REASON = "fares were doubled since noon"
 
 TRANSFORM = """
@@ -54,12 +54,12 @@ BAD = "topics: [weather]\ntransform: weather:transform\nsink: {table: lake.weath
 
 
 def topic(consumer: str) -> str:
-    """No other test's."""
+    """The consumer's topic, which no other test uses."""
     return f"shop.{consumer}"
 
 
 class Data:
-    """The consumers by name, in one database; `bad` has problems in its file, and the database of `away` does not answer."""
+    """The consumers by name, in one database. The file of `bad` has problems, and the database of `away` does not answer."""
 
     def __init__(self, folder: Path, url: str, topics: Topics) -> None:
         self.folder, self.url, self.topics = folder, url, topics
@@ -118,7 +118,7 @@ class Data:
         return TaskIdentity(f"consume__{one.name}", run_id, "consume", seat, try_number)
 
     def zombie(self, one: Scenario) -> None:
-        """A first try that still reads when the second one has taken its partitions: it is fenced and stores nothing."""
+        """The first try still reads when the second one has taken its partitions. The first is fenced and stores nothing."""
         self.runs += 1
         met: list[Slice] = []
 
@@ -131,7 +131,7 @@ class Data:
             one.run(task=self.task(one), before=second_try)
 
     def replay(self, one: Scenario) -> None:
-        """Rewinds the consumer to its first record and reads everything again; the rows that go had a note."""
+        """Rewinds the consumer to its first record and reads everything again. The rows that are removed had a note."""
         one.sql(f"ALTER TABLE {one.table} ADD COLUMN note text")
         one.sql(f"UPDATE {one.table} SET note = '{EVIL}'")
         cluster = Cluster(one.connections.kafka)
@@ -141,7 +141,7 @@ class Data:
         self.run(one)
 
     def run(self, one: Scenario, *, failing: bool = False, seat: int = 0) -> None:
-        """One run as a task of Airflow, and its validation. ``seat`` counts if the consumer has members."""
+        """Makes one run as a task of Airflow, and its validation. ``seat`` only matters if the consumer has members."""
         self.runs += 1
         task = self.task(one, seat=seat if one.spec.members > 1 else -1)
 
@@ -157,7 +157,7 @@ class Data:
             validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, suites={one.table: suite}, upsert=one.spec.upserts)
 
     def age(self, group: str) -> None:
-        """As if 25 minutes lay between its runs, and 12 between its generations."""
+        """Moves times into the past, as if there were 25 minutes between the runs and 12 between the generations."""
         aged = """
             UPDATE tidemark.{changed} AS row SET {columns}
               FROM (SELECT one.{key}, (count(*) OVER (ORDER BY one.{key} DESC) - 1) * interval '{apart}' AS age
@@ -174,14 +174,14 @@ class Data:
                 cur.execute(aged.format(changed=changed, columns=moved, table=table, key=key, apart=apart), (group,))
 
     def sample(self, group: str) -> None:
-        """The lag of the last hours, as samples have seen it: records kept coming, and a rewind has just moved two partitions back."""
+        """Stores samples of the lag in the last hours: records kept arriving, and a rewind has just moved two partitions back."""
         with session(self.url) as connection, transaction(connection) as cur:
             found = store.positions(cur, group)
             group_id = store.ensure_group(cur, group)
             now, applied = samples.state(cur, group_id)
-            cur.execute("DELETE FROM tidemark.lag_partition WHERE group_id = %s", (group_id,))  # those of its runs, a minute ago
+            cur.execute("DELETE FROM tidemark.lag_partition WHERE group_id = %s", (group_id,))  # the samples of its runs, a minute ago
             cur.execute("DELETE FROM tidemark.lag_history WHERE group_id = %s", (group_id,))
-            for step in (*range(30, 0, -1), 0.2, 0):  # the last two see the rewind, and make a rate
+            for step in (*range(30, 0, -1), 0.2, 0):  # the last two see the rewind, and yield a rate
                 at, rewound = now - timedelta(minutes=5 * step), step < 1
                 seen = {
                     (each.topic_id, each.partition.partition): Observation(
@@ -199,7 +199,7 @@ class Data:
                 assert samples.store(cur, group_id, seen)
 
     def rewind(self, one: Scenario) -> None:
-        """Applied to two partitions, so that they replay; and one that is only planned."""
+        """Applies a rewind to two partitions, so that they replay, and plans another one without applying it."""
         cluster = Cluster(one.connections.kafka)
         with session(self.url) as connection:
             for scope in (f"{topic(one.name)}:0-1", f"{topic(one.name)}:2"):

@@ -1,4 +1,4 @@
-"""Runs of the DAG ``rewind``, as the end-to-end tests follow them."""
+"""Runs of the DAG ``rewind`` in the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKS = "apply"
 
 @dataclass
 class RewindRun:
-    """A run of the DAG, whoever has started it."""
+    """A run of the DAG, whether a user or a program started it."""
 
     lab: Lab
     run_id: str
@@ -41,7 +41,8 @@ class RewindRun:
         return self.lab.client.wait(DAG, self.run_id, 180)
 
     def question(self) -> dict[str, Any]:
-        """What the person is asked, once the scheduler knows that the task waits: it loses answers that are quicker than its own loop."""
+        """Returns the question to the user, once the scheduler knows that the task waits. The scheduler loses answers that arrive before
+        its loop has run."""
         eventually(lambda: self.states().get(ASKS) in {"awaiting_input", "failed"}, what="somebody is asked")
         assert self.states()[ASKS] == "awaiting_input", self.log(ASKS)
         asked = time.time()
@@ -50,12 +51,12 @@ class RewindRun:
         return found
 
     def answer(self, option: str, *, client: AirflowClient | None = None) -> None:
-        """As the admin, or as somebody else who is signed in."""
+        """Answers as the admin, or as the user of ``client``."""
         path = f"{self.path}/{ASKS}/-1/hitlDetails"
         (client or self.lab.client).patch(path, {"chosen_options": [option], "params_input": {}})
 
     def forge(self, client: AirflowClient, task: str, value: Any) -> None:
-        """Writes what a task has handed on, as any user may."""
+        """Overwrites the XCom of a task, as any user may."""
         path = f"{self.path}/{task}/xcomEntries"
         entries = client.get(path)["xcom_entries"]
         if any(entry["key"] == "return_value" for entry in entries):
@@ -67,7 +68,7 @@ class RewindRun:
         client.patch(f"{self.path}/{task}", {"new_state": "success"})
 
     def stored(self) -> tuple[Any, ...]:
-        """State, who planned, decided and applied it, and its number."""
+        """The rewind's state, who planned, decided and applied it, and its id."""
         columns = "state, planned_by, decided_by, applied_by, rewind_id"
         (row,) = self.lab.sql(f"SELECT {columns} FROM tidemark.rewind WHERE dag_id = %s AND run_id = %s", DAG, self.run_id)
         return tuple(row)

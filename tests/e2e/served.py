@@ -1,4 +1,4 @@
-"""An api-server alone, on SQLite: for what is answered before a task would run."""
+"""An api-server alone, on SQLite, for requests that are answered before any task would run."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def served(
     commands: Sequence[Sequence[str]] = (),
     files: Sequence[Mapping[str, str]] = ({},),
 ) -> Iterator[str]:
-    """The URL of an api-server with the project's DAGs and plugin, below ``path``. ``commands`` of ``airflow`` run first; then each of
-    ``files`` is written into ``home/consumers`` and read. ``home/stale`` gets the DAGs out of service, a line for each reading."""
+    """The URL of an api-server with the project's DAGs and plugin, below ``path``. First, the ``commands`` of ``airflow`` are executed.
+    Then each of ``files`` is written into ``home/consumers``, and the DAGs are parsed. ``home/stale`` gets a line per parse, with the stale
+    DAGs."""
     port = ports.find_free()
     (home / "consumers").mkdir(exist_ok=True)
     own = {
@@ -67,7 +68,7 @@ def served(
         "AIRFLOW__CORE__DAGS_FOLDER": str(project.root() / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(project.root() / "plugins"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",  # the files are read several times
+        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",  # the files are parsed several times
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "TIDEMARK_CONSUMERS": str(home / "consumers"),
         **env,

@@ -11,7 +11,7 @@ COUNT = re.compile(r"([^:]+):(-?\d+)\|c")
 
 
 class Statsd:
-    """Listens on a UDP port of its own, in a thread. ``counters``: the sums by name, which ends with InfluxDB's tags if it has any."""
+    """Listens on a separate UDP port in a thread. ``counters``: the sums by name. A name ends with InfluxDB tags if it has any."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -22,7 +22,7 @@ class Statsd:
 
     @property
     def env(self) -> dict[str, str]:
-        """Airflow's settings: only Tidemark's metrics, with tags."""
+        """Airflow's settings: Tidemark's metrics only, with tags."""
         return {
             "AIRFLOW__METRICS__STATSD_ON": "True",
             "AIRFLOW__METRICS__STATSD_HOST": "127.0.0.1",

@@ -1,4 +1,5 @@
-"""``consume__<consumer>`` in a real Airflow, whatever dies in the middle: every record once, and nobody left who could commit."""
+"""``consume__<consumer>`` in a real Airflow. Whatever dies in the middle, every record is stored once and no process is left that could
+commit."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from tidemark.offsets.store import TaskIdentity
 
 RECORDS = 1000
 GONE_WITHIN_S = 8
-"""Within this time a driver ends after its task or supervisor has died, also on a busy machine. Airflow notices a death after 10 s."""
+"""A driver ends within this time after its task or supervisor has died, even on a busy machine. Airflow notices a death after 10 s."""
 
 
 @dataclass
 class Finished:
-    """A run without any accident, and what was seen of its processes while it was in its second batch."""
+    """A run without faults, and the command lines of its processes during its second batch."""
 
     consumer: Consumer
     run: Run
@@ -30,7 +31,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(lab_session: Lab) -> Finished:
-    """One run for all tests that only look at what a run leaves."""
+    """One run for all tests that only look at the results of a run."""
     lab_session.repair()
     consumer = lab_session.consumer("happy")
     consumer.produce(*range(RECORDS))
@@ -43,7 +44,7 @@ def finished(lab_session: Lab) -> Finished:
 
 @pytest.fixture
 def half_read(lab: Lab, request: pytest.FixtureRequest) -> tuple[Consumer, Run, psutil.Process]:
-    """A consumer whose run stands in its second batch of three, the run, and its driver. The test's marker names the consumer."""
+    """A consumer whose run has stopped in its second batch of three, the run, and its driver. The test's marker names the consumer."""
     consumer = lab.consumer(request.param)
     consumer.produce(*range(RECORDS))
     run, driver = consumer.trigger_and_stop_in_the_middle()
@@ -64,11 +65,11 @@ def assert_gone_at_once(driver: psutil.Process, since: float) -> None:
     assert time.monotonic() - since < GONE_WITHIN_S + 1
 
 
-# What a run leaves
+# Results of a run
 
 
 def test_run_loads_every_record_once_and_ends_well(lab, finished):
-    """Consume, validate and publish succeed at the first try; rows and position say the same as the topic."""
+    """Consume, validate and publish succeed at the first try. Rows and position match the topic."""
     assert finished.state == "success"
     assert finished.run.tasks() == {"consume": "success", "validate": "success", "publish": "success"}
     assert finished.consumer.rows() == list(range(RECORDS))
@@ -78,7 +79,7 @@ def test_run_loads_every_record_once_and_ends_well(lab, finished):
 
 
 def test_asset_event_carries_ranges_counts_and_verdict(lab, finished):
-    """Who waits for the sink learns exactly what is new in it, once."""
+    """Consumers of the asset learn exactly what is new in the sink, once."""
     events = [event for event in lab.client.asset_events(finished.consumer.table) if event.source_run_id == finished.run.run_id]
     assert len(events) == 1
     assert events[0].source_task_id == "publish"
@@ -97,7 +98,7 @@ def test_asset_event_carries_ranges_counts_and_verdict(lab, finished):
 
 
 def test_xcoms_are_small_and_hold_no_data(lab, finished):
-    """Counts and ranges; not a record, whatever the size of the run."""
+    """They hold counts and ranges, but no record, whatever the size of the run."""
     consumed, verdict = finished.run.xcom("consume"), finished.run.xcom("validate")
     assert (consumed["records"], consumed["loaded"], consumed["sink_rows"], consumed["deleted"]) == (RECORDS, RECORDS, RECORDS, 0)
     assert verdict["ranges"] == {"happy/0": [[0, RECORDS]]}
@@ -106,7 +107,8 @@ def test_xcoms_are_small_and_hold_no_data(lab, finished):
 
 
 def test_task_log_has_the_drivers_lines_and_progress(lab, finished):
-    """Each of the driver's lines once, at its own level, while it works; how far the run is; how it ended."""
+    """The log has each of the driver's lines once, at its level and while the driver works. It also shows how far the run is, and how it
+    ended."""
     log = finished.run.log()
     assert "attempt begins group=happy" in log
     assert log.count("slice committed group=happy") == 3
@@ -117,7 +119,7 @@ def test_task_log_has_the_drivers_lines_and_progress(lab, finished):
 
 
 def test_airflows_statistics_get_the_counts_of_a_run(lab, finished):
-    """Tagged, and with the consumer in the name for a StatsD without tags. What is zero is sent too."""
+    """They are sent with tags, and also with the consumer in the name, for a StatsD server without tags. Zeros are sent too."""
     tags = "consumer=happy,group=happy,task_id=consume"
     expected = {
         "records": RECORDS,
@@ -137,7 +139,7 @@ def test_airflows_statistics_get_the_counts_of_a_run(lab, finished):
 
 
 def test_passwords_are_seen_nowhere(lab, finished):
-    """Postgres', Kafka's and Spark's, in no command line, log, rendered template, XCom or row."""
+    """The passwords of Postgres, Kafka and Spark are in no command line, log, rendered template, XCom or row."""
     where = {f"command line {number}": line for number, line in enumerate(finished.command_lines)}
     where |= {str(path): path.read_text(errors="replace") for path in (lab.airflow.folder / "logs").rglob("*.log*") if path.is_file()}
     instances = f"dags/{finished.consumer.dag}/dagRuns/{finished.run.run_id}/taskInstances"
@@ -158,8 +160,8 @@ def test_passwords_are_seen_nowhere(lab, finished):
 
 
 def test_run_with_nothing_to_read_is_one_task_that_starts_no_driver_and_tells_nobody(lab):
-    """The first one makes the positions, in a driver without Spark. From then on the task alone finds that there is nothing to read, and
-    skips the others."""
+    """The first run creates the positions, in a driver without Spark. From then on, the task finds without a driver that there is nothing
+    to read, and skips the other tasks."""
     consumer = lab.consumer("empty")
     assert consumer.trigger().wait() == "success"
     run = consumer.trigger()
@@ -179,7 +181,7 @@ def test_run_with_nothing_to_read_is_one_task_that_starts_no_driver_and_tells_no
 
 
 def test_try_with_nothing_left_to_read_validates_and_publishes_what_the_one_before_committed(lab):
-    """The word of the first try got lost, its rows did not: nothing after the second try is skipped."""
+    """The result of the first try was lost, but its rows were not: no task after the second try is skipped."""
     consumer = lab.consumer("word-lost")
     consumer.produce(1, 2, 3)
     run = Run(lab.client, consumer, lab.client.trigger(consumer.dag))  # waits, because the DAG is paused
@@ -193,12 +195,12 @@ def test_try_with_nothing_left_to_read_validates_and_publishes_what_the_one_befo
     assert consumer.validated() == [1, 2, 3]
 
 
-# What dies in the middle; the task and its supervisor in `tests.e2e.test_consume_steps`
+# Deaths in the middle of a run; `tests.e2e.test_consume_steps` covers the task and its supervisor
 
 
 @stopped("driver-killed")
 def test_killed_driver_is_retried_and_every_record_comes_once(lab, half_read):
-    """A driver killed with SIGKILL: the task says so, the next try goes on behind what was committed."""
+    """A driver is killed with SIGKILL. The task reports that, and the next try continues after what was committed."""
     consumer, run, driver = half_read
     worker = consumer.brakes[-1].reached().process
     driver.kill()
@@ -209,18 +211,18 @@ def test_killed_driver_is_retried_and_every_record_comes_once(lab, half_read):
     assert "was killed by SIGKILL" in run.log(try_number=1)
     assert consumer.rows() == list(range(RECORDS))
     assert consumer.attempts() == [("FAILED", 1, "DriverDied"), ("COMMITTED", 2, None)]
-    assert lab.statsd.counters["airflow.tidemark.driver-killed.consume.loaded"] == RECORDS  # also what the failed try had committed
+    assert lab.statsd.counters["airflow.tidemark.driver-killed.consume.loaded"] == RECORDS  # including what the failed try had committed
 
 
 @stopped("marked-failed")
 def test_task_marked_failed_leaves_no_driver(lab, half_read):
-    """Somebody marks the running task as failed: the driver is gone with the next heartbeat, and its attempt is over."""
+    """A user marks the running task as failed. The driver ends with the next heartbeat, and its attempt is over."""
     consumer, run, driver = half_read
     run.mark_failed()
     eventually(lambda: gone(driver), what="the driver gone")
     assert run.wait() == "failed"
     assert run.tasks()["validate"] == "upstream_failed"
-    lab.check_nothing_runs()  # whoever is released before that may still commit: a Python worker outlives its driver by moments
+    lab.check_nothing_runs()  # a Python worker outlives its driver for a moment, and could still commit if it were released earlier
     assert consumer.rows() == list(range(BATCH))
     assert [attempt[0] for attempt in consumer.attempts()] == ["FAILED"]
 
@@ -240,7 +242,7 @@ def test_task_that_takes_too_long_leaves_no_driver(lab):
 
 @stopped("scheduler-killed")
 def test_scheduler_killed_and_started_again_leaves_no_driver_and_every_record_once(lab, half_read):
-    """With the scheduler's whole group its tasks die, and their drivers with them; its successor tries again."""
+    """The tasks die with the scheduler's whole process group, and their drivers die with them. The next scheduler retries them."""
     consumer, run, driver = half_read
     since = time.monotonic()
     lab.airflow.kill("scheduler")
@@ -253,7 +255,7 @@ def test_scheduler_killed_and_started_again_leaves_no_driver_and_every_record_on
 
 
 def test_broker_that_is_away_is_tried_again(lab):
-    """An outage fails the try and moves nothing; when the broker is back, the retry loads everything."""
+    """An outage fails the try and moves no position. When the broker is back, the retry loads everything."""
     consumer = lab.consumer("away")
     consumer.produce(*range(BATCH))
     lab.stack.stop_kafka()
@@ -270,12 +272,12 @@ def test_broker_that_is_away_is_tried_again(lab):
     assert consumer.rows() == list(range(BATCH))
 
 
-# What is not right
+# Data and configuration errors
 
 
 def test_critical_verdict_stops_the_asset_event_and_hides_the_rows(lab):
-    """The rows are committed and stay; validate fails without a retry, publish does not run, the validated view shows nothing. Where the
-    file says so, the rows are taken out, and the group is back where it was."""
+    """The rows are committed and stay. The task ``validate`` fails without a retry, ``publish`` does not run, and the validated view is
+    empty. If the consumer's file says so, the rows are removed, and the group is back at its old position."""
     consumer, rewound = lab.consumer("critical"), lab.consumer("taken-back")
     for each in (consumer, rewound):
         each.produce(1, 2, 3_000_000)
@@ -293,7 +295,7 @@ def test_critical_verdict_stops_the_asset_event_and_hides_the_rows(lab):
 
 
 def test_warning_is_reported_and_published(lab):
-    """Nobody is held up: the event says that there is a warning, the log which."""
+    """Nothing is blocked: the event says that there is a warning, and the log says which."""
     consumer = lab.consumer("warning")
     consumer.produce(1, -2, 3)
     run = consumer.trigger()
@@ -305,8 +307,8 @@ def test_warning_is_reported_and_published(lab):
 
 
 def test_file_with_a_problem_fails_at_once_with_its_text(lab):
-    """Place, problem and fix are in the log; it is not tried again. Airflow's home page shows the same as an import error, which hides no
-    DAG."""
+    """The log has place, problem and fix, and the task is not retried. Airflow's home page shows the same text as an import error, which
+    hides no DAG."""
     (failure,) = lab.client.import_errors()
     assert failure.file.endswith("broken_consumers.py")
     assert 'unknown key "batches"; did you mean "batch"?' in failure.trace
@@ -318,7 +320,7 @@ def test_file_with_a_problem_fails_at_once_with_its_text(lab):
 
 
 def test_missing_connection_fails_at_once_with_its_name(lab):
-    """Trying again would not make it; the text says what to add and where."""
+    """A retry would not create it. The message says what to add and where."""
     run = lab.consumer("nowhere").trigger()
     assert run.wait() == "failed"
     assert run.tries() == ["failed"]

@@ -1,4 +1,5 @@
-"""The task of a consumer's DAG or its supervisor, killed while a commit stands at each step: Airflow tries again, every record once."""
+"""The task of a consumer's DAG or its supervisor is killed while a commit stands at each step. Airflow retries; every record is stored
+once."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ CHAINS = {
     "steps-3-4": (Step.COPY_ROWS, Step.COPY_FAILED),
     "steps-5-7": (Step.LEDGER, Step.COMMIT, Step.RECEIPT),
 }
-"""Consumers, and the steps at which their tries are struck. ``make test`` samples one of them, in which a task and a supervisor are killed;
-`tests.chaos.test_driver` has a slice at every step in every run."""
+"""Consumers, and the steps at which their tries are struck. ``make test`` samples one consumer, with both a task and a supervisor that are
+killed. `tests.chaos.test_driver` has a slice at every step in every run."""
 
 
 def task_of(run: Run) -> psutil.Process:
@@ -38,7 +39,7 @@ def supervisor_of(run: Run) -> psutil.Process:
 
 
 class Chain:
-    """One run of a consumer, each of whose tries is struck at the next point; the last one is not."""
+    """One run of a consumer. Each of its tries is struck at the next point, except the last one."""
 
     def __init__(self, lab: Lab, consumer: Consumer, steps: tuple[Step, ...]) -> None:
         self.lab, self.consumer = lab, consumer
@@ -74,8 +75,8 @@ def chain(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Chain]:
 
 @pytest.mark.sampled
 def test_task_or_supervisor_killed_at_a_step_is_tried_again_and_every_record_comes_once(lab, chain):
-    """The task at odd steps, its supervisor at even ones: the driver dies with either, and the next try goes on behind what was
-    committed. Whoever reads meanwhile sees nothing half done."""
+    """The task is killed at odd steps, its supervisor at even ones. The driver dies with either, and the next try continues after what was
+    committed. A concurrent reader never sees anything half done."""
     chain.strike()
     assert chain.run.wait(120) == "success"
     count = len(chain.strikes)

@@ -13,7 +13,7 @@ LIMIT_S = 900
 
 def test_demo_kills_a_driver_and_accounts_for_every_record() -> None:
     with tempfile.TemporaryDirectory(prefix="tidemark-demo-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)  # where root runs this, Postgres is another user
+        Path(folder).chmod(0o755)  # if root runs this, Postgres runs as another user
         env = {**os.environ, "TIDEMARK_STATE": folder}
         done = subprocess.run([sys.executable, "-m", "demo"], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""A consumer with several members in Airflow: a mapped task, a driver each, and a seat for each map index."""
+"""A consumer with several members in Airflow: a mapped task, with a driver and a seat for each map index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ RECORDS = 1000
 
 
 def test_member_that_is_killed_is_tried_again_in_its_seat_and_every_record_comes_once(lab):
-    """Both members read; one driver is killed in the middle. Its next try takes the seat at once, and the other need not wait for it."""
+    """Both members read, and one driver is killed in the middle. Its next try takes the seat at once, and the other member does not have to
+    wait for it."""
     consumer = lab.consumer("team", partitions=2)
     numbers = [range(RECORDS), range(RECORDS, 2 * RECORDS)]
     for partition in range(2):

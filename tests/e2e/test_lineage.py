@@ -1,4 +1,4 @@
-"""What Airflow's provider for OpenLineage says of a consumer's tasks, in the events of its file transport."""
+"""What Airflow's OpenLineage provider reports about a consumer's tasks, in the events of its file transport."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.e2e.lab import MARKS, Lab
 from tidemark.local import airflow_settings
 
 TOO_LARGE = 2_000_000
-"""A number that the suite refuses."""
+"""A number that fails the suite."""
 
 
 @pytest.fixture(scope="module")
 def events(lab_session: Lab, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The last event of each task of one run with two members and a critical validation.
 
-    Run by ``airflow dags test``: Airflow's task runner in one process, so that only this run loads the provider.
+    ``airflow dags test`` executes the run: Airflow's task runner in one process, so that only this run loads the provider.
     """
     lab_session.repair()
     consumer = lab_session.consumer("traced", partitions=2)
@@ -53,7 +53,8 @@ def of_task(events: list[dict[str, Any]], task: str) -> list[dict[str, Any]]:
 
 
 def test_run_has_its_topics_with_the_ranges_as_inputs(lab: Lab, events: list[dict[str, Any]]) -> None:
-    """By member; together they are what the topic holds. A member that read nothing names the topic, with no record."""
+    """Each member has its own inputs; together they are what the topic holds. A member that read nothing names the topic, with zero
+    records."""
     consumed = of_task(events, "consume")
     assert [event["eventType"] for event in consumed] == ["COMPLETE"] * 2
     inputs = [dataset for event in consumed for dataset in event["inputs"]]
@@ -70,7 +71,7 @@ def test_run_has_its_topics_with_the_ranges_as_inputs(lab: Lab, events: list[dic
 
 
 def test_run_has_its_table_with_columns_and_rows_as_output(lab: Lab, events: list[dict[str, Any]]) -> None:
-    """Named as OpenLineage names tables of Postgres, without the login."""
+    """The table is named as OpenLineage names Postgres tables, without the login."""
     address = urlsplit(lab.url)
     outputs = [dataset for event in of_task(events, "consume") for dataset in event["outputs"]]
     assert {(one["namespace"], one["name"]) for one in outputs} == {
@@ -87,7 +88,7 @@ def test_run_has_its_table_with_columns_and_rows_as_output(lab: Lab, events: lis
 
 
 def test_validation_has_its_results_as_assertions_on_the_table(events: list[dict[str, Any]]) -> None:
-    """Also of a task that failed with a critical verdict."""
+    """This includes a task that failed with a critical verdict."""
     (validated,) = of_task(events, "validate")
     assert validated["eventType"] == "FAIL"
     (table,) = validated["inputs"]
@@ -101,6 +102,6 @@ def test_validation_has_its_results_as_assertions_on_the_table(events: list[dict
 
 
 def test_events_hold_no_password_and_no_value_of_a_row(events: list[dict[str, Any]]) -> None:
-    """Nor the error of the failed task, which Airflow's provider adds."""
+    """Nor do they hold the error of the failed task, which Airflow's provider adds."""
     text = json.dumps(events)
     assert [mark for mark in (*MARKS, str(TOO_LARGE)) if mark in text] == []

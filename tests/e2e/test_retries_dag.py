@@ -1,4 +1,5 @@
-"""The DAGs ``drain_retries`` and ``redrive`` in a real Airflow: records that failed climb their ladder, land, or are sent round again."""
+"""The DAGs ``drain_retries``, ``redrive`` and ``discard`` in a real Airflow: failed records climb their ladder and are loaded, redriven or
+discarded."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.transform import load_transform
 
 DELAYS = "[1h, 2h]"
-"""Nothing is due before a test says so."""
+"""So long that nothing is due before a test makes it due."""
 DRAINS, REDRIVE, DISCARD = "drain_retries", "redrive", "discard"
 RECORDS = 10
 TASKS = ("relay", "due", "drain", "validate", "publish", "done")
@@ -53,7 +54,7 @@ def transform(record: Record) -> Row:
 
 
 class Ladder:
-    """A consumer with a ladder, whose rows are judged. Its service answers as `say` says."""
+    """A consumer with a ladder and a validation. Its transform calls a service, whose answers are set with `say`."""
 
     def __init__(self, lab: Lab, name: str) -> None:
         self.lab, self.name, self.folder, self.answers = lab, name, lab.folder, lab.folder / "answers.json"
@@ -73,11 +74,11 @@ class Ladder:
         return find_consumer(self.name, self.folder / "consumers")
 
     def say(self, answers: dict[str, str]) -> None:
-        """What the service answers from now on, by the record's number."""
+        """Sets the service's answers from now on, by the record's number."""
         self.answers.write_text(json.dumps(answers))
 
     def failed(self) -> dict[int, tuple[str, str | None, bool]]:
-        """State and topic of each record that was not loaded at once, and whether it is published there, by its offset."""
+        """By offset, the state and topic of each record that was not loaded at once, and whether it has been published to that topic."""
         query = (
             "SELECT record_offset, failed_record.state, hop_topic, hop_offset IS NOT NULL FROM tidemark.failed_record"
             " JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
@@ -85,12 +86,12 @@ class Ladder:
         return {offset: (state, topic, published) for offset, state, topic, published in self.lab.sql(query, self.name)}
 
     def attempts(self) -> set[tuple[str, str]]:
-        """DAG and task of every attempt."""
+        """The DAG and task of every attempt."""
         query = "SELECT DISTINCT dag_id, task_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
         return {tuple(row) for row in self.lab.sql(query, self.name)}
 
     def announced(self) -> list[tuple[str, dict[str, Any]]]:
-        """DAG and ranges of every event of its sink, oldest first."""
+        """The DAG and ranges of every event of the sink, oldest first."""
         return [(event.source_dag_id, event.extra["ranges"]) for event in self.lab.client.asset_events(self.consumer.table)]
 
     def check(self) -> None:
@@ -103,7 +104,7 @@ class Ladder:
 
 
 def make_due(lab: Lab, *ladders: Ladder, in_s: float = 0) -> None:
-    """All that waits is due so soon, as if the time of its delay had gone by."""
+    """Makes all waiting records due in ``in_s`` seconds, as if their delay had passed."""
     lab.sql(
         "UPDATE tidemark.failed_record SET due_at = clock_timestamp() + make_interval(secs => %s) FROM tidemark.consumer_group grp"
         " WHERE failed_record.group_id = grp.group_id AND failed_record.state = 'WAITING' AND grp.name = ANY (%s)",
@@ -117,12 +118,12 @@ def states(lab: Lab, dag: str, run_id: str) -> dict[str, str | None]:
 
 
 def marks() -> int:
-    """How often the schedule's time has come until now, every five minutes."""
+    """The number of times the five-minute schedule has been due up to now."""
     return int(time.time() // 300)
 
 
 def drained_in(lab: Lab, ladder: Ladder, *, within_s: float) -> str:
-    """The run of the drains in which the consumer's newest drain is, which must begin so soon."""
+    """Waits for a drain of the consumer, which must begin within this time, and returns the run to which the newest one belongs."""
     query = (
         "SELECT run_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
         " WHERE name = %s AND task_id = 'drain' ORDER BY attempt_id DESC LIMIT 1"
@@ -133,7 +134,7 @@ def drained_in(lab: Lab, ladder: Ladder, *, within_s: float) -> str:
 
 @pytest.fixture(scope="module")
 def ladders(lab_session: Lab) -> dict[str, Ladder]:
-    """By name. Airflow knows them."""
+    """The consumers by name, once Airflow knows their DAGs."""
     lab_session.repair()
     made = {name: Ladder(lab_session, name) for name in ("ladder", "sound", "rotten")}
     for dag in (DRAINS, REDRIVE, DISCARD, *(each.consumer.dag for each in made.values())):
@@ -143,14 +144,14 @@ def ladders(lab_session: Lab) -> dict[str, Ladder]:
 
 @pytest.fixture
 def ladder(lab: Lab, ladders: dict[str, Ladder]) -> Ladder:
-    """Of a whole Airflow, with nothing running when the test is over."""
+    """A consumer in an intact Airflow, with nothing running when the test is over."""
     return ladders["ladder"]
 
 
 def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, ladder: Ladder) -> None:
-    """A run publishes what it has handed off. When something is due, a run of the drains begins by itself, long before its schedule's. It
-    loads a record with the lineage of its first reading, judges it and announces it, or sends it to the next delay; what failed for good
-    is planned, looked at by a person, sent round, and loaded at once. Where nothing is due, no driver is started."""
+    """A run publishes the records that it has handed off. When one is due, a run of the drains starts by itself, long before the schedule.
+    It loads a record with the lineage of its first read, validates and announces it, or sends it to the next delay. The redrive of a record
+    that failed permanently is planned and approved by a person, and the record is loaded at once. If nothing is due, no driver starts."""
     consumer = ladder.consumer
     ladder.say({"3": "retry", "5": "retry", "7": "fail"})
     consumer.produce(*range(RECORDS))
@@ -162,7 +163,7 @@ def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, la
     ladder.say({"5": "retry"})
     began = marks()
     make_due(lab, ladder, in_s=2)
-    woken = drained_in(lab, ladder, within_s=180)  # it may have been woken for another test a moment ago, and is quiet for a minute then
+    woken = drained_in(lab, ladder, within_s=180)  # another test may just have woken it, and then it is quiet for a minute
     assert woken.startswith("asset_triggered__") or marks() > began, "neither woken, nor was it the schedule's time"
     assert lab.client.wait(DRAINS, woken, 180) == "success"
     assert set(states(lab, DRAINS, woken).items()) == {(task, "success") for task in TASKS}
@@ -197,8 +198,8 @@ def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, la
 
 
 def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_else(lab: Lab, ladders: dict[str, Ladder]) -> None:
-    """Two consumers are drained in one run. What one of them loaded is critical: there is no event of its sink, its rows stay, and the run
-    fails. The other one's are announced all the same."""
+    """One run drains two consumers. The verdict on the rows of one is critical: its sink gets no event, the rows stay, and the run fails.
+    The rows of the other are announced nevertheless."""
     sound, rotten = ladders["sound"], ladders["rotten"]
     sound.say({"17": "retry", "17000000": "retry"})
     at = sound.consumer.produced
@@ -227,7 +228,8 @@ def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_els
 
 
 def test_records_are_discarded_by_a_person_after_another_has_seen_them(lab: Lab, ladders: dict[str, Ladder]) -> None:
-    """Under the user's name, with the approver in the reason. A dry run changes nothing, and an empty filter is refused."""
+    """The discard is stored under the user's name, with the approver in the reason. A dry run changes nothing, and an empty filter is
+    refused."""
     sound = ladders["sound"]
     sound.say({"424242": "fail", "434343": "fail"})
     sound.consumer.produce(424242, 434343)
@@ -251,8 +253,8 @@ def test_records_are_discarded_by_a_person_after_another_has_seen_them(lab: Lab,
 
 
 def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab: Lab, ladder: Ladder) -> None:
-    """Over REST anything can be sent. What JSON schema can refuse is refused before a run exists, the rest fails at once, and stores
-    nothing."""
+    """REST clients can send anything. Whatever JSON schema can reject is refused before a run exists. All other mistakes make the run fail
+    at once, and nothing is stored."""
     before = lab.sql("SELECT count(*) FROM tidemark.redrive")
     run_id = ladder.redrive(
         consumer="lader", since="2026-10-25", key_hex="0", numbers="1, two", eror="KeyError", from_offset=5, to_offset=5
@@ -277,7 +279,7 @@ def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab
 
 
 def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder: Ladder) -> None:
-    """Every field has a title and a section, every choice its words, and the check knows exactly these fields."""
+    """Every field has a title and a section, every choice has a label, and the check knows exactly these fields."""
     from tidemark.airflow.redrive import FIELDS
 
     def schemas_now() -> dict[str, Any]:
@@ -292,7 +294,7 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
 
 
 def answer(lab: Lab, run_id: str, option: str, dag: str = REDRIVE) -> dict[str, Any]:
-    """Answers the question of a run once the scheduler knows that it waits (it loses answers that are quicker); what was asked."""
+    """Answers a run's question once the scheduler knows that the run waits (it loses earlier answers). Returns the question."""
     path = f"dags/{dag}/dagRuns/{quote(run_id, safe='')}/taskInstances/apply/-1/hitlDetails"
     eventually(lambda: states(lab, dag, run_id).get("apply") == "awaiting_input", within_s=180, what="somebody is asked")
     question: dict[str, Any] = lab.client.get(path)

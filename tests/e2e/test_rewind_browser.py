@@ -1,7 +1,7 @@
 """A person rewinds a group that is reading: form, plan, approval and undo in a real browser, on the pages of a real Airflow.
 
-Needs a Chromium on the machine. With ``TIDEMARK_SCREENSHOTS=folder`` it leaves the pictures of the documentation there; then run it alone,
-because the pages show the runs of other tests, too.
+Needs a Chromium on the machine. With ``TIDEMARK_SCREENSHOTS=folder``, the test saves the documentation's screenshots in that folder. Run it
+alone then, because the pages also show the runs of other tests.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ FLAGS = (
 )
 WIDTH, HEIGHT = 1280, 720
 TALL = 1300
-"""The form with a section open."""
+"""The height of a window for the form with a section open."""
 TARGET, WRONG = 20, 30
-"""Where to rewind to, and how many records are read wrongly at least."""
+"""The offset to rewind to, and the minimum number of wrong rows in each partition."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 
 class Person:
-    """Somebody who is signed in and looks at a page."""
+    """A signed-in user, and the page that they look at."""
 
     def __init__(self, lab: Lab, page: Page) -> None:
         self.lab, self.page = lab, page
         self._shots = os.environ.get("TIDEMARK_SCREENSHOTS")
 
     def asks(self, consumer: str, scenario: str, value: str, reason: str, *, shot: str = "") -> RewindRun:
-        """Fills the form in, from the top to the button."""
+        """Fills in the form and submits it."""
         self._open(f"dags/{DAG}")
         self.page.get_by_role("button", name="Trigger").first.click()
         dialog = self.page.locator("[role=dialog][aria-modal=true]")
@@ -67,7 +67,7 @@ class Person:
         return RewindRun(self.lab, sent.value.json()["dag_run_id"])
 
     def reads_the_plan(self, run: RewindRun) -> str:
-        """What stands on the page on which it is approved or rejected."""
+        """Returns the text of the page on which the plan is approved or rejected."""
         run.question()
         self._open(f"dags/{DAG}/runs/{quote(run.run_id, safe='')}/tasks/apply/required_actions")
         self.page.get_by_role("button", name="Approve").wait_for()
@@ -79,7 +79,7 @@ class Person:
             self.page.get_by_role("button", name="Approve").click()
 
     def looks_at(self, run: RewindRun, task: str, words: str, *, shot: str = "") -> None:
-        """The page of a task, whose log says so."""
+        """Opens the page of a task and waits until its log shows these words."""
         self._open(f"dags/{DAG}/runs/{quote(run.run_id, safe='')}/tasks/{task}")
         self.page.get_by_text(words).first.wait_for()
         self._shoot(shot)
@@ -97,14 +97,14 @@ class Person:
     def _shoot(self, name: str, height: int = HEIGHT) -> None:
         if self._shots and name:
             self.page.set_viewport_size({"width": WIDTH, "height": height})
-            self.page.wait_for_timeout(1000)  # a section opens, and a page draws itself anew, little by little
+            self.page.wait_for_timeout(1000)  # sections open and pages are redrawn gradually
             self.page.screenshot(path=Path(self._shots) / f"{name}.png")
             self.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
 
 
 @pytest.fixture
 def person(lab: Lab) -> Iterator[Person]:
-    """Signed in as Airflow's admin, in a browser of their own."""
+    """A person who is signed in as Airflow's admin, in a new browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
@@ -115,7 +115,7 @@ def person(lab: Lab) -> Iterator[Person]:
 
 
 class Live:
-    """The consumer that reads all the time, of two partitions whose records carry their own offsets as numbers."""
+    """A consumer that reads continuously, from two partitions. The number in each record is its offset."""
 
     PARTITIONS = (0, 1)
 
@@ -126,7 +126,7 @@ class Live:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Records come as long as the block runs."""
+        """Records arrive as long as the block runs."""
         enough = threading.Event()
 
         def arrive() -> None:
@@ -145,7 +145,7 @@ class Live:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Its DAG is on as long as the block runs; its first run comes by itself."""
+        """The DAG is unpaused as long as the block runs; its first run starts by itself."""
         client = self.lab.client
         client.unpause(self.consumer.dag)
         try:
@@ -163,21 +163,21 @@ class Live:
         eventually(lambda: self.positions() and all(self.positions()[part] >= end for part, end in ends.items()), what=f"{ends} read")
 
     def rows(self, table: str = "", below: dict[int, int] | None = None) -> dict[int, list[tuple[Any, ...]]]:
-        """All columns of all rows, by partition; those below these offsets."""
+        """All columns of the rows below these offsets, by partition."""
         found = self.lab.sql(f"SELECT * FROM {table or self.consumer.table} ORDER BY kafka_partition, kafka_offset, kafka_seq")
         limit = below or self.ends
         return {part: [row for row in found if row[2] == part and row[3] < limit[part]] for part in self.PARTITIONS}
 
     def moved(self, rewind_id: int) -> dict[int, tuple[int, int, int]]:
-        """Of each partition: where it was when the plan was made, where when it was applied, and where it went."""
+        """For each partition: its position when the plan was made, its position when the plan was applied, and the new one."""
         query = "SELECT partition, planned_offset, old_offset, new_offset FROM tidemark.rewind_partition WHERE rewind_id = %s"
         return {part: (planned, old, new) for part, planned, old, new in self.lab.sql(query, rewind_id)}
 
 
 def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(lab: Lab, person: Person) -> None:
-    """A factor was wrong for a while. The rewind is planned, approved and applied while records arrive and are read; nobody stops. What
-    is read again comes out with the right factor, and `verify` counts what has changed. The undo puts back every row as it was, and each
-    record that came meanwhile is in the sink once."""
+    """A factor is wrong for a while. The rewind is planned, approved and applied while records arrive and are read; nothing stops. Records
+    that are read again get the right factor, and `verify` counts the changes. The undo restores every row, and each record that has arrived
+    since is in the sink once."""
     live = Live(lab)
     lab.client.wait_for_dag(DAG, timeout_s=180)
     with live.reading():
@@ -197,7 +197,7 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
             person.approves(shot="rewind-plan")
             assert run.wait() == "success"
             assert run.stored() == ("APPLIED", "admin", "admin", "admin", first)
-            assert run.states()["consume"] == "skipped"  # it goes on by itself
+            assert run.states()["consume"] == "skipped"  # the consumer's run continues by itself
             moved = live.moved(first)
             assert all(planned < old and new == TARGET for planned, old, new in moved.values()), moved
 

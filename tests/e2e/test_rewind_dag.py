@@ -1,4 +1,4 @@
-"""The DAG ``rewind`` in a real Airflow: what a person asks for is planned, answered by a person, and done or not done."""
+"""The DAG ``rewind`` in a real Airflow: a rewind is requested, planned, approved or rejected by a person, and applied or not."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tidemark.local.airflow_client import AirflowClient, AirflowRefused
 
 RECORDS = 100
 APPROVALS = ("asked", "unasked", "strict", "owned")
-"""Consumers of these tests; their files say something else of approvals each."""
+"""Consumers of these tests. Each file has different settings for approvals or access."""
 
 
 @pytest.fixture(scope="module")
 def consumers(lab_session: Lab) -> dict[str, Consumer]:
-    """Each has read all of its topic."""
+    """The consumers by name; each has read its whole topic."""
     lab_session.repair()
     lab_session.client.wait_for_dag(DAG, timeout_s=180)
     found = {}
@@ -34,7 +34,7 @@ def consumers(lab_session: Lab) -> dict[str, Consumer]:
 
 @pytest.fixture
 def rewind(lab: Lab, consumers: dict[str, Consumer]) -> Callable[..., RewindRun]:
-    """Starts a run as a REST client does, by default for a plan to offset 40."""
+    """Starts a run as a REST client does, by default for a rewind to offset 40."""
 
     def start(*names: str, client: AirflowClient | None = None, **conf: Any) -> RewindRun:
         asked = {"consumers": list(names), "scenario": "to-offset", "value": "40", "reason": "a test of the form", **conf}
@@ -44,8 +44,8 @@ def rewind(lab: Lab, consumers: dict[str, Consumer]) -> Callable[..., RewindRun]
 
 
 def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consumers, rewind):
-    """The person sees the plan as a table; who planned, approved and applied is stored; the consumer's run makes the same rows again. An
-    event of the sink says which ranges have changed."""
+    """The person sees the plan as a table, and the names of those who planned, approved and applied it are stored. The consumer's run
+    creates the same rows again. An event of the sink lists the changed ranges."""
     consumer, rows = consumers["asked"], consumers["asked"].rows()
     run = rewind("asked", reason="a *bug* of <b>Tuesday</b>")
     question = run.question()
@@ -75,7 +75,7 @@ def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consume
 
 
 def test_rejected_plan_changes_nothing_and_is_kept_as_rejected(consumers, rewind):
-    """By whom is stored; what comes behind it is skipped, and the run is no failure."""
+    """The name of the person who rejected it is stored. The downstream tasks are skipped, and the run succeeds."""
     run = rewind("asked")
     run.question()
     run.answer("Reject")
@@ -94,7 +94,7 @@ def test_plan_that_nobody_answers_is_rejected_when_it_expires(consumers, rewind)
 
 
 def test_plan_that_another_rewind_has_overtaken_is_refused_and_kept_as_rejected(consumers, rewind):
-    """It was approved all the same: the run fails at once, and says what has changed and what to do."""
+    """Although it was approved, the run fails at once, and says what has changed and what to do."""
     first, second = rewind("asked"), rewind("asked", scenario="to-current", value=None, consume=False)
     for run in (second, first):
         run.question()
@@ -109,7 +109,7 @@ def test_plan_that_another_rewind_has_overtaken_is_refused_and_kept_as_rejected(
 
 
 def test_nobody_approves_their_own_if_the_file_says_so(consumers, rewind):
-    """The run fails and says why; the plan is rejected, so that nobody applies it later."""
+    """The run fails and says why. The plan is rejected, so that it cannot be applied later."""
     run = rewind("strict")
     run.question()
     run.answer("Approve")
@@ -120,8 +120,8 @@ def test_nobody_approves_their_own_if_the_file_says_so(consumers, rewind):
 
 
 def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored(lab, consumers, rewind):
-    """A user who may trigger may also write XComs and mark tasks. What counts is the answer that Airflow has recorded, to the plan that it
-    has shown, of the run whose plan it is. A cleared task asks again."""
+    """A user who may trigger runs may also write XComs and mark tasks. Only one answer counts: the one that Airflow has recorded, for the
+    plan that it has shown, in the run that made the plan. A cleared task asks again."""
     consumer, ann, bob = consumers["strict"], lab.sign_in("ann"), lab.sign_in("bob")
     other = rewind("strict", value="10")
     other.question()
@@ -151,7 +151,8 @@ def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored
 
 
 def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(lab, consumers, rewind):
-    """Where no file asks for an approval, nobody is asked. Nothing is moved a second time. What the next one skips, its backfill reads."""
+    """If no file requires an approval, the run does not ask for one. The retry moves nothing a second time. The backfill of the next rewind
+    reads the records that the rewind skips."""
     consumer = consumers["unasked"]
     run = rewind("unasked", consume=False)
     assert run.wait() == "success"
@@ -171,7 +172,7 @@ def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(l
 
 
 def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
-    """Over REST anything can be sent: unknown keys, times that are none. It fails at once, is not tried again, and stores nothing."""
+    """REST clients can send anything, such as unknown keys or ambiguous times. The run fails at once without a retry and stores nothing."""
     before = lab.sql("SELECT count(*) FROM tidemark.rewind")
     run = rewind("asked", "askd", scenario="to-datetime", value="2026-10-25 02:30", zone="Europe/Berlin", scop="all", scope="a b!")
     assert run.wait() == "failed"
@@ -190,8 +191,8 @@ def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
 
 
 def test_form_can_be_filled_without_documentation(lab, consumers):
-    """Every field has a title, a description and a section, and every scenario its words; what JSON schema can refuse is refused before a
-    run exists."""
+    """Every field has a title, a description and a section, and every scenario has a label. Whatever JSON schema can reject is refused
+    before a run exists."""
     form = lab.client.get(f"dags/{DAG}/details")["params"]
     assert {"consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume"} <= set(form)
     schemas = {name: field["schema"] for name, field in form.items()}

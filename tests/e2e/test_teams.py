@@ -1,7 +1,7 @@
-"""Who may do what with which DAG: the roles of consumers' files in a real Airflow with FAB's auth manager, over REST and in the browser.
+"""Who may do what with which DAG: the roles in consumers' files in a real Airflow with FAB's auth manager, over REST and in the browser.
 
-The api-server runs alone, on SQLite: what is asked here is answered before a task would run. Roles and users come from the commands of
-``docs/security.md``, and permissions from reading the DAG files.
+The api-server runs alone, on SQLite, because it answers these requests before any task would run. The commands in ``docs/security.md``
+create the roles and the first user; reading the DAG files grants the permissions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ACCESS = {
     "typo": "access: {edit: [team-order]}\n",  # not in TIDEMARK_ROLES
 }
 BEFORE = {**ACCESS, "rides": "access: {edit: [team-rides, analysts]}\n", "typo": "access: {edit: [team-orders]}\n"}
-"""What the files said when they were read for the first time. The permissions that they have lost since are tested with the others."""
+"""The files as Airflow reads them before those in `ACCESS`. The tests also cover the permissions that are missing from the later files."""
 GHOST = {**BEFORE, "rides": "access: {edit: [ghost]}\n"}
-"""What they said before: a role that is listed, although Airflow does not have it."""
+"""The files as Airflow reads them first. They name a role that is listed in TIDEMARK_ROLES although Airflow does not have it."""
 
 ROLES = {
     "admin": ["Admin"],
@@ -42,9 +42,9 @@ ROLES = {
 }
 NOTHING, VIEW, EDIT, ALL = range(4)
 ASSETS = "assets"
-"""What takes the permission to read assets, which FAB knows for all assets only."""
+"""Marks requests that need the permission to read assets, which FAB only grants for all assets at once."""
 STOCK = {"admin": ALL, "op": ALL, "viewer": VIEW}
-"""FAB's own roles, which hold for all DAGs."""
+"""Users with FAB's built-in roles, which apply to all DAGs."""
 TEAMS = {
     "orders": {"olga": EDIT, "ana": VIEW},
     "rides": {"rita": EDIT},
@@ -57,7 +57,7 @@ DAGS = {
     **{f"{kind}__{name}": name for kind in ("rewind", "redrive", "discard") for name, access in ACCESS.items() if access},
     **dict.fromkeys(("rewind", "redrive", "discard", "drain_retries", "maintain", "watch"), ""),
 }
-"""Every DAG, and whose it is."""
+"""Every DAG, and the consumer to which it belongs."""
 
 RUN = "dags/{dag_id}/dagRuns/{dag_run_id}"
 TASK = RUN + "/taskInstances/{task_id}"
@@ -100,19 +100,19 @@ ACTIONS: dict[int | str, set[str]] = {
         f"GET {RUN}/upstreamAssetEvents",
     },
 }
-"""The requests of Airflow's REST API that name a DAG, by what they take."""
+"""The requests of Airflow's REST API that name a DAG, by the permission that they need."""
 NOWHERE = {"task_id": "none", "map_index": "0", "group_id": "none", "xcom_key": "none", "key": "none", "asset_id": "0"}
 ENTITY = {"dag_run_id": "none", "note": "none"}
 BODIES = {
     "PATCH dags/{dag_id}/dagRuns": {"actions": [{"action": "update", "entities": [ENTITY]}]},
     "POST dags/{dag_id}/clearDagRuns": {"dag_runs": [ENTITY]},
 }
-"""Of the requests that look for the DAG in their body, too."""
+"""Bodies of the requests that also look for the DAG in their body."""
 NUMBERS = dict.fromkeys(("try_number", "task_try_number", "version_number"), "77")
 
 
 def commands(page: str) -> list[list[str]]:
-    """The calls of ``airflow`` in a page's shell blocks."""
+    """Returns the ``airflow`` commands in a page's shell blocks."""
     return [shlex.split(line)[1:] for block in snippets(page, "sh") for line in block.splitlines() if line.startswith("airflow ")]
 
 
@@ -122,7 +122,7 @@ class Airflow:
     def __init__(self, url: str, stale: list[list[str]]) -> None:
         self.url = url
         self.stale = stale
-        """The DAGs out of service, after each reading of the files."""
+        """The DAGs that were out of service after each reading of the files."""
         self._http: dict[str, httpx.Client] = {}
 
     def token(self, user: str) -> str:
@@ -138,7 +138,7 @@ class Airflow:
         return self._http[user].request(method, path, **options)
 
     def page(self, user: str, path: str) -> httpx.Response:
-        """What the page asks for."""
+        """Sends a request of Tidemark's page."""
         return self.ask(user, "GET", f"{self.url}/tidemark/api/{path}")
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     made = [
         ["users", "create", "-u", user, "-f", user, "-l", user, "-e", f"{user}@example.com", "-r", roles[0], "-p", user]
         for user, roles in ROLES.items()
-        if user != "olga"  # the page makes her
+        if user != "olga"  # docs/security.md creates her
     ]
     made += [["users", "add-role", "-u", user, "-r", role] for user, roles in ROLES.items() if user != "olga" for role in roles[1:]]
     env = {
@@ -167,7 +167,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
 
 
 def may(user: str, dag_id: str) -> int:
-    """What a user may do with a DAG."""
+    """Returns what a user may do with a DAG."""
     return max(STOCK.get(user, NOTHING), TEAMS[DAGS[dag_id]].get(user, NOTHING))
 
 
@@ -180,7 +180,7 @@ def takes() -> dict[str, int | str]:
 
 
 def test_each_dag_and_each_action_has_an_entry_in_the_matrix(airflow: Airflow) -> None:
-    """A new kind of DAG, or a new request of a new Airflow, fails here until somebody has decided who may use it."""
+    """A new kind of DAG, or a new request in a new Airflow version, fails here until someone decides who may use it."""
     dags = airflow.ask("admin", "GET", "dags").json()["dags"]
     assert sorted(dag["dag_id"] for dag in dags) == sorted(DAGS)
     paths = httpx.get(f"{airflow.url}/openapi.json", trust_env=False).json()["paths"]
@@ -190,7 +190,7 @@ def test_each_dag_and_each_action_has_an_entry_in_the_matrix(airflow: Airflow) -
 
 
 def test_each_user_sees_exactly_their_dags(airflow: Airflow) -> None:
-    """In the list of DAGs, and in the list of all DAGs' runs."""
+    """This holds for the list of DAGs and for the list of all DAG runs."""
     for dag_id in DAGS:
         conf = {"scenario": "to-latest", "reason": "a run to be seen", "consumers": ["orders"]} if dag_id.startswith("rewind") else {}
         conf = {"consumer": "orders", "reason": "a run to be seen"} if dag_id.startswith(("redrive", "discard")) else conf
@@ -206,8 +206,8 @@ def test_each_user_sees_exactly_their_dags(airflow: Airflow) -> None:
 
 @pytest.mark.parametrize("user", ROLES)
 def test_user_may_do_with_each_dag_what_their_roles_allow(airflow: Airflow, user: str) -> None:
-    """Look, pause, start and answer, of every DAG; and every request of Airflow's API, of a DAG of each kind. A body with an unknown key,
-    and a run that does not exist, keep an allowed request from changing anything: its answer is 4xx, but not 403."""
+    """Checks viewing, pausing, starting and answering for every DAG, and every request of Airflow's API for three kinds of DAG. Bodies with
+    an unknown key and runs that do not exist keep an allowed request from changing anything: the status is 4xx, but not 403."""
     few = {"GET dags/{dag_id}", "PATCH dags/{dag_id}", "POST dags/{dag_id}/dagRuns", f"PATCH {MAPPED}/hitlDetails"}
     every = ("consume__orders", "rewind__orders", "rewind")
     wrong = []
@@ -226,7 +226,7 @@ def test_user_may_do_with_each_dag_what_their_roles_allow(airflow: Airflow, user
 
 @pytest.mark.parametrize("user", ROLES)
 def test_page_shows_each_user_exactly_their_consumers(airflow: Airflow, user: str) -> None:
-    """FAB's Viewer may not see plugins. The others see the consumers whose DAGs they may see; a payload takes more."""
+    """FAB's Viewer may not see plugins. The others see the consumers whose DAGs they may see; payloads require the permission to edit."""
     if user == "viewer":
         assert airflow.page(user, "groups").status_code == 403
         return
@@ -241,7 +241,8 @@ def test_page_shows_each_user_exactly_their_consumers(airflow: Airflow, user: st
 
 
 def test_team_starts_pauses_and_marks_its_own_runs(airflow: Airflow) -> None:
-    """The matrix shows that it is not refused; this, that it is done. The form of its rewind asks for no consumer."""
+    """The matrix only shows that these requests are not refused; this test shows that they take effect. The team's rewind form has no field
+    for consumers."""
     conf = {"scenario": "to-latest", "reason": "a rewind of the team"}
     made = airflow.ask("olga", "POST", "dags/rewind__orders/dagRuns", json={"logical_date": None, "conf": conf})
     assert (made.status_code, made.json()["triggering_user_name"]) == (200, "olga")
@@ -288,7 +289,7 @@ BULK: dict[str, Callable[[str], tuple[str, str, Any]]] = {
 
 @pytest.mark.parametrize("what", BULK)
 def test_no_way_round(airflow: Airflow, what: str) -> None:
-    """Requests that name no DAG in their path do not reach another team's run."""
+    """Requests without a DAG in their path do not reach another team's runs."""
     made = airflow.ask("admin", "POST", "dags/consume__orders/dagRuns", json={"logical_date": None}).json()
     run = f"dags/consume__orders/dagRuns/{made['dag_run_id']}"
 
@@ -307,13 +308,14 @@ def test_no_way_round(airflow: Airflow, what: str) -> None:
 
 
 def test_listed_role_that_airflow_does_not_have_stops_all_dags_of_a_file(airflow: Airflow) -> None:
-    """Why roles are listed at all: what one consumer names takes the others out of service, until the role exists or the name is gone."""
+    """This is why roles are listed: a missing role in one consumer's file also takes the DAGs of other consumers out of service, until the
+    role is created or its name is removed from the file."""
     with_ghost = sorted(dag_id for dag_id in DAGS if dag_id.startswith(("consume", "rewind", "redrive", "discard")))
     assert airflow.stale == [with_ghost, [], []]
 
 
 def test_role_that_is_not_listed_is_told_on_the_page_of_the_dag(airflow: Airflow) -> None:
-    """Other consumers keep their DAGs: Airflow would take them out of service for a role that it does not know."""
+    """Other consumers keep their DAGs, which Airflow would take out of service because of a role that it does not know."""
     dag = airflow.ask("admin", "GET", "dags/consume__typo/details").json()
     assert '"team-order" is not in TIDEMARK\\_ROLES: write team-orders' in dag["doc_md"]
     assert "bad access" in [tag["name"] for tag in dag["tags"]]
@@ -324,8 +326,8 @@ def test_role_that_is_not_listed_is_told_on_the_page_of_the_dag(airflow: Airflow
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 def test_team_member_sees_their_dags_and_starts_their_rewind_in_the_browser(airflow: Airflow) -> None:
-    """The list has their consumer's four DAGs and no other; the form has no field for consumers; another's page stays empty and has no
-    button to start a run."""
+    """The list has the four DAGs of the team's consumer and no others. The form has no field for consumers. The page of another team's DAG
+    stays empty and has no button to start a run."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         context = browser.new_context(viewport={"width": 1280, "height": 1300})

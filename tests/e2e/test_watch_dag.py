@@ -21,7 +21,7 @@ def states(lab: Lab, run: Any) -> dict[str, str | None]:
 
 
 def run_in_which(lab: Lab, state: str, *, without: set[str]) -> Any:
-    """The run of the DAG ``watch`` that has ended, and in which the consumer's task has this state."""
+    """Waits for a run of the DAG ``watch`` that has ended and in which the consumer's task has this state; returns the run."""
 
     def look() -> Any:
         for run in lab.client.runs("watch"):
@@ -33,13 +33,13 @@ def run_in_which(lab: Lab, state: str, *, without: set[str]) -> Any:
 
 
 def waits_after(lab: Lab, run: Any) -> bool:
-    """Whether a later run waits in the triggerer."""
+    """Whether a later run is waiting in the triggerer."""
     later = [one for one in lab.client.runs("watch") if one["run_after"] > run["run_after"]]
     return any(states(lab, one).get("watch") == "deferred" for one in later)
 
 
 def test_missed_objective_fails_the_consumers_task_once_and_its_callback_runs_once(lab: Lab) -> None:
-    """The next run waits again while the objective is missed. When it is met, the task succeeds, and the callback stays silent."""
+    """While the objective is missed, the next run waits. When it is met again, the task succeeds and the callback is not called."""
     consumer = lab.consumer("promised")
     lab.topics.produce("promised", ["1", "two"])
     consumer.read_here()

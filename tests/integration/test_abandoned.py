@@ -1,4 +1,4 @@
-"""Attempts whose drivers were killed while nobody followed them."""
+"""Attempts whose driver was killed while no process was watching it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemark.offsets.store import TaskIdentity
 
 
 def test_attempts_of_long_ago_without_a_driver_are_ended(scenario: Scenario) -> None:
-    """One whose driver is there, one that has just begun and one that has ended stay as they are."""
+    """Attempts whose driver is alive, that have just begun, or that have ended stay unchanged."""
     with session(scenario.database_url) as connection, transaction(connection) as cur:
         group_id = store.ensure_group(cur, "departures")
         gone, alive, young, done = (store.new_attempt(cur, group_id, TaskIdentity()) for _ in range(4))

@@ -1,4 +1,4 @@
-"""What Debezium writes about a table of the fixture `change_source` is what happened to it."""
+"""Debezium's records of a table from the fixture `change_source` match what happened to the table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(kafka_servers: str) -> Iterator[Any]:
 
 
 def test_a_replayed_topic_is_the_table(change_source: ChangeSource, read: Any) -> None:
-    """Rows that were there before, and all kinds of changes after: of columns and of the key, wide values, nulls, added columns."""
+    """Covers rows that existed before and all kinds of later changes: of columns and of the key, wide values, nulls, added columns."""
     seed = random.randrange(10**9)
     change_source.execute(ENUM)
     plain, full = (change_source.create(COLUMNS, identity=identity) for identity in ("DEFAULT", "FULL"))
@@ -63,7 +63,7 @@ def test_a_replayed_topic_is_the_table(change_source: ChangeSource, read: Any) -
 
 
 def test_avro_is_in_confluents_wire_format(change_source: ChangeSource, registry: str, read: Any) -> None:
-    """Confluent's own deserializer reads keys and values, also after a column was added."""
+    """Confluent's own deserializer reads keys and values, even after a column was added."""
     table = change_source.create("id int PRIMARY KEY, price numeric(12,2)")
     change_source.execute(f"INSERT INTO {table} VALUES (1, 12.50)")
     with change_source.follow(table, converter=avro_converter(registry)) as followed, SchemaRegistryClient({"url": registry}) as client:
@@ -87,7 +87,7 @@ def test_avro_is_in_confluents_wire_format(change_source: ChangeSource, registry
 
 
 def test_a_connector_that_fails_says_why(change_source: ChangeSource) -> None:
-    """Nobody waits for it in vain."""
+    """Its error is raised, so no caller waits in vain."""
     config = {"publication.autocreate.mode": "disabled"}
     with pytest.raises(RuntimeError, match="Publication autocreation is disabled"), change_source.follow("unknown", config=config):
         pass

@@ -1,4 +1,4 @@
-"""Change data of Debezium, from a source table under a random load to an equal sink table."""
+"""Debezium's change data, from a source table under random load to an identical sink table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tell = Callable[..., Story]
 
 @pytest.fixture
 def tell(change_source: ChangeSource, scenario: Scenario, request: pytest.FixtureRequest) -> Iterator[Tell]:
-    """Begins the test's story: its source, connector and consumer."""
+    """Starts the test's story: its source, connector and consumer."""
     with ExitStack() as running:
 
         def begin(form: Form = JSON, **options: Any) -> Story:
@@ -38,7 +38,7 @@ def tell(change_source: ChangeSource, scenario: Scenario, request: pytest.Fixtur
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sink_becomes_the_source(tell: Tell, form: Form) -> None:
-    """After inserts, updates, changes of keys, deletes, wide values, nulls and added columns, all read in several runs."""
+    """Covers inserts, updates, changes of keys, deletes, wide values, nulls and added columns, read in several runs."""
     told = tell(form, partitions=2 if form is AVRO else 1)
     for _ in range(3):
         told.run()
@@ -49,7 +49,8 @@ def test_sink_becomes_the_source(tell: Tell, form: Form) -> None:
 
 @pytest.mark.parametrize("deletes", ["hard", "soft"])
 def test_sink_becomes_the_source_although_runs_are_killed_and_rewound(tell: Tell, deletes: str) -> None:
-    """All of it while the source changes. One rewind goes into the middle between two runs, one to the beginning within a run."""
+    """All this happens while the source changes. One rewind goes back to the middle, between two runs; one goes to the start, during a
+    run."""
     told = tell(deletes=deletes, partitions=3, batch={"max_records": 60})
     told.run()
     middle = min(told.scenario.positions().values())
@@ -79,7 +80,7 @@ def test_columns_may_come_from_the_envelope(tell: Tell) -> None:
 
 
 def test_records_without_a_value_that_was_toasted_fail(tell: Tell) -> None:
-    """With the default replica identity an update does not bring a wide value that it leaves alone. All other records load."""
+    """With the default replica identity, the record of an update lacks a wide value that did not change. All other records load."""
     told = tell(JSON_WITH_SCHEMAS, identity="DEFAULT")
     told.change(60)
     told.followed.catch_up()
@@ -104,14 +105,14 @@ def _payload(value: bytes | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_truncate_fails_its_record_and_messages_are_skipped(tell: Tell, form: Form) -> None:
-    """What is before and behind them loads."""
+    """The records before and after them load."""
     told = tell(form, config={"skipped.operations": "none"})
     before = told.source.rows(told.load.table)
     told.source.transaction([told.load.truncate()])
     told.change(20)
     told.followed.catch_up()
     messages: Collection[int] = ()
-    if form is not AVRO:  # the schema of the topic of messages is another one
+    if form is not AVRO:  # the topic of messages has a different schema
         told.scenario.set(topics=[told.topic, f"{told.followed.name}.message"])
         messages = told.scenario.records(f"{told.followed.name}.message")
         assert messages
@@ -138,7 +139,7 @@ DERIVED = {
 
 @pytest.mark.parametrize("form", [pytest.param(JSON_WITH_SCHEMAS, id="json with schemas"), pytest.param(AVRO, id="avro")])
 def test_consumers_new_writes_a_consumer_whose_table_becomes_the_source(tell: Tell, form: Form) -> None:
-    """Format, key and types come from the schemas of the connector."""
+    """Format, key and types come from the connector's schemas."""
     told = tell(form)
     told.change(20)
     told.insert()

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints where, how it ends, what a program can read of it."""
+"""The command line from a user's point of view: what it prints where, its exit status, and its output for programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CITIES = """
 
 @pytest.fixture
 def blank(stack: LocalStack, scenario: Scenario) -> Scenario:
-    """A user with a database that was never migrated."""
+    """A scenario whose database was never migrated."""
     scenario.sql("DROP SCHEMA tidemark CASCADE")
     return scenario
 
@@ -52,7 +52,7 @@ def as_json(done: subprocess.CompletedProcess[str]) -> Any:
 
 
 def test_migrate_brings_a_database_up_to_date_and_then_has_nothing_to_do(blank: Scenario) -> None:
-    """What was applied is said on stderr, one line each; the second time nothing changes."""
+    """Each applied migration is a line on stderr; the second time, nothing changes."""
     first = blank.command("migrate")
     assert (first.returncode, first.stdout) == (0, "")
     assert first.stderr.splitlines() == [f"applied {name}" for name in schema.known()]
@@ -62,7 +62,7 @@ def test_migrate_brings_a_database_up_to_date_and_then_has_nothing_to_do(blank: 
 
 
 def test_two_migrations_at_once_take_turns(blank: Scenario) -> None:
-    """Whoever comes second finds nothing left to do."""
+    """The others find nothing left to do."""
     command = [sys.executable, "-m", "tidemark.cli.main", "migrate"]
     both = [subprocess.Popen(command, env=blank.env(), stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = sorted(process.communicate(timeout=300)[1] for process in both)
@@ -72,7 +72,7 @@ def test_two_migrations_at_once_take_turns(blank: Scenario) -> None:
 
 
 def test_migrate_leaves_a_newer_database_alone(scenario: Scenario) -> None:
-    """A database that knows migrations which this version does not is refused, with their names."""
+    """A database with migrations that this version does not know is refused, and the error names them."""
     scenario.sql("UPDATE tidemark.migration SET migration_id = '9999_future' WHERE migration_id = %s", schema.known()[0])
     done = scenario.command("migrate")
     assert done.returncode == 1
@@ -85,13 +85,13 @@ def test_migrate_leaves_a_newer_database_alone(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("left", ["a migration", "only the schema", "only yoyo's tables"])
 def test_migration_that_was_killed_half_way_is_gone_on_with(blank: Scenario, left: str, tmp_path: Path) -> None:
-    """What a killed process may leave - a schema, the bookkeeping, some migrations - is no obstacle to the next one."""
+    """Whatever a killed process leaves behind - a schema, the bookkeeping, some migrations - does not stop the next one."""
     if left == "a migration":
-        for file in (one for one in project.migrations().glob("*.sql") if one.name < "0015"):  # the one that brings roles
+        for file in (one for one in project.migrations().glob("*.sql") if one.name < "0015"):  # 0015 adds roles
             (tmp_path / file.name).write_text(file.read_text())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(project, "migrations", lambda: tmp_path)
-            with pytest.raises(psycopg2.errors.UndefinedTable):  # it would grant next
+            with pytest.raises(psycopg2.errors.UndefinedTable):  # the grants that follow need a later table
                 schema.migrate(blank.database_url)
     elif left == "only the schema":
         blank.sql("CREATE SCHEMA tidemark")
@@ -114,7 +114,7 @@ def test_migration_that_was_killed_half_way_is_gone_on_with(blank: Scenario, lef
 def test_migration_that_fails_leaves_nothing_of_itself_and_says_why(
     blank: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The migrations before it stay. The reason is Postgres' own; a traceback is no answer."""
+    """The migrations before it stay. The error has Postgres' reason instead of a traceback."""
     for file in project.migrations().glob("*.sql"):
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "9000_bad.sql").write_text("CREATE TABLE tidemark.half (id int); SELECT no_such_function();")
@@ -135,7 +135,8 @@ def test_migrate_without_migrations_is_refused(blank: Scenario, tmp_path: Path, 
 
 
 def test_migration_is_stored_with_its_bookkeeping_or_not_at_all(blank: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that ends between a migration's last statement and its mark leaves nothing that the next one would stumble over."""
+    """If a process ends between a migration's last statement and its bookkeeping, nothing of the migration stays, and the next process
+    succeeds."""
 
     def end(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
@@ -149,7 +150,7 @@ def test_migration_is_stored_with_its_bookkeeping_or_not_at_all(blank: Scenario,
 
 @pytest.mark.parametrize("command", [("consume",), ("offsets",), ("consumers", "check")])
 def test_commands_on_a_database_that_was_never_migrated_name_the_command_that_does_it(blank: Scenario, command: tuple[str, ...]) -> None:
-    """The same sentence everywhere."""
+    """All of them print the same sentence."""
     blank.write(CITIES, topics=blank.topics.create())
     done = blank.command(*command, blank.name)
     assert done.returncode == 1
@@ -160,7 +161,7 @@ def test_commands_on_a_database_that_was_never_migrated_name_the_command_that_do
 
 
 def test_check_of_a_good_consumer_says_what_it_found(scenario: Scenario) -> None:
-    """Transform and form, columns, topics with partitions and retention; exit status 0."""
+    """It prints the transform and its form, the columns, and the topics with partitions and retention; exit status 0."""
     one, two = scenario.topics.create(3), scenario.topics.create(1, retention_ms=str(36 * 3600 * 1000))
     scenario.write(CITIES, topics=[one, two]).make_sink()
     done = scenario.command("consumers", "check", scenario.name)
@@ -177,7 +178,7 @@ def test_check_of_a_good_consumer_says_what_it_found(scenario: Scenario) -> None
 
 
 def test_check_of_a_bad_file_shows_every_problem_with_its_line_and_the_fix(scenario: Scenario) -> None:
-    """File, line, column, the line, what to write instead - of all problems at once; exit status 1."""
+    """For all problems at once: the file, line and column, the line itself, and what to write instead; exit status 1."""
     text = "topic: [flights]\ntransform: cities\nsink: {table: a.b.c}\nretry: {delays: [30 m]}\n"
     scenario.spec_file.write_text(text)
     done = scenario.command("consumers", "check", scenario.name)
@@ -205,7 +206,7 @@ EXPECTED = """\
 
 
 def test_check_finds_all_that_is_wrong_with_what_the_file_names(scenario: Scenario) -> None:
-    """Topics, suite and sink are looked at even if another of them is wrong; the missing DDL is printed whole."""
+    """Topics, suite and sink are all checked even if one of them is wrong; the missing DDL is printed completely."""
     scenario.write(CITIES, topics=[scenario.topics.create(), "no-such-topic"], validation={"suite": "no-such-suite"})
     done = scenario.command("consumers", "check", scenario.name)
     assert done.returncode == 1
@@ -217,7 +218,7 @@ def test_check_finds_all_that_is_wrong_with_what_the_file_names(scenario: Scenar
 
 
 def test_check_prints_the_ddl_of_missing_columns(scenario: Scenario) -> None:
-    """Both schemas are shown, and what mends the table; after that the consumer is ready."""
+    """It shows both schemas and the statement that fixes the table; after that, the consumer is ready."""
     scenario.write(CITIES, topics=scenario.topics.create()).make_sink("city text")
     done = scenario.command("consumers", "check", scenario.name)
     alter = f'ALTER TABLE "lake"."{scenario.name}" ADD COLUMN "population" bigint;'
@@ -230,7 +231,7 @@ def test_check_prints_the_ddl_of_missing_columns(scenario: Scenario) -> None:
 
 
 def test_check_for_programs_is_one_document(scenario: Scenario) -> None:
-    """All consumers, good and bad, with the same keys; nothing else on stdout."""
+    """It lists all consumers, good and bad, with the same keys, and nothing else is on stdout."""
     topic = scenario.topics.create(2)
     scenario.write(CITIES, topics=topic).make_sink()
     (scenario.folder / "consumers" / "bad.yaml").write_text("topics: []\n")
@@ -255,7 +256,7 @@ def test_check_for_programs_is_one_document(scenario: Scenario) -> None:
 
 
 def test_check_without_services_checks_what_it_can_and_says_what_it_could_not(scenario: Scenario) -> None:
-    """A laptop or a CI job without a database and a broker still learns what is wrong with the file and the transform."""
+    """Without a database or a broker, as on a laptop or in CI, it still reports what is wrong with the file and the transform."""
     scenario.write(CITIES, topics="cities")
     done = scenario.command("consumers", "check", env={"TIDEMARK_DATABASE_URL": "", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": ""})
     assert done.stdout.splitlines()[2:] == [
@@ -268,7 +269,7 @@ def test_check_without_services_checks_what_it_can_and_says_what_it_could_not(sc
 
 
 def test_check_of_a_folder_without_consumers_says_so(scenario: Scenario) -> None:
-    """Nothing to check is no error."""
+    """Having nothing to check is not an error."""
     done = scenario.command("consumers", "check")
     assert (done.returncode, done.stdout) == (0, f"no consumers in {scenario.folder}/consumers\n")
 
@@ -289,7 +290,7 @@ def test_sink_that_is_a_view_is_refused_with_advice_that_can_work(scenario: Scen
 
 @pytest.mark.parametrize("transform", [CITIES, ARROW, SPARK], ids=["function", "arrow", "spark"])
 def test_printed_ddl_is_all_that_a_consumer_lacks(scenario: Scenario, transform: str) -> None:
-    """stdout is SQL and nothing else, so that it can be piped into psql; run once, it makes the consumer ready."""
+    """stdout has only SQL, so it can be piped into psql; running it once makes the consumer ready."""
     scenario.write(transform, topics=scenario.topics.create())
     ddl = scenario.command("sink", "ddl", scenario.name)
     assert ddl.returncode == 0
@@ -302,7 +303,7 @@ def test_printed_ddl_is_all_that_a_consumer_lacks(scenario: Scenario, transform:
 
 
 def test_ddl_with_partitions_makes_a_table_for_each(scenario: Scenario) -> None:
-    """LIST partitions by Kafka partition, and one for those that are added later."""
+    """One LIST partition per Kafka partition, and one for those added later."""
     scenario.write(CITIES, topics=scenario.topics.create())
     scenario.sql(scenario.command("sink", "ddl", scenario.name, "--partitions", "2").stdout)
     query = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = to_regclass(%s) ORDER BY 1"
@@ -312,7 +313,7 @@ def test_ddl_with_partitions_makes_a_table_for_each(scenario: Scenario) -> None:
 
 
 def test_ddl_of_a_function_that_does_not_say_its_columns_says_how_to(scenario: Scenario) -> None:
-    """Nobody can know what a plain function returns: the answer shows what to write."""
+    """What a plain function returns cannot be known, so the error shows what to write."""
     scenario.write("from tidemark.transform import Record\n\ndef transform(record: Record) -> dict:\n    return {}\n", topics="t")
     done = scenario.command("sink", "ddl", scenario.name)
     assert (done.returncode, done.stdout) == (1, "")
@@ -323,7 +324,8 @@ def test_ddl_of_a_function_that_does_not_say_its_columns_says_how_to(scenario: S
 
 
 def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
-    """A closing table with a row a partition and totals, no wider than a terminal; then the positions. Progress is not on stdout."""
+    """The run ends with a table of a row per partition and totals that fits a terminal; `offsets` shows the positions. Progress is not on
+    stdout."""
     topic = scenario.topics.create(3, name=f"cities-{scenario.name}")
     scenario.topics.produce(topic, ['{"city": "Ulm", "population": 1}', "no json", "null"])
     scenario.topics.produce(topic, ['{"city": "Rom"}'] * 1234, partition=2)
@@ -370,7 +372,8 @@ def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
 
 
 def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_do(scenario: Scenario) -> None:
-    """One sentence, and no word of epochs. Its records may not be loaded yet, so a script that needs them does not go on."""
+    """The message does not mention epochs. The exit status is 1 because the records may not be loaded yet, so a script that needs them must
+    stop."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [str(number) for number in range(300)])
     scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
@@ -389,7 +392,7 @@ def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_
 
 
 def test_lag_of_a_consumer_that_never_ran_is_unknown(scenario: Scenario) -> None:
-    """Without a position nobody knows: its first run may start at the end."""
+    """Without a position, the lag is not known: the first run may start at the end."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["1"] * 10)
     scenario.topics.trim(topic, {0: 4})
@@ -399,7 +402,7 @@ def test_lag_of_a_consumer_that_never_ran_is_unknown(scenario: Scenario) -> None
 
 
 def test_error_of_a_run_is_printed_once_and_is_an_object_for_programs(scenario: Scenario) -> None:
-    """The driver's log ends with it too; the type is the one of the driver's error."""
+    """The driver's log ends with the same error, and the type is that of the driver's error."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["1"])
     scenario.write(CITIES, topics=topic)
@@ -422,7 +425,7 @@ def test_refusal_of_any_command_is_an_object_for_programs(scenario: Scenario, co
 
 
 def test_results_that_were_only_told_are_there_for_programs(scenario: Scenario) -> None:
-    """What a command says on stderr, a program reads on stdout."""
+    """Results that people read on stderr are JSON on stdout for programs."""
     scenario.write(CITIES, topics=scenario.topics.create(2, name=f"t-{scenario.name}")).make_sink()
     topic = f"t-{scenario.name}"
     target = {"topic": topic, "partition": 1}
@@ -433,7 +436,8 @@ def test_results_that_were_only_told_are_there_for_programs(scenario: Scenario) 
 
 
 def test_validate_fills_the_validated_view_outside_airflow(scenario: Scenario, tmp_path: Path) -> None:
-    """Every run that has no verdict is judged once; a critical one stops the view before its rows and is judged again."""
+    """Each run without a verdict is validated once. A critical verdict stops the view before the run's rows, and the run is validated
+    again."""
     topic = scenario.topics.create(1)
     suite = {"name": "s", "expectations": [_at_least("population", 1)]}
     (tmp_path / "cities.json").write_text(json.dumps(suite))
@@ -466,7 +470,7 @@ def _at_least(column: str, value: int) -> dict[str, Any]:
 
 
 def test_unknown_consumer_is_answered_with_the_nearest(scenario: Scenario) -> None:
-    """Every command that takes a name says the same."""
+    """Every command that takes a name gives the same answer."""
     scenario.write(CITIES, topics="t")
     for command in (("consume",), ("offsets",), ("consumers", "check"), ("sink", "ddl")):
         done = scenario.command(*command, scenario.name + "x")
@@ -478,7 +482,7 @@ def test_unknown_consumer_is_answered_with_the_nearest(scenario: Scenario) -> No
 @pytest.mark.parametrize("variable", ["TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"])
 @pytest.mark.parametrize("command", ["consume", "offsets"])
 def test_address_that_is_not_set_is_named(scenario: Scenario, command: str, variable: str) -> None:
-    """With the command that sets all of them for the embedded stack."""
+    """The error also names the command that sets all addresses for the embedded stack."""
     scenario.write(CITIES, topics="t")
     done = scenario.command(command, scenario.name, env={variable: ""})
     assert done.returncode == 1
@@ -498,7 +502,7 @@ def test_wrong_usage_ends_with_status_2_and_says_nothing_on_stdout(scenario: Sce
 
 
 def test_outage_is_one_sentence_and_no_traceback(scenario: Scenario) -> None:
-    """A database that is away, and a broker that is."""
+    """The database is not available."""
     scenario.write(CITIES, topics="t")
     away = {"TIDEMARK_DATABASE_URL": "postgresql://someone:secret@127.0.0.1:9/none"}
     for command in (("consume",), ("offsets",), ("consumers", "check")):

@@ -1,4 +1,4 @@
-"""``tidemark groups``, ``assign``, ``pause``, ``resume`` and ``flow``, as their users call them."""
+"""``tidemark groups``, ``assign``, ``pause``, ``resume`` and ``flow``, as users call them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LastTakesAll(Assignor):
 
 @pytest.fixture
 def team(scenario: Scenario) -> Scenario:
-    """A consumer whose group has read a topic of four partitions, in the seat of its first member."""
+    """A consumer with two members, whose first member has read a topic of four partitions."""
     topic = scenario.topics.create(4)
     scenario.write(topics=topic, members=2).make_sink()
     for partition in range(4):
@@ -39,7 +39,7 @@ def team(scenario: Scenario) -> Scenario:
 
 
 def seated(team: Scenario, instance_id: str) -> None:
-    """Somebody joins the group and waits to be assigned."""
+    """Lets a member join the group and wait for its assignment."""
     with session(team.database_url) as connection:
         protocols = (("range", {"topics": [team.spec.topics[0]]}),)
         Coordinator(connection, team.spec.group, GroupConfig()).join(JoinRequest("", instance_id, "cli", protocols))
@@ -66,7 +66,7 @@ def test_groups_are_listed_described_emptied_and_deleted(team: Scenario) -> None
 
 
 def test_assign_shows_what_would_move(team: Scenario) -> None:
-    """All four are in the first seat; of two members with a sticky assignor two move."""
+    """The first member has all four partitions. With two members and a sticky assignor, two partitions move."""
     told = json.loads(team.command("assign", team.name, "--with", "sticky", "--output", "json").stdout)
     seats = [f"consume__{team.name}/consume/{member}" for member in range(2)]
     assert {row["now"] for row in told["partitions"]} == {seats[0]}
@@ -96,7 +96,7 @@ def test_pause_resume_and_flow(team: Scenario) -> None:
 
 
 def test_what_the_consumer_does_not_read_is_neither_paused_nor_given_a_priority(team: Scenario) -> None:
-    """Kafka is asked only for what has no position yet: a pause need not wait for brokers that are away."""
+    """Kafka is asked only about partitions without a position, so a pause works while the brokers are away."""
     topic, nobody = team.spec.topics[0], {"TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     for words, told in (
         (["pause", f"{topic}s"], f"does not read topic {topic}s. Did you mean {topic}?"),

@@ -1,4 +1,4 @@
-"""``tidemark rewind`` and ``tidemark seek``, as their users call them, on a group that has read."""
+"""``tidemark rewind`` and ``tidemark seek``, as users call them, on a group that has read records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def topic_of(group: Scenario) -> str:
 
 
 def planned(group: Scenario, *words: str) -> dict[str, Any]:
-    """What ``rewind plan`` prints for programs."""
+    """The JSON that ``rewind plan`` prints."""
     done = group.command("rewind", "plan", group.name, *words, *REASON, "--output", "json")
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
@@ -53,12 +53,12 @@ def rewinds(group: Scenario) -> list[tuple[int, str]]:
 
 
 def plain(text: str) -> str:
-    """Without the frames and line breaks of a box."""
+    """The text of a box without its frame and line breaks."""
     return " ".join(text.replace("│", " ").split())
 
 
 def test_plan_changes_nothing_apply_does_it_and_undo_puts_it_back(group: Scenario) -> None:
-    """In words: plan, look, apply, undo, apply; and everything is in the list."""
+    """Plans and applies a rewind, then its undo; the list shows both."""
     before = group.rows("payload")
     done = group.command("rewind", "plan", group.name, "--to-earliest", "--topic", f"{topic_of(group)}:0", *REASON)
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_plan_changes_nothing_apply_does_it_and_undo_puts_it_back(group: Scenari
 
 
 def test_replay_after_a_rewind_makes_the_same_rows(group: Scenario) -> None:
-    """The group needs no restart and no other command: its next run begins where the rewind has put it."""
+    """The group needs no restart and no other command: its next run starts at the rewound positions."""
     before = group.rows("payload")
     made = planned(group, "--to-offset", "2")
     assert group.command("rewind", "apply", str(made["rewind_id"])).returncode == 0
@@ -114,10 +114,10 @@ def test_replay_after_a_rewind_makes_the_same_rows(group: Scenario) -> None:
 
 
 def test_each_place_to_go_to_has_its_option(group: Scenario) -> None:
-    """Kafka's names; nothing of it is applied, so that each starts from the same positions."""
+    """The options have Kafka's names. No plan is applied, so each starts from the same positions."""
     topic = topic_of(group)
     committed = ConsumerGroupTopicPartitions("old-one", [TopicPartition(topic, 0, 1), TopicPartition(topic, 1, 3)])
-    admin = AdminClient({"bootstrap.servers": group.topics.servers})  # its futures end with it
+    admin = AdminClient({"bootstrap.servers": group.topics.servers})  # kept, because its futures end with it
     (done,) = admin.alter_consumer_group_offsets([committed]).values()
     done.result()
     ((first_batch,),) = group.sql("SELECT min(batch_id) FROM tidemark.batch WHERE partition = 0")
@@ -140,7 +140,7 @@ def test_each_place_to_go_to_has_its_option(group: Scenario) -> None:
 
 
 def test_plan_of_one_group_is_a_file_of_offsets_for_another_plan(group: Scenario) -> None:
-    """Kafka's testExportImportPlan: what was printed for programs may be given back, edited or not."""
+    """Kafka's testExportImportPlan: the JSON output of a plan can be used as input, edited or not."""
     printed = group.command("rewind", "plan", group.name, "--shift-by", "-1", *REASON, "--output", "json").stdout
     (group.folder / "plan.json").write_text(printed)
     assert new_offsets(planned(group, "--from-file", "plan.json")) == {0: 5, 1: 3}
@@ -158,7 +158,7 @@ def test_plan_fits_a_terminal_and_is_markdown_where_wished(group: Scenario) -> N
 
 
 def test_all_that_is_wrong_with_the_words_is_told_at_once_and_nothing_is_stored(group: Scenario) -> None:
-    """Consumer, scope, target, reason and expiry; exit status 1."""
+    """The consumer, scope, target, reason and expiry are all wrong; exit status 1."""
     done = group.command(
         "rewind", "plan", group.name + "x", "--to-datetime", "2026-10-25 02:30", "--zone", "Europe/Berlin",
         "--topic", "a b!", "--reason", "why", "--expires-in", "soon",
@@ -194,14 +194,14 @@ WRONG = [
 
 @pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
 def test_wrong_usage_ends_with_status_2(scenario: Scenario, arguments: tuple[str, ...]) -> None:
-    """No place to go to, or two; no reason; a number that is none. Nothing is on stdout."""
+    """No target, or two; no reason; an invalid number. Nothing is on stdout."""
     done = scenario.command(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage:" in done.stderr
 
 
 def test_rewind_that_was_applied_is_not_applied_again(group: Scenario) -> None:
-    """A script may repeat it: it says so, and that is no failure."""
+    """A script may repeat the command: it reports this and exits with status 0."""
     number = str(planned(group, "--to-offset", "1")["rewind_id"])
     first = group.command("rewind", "apply", number, "--output", "json")
     group.run()
@@ -218,7 +218,7 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_what_is_refused_ends_with_status_1_and_its_reason(group: Scenario) -> None:
-    """A number that is no rewind's, a target that no log has, partitions that are not there, a plan that is stale."""
+    """An unknown rewind, a target outside the log, unknown partitions, and a stale plan."""
     assert "there is no rewind 77" in refused(group.command("rewind", "apply", "77"))
     assert "there is no rewind 77" in refused(group.command("rewind", "undo", "77", *REASON))
     assert "is after the end of the log [0, 6)" in refused(group.command("rewind", "plan", group.name, "--to-offset", "7", *REASON))
@@ -239,7 +239,7 @@ def test_expired_plan_is_refused(group: Scenario) -> None:
 
 
 def test_seek_moves_one_partition_in_one_step(group: Scenario) -> None:
-    """A plan and its application, with the archive and the history of any rewind."""
+    """It plans and applies at once, with the same archive and history as any rewind."""
     topic = topic_of(group)
     done = group.command("seek", group.name, f"{topic}/0", "2", *REASON)
     assert (done.returncode, done.stderr) == (0, "applied rewind 1\n"), done.stderr
@@ -251,7 +251,7 @@ def test_seek_moves_one_partition_in_one_step(group: Scenario) -> None:
 
 
 def test_what_retention_took_is_given_up_only_if_that_is_said(group: Scenario) -> None:
-    """Then it goes on at the start of the log, and what is missing is told."""
+    """With the option, the group continues at the start of the log, and the output reports the lost range."""
     group.topics.trim(topic_of(group), {0: 2})
     assert "With --allow-loss" in refused(group.command("seek", group.name, f"{topic_of(group)}/0", "0", *REASON))
     done = group.command("seek", group.name, f"{topic_of(group)}/0", "0", "--allow-loss", *REASON, "--output", "json")
@@ -260,7 +260,7 @@ def test_what_retention_took_is_given_up_only_if_that_is_said(group: Scenario) -
 
 
 def test_several_consumers_move_together_or_not_at_all(group: Scenario) -> None:
-    """One of them has never run: the other is not planned either."""
+    """One of them has never run, so the other is not planned either."""
     other = group.folder / "consumers" / "other.yaml"
     other.write_text(group.spec_file.read_text() + "group: other\n")
     done = group.command("rewind", "plan", group.name, "other", "--to-earliest", *REASON)
@@ -269,7 +269,7 @@ def test_several_consumers_move_together_or_not_at_all(group: Scenario) -> None:
 
 
 def test_erase_needs_the_plans_condition_and_tells_what_it_did_not_search(group: Scenario) -> None:
-    """Plan, apply, show and list; the condition is in none of them."""
+    """Plan, apply, show and list; apply needs the condition again."""
     done = group.command("erase", "plan", group.name, "--where", "payload = 'a1'", *REASON)
     assert done.returncode == 0, done.stderr
     assert f"1 row in {group.table}" in done.stdout

@@ -30,7 +30,7 @@ from tidemark.local import ports
 FAST_JVMS = FAST_JVM | {"spark.executor.extraJavaOptions": FAST_JVM["spark.driver.extraJavaOptions"]}
 PARTITIONS = 4
 RECORDS = 3_000
-"""In each partition: enough that an executor that has a task is still busy when the next task is handed out."""
+"""Per partition: enough that an executor with a task is still busy when the next task is assigned."""
 
 ARROW = """
     import os
@@ -47,7 +47,7 @@ ARROW = """
         python = pa.array([os.environ.get(helper.VARIABLE)] * batch.num_rows, pa.string())
         return made.append_column("place", where).append_column("python", python)
 """
-"""Each record one row, which tells in which folder and from which environment the Python worker runs."""
+"""Makes one row of each record, with the folder and the environment of the Python worker."""
 
 SPARK = """
     from pyspark.sql import DataFrame
@@ -59,7 +59,7 @@ SPARK = """
             "reflect('java.lang.System', 'getProperty', 'user.dir') AS place", "CAST(NULL AS string) AS python",
         )
 """
-"""The same; here the executor's JVM tells where it runs."""
+"""The same, with the folder of the executor's JVM."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def cluster() -> Iterator[SparkCluster]:
 
 @pytest.fixture
 def topic(topics: Topics) -> str:
-    """Some thousand records in each of four partitions."""
+    """A topic with a few thousand records in each of four partitions."""
     topic = topics.create(PARTITIONS)
     for partition in range(PARTITIONS):
         topics.produce(topic, (f"{partition}-{number}" for number in range(RECORDS)), partition=partition)
@@ -83,7 +83,7 @@ def prepared(scenario: Scenario, transform: str, topic: str) -> Scenario:
 
 
 def settings(cluster: SparkCluster, **conf: str) -> dict[str, str]:
-    """What a user sets for this cluster. Tasks are handed out when both executors are there."""
+    """A user's settings for this cluster. Tasks are assigned once both executors are registered."""
     both = {"spark.cores.max": "2", "spark.executor.memory": "512m", "spark.scheduler.minRegisteredResourcesRatio": "1.0", **FAST_JVMS}
     return {"TIDEMARK_SPARK_MASTER": cluster.master, "TIDEMARK_SPARK_CONF": json.dumps(both | conf)}
 
@@ -96,25 +96,25 @@ def consume(scenario: Scenario, cluster: SparkCluster, **conf: str) -> dict[str,
 
 
 def workers(scenario: Scenario, cluster: SparkCluster) -> set[str]:
-    """The workers on which the sink's rows were made."""
+    """The workers that computed the sink's rows."""
     return {cluster.worker_of(place) for (place,) in scenario.sql(f"SELECT DISTINCT place FROM {scenario.table}")}
 
 
 def check_exact(scenario: Scenario) -> None:
-    """Each record is exactly one row, and every partition stands at its end."""
+    """Each record has exactly one row, and the position of every partition is at its end."""
     assert scenario.counts() == {"loaded": PARTITIONS * RECORDS, "sink_rows": PARTITIONS * RECORDS}
     assert set(scenario.positions().values()) == {RECORDS}
     scenario.check()
 
 
 def check_free(cluster: SparkCluster) -> None:
-    """No executor is left, and the master has its cores back."""
+    """Waits until no executor is left; then all cores are free again."""
     eventually(lambda: not cluster.state()["activeapps"] and not cluster.executors(), within_s=180)
     assert [worker["coresused"] for worker in cluster.state()["workers"] if worker["state"] == "ALIVE"] == [0, 0]
 
 
 def test_the_spark_form_uses_both_workers_and_loads_every_record_once(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
-    """The connector's jars come from the driver; what the Python workers import is where the driver has it, as in one image."""
+    """The connector's jars come from the driver. The Python workers import from the same paths as the driver, as with a shared image."""
     prepared(scenario, SPARK, topic)
     assert consume(scenario, cluster)["loaded"] == PARTITIONS * RECORDS
     assert workers(scenario, cluster) == {"worker-1", "worker-2"}
@@ -123,8 +123,8 @@ def test_the_spark_form_uses_both_workers_and_loads_every_record_once(scenario: 
 
 
 def test_the_arrow_form_takes_its_python_from_a_packed_environment(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
-    """``spark.archives`` ships it, ``spark.pyspark.python`` names its Python; the driver goes on with its own. Transforms, and modules
-    beside them, come from the driver."""
+    """``spark.archives`` ships it, and ``spark.pyspark.python`` names its Python; the driver keeps using its own. Transforms, and modules
+    next to them, come from the driver."""
     prepared(scenario, ARROW, topic)
     archive = packed(scenario.folder)
     consume(scenario, cluster, **{"spark.archives": f"{archive}#environment", "spark.pyspark.python": "./environment/bin/python"})
@@ -135,7 +135,7 @@ def test_the_arrow_form_takes_its_python_from_a_packed_environment(scenario: Sce
 
 
 def test_spark_submit_starts_the_same_run_with_jars_of_its_own(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
-    """``spark-submit spark_jobs/consume.py NAME`` takes master, settings and the connector's jars from spark-submit."""
+    """``spark-submit spark_jobs/consume.py NAME`` takes the master, the settings and the connector's jars from spark-submit."""
     prepared(scenario, SPARK, topic)
     conf = json.loads(settings(cluster)["TIDEMARK_SPARK_CONF"]) | {"spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m"}
     words = ["--master", cluster.master, "--jars", ",".join(str(jar) for jar in spark_jars())]
@@ -149,7 +149,7 @@ def test_spark_submit_starts_the_same_run_with_jars_of_its_own(scenario: Scenari
 
 
 def test_a_killed_driver_leaves_no_executor_and_the_next_run_completes(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
-    """Executors end when their driver is gone; what they had committed stays, the next attempt does the rest."""
+    """Executors end when their driver is gone. What they had committed stays, and the next run does the rest."""
     slow = ARROW.replace("import os\n", "import os\n    import time\n", 1).replace(
         "made = ", "time.sleep(600 if batch.num_rows else 0)\n        made = "
     )
@@ -172,7 +172,7 @@ def test_a_killed_driver_leaves_no_executor_and_the_next_run_completes(scenario:
 
 
 def executors_in_python(cluster: SparkCluster) -> int:
-    """How many executors run Python: the daemon that forks an executor's workers is the JVM's one child."""
+    """The number of executors that run Python. Each has one daemon, a child of the JVM, which forks the Python workers."""
     found = 0
     for process in cluster.executors():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -182,7 +182,7 @@ def executors_in_python(cluster: SparkCluster) -> int:
 
 
 def packed(folder: Path) -> Path:
-    """An archive laid out as venv-pack's, whose Python says that it is the one: here it leads to the environment of the test."""
+    """An archive laid out like venv-pack's. Its Python is a script that identifies itself by a variable and runs the test's Python."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nTIDEMARK_TEST_ENVIRONMENT=packed exec {sys.executable} "$@"\n')
     python.chmod(0o755)

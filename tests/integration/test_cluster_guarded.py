@@ -1,4 +1,5 @@
-"""A Spark standalone cluster that is not on loopback: its applications are authenticated and encrypted, or meant not to be."""
+"""A Spark standalone cluster that is not on loopback: applications are authenticated and encrypted, or the user accepts that they are
+not."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ FAST_JVMS = FAST_JVM | {"spark.executor.extraJavaOptions": FAST_JVM["spark.drive
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkCluster]:
-    """On this machine's address in its network, started with the script of docker-compose.yaml."""
+    """A cluster on this machine's network address, started with the script from docker-compose.yaml."""
     with tempfile.TemporaryDirectory(prefix="tidemark-spark-") as folder, spark_cluster.running(Path(folder), address(), SECRET) as cluster:
         yield cluster
 
@@ -40,7 +41,7 @@ def address() -> str:
 
 
 def settings(cluster: SparkCluster, **conf: str) -> dict[str, str]:
-    """What a user sets. The driver listens on the same address; the second executor is not waited for."""
+    """A user's settings. The driver listens on the same address, and one executor is enough."""
     usual = {"spark.cores.max": "1", "spark.executor.memory": "512m", "spark.driver.host": cluster.host, **FAST_JVMS}
     return {"TIDEMARK_SPARK_MASTER": cluster.master, "TIDEMARK_SPARK_CONF": json.dumps(usual | conf)}
 
@@ -53,8 +54,8 @@ def consumer(scenario: Scenario, topics: Topics) -> Scenario:
 
 
 def test_an_application_that_is_not_authenticated_is_refused_before_any_task(consumer: Scenario) -> None:
-    """Nothing listens there: the run is refused before it would look for the master. The text names what to set, or to accept,
-    and doctor gives the same."""
+    """Nothing listens at the address: the run is refused before it contacts the master. The error names what to set or to accept, and
+    doctor reports the same."""
     env = {"TIDEMARK_SPARK_MASTER": "spark://spark.example:7077", "TIDEMARK_SPARK_CONF": json.dumps(FAST_JVM)}
     done = consumer.command("consume", consumer.name, env=env)
     assert done.returncode == 1
@@ -70,7 +71,7 @@ def test_an_application_that_is_not_authenticated_is_refused_before_any_task(con
 
 
 def test_tasks_run_with_the_clusters_secret_and_no_argument_shows_it(consumer: Scenario, cluster: SparkCluster) -> None:
-    """The secret comes from a file. RPC and shuffles are encrypted without being asked for: the executor was told so."""
+    """The secret comes from a file. RPC and shuffles are encrypted without a setting, as the executor's command line shows."""
     file = consumer.folder / "spark.json"
     env = consumer.env() | settings(cluster)
     conf = json.loads(env.pop("TIDEMARK_SPARK_CONF")) | {"spark.authenticate": "true", "spark.authenticate.secret": SECRET}
@@ -93,7 +94,7 @@ def test_tasks_run_with_the_clusters_secret_and_no_argument_shows_it(consumer: S
 
 
 def _seen(lines: set[str], run: psutil.Process, cluster: SparkCluster) -> bool:
-    """Notes the command lines of driver and cluster. Whether an executor was among them."""
+    """Collects the command lines of the driver and the cluster. Returns whether an executor was among them."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in [*run.children(recursive=True), *cluster.family()]:
             with contextlib.suppress(psutil.NoSuchProcess):

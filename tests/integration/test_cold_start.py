@@ -1,4 +1,4 @@
-"""A cold driver starts from an archive of Spark's classes that nobody had to ask for. Real JVMs."""
+"""A cold driver starts from an archive of Spark's classes, which is created automatically. Uses real JVMs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ found = {
 spark.stop()
 print(json.dumps(found))
 """
-"""Starts a driver's session, and tells what its JVM was started with and has mapped."""
+"""Starts a driver's session, and prints its JVM's options and the archives that the JVM has mapped."""
 FIRST_LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")
 def archive() -> Path:
-    """The archive of this environment, in the cache where all runs look for it; made if it is not there, which takes a minute."""
+    """The archive of this environment, in the cache that all runs use; created if it does not exist, which takes a minute."""
     made = subprocess.run(
         [sys.executable, "-m", "tidemark.spark.build_archive"], check=True, timeout=FIRST_LIMIT_S, stdout=subprocess.PIPE, text=True
     )
@@ -63,7 +63,7 @@ def drivers(tmp_path: Path) -> Iterator[Drivers]:
 
 
 class Drivers:
-    """Starts drivers of one consumer that share a cache of their own."""
+    """Starts drivers of one consumer that share a separate cache."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self._stack = stack
@@ -88,11 +88,11 @@ class Drivers:
             start_new_session=True,
         )
         self._stack.enter_context(driver)
-        self._stack.callback(driver.kill)  # which has its JVM end too
+        self._stack.callback(driver.kill)  # its JVM ends with it
         return driver
 
     def makers(self) -> list[psutil.Process]:
-        """The processes that are making an archive for the cache."""
+        """The processes that are building an archive for the cache."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -102,7 +102,7 @@ class Drivers:
 
 
 def ended(driver: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a driver told. As the launcher does, kills its process group once it has ended; a word on stderr is a failure."""
+    """Returns what a driver printed. Like the launcher, kills its process group once it has ended. Any output on stderr is a failure."""
     told, said = driver.communicate(timeout=FIRST_LIMIT_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ def ended(driver: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(drivers: Drivers, archive: Path) -> None:
-    """Of an option that is given twice the JVM takes the last; a run with little for the JVM to do is compiled by C1."""
+    """If an option is given twice, the JVM takes the last one. A run with little work for the JVM is compiled by C1."""
     conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -Dmine=1", "spark.driver.defaultJavaOptions": "-Dtheirs=1"}
     found = ended(drivers.start(cache(), conf=conf))
     assert str(archive) in found["archives"]
@@ -130,7 +130,7 @@ def test_a_driver_through_whose_jvm_records_pass_has_memory_cleared_in_large_pie
 def test_a_collector_that_somebody_has_chosen_is_the_only_one(
     drivers: Drivers, archive: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A JVM that is told two does not start. The archive, made with another one, is mapped all the same."""
+    """A JVM with two collectors does not start. The archive is mapped although it was created with a different collector."""
     chosen = "-XX:+UseSerialGC"
     conf = {where: chosen} if where.startswith("spark.") else {}
     if not conf:
@@ -141,7 +141,7 @@ def test_a_collector_that_somebody_has_chosen_is_the_only_one(
 
 
 def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(drivers: Drivers) -> None:
-    """The process that makes it survives when the launcher kills the driver's process group."""
+    """The process that builds it survives when the launcher kills the driver's process group."""
     for first in [drivers.start(drivers.cache), drivers.start(drivers.cache)]:
         assert not any(file.startswith(str(drivers.classes)) for file in ended(first)["archives"])
     (maker,) = eventually(drivers.makers)
@@ -151,7 +151,7 @@ def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(
 
 
 def test_an_archive_that_is_damaged_or_cannot_be_kept_costs_time_only(drivers: Drivers, archive: Path, tmp_path: Path) -> None:
-    """Damaged: of the right size, but not what was written. The drivers start without it, and say nothing."""
+    """The damaged archive has the right size but wrong contents. The drivers start without it, and print nothing about it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIDEMARK_CACHE", str(drivers.cache))
         mine = local_archive(find_java())

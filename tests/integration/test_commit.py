@@ -1,4 +1,4 @@
-"""The commit of one slice on a real Postgres: together or not at all, by the rightful owner, and never twice."""
+"""The commit of one slice on a real Postgres: all or nothing, only by the current owner, and never twice."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 
 KINDS = RecordCounts(loaded=18, skipped=3, retried=3, failed=3, unaccounted=3, sink_rows=24)
-"""What `of_all_kinds` makes of offsets 0 to 29."""
+"""The counts of `of_all_kinds` for offsets 0 to 29."""
 BEFORE = (0, 0, 0, 0)
 AFTER = (30, 24, 6, 1)
 
 
 def hexed(text: str) -> str:
-    """As Postgres shows bytes."""
+    """Bytes as Postgres prints them."""
     return "\\x" + text.encode().hex()
 
 
 @pytest.fixture
 def group(database_url: str) -> Iterator[Group]:
-    """A group with one partition; its ledger and its sink agree when the test has ended, and no session of it is left."""
+    """A group with one partition. After the test, its ledger and its sink must agree, and none of its sessions may be left."""
     with contextlib.closing(psycopg2.connect(database_url)) as watch:
         group = Group(database_url, watch)
         group.sql(DDL)
         yield group
         group.check_conserved()
-        if not pooled(watch):  # a pooler's backends stay, with the name of their last client
+        if not pooled(watch):  # a pooler's backends stay, under the name of their last client
             eventually(lambda: not group.sessions())
 
 
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Callable[[], None]], None]:
-    """Does something just before a numbered step, the first time it is reached."""
+    """Runs an action just before a numbered step, the first time the step is reached."""
 
     def arrange(step: Step, act: Callable[[], None]) -> None:
         waiting = [act]
@@ -76,7 +76,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Callable[[], Non
 
 
 def test_a_commit_stores_rows_offset_failed_records_and_ledger(group: Group) -> None:
-    """The receipt says what the ledger says, and every offset of the slice is accounted for."""
+    """The receipt matches the ledger, and every offset of the slice is accounted for."""
     part = group.slice()
     attempt = group.attempt()
     assert group.commit(part, attempt=attempt) == Receipt(part, KINDS)
@@ -106,7 +106,7 @@ def test_slices_follow_one_another(group: Group) -> None:
 
 
 def test_a_slice_without_any_row_still_moves_its_offset(group: Group) -> None:
-    """All skipped or filtered away, or nothing but transaction markers."""
+    """All records were skipped or filtered away, or there are only transaction markers."""
     part = group.slice()
     assert group.commit(part, iter(())).counts == RecordCounts(0, 0, 0, 0, 30, 0)
     later = group.slice(end=40)
@@ -115,7 +115,7 @@ def test_a_slice_without_any_row_still_moves_its_offset(group: Group) -> None:
 
 
 def test_another_session_sees_all_of_a_commit_or_nothing(group: Group) -> None:
-    """One transaction (I1): whenever somebody looks, offset, rows, failed records and ledger belong together."""
+    """One transaction (I1): at any moment, offset, rows, failed records and ledger match."""
     claim = group.claim()
     target = group.target()
     seen: set[tuple[int, ...]] = set()
@@ -144,7 +144,7 @@ def test_another_session_sees_all_of_a_commit_or_nothing(group: Group) -> None:
 
 
 def test_a_stale_epoch_is_fenced_before_a_byte_is_sent(group: Group) -> None:
-    """Whoever claims later takes the partition away (I2); the rows of the old owner are not even made."""
+    """A later claim takes over the partition (I2); the old owner's rows are not even computed."""
     old = group.slice()
     group.claim(owner="newer")
     with pytest.raises(OffsetFenced) as raised:
@@ -155,7 +155,7 @@ def test_a_stale_epoch_is_fenced_before_a_byte_is_sent(group: Group) -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(10, 20), (0, 20), (29, 40), (31, 40)])
 def test_a_slice_that_does_not_begin_at_the_position_is_fenced(group: Group, start: int, end: int) -> None:
-    """It would leave a gap or load records twice, also under the right epoch."""
+    """It would leave a gap or load records twice, even under the right epoch."""
     claim = group.claim()
     group.commit(slice_of(claim, 30))
     with pytest.raises(OffsetFenced):
@@ -164,7 +164,7 @@ def test_a_slice_that_does_not_begin_at_the_position_is_fenced(group: Group, sta
 
 
 def test_position_deleted_beside_a_run_is_refused_by_name(group: Group) -> None:
-    """By hand, or by `groups delete`: nothing is stored, and no step of the run takes it for something else."""
+    """By hand, or by `groups delete`: nothing is stored, and every step of the run reports the same error."""
     claim = group.claim()
     part = slice_of(claim, 30)
     group.sql("DELETE FROM tidemark.partition_offset")
@@ -185,7 +185,7 @@ def held(group: Group, act: Callable[[db.Cursor], object]) -> None:
 
 
 def test_an_epoch_that_was_never_given_is_fenced(group: Group) -> None:
-    """The row decides, not who is greater."""
+    """The epoch must equal the row's; a greater one does not win."""
     claim = group.claim()
     with pytest.raises(OffsetFenced):
         group.commit(Slice(claim.partition, claim.topic_id, 0, 30, Epoch(claim.epoch + 1)), never())
@@ -193,7 +193,7 @@ def test_an_epoch_that_was_never_given_is_fenced(group: Group) -> None:
 
 
 def test_a_released_partition_may_still_be_committed_by_who_held_it(group: Group) -> None:
-    """Until the new owner claims, what is in flight may finish; the new one starts behind it."""
+    """Until a new owner claims the partition, a commit in flight may finish, and the new owner starts after it."""
     claim = group.claim()
     with session(group.url) as connection, connection, connection.cursor() as cur:
         store.release(cur, group.group_id, claim)
@@ -202,7 +202,7 @@ def test_a_released_partition_may_still_be_committed_by_who_held_it(group: Group
 
 
 def test_a_twin_gets_the_receipt_of_the_first(group: Group) -> None:
-    """A task that Spark ran twice committed once; the second finds the first one's ledger row and reads nothing."""
+    """If Spark runs a task twice, it commits once: the second run finds the ledger row of the first and reads nothing."""
     part = group.slice()
     group.commit(part)
     assert group.commit(part, never()) == Receipt(part, KINDS, twin=True)
@@ -210,7 +210,7 @@ def test_a_twin_gets_the_receipt_of_the_first(group: Group) -> None:
 
 
 def test_a_zombie_that_waits_for_the_row_while_a_newer_owner_claims_is_fenced(group: Group) -> None:
-    """② comes first: it waits there, and when the row is free it is somebody else's."""
+    """The commit waits for the row at ②, before it reads anything. When the row is free, it belongs to another owner."""
     old, attempt = group.slice(), group.attempt()
     with contextlib.closing(psycopg2.connect(group.url)) as newer, newer.cursor() as cur:
         store.claim(cur, group.group_id, group.topic_id, old.partition, store.next_generation(cur), "newer")
@@ -223,7 +223,7 @@ def test_a_zombie_that_waits_for_the_row_while_a_newer_owner_claims_is_fenced(gr
 
 
 def test_a_newer_owner_that_waits_for_a_commit_in_flight_starts_behind_it(group: Group) -> None:
-    """Nothing is lost or doubled: the commit happens, and the claim gets the position after it."""
+    """Nothing is lost or duplicated: the commit succeeds, and the claim gets the position after it."""
     part, attempt = group.slice(), group.attempt()
     sent, go_on = threading.Event(), threading.Event()
 
@@ -242,7 +242,7 @@ def test_a_newer_owner_that_waits_for_a_commit_in_flight_starts_behind_it(group:
 
 
 def test_of_two_that_commit_the_same_slice_at_once_one_does(group: Group) -> None:
-    """The other waits for the row, and is then a twin: no row is there twice."""
+    """The other one waits for the row and is then a twin, so no row is stored twice."""
     for round_ in range(5):
         part = group.slice(end=30 * (round_ + 1))
         gate = threading.Barrier(2)
@@ -260,7 +260,7 @@ def test_of_two_that_commit_the_same_slice_at_once_one_does(group: Group) -> Non
 
 
 def test_a_newer_attempt_ends_a_session_that_is_stuck_in_its_copy(group: Group) -> None:
-    """A zombie that holds the row and sends no more would block the claim; who holds another partition's is left alone."""
+    """A zombie that holds the row but sends nothing more would block the claim. Sessions that hold other partitions are left alone."""
     part = group.slice()
     stuck, let_go = threading.Event(), threading.Event()
 
@@ -284,11 +284,11 @@ def test_a_newer_attempt_ends_a_session_that_is_stuck_in_its_copy(group: Group) 
     assert group.counted() == BEFORE
 
 
-# ---- what goes wrong with the rows
+# ---- errors with the rows
 
 
 class Boom(Exception):
-    """Nobody's error."""
+    """An error that no code expects."""
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ class Boom(Exception):
 )  # type: ignore[arg-type]
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_what_the_rows_raise_comes_out_as_it_is_and_nothing_is_stored(group: Group, error: BaseException, after: int) -> None:
-    """psycopg2 makes a cancelled statement of it, which would pass for an outage and be tried for ever."""
+    """psycopg2 turns it into a cancelled statement, which would look like an outage and be retried endlessly."""
     part = group.slice()
 
     def judged() -> Iterator[TransformOutput]:
@@ -312,7 +312,7 @@ def test_what_the_rows_raise_comes_out_as_it_is_and_nothing_is_stored(group: Gro
 
 
 def test_a_failed_record_that_cannot_be_read_again_stops_the_slice(group: Group) -> None:
-    """Whether the second reading raises, or finds fewer records: nothing is stored."""
+    """Nothing is stored, whether the second reading raises an error or finds fewer records."""
     part = group.slice()
     with pytest.raises(Boom):
         commit_slice(group.target(), part, of_all_kinds(part), lambda part, offsets: (_ for _ in ()).throw(Boom()))
@@ -323,7 +323,7 @@ def test_a_failed_record_that_cannot_be_read_again_stops_the_slice(group: Group)
 
 
 def test_a_row_that_no_record_of_the_slice_explains_stops_it(group: Group) -> None:
-    """The tally's own refusal, from within the COPY."""
+    """The tally refuses it during the COPY."""
     part = group.slice()
     with pytest.raises(BadOutput, match="kafka_offset 30 is outside"):
         group.commit(part, iter([TransformOutput(only(rows(part, [30])))]))
@@ -331,7 +331,7 @@ def test_a_row_that_no_record_of_the_slice_explains_stops_it(group: Group) -> No
 
 
 def test_a_constraint_that_fails_is_told_in_postgres_words(group: Group) -> None:
-    """Another try would fail again, so it is no outage."""
+    """A retry would fail again, so it is not an outage."""
     part = group.slice()
     with pytest.raises(SinkRejected) as raised:
         group.commit(part, iter([TransformOutput(only(rows(part, range(30), lambda offset: "Atlantis" if offset == 17 else "Ulm")))]))
@@ -341,12 +341,12 @@ def test_a_constraint_that_fails_is_told_in_postgres_words(group: Group) -> None
     assert "Atlantis" not in str(raised.value)
     assert raised.value.detail is not None
     assert "Failing row contains (Atlantis, 17" in raised.value.detail
-    assert raised.value.__suppress_context__  # a traceback would quote it too
+    assert raised.value.__suppress_context__  # otherwise a traceback would quote it too
     assert group.counted() == BEFORE
 
 
 def test_a_constraint_that_is_checked_at_the_end_fails_the_same_way(group: Group) -> None:
-    """A deferred one speaks at ⑥; that is an answer, not a lost one."""
+    """A deferred constraint fails at ⑥. That is an answer from Postgres, not a lost one."""
     group.sql(f"ALTER TABLE {TABLE} ADD UNIQUE (city) DEFERRABLE INITIALLY DEFERRED")
     part = group.slice()
     with pytest.raises(SinkRejected) as raised:
@@ -366,7 +366,7 @@ def test_a_failed_record_that_postgres_refuses_names_its_own_table(group: Group)
 
 
 def test_text_with_a_nul_is_refused_by_postgres(group: Group) -> None:
-    """No text of Postgres holds one."""
+    """Text in Postgres cannot contain one."""
     part = group.slice()
     with pytest.raises(SinkRejected, match=r"\(CharacterNotInRepertoire\)"):
         group.commit(part, iter([TransformOutput(only(rows(part, [1], "a\0b")))]))
@@ -374,7 +374,7 @@ def test_text_with_a_nul_is_refused_by_postgres(group: Group) -> None:
 
 
 def test_a_moment_before_all_postgres_moments_is_refused(group: Group) -> None:
-    """The encoder finds it; that is no outage either."""
+    """The encoder rejects it, which is not an outage either."""
     group.sql(f"ALTER TABLE {TABLE} ADD made date")
     part = group.slice()
     batch = rows(part, [1]).append_column("made", pa.array([-(2**31)], pa.int32()).cast(pa.date32()))
@@ -385,7 +385,7 @@ def test_a_moment_before_all_postgres_moments_is_refused(group: Group) -> None:
 
 
 def test_a_table_that_is_gone_is_refused(group: Group) -> None:
-    """Dropped between the guard and the commit."""
+    """It was dropped between the guard and the commit."""
     part = group.slice()
     with pytest.raises(SinkRejected, match=r"\(UndefinedTable\)") as raised:
         group.commit(part, layout=Layout("analytics.nowhere", LAYOUT.columns))
@@ -397,7 +397,7 @@ def test_a_table_that_is_gone_is_refused(group: Group) -> None:
 def test_a_copy_of_another_number_of_rows_than_were_encoded_is_rolled_back(
     group: Group, monkeypatch: pytest.MonkeyPatch, wrong: int
 ) -> None:
-    """Encoder and Postgres must agree, or somebody has to look."""
+    """If the encoder and Postgres disagree, a person has to investigate."""
 
     class Miscounting(CopyStream):
         def read(self, size: int = -1) -> bytes:
@@ -427,12 +427,12 @@ def test_rows_that_a_trigger_swallows_are_noticed(group: Group) -> None:
     assert group.counted() == BEFORE
 
 
-# ---- what goes wrong with the session
+# ---- errors with the session
 
 
 @pytest.mark.parametrize("step", list(Step)[:6], ids=lambda step: step.name.lower())
 def test_a_session_that_is_ended_before_a_step_leaves_nothing(group: Group, at_step: Any, step: Step) -> None:
-    """An outage, and the same call succeeds later: ① to ⑥ struck in turn."""
+    """It is an outage, and the same call succeeds later. Each of ① to ⑥ is interrupted."""
     part = group.slice()
 
     def kill() -> None:
@@ -451,7 +451,7 @@ def test_a_session_that_is_ended_before_a_step_leaves_nothing(group: Group, at_s
 
 @pytest.mark.parametrize("step", list(Step)[:6], ids=lambda step: step.name.lower())
 def test_a_process_that_dies_before_a_step_leaves_nothing(group: Group, at_step: Any, step: Step) -> None:
-    """Whatever is raised on the way: the transaction ends with its session."""
+    """Whatever is raised, the transaction ends with its session."""
     part = group.slice()
 
     def die() -> None:
@@ -465,7 +465,7 @@ def test_a_process_that_dies_before_a_step_leaves_nothing(group: Group, at_step:
 
 
 def test_a_process_that_dies_before_the_receipt_has_committed(group: Group, at_step: Any) -> None:
-    """⑦ is behind the commit: the next try is a twin."""
+    """⑦ comes after the commit, so the next try is a twin."""
     part = group.slice()
 
     def die() -> None:
@@ -479,7 +479,7 @@ def test_a_process_that_dies_before_the_receipt_has_committed(group: Group, at_s
 
 
 def test_a_session_that_is_ended_in_the_middle_of_its_copy_leaves_nothing(group: Group) -> None:
-    """Rows that Postgres had taken already go with it."""
+    """Rows that Postgres had already received are rolled back."""
     part = group.slice()
 
     def judged() -> Iterator[TransformOutput]:
@@ -531,9 +531,9 @@ def test_a_database_that_is_not_there_is_an_outage(group: Group) -> None:
 
 
 class Proxy:
-    """Between a client and Postgres on loopback; cuts a connection at its COMMIT, before or after Postgres has had it.
+    """Stands between a client and Postgres on loopback, and cuts a connection at its COMMIT, before or after Postgres receives it.
 
-    ``hung``: the client's side is cut before, and Postgres is not told. ``closed`` says whether new connections are refused after the cut.
+    ``hung``: the client's side is cut before, and Postgres does not notice. ``closed``: new connections are refused after the cut.
     """
 
     COMMIT = b"Q\0\0\0\x0bCOMMIT\0"
@@ -587,7 +587,7 @@ class Proxy:
                 if self.COMMIT in data and not self.cuts:
                     self.cuts += 1
                     if self._cut == "after":
-                        client.shutdown(socket.SHUT_RDWR)  # the answer finds nobody
+                        client.shutdown(socket.SHUT_RDWR)  # the answer cannot be delivered
                         server.sendall(data)
                     elif self._cut == "before":
                         server.shutdown(socket.SHUT_RDWR)
@@ -607,13 +607,13 @@ class Proxy:
 
 @pytest.fixture
 def proxy(group: Group) -> Iterator[Callable[..., Proxy]]:
-    """Makes proxies in front of the group's database."""
+    """Creates proxies in front of the group's database."""
     with contextlib.ExitStack() as stack:
         yield lambda cut, **options: stack.enter_context(contextlib.closing(Proxy(group.url, cut, **options)))
 
 
 def test_a_commit_whose_answer_was_lost_gives_its_receipt(group: Group, proxy: Callable[..., Proxy]) -> None:
-    """The row says that it happened; nothing is sent again."""
+    """The row shows that the commit succeeded, so nothing is sent again."""
     part = group.slice()
     between = proxy("after")
     assert group.commit(part, url=between.url) == Receipt(part, KINDS)
@@ -622,7 +622,7 @@ def test_a_commit_whose_answer_was_lost_gives_its_receipt(group: Group, proxy: C
 
 
 def test_a_commit_that_did_not_arrive_is_an_outage_and_can_be_tried_again(group: Group, proxy: Callable[..., Proxy]) -> None:
-    """The row says that it did not happen."""
+    """The row shows that the commit did not happen."""
     part = group.slice()
     between = proxy("before")
     with pytest.raises(DatabaseUnavailable, match="the session ended before the commit"):
@@ -635,7 +635,7 @@ def test_a_commit_that_did_not_arrive_is_an_outage_and_can_be_tried_again(group:
 def test_a_session_that_postgres_believes_alive_is_waited_for(
     group: Group, proxy: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A network that swallows everything: the row stays locked until Postgres ends the idle session, and only then says what happened."""
+    """The network drops everything: the row stays locked until Postgres ends the idle session, and only then shows what happened."""
     monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 700)
     part = group.slice()
     with pytest.raises(DatabaseUnavailable, match="the session ended before the commit"):
@@ -647,7 +647,7 @@ def test_a_session_that_postgres_believes_alive_is_waited_for(
 def test_a_commit_whose_answer_was_lost_gives_its_receipt_also_when_the_partition_was_taken_since(
     group: Group, proxy: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newer owner may have claimed the row and moved it on before it is read again: the ledger knows all the same."""
+    """A newer owner may have claimed the row and moved it before it is read again. The ledger still has the commit."""
     part = group.slice()
     really = commit_module._require_committed
 
@@ -664,7 +664,7 @@ def test_a_commit_whose_answer_was_lost_gives_its_receipt_also_when_the_partitio
 def test_a_database_that_stays_away_leaves_the_outcome_open(
     group: Group, proxy: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody may then say that nothing was stored; the next attempt reads the row."""
+    """The error must not say that nothing was stored; the next attempt reads the row."""
     monkeypatch.setattr(commit_module, "OUTCOME_WAIT_S", 0.5)
     part = group.slice()
     with pytest.raises(CommitUnknown, match="stored whole or not at all") as raised:
@@ -694,7 +694,7 @@ def test_session_is_kept_from_one_commit_to_the_next(group: Group) -> None:
 
 
 def test_failed_commit_leaves_no_session_to_the_next(group: Group) -> None:
-    """Nor does a session that was lost in between keep a later commit from having one."""
+    """A session that was lost in between does not keep a later commit from getting one either."""
     claim = group.claim()
     first, second = (Slice(claim.partition, claim.topic_id, start, start + 10, claim.epoch) for start in (0, 10))
     with contextlib.closing(Sessions()) as sessions:

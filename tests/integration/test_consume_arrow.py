@@ -96,8 +96,8 @@ WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
 
 
 def test_transform_that_goes_wrong_on_records_refuses_the_slice(scenario: Scenario, subtests: pytest.Subtests) -> None:
-    """What a filled batch gives is held to what the empty one promised, and to the records that were read. One record is enough: the
-    transform speaks of whole columns, so nobody knows which of them it was."""
+    """The result for a batch with records must match the schema from the empty batch and the records that were read. One bad record is
+    enough to refuse the slice: the transform works on whole columns, so the record is not known."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"1", b"0", b"2"])
     for what, (then, error, said) in WRONG.items():
@@ -122,7 +122,8 @@ def test_record_with_contradicting_rows_refuses_the_slice(scenario: Scenario, su
 
 
 def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
-    """The run fails with this error, which is on its attempt's row; nothing is stored. An error of the user's code may be an outage."""
+    """The run fails with this error, which is stored in its attempt's row; nothing else is stored. An error in the user's code may be an
+    outage."""
     if not scenario.sql("SELECT to_regclass(%s)", scenario.table)[0][0]:
         scenario.make_sink("payload bytea")
     with pytest.raises(error, match=said) as raised:
@@ -134,7 +135,7 @@ def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
 
 
 def test_arrow_rows_of_one_record_are_numbered_and_rows_that_are_filtered_away_are_unaccounted(scenario: Scenario) -> None:
-    """A record may have no row, one, or several, in any order; what left no trace is unaccounted."""
+    """A record may have no row, one, or several, in any order; a record without a row is unaccounted."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"0", b"1", b"2", b"3"])
     body = "twice = batch.take([3, 1, 3, 1, 3]) if len(batch) else batch\n"
@@ -147,7 +148,7 @@ def test_arrow_rows_of_one_record_are_numbered_and_rows_that_are_filtered_away_a
 
 
 def test_run_whose_rows_are_all_filtered_away_moves_the_positions(scenario: Scenario) -> None:
-    """No row at all is an answer, too."""
+    """An empty result is valid, too."""
     topic = scenario.topics.create(2)
     scenario.topics.produce(topic, numbers(0, 5))
     scenario.topics.produce(topic, numbers(0, 5), partition=1)
@@ -159,7 +160,7 @@ def test_run_whose_rows_are_all_filtered_away_moves_the_positions(scenario: Scen
 
 
 def test_types_that_change_from_batch_to_batch_refuse_the_slice(scenario: Scenario) -> None:
-    """Decimals of another scale are the one change that the column's own check lets through; the encoder's does not."""
+    """A different scale of decimals is the only change that the check of the column lets through; the encoder rejects it."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 15_000))
     body = "scale = 2 if not len(batch) or batch['offset'][0].as_py() == 0 else 1\n"
@@ -172,7 +173,7 @@ def test_types_that_change_from_batch_to_batch_refuse_the_slice(scenario: Scenar
 
 
 def test_batches_of_nulls_and_batches_of_values_are_one_column(scenario: Scenario) -> None:
-    """A column that is all null in one batch may come as Arrow's null type; that is no change of type."""
+    """A column that is all null in one batch may have Arrow's null type; that does not count as a change of type."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10_001))
     body = (

@@ -1,4 +1,4 @@
-"""Runs as they are started for real: the driver is a process of its own, and starts Spark itself."""
+"""Runs started as in production: the driver is a separate process and starts Spark itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemark import project
 
 
 def mixed(scenario: Scenario, transform: str) -> Scenario:
-    """A consumer of two topics with nulls, empty values, transactions of both ends, and an empty partition."""
+    """A consumer of two topics with nulls, empty values, committed and aborted transactions, and an empty partition."""
     topic, second = scenario.topics.create(3), scenario.topics.create()
     scenario.topics.produce(topic, [None, b"", b"\xff\0"] * 7)
     scenario.topics.transaction(topic, [b"gone"], partition=1, commit=False)
@@ -26,11 +26,11 @@ def mixed(scenario: Scenario, transform: str) -> Scenario:
 
 
 MIXED = {"loaded": 23, "unaccounted": 3, "sink_rows": 23}
-"""What any form stores of it."""
+"""The counts that every form stores for it."""
 
 
 def test_spark_form_loads_what_is_in_the_topics(scenario: Scenario) -> None:
-    """Spark's connector reads the ranges, the same commit stores them; the result for programs is one document on stdout."""
+    """Spark's connector reads the ranges, and the same commit stores them; ``--output json`` prints one document on stdout."""
     done = result(mixed(scenario, SPARK).command("consume", scenario.name, "--output", "json"))
     assert {name: done[name] for name in ("state", "records", "loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")} == {
         "state": "COMMITTED", "records": 26, "skipped": 0, "retried": 0, "failed": 0, **MIXED,
@@ -40,7 +40,7 @@ def test_spark_form_loads_what_is_in_the_topics(scenario: Scenario) -> None:
 
 
 def test_arrow_form_by_spark_submit_loads_the_same(scenario: Scenario) -> None:
-    """In client mode the driver writes its attempt's row itself, and takes the master that spark-submit was told."""
+    """In client mode, the driver writes its attempt's row itself, and uses the master given to spark-submit."""
     env = {"PYSPARK_PYTHON": sys.executable, "TIDEMARK_SPARK_MASTER": "spark://127.0.0.1:9", "SPARK_LOCAL_IP": "127.0.0.1"}
     starter = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]"]
     command = [*starter, str(project.consume_job()), mixed(scenario, ARROW).name]
@@ -52,7 +52,7 @@ def test_arrow_form_by_spark_submit_loads_the_same(scenario: Scenario) -> None:
 
 
 def test_run_that_is_refused_says_so_to_people_and_programs(scenario: Scenario) -> None:
-    """Exit status 1, the reason on stderr, as JSON on stdout and on the attempt's row; no row and no move of a position."""
+    """The exit status is 1, and the reason is on stderr, in the JSON on stdout, and in the attempt's row. No position is stored."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.write(PLAIN, topics=[topic, "no-such-topic"]).make_sink()
@@ -78,8 +78,8 @@ HOOK = """
 
 
 def test_driver_that_is_killed_in_the_middle_is_gone_on_from_exactly(scenario: Scenario) -> None:
-    """SIGKILL inside the second batch: the first stays, nothing of the second does, no process survives, the next run reads the rest.
-    The function form, once by a driver that is started by hand and once by the command line."""
+    """SIGKILL during the second batch: the first batch stays, nothing of the second does, no process survives, and the next run reads the
+    rest. Uses the function form, first with a driver started by hand, then with the command line."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [str(number) for number in range(100)])
     scenario.write(PLAIN, topics=topic, batch={"max_records": 40}).make_sink()

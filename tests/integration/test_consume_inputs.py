@@ -1,4 +1,5 @@
-"""What a log may hold, through the function and the Arrow form: each kind of record and of gap. See test_consume_spark.py for Spark's."""
+"""What a log may contain, read by the function and the Arrow form: each kind of record and of gap. For the Spark form, see
+test_consume_spark.py."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from tidemark.quality import Violation, check_conservation
 LOCAL = ["function", "arrow"]
 pytestmark = pytest.mark.usefixtures("reader")
 ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
-"""Lets a topic take timestamps that lie more than an hour ahead."""
+"""Lets a topic take timestamps more than an hour in the future."""
 
 
-# ---- gaps, transactions, nothing at all
+# ---- gaps, transactions, empty topics
 
 
 def test_empty_topic_and_empty_partitions_are_no_work(scenario: Scenario) -> None:
-    """Partitions without records get a position and no slice."""
+    """Partitions without records get a position but no slice."""
     empty, some = scenario.topics.create(2), scenario.topics.create(3)
     scenario.topics.produce(some, numbers(0, 4), partition=1)
     scenario.write(topics=[empty, some]).make_sink()
@@ -37,7 +38,7 @@ def test_empty_topic_and_empty_partitions_are_no_work(scenario: Scenario) -> Non
 
 @FORMS
 def test_aborted_transactions_are_not_read_and_count_as_unaccounted(scenario: Scenario, transform: str) -> None:
-    """Aborted records and the markers of all transactions are offsets of the range without a record."""
+    """Aborted records and the markers of all transactions are offsets in the range without a visible record."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.topics.transaction(topic, [b"x", b"y"], commit=False)
@@ -66,7 +67,7 @@ def test_range_of_markers_alone_moves_the_position(scenario: Scenario, transform
 
 @FORMS
 def test_run_stops_before_an_open_transaction(scenario: Scenario, transform: str) -> None:
-    """The end of a run is the last stable offset: what lies behind waits until the transaction has ended."""
+    """The end of a run is the last stable offset: later records wait until the transaction has ended."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a", b"b"])
     with open_transaction(scenario.topics, topic, b"c") as producer:
@@ -82,7 +83,7 @@ def test_run_stops_before_an_open_transaction(scenario: Scenario, transform: str
 
 
 def test_compacted_away_records_are_unaccounted(scenario: Scenario) -> None:
-    """Offsets that compaction took are gaps: nobody lost them, and the ledger says how many there were. A slice may be one gap."""
+    """Offsets removed by compaction are gaps: they are not lost, and the ledger counts them. A slice may consist of one gap."""
     scenario.write(topics=compacted(scenario), batch={"max_records": 10}).make_sink()
     assert scenario.run().records == 21
     assert scenario.rows("payload, kafka_offset") == [(b"record 19", 19), (b"other", 20)]
@@ -92,7 +93,7 @@ def test_compacted_away_records_are_unaccounted(scenario: Scenario) -> None:
 
 
 def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
-    """Partitions may be many and of any size; batches take the longest first, and no batch exceeds its limit."""
+    """There may be many partitions, of any size. Batches take the longest first, and no batch exceeds its limit."""
     topic = scenario.topics.create(100)
     for partition in range(100):
         if partition % 4:
@@ -136,7 +137,7 @@ HEADERS: list[Any] = [
 @pytest.mark.parametrize("form", LOCAL)
 @pytest.mark.parametrize("disposition", ["fail", "retry"])
 def test_failed_record_is_kept_byte_for_byte(scenario: Scenario, form: str, disposition: str) -> None:
-    """Key, value, headers (order, repetition, nulls, any bytes) and timestamp are kept as the record has them."""
+    """Key, value, headers (order, repetition, nulls, any bytes) and timestamp are stored exactly as in the record."""
     topic = scenario.topics.create()
     transform = JUDGES[form].replace('"fail").decode()', f'"{disposition}").decode()').replace('b"fail")', f'b"{disposition}")')
     for number, headers in enumerate(HEADERS):
@@ -154,7 +155,7 @@ def test_failed_record_is_kept_byte_for_byte(scenario: Scenario, form: str, disp
 
 
 def test_failed_record_of_a_topic_that_the_broker_stamps_has_the_brokers_time(scenario: Scenario) -> None:
-    """With LogAppendTime the record's timestamp is the broker's."""
+    """With LogAppendTime, the record's timestamp is the broker's."""
     topic = scenario.topics.create(message_timestamp_type="LogAppendTime")
     scenario.topics.produce(topic, [b"fail"], timestamp=1_600_000_000_123)
     scenario.write(JUDGES["function"], topics=topic).make_sink("payload bytea")
@@ -176,8 +177,8 @@ def test_many_failed_records_among_many_good_ones_are_all_kept(scenario: Scenari
 
 @pytest.mark.parametrize("form", LOCAL)
 def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenario: Scenario, form: str) -> None:
-    """Key, value, timestamp in milliseconds, headers in their order, with repetitions, nulls and any bytes. Having no headers is null in
-    the Arrow form and an empty list in the function form."""
+    """Covers key, value, timestamp in milliseconds, and headers in order, with repetitions, nulls and any bytes. A record without headers
+    has null in the Arrow form and an empty list in the function form."""
     topic = scenario.topics.create()
     for number, headers in enumerate(HEADERS):
         for key in (None, b"", b"\0\xffkey"):
@@ -187,7 +188,7 @@ def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenari
 
 @pytest.mark.parametrize("form", LOCAL)
 def test_timestamps_may_be_of_1970_or_2100_and_in_any_order(scenario: Scenario, form: str) -> None:
-    """They are data and nothing else: what is read and in which order is decided by offsets. So it is for failed records."""
+    """They are only data: offsets decide what is read and in which order. This is also true of failed records."""
     topic = scenario.topics.create(**ANY_TIME)
     times = [4_102_444_800_000, 0, 1_600_000_000_000, 1, 4_102_444_799_999, -86_400_000, 1_599_999_999_999]
     produce_raw(scenario.topics.servers, topic, [RawRecord(b"fail", millis) for millis in times])
@@ -202,7 +203,7 @@ def test_timestamps_may_be_of_1970_or_2100_and_in_any_order(scenario: Scenario, 
 
 @pytest.mark.parametrize("form", LOCAL)
 def test_transform_sees_the_brokers_time_where_the_broker_stamps(scenario: Scenario, form: str) -> None:
-    """With LogAppendTime what the producer said is gone."""
+    """With LogAppendTime, the producer's timestamp is lost."""
     topic = scenario.topics.create(message_timestamp_type="LogAppendTime")
     scenario.topics.produce(topic, [b"a"], timestamp=1_600_000_000_123)
     check_echo(scenario, form, topic)
@@ -211,7 +212,8 @@ def test_transform_sees_the_brokers_time_where_the_broker_stamps(scenario: Scena
 
 @pytest.mark.parametrize("form", LOCAL)
 def test_record_without_a_timestamp_has_none(scenario: Scenario, form: str) -> None:
-    """Kafka writes -1 for it, which is no moment: null in the Arrow form, and 1970-01-01 in the function form, whose records have one."""
+    """Kafka writes -1, which is not a time: null in the Arrow form, and 1970-01-01 in the function form, whose records always have a
+    timestamp."""
     topic = scenario.topics.create()
     produce_raw(scenario.topics.servers, topic, [RawRecord(b"fail", -1)])
     scenario.write(ECHOES[form], topics=topic).make_sink(ECHO_COLUMNS)
@@ -225,8 +227,8 @@ def test_record_without_a_timestamp_has_none(scenario: Scenario, form: str) -> N
 
 @pytest.mark.parametrize("form", LOCAL)
 def test_timestamp_that_is_no_moment_of_any_calendar_spoils_nothing_but_itself(scenario: Scenario, form: str) -> None:
-    """Nanoseconds written as milliseconds lie beyond what Postgres counts to: null in the Arrow form. Python's years end at 9999: in the
-    function form the record fails, with the number. Nothing wraps around to a time that looks right."""
+    """Nanoseconds written as milliseconds are beyond Postgres' range: null in the Arrow form. Python's years end at 9999: in the function
+    form, the record fails, and the error has the number. No value wraps around to a time that looks right."""
     topic = scenario.topics.create(**ANY_TIME)
     times = [1_600_000_000_000, 253_402_300_800_000, 1_600_000_000_000_000_000, 2**63 - 1, -(2**62)]
     produce_raw(scenario.topics.servers, topic, [RawRecord(b"x", millis) for millis in times])
@@ -245,7 +247,8 @@ def test_timestamp_that_is_no_moment_of_any_calendar_spoils_nothing_but_itself(s
 
 @pytest.mark.parametrize("form", LOCAL)
 def test_record_with_a_header_name_that_is_no_text_fails_alone(scenario: Scenario, form: str) -> None:
-    """Names of headers are UTF-8 by Kafka's protocol, which no broker checks. librdkafka's binding cannot give such headers out at all."""
+    """Kafka's protocol has header names in UTF-8, but no broker checks them. librdkafka's Python binding cannot return such headers at
+    all."""
     topic = scenario.topics.create()
     bad = [(b"good", b"1"), (b"\xff\xfe", b"2")]
     produce_raw(
@@ -262,7 +265,7 @@ def test_record_with_a_header_name_that_is_no_text_fails_alone(scenario: Scenari
 
 @FORMS
 def test_records_may_be_compressed_in_any_way(scenario: Scenario, transform: str) -> None:
-    """Each of Kafka's codecs, in one partition."""
+    """One partition has records of each of Kafka's codecs."""
     topic = scenario.topics.create()
     for codec in CODECS:
         produce_compressed(scenario.topics, topic, numbers(0, 50), codec)
@@ -277,7 +280,7 @@ def test_records_may_be_compressed_in_any_way(scenario: Scenario, transform: str
 
 @pytest.fixture(scope="module")
 def large_records(kafka_servers: str) -> Iterator[tuple[str, list[str]]]:
-    """A topic of 300 records as large as a broker takes them by default, and their MD5 sums."""
+    """A topic of 300 records of the largest size that a broker takes by default, and their MD5 sums."""
     topics = Topics(kafka_servers)
     topic = topics.create()
     yield topic, produce_large(topics, topic, 300)
@@ -289,7 +292,7 @@ SMALL_BATCHES = arrow("assert batch.nbytes <= 40_000_000, batch.nbytes\n" + with
 
 @pytest.mark.parametrize("transform", [PLAIN, SMALL_BATCHES], ids=LOCAL)
 def test_records_of_1_mb_are_loaded_a_few_at_a_time(scenario: Scenario, large_records: tuple[str, list[str]], transform: str) -> None:
-    """300 MB in one slice: what a worker holds at a time is bounded by bytes as well as by records."""
+    """300 MB in one slice: what a worker holds at a time is limited in bytes as well as in records."""
     topic, sums = large_records
     scenario.write(transform, topics=topic).make_sink("payload bytea")
     scenario.run()
@@ -299,7 +302,7 @@ def test_records_of_1_mb_are_loaded_a_few_at_a_time(scenario: Scenario, large_re
 
 
 def test_failed_records_of_1_mb_are_kept_whole(scenario: Scenario, large_records: tuple[str, list[str]]) -> None:
-    """They are read a second time, one here and one there."""
+    """They are scattered over the slice, and are read a second time."""
     topic, sums = large_records
     source = """
         from tidemark.transform import Fail, Record
@@ -316,7 +319,7 @@ def test_failed_records_of_1_mb_are_kept_whole(scenario: Scenario, large_records
 
 
 def test_record_larger_than_a_fetch_is_loaded(scenario: Scenario) -> None:
-    """Topics may take records of any size; the first one of a fetch comes whole, whatever the fetch's limit is."""
+    """Topics may take records of any size. The first record of a fetch is returned whole, whatever the fetch's limit."""
     topic = scenario.topics.create(max_message_bytes="12000000")
     sums = produce_large(scenario.topics, topic, 3, 10_000_000)
     scenario.write(ARROW, topics=topic).make_sink("payload bytea")
@@ -328,7 +331,7 @@ def test_record_larger_than_a_fetch_is_loaded(scenario: Scenario) -> None:
 
 
 def check_echo(scenario: Scenario, form: str, topic: str) -> None:
-    """Loads the topic by a transform that returns all that it is told."""
+    """Loads the topic with a transform that returns everything it gets, and compares that with the topic."""
     scenario.write(ECHOES[form], topics=topic).make_sink(ECHO_COLUMNS)
     scenario.run()
     assert echoed(scenario) == told(scenario, topic)
@@ -336,6 +339,6 @@ def check_echo(scenario: Scenario, form: str, topic: str) -> None:
 
 
 def violations(scenario: Scenario) -> list[Violation]:
-    """Where ledger and tables disagree: the part of `Scenario.check` that does not read the topic again."""
+    """The differences between ledger and tables: the part of `Scenario.check` that does not read the topic again."""
     with session(scenario.database_url) as connection, transaction(connection) as cur:
         return check_conservation(cur, scenario.spec.group, [scenario.table])

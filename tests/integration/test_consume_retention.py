@@ -1,4 +1,4 @@
-"""Where reading starts, and what happens when the log no longer has the position: retention, topics made again, partitions added."""
+"""Where reading starts, and what happens when the log no longer has the position: retention, recreated topics, added partitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemark.offsets.reset import LogTruncated, NoPosition, OffsetOutOfRange, T
 
 @pytest.mark.parametrize(("reset", "loaded"), [(None, 3), ("earliest", 3), ("latest", 0)])
 def test_first_position_is_what_offset_reset_says(scenario: Scenario, reset: str | None, loaded: int) -> None:
-    """Left out is earliest. What ``latest`` skips at the first run was never the group's: it is no lost range."""
+    """The default is earliest. Records that ``latest`` skips at the first run never belonged to the group, so they are not a lost range."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 3))
     scenario.write(topics=topic, offset_reset=reset).make_sink()
@@ -32,7 +32,7 @@ def test_first_position_is_what_offset_reset_says(scenario: Scenario, reset: str
 
 
 def test_offset_reset_none_refuses_to_choose_a_first_position(scenario: Scenario) -> None:
-    """No position appears; what to write instead is in the message."""
+    """No position is stored, and the error says what to write instead."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 3))
     scenario.write(topics=topic, offset_reset="none").make_sink()
@@ -49,7 +49,7 @@ def test_offset_reset_none_refuses_to_choose_a_first_position(scenario: Scenario
 
 
 def test_topic_whose_start_was_trimmed_before_the_first_run_starts_at_what_is_there(scenario: Scenario) -> None:
-    """A group that never had a position lost nothing."""
+    """A group that never had a position has lost nothing."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 5))
     scenario.topics.trim(topic, {0: 3})
@@ -62,7 +62,7 @@ def test_topic_whose_start_was_trimmed_before_the_first_run_starts_at_what_is_th
 
 @pytest.mark.parametrize("reset", [None, "none"])
 def test_retention_ahead_of_the_position_is_refused(scenario: Scenario, reset: str | None) -> None:
-    """Records that are gone before they were read stop the run; nothing is clamped, not even for the partitions that are well."""
+    """If records are gone before they were read, the whole run is refused; the position is not clamped."""
     topic = trimmed_below_the_position(scenario)
     scenario.set(offset_reset=reset)
     with pytest.raises(OffsetOutOfRange) as refused:
@@ -74,7 +74,7 @@ def test_retention_ahead_of_the_position_is_refused(scenario: Scenario, reset: s
 
 
 def test_retention_ahead_of_the_position_is_a_lost_range_where_the_user_allowed_it(scenario: Scenario) -> None:
-    """``earliest`` goes on with what is left, ``lost_range`` says what is not, and the closing word of the run says it, too."""
+    """``earliest`` continues with the remaining records. ``lost_range`` stores what is lost, and the run's result reports it."""
     trimmed_below_the_position(scenario)
     scenario.set(offset_reset="earliest")
     done = scenario.run()
@@ -85,7 +85,7 @@ def test_retention_ahead_of_the_position_is_a_lost_range_where_the_user_allowed_
 
 
 def test_reset_to_latest_gives_up_what_is_still_there_as_well(scenario: Scenario) -> None:
-    """``latest`` means: go on behind the last record. All of what is skipped is the lost range."""
+    """``latest`` means to continue after the last record. Everything skipped is the lost range."""
     topic = trimmed_below_the_position(scenario)
     scenario.set(offset_reset="latest")
     scenario.run()
@@ -97,7 +97,7 @@ def test_reset_to_latest_gives_up_what_is_still_there_as_well(scenario: Scenario
 
 
 def test_retention_up_to_the_end_leaves_a_lost_range_and_nothing_to_read(scenario: Scenario) -> None:
-    """The whole rest is lost; the next record is read."""
+    """All unread records are lost; the next record is read."""
     topic = trimmed_below_the_position(scenario, before=20)
     scenario.set(offset_reset="earliest")
     scenario.run()
@@ -109,7 +109,7 @@ def test_retention_up_to_the_end_leaves_a_lost_range_and_nothing_to_read(scenari
 
 
 def test_retention_that_passes_a_range_while_it_is_read_refuses_the_slice(scenario: Scenario) -> None:
-    """The run fails with the reason, and the next one stores what was lost."""
+    """The run fails with the reason, and the next one stores what is lost."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic, offset_reset="earliest").make_sink()
@@ -123,7 +123,7 @@ def test_retention_that_passes_a_range_while_it_is_read_refuses_the_slice(scenar
 
 
 def test_retention_that_passes_a_partition_between_two_batches_keeps_what_was_committed(scenario: Scenario) -> None:
-    """The batches before it stay; the one that it concerns is refused, and the next run stores the rest as lost."""
+    """Earlier batches stay, the affected one is refused, and the next run stores the removed records as lost."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic, offset_reset="earliest", batch={"max_records": 4}).make_sink()
@@ -141,7 +141,7 @@ def test_retention_that_passes_a_partition_between_two_batches_keeps_what_was_co
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", None])
 def test_position_beyond_the_end_is_refused_whatever_the_spec_allows(scenario: Scenario, reset: str | None) -> None:
-    """The log was truncated: what it holds now is not what was loaded, and no reset can know that."""
+    """The log was truncated: its records are not the ones that were loaded, and no reset can find out which differ."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 5))
     scenario.write(topics=topic, offset_reset=reset).make_sink()
@@ -158,7 +158,7 @@ def test_position_beyond_the_end_is_refused_whatever_the_spec_allows(scenario: S
 @pytest.mark.parametrize("records", [2, 5, 9], ids=["fewer", "as many", "more"])
 @pytest.mark.parametrize("reset", [None, "none"])
 def test_recreated_topic_is_refused(scenario: Scenario, records: int, reset: str | None) -> None:
-    """A topic is known by its UUID, not by its name: a new one's offsets are other records, however many there are."""
+    """A topic is identified by its UUID, not by its name: the offsets of a new topic are different records, however many there are."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 5))
     scenario.write(topics=topic).make_sink()
@@ -176,7 +176,7 @@ def test_recreated_topic_is_refused(scenario: Scenario, records: int, reset: str
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 @pytest.mark.parametrize("records", [2, 9], ids=["fewer", "more"])
 def test_recreated_topic_is_read_from_its_start_where_the_user_allowed_it(scenario: Scenario, reset: str, records: int) -> None:
-    """The new topic has an id of its own in the lineage; the rest of the old one is a lost range whose end nobody knows."""
+    """The new topic has a separate id in the lineage; the rest of the old one is a lost range with an unknown end."""
     topic = scenario.topics.create(2)
     scenario.topics.produce(topic, numbers(0, 5))
     scenario.write(topics=topic, offset_reset="earliest").make_sink()
@@ -196,7 +196,7 @@ def test_recreated_topic_is_read_from_its_start_where_the_user_allowed_it(scenar
 
 
 def test_topic_that_is_recreated_twice_is_noticed_twice(scenario: Scenario) -> None:
-    """Each incarnation's rest is lost once, also of those that were never read."""
+    """The rest of each incarnation is lost once."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 3))
     scenario.write(topics=topic, offset_reset="earliest").make_sink()
@@ -211,7 +211,7 @@ def test_topic_that_is_recreated_twice_is_noticed_twice(scenario: Scenario) -> N
 
 
 def test_recreation_that_was_refused_is_still_refused_by_the_next_run(scenario: Scenario) -> None:
-    """Having looked at the new topic once does not make it the known one."""
+    """Seeing the new topic once does not make it the known one."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 3))
     scenario.write(topics=topic).make_sink()
@@ -243,7 +243,8 @@ AT_LAST = """
 
 @pytest.mark.parametrize("records", [0, 20], ids=["empty", "more"])
 def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batch(scenario: Scenario, records: int) -> None:
-    """Its offsets would be other records under the old topic's name. What was read before stays; the old one's rest is a lost range."""
+    """The same offsets would be different records under the old topic's name. What was read before stays, and the rest of the old topic is
+    a lost range."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(AT_LAST, topics=topic, batch={"max_records": 5}).make_sink("payload bytea")
@@ -268,7 +269,7 @@ def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batc
 
 @pytest.mark.parametrize("reset", [None, "earliest", "latest"])
 def test_added_partition_is_read_from_its_first_record(scenario: Scenario, reset: str | None) -> None:
-    """Also under ``latest``: what was produced to it before anyone noticed it is not skipped."""
+    """Even under ``latest``: records produced before the partition was noticed are not skipped."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 2))
     scenario.write(topics=topic, offset_reset=reset).make_sink()
@@ -283,7 +284,7 @@ def test_added_partition_is_read_from_its_first_record(scenario: Scenario, reset
 
 
 def test_added_partition_is_refused_under_offset_reset_none(scenario: Scenario) -> None:
-    """``none`` chooses no position, not even an obvious one; the partitions that have one stay where they are."""
+    """``none`` chooses no position, not even an obvious one; partitions with a position stay where they are."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 2))
     scenario.write(topics=topic).make_sink()
@@ -300,7 +301,8 @@ def test_added_partition_is_refused_under_offset_reset_none(scenario: Scenario) 
 
 
 def trimmed_below_the_position(scenario: Scenario, before: int = 15) -> str:
-    """A topic of which 10 records were read, and whose first partition has since grown to 20 and lost those below ``before``."""
+    """A topic whose first partition had 10 records when it was read. That partition has since grown to 20 and lost those below
+    ``before``."""
     topic = scenario.topics.create(2)
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.topics.produce(topic, numbers(0, 2), partition=1)

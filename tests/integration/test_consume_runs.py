@@ -1,4 +1,4 @@
-"""Whole runs: real topics are read and really committed; only Spark is left out, whose part is in test_consume_spark.py."""
+"""Whole runs on real topics with real commits: everything except Spark, which test_consume_spark.py covers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.schema import SchemaMismatch
 
-# ---- run after run
+# ---- successive runs
 
 
 @FORMS
 def test_first_run_loads_all_the_second_nothing_the_third_what_was_produced_in_between(scenario: Scenario, transform: str) -> None:
-    """A run reads what is in the topics when it starts and goes on where the last one stopped."""
+    """A run reads what is in the topics when it starts, and continues where the last one stopped."""
     topic = scenario.topics.create(2)
     scenario.topics.produce(topic, numbers(0, 70))
     scenario.topics.produce(topic, numbers(70, 100), partition=1)
@@ -51,7 +51,7 @@ def test_first_run_loads_all_the_second_nothing_the_third_what_was_produced_in_b
 
 @FORMS
 def test_run_larger_than_a_batch_commits_batch_after_batch(scenario: Scenario, transform: str) -> None:
-    """No batch has more than ``batch.max_records`` offsets; together they are the run."""
+    """No batch has more than ``batch.max_records`` offsets; together, the batches are the run."""
     topic = scenario.topics.create(3)
     for partition, count in enumerate((50, 7, 20)):
         scenario.topics.produce(topic, numbers(0, count), partition=partition)
@@ -65,7 +65,7 @@ def test_run_larger_than_a_batch_commits_batch_after_batch(scenario: Scenario, t
 
 
 def test_batch_of_one_record_is_a_batch(scenario: Scenario) -> None:
-    """``max_records: 1`` is slow, and right."""
+    """``max_records: 1`` is slow but correct."""
     topic = scenario.topics.create(2)
     scenario.topics.produce(topic, numbers(0, 2))
     scenario.topics.produce(topic, numbers(0, 2), partition=1)
@@ -88,7 +88,7 @@ def test_records_produced_during_a_run_wait_for_the_next(scenario: Scenario) -> 
 
 
 def test_consumer_of_several_topics_keeps_them_apart(scenario: Scenario) -> None:
-    """Each topic has an id of its own in the lineage, so that equal partitions and offsets do not meet."""
+    """Each topic has a separate id in the lineage, so equal partitions and offsets do not clash."""
     one, two = scenario.topics.create(), scenario.topics.create(2)
     scenario.topics.produce(one, [b"a", b"b"])
     scenario.topics.produce(two, [b"c"])
@@ -101,7 +101,7 @@ def test_consumer_of_several_topics_keeps_them_apart(scenario: Scenario) -> None
 
 
 def test_topic_pattern_reads_what_matches_whole_also_topics_that_come_later(scenario: Scenario) -> None:
-    """A pattern is a regular expression for the whole name. A topic that appears later is read from its first record."""
+    """A pattern is a regular expression that must match the whole name. A topic that appears later is read from its first record."""
     prefix = scenario.topics.create()
     first = scenario.topics.create(name=f"{prefix}.eu")
     scenario.topics.produce(prefix, [b"not mine"])
@@ -117,13 +117,13 @@ def test_topic_pattern_reads_what_matches_whole_also_topics_that_come_later(scen
 
 
 def test_pattern_that_matches_nothing_yet_is_a_run_with_nothing_to_read(scenario: Scenario) -> None:
-    """The topics of a pattern may come later; `consumers check` is who complains."""
+    """The topics may be created later; only `consumers check` complains."""
     scenario.write(topic_pattern="no-such-.*").make_sink()
     assert scenario.run().partitions == ()
 
 
 def test_topic_that_does_not_exist_is_refused_by_name(scenario: Scenario) -> None:
-    """All that are missing are named; nothing is claimed."""
+    """The error names all missing topics, and nothing is claimed."""
     scenario.write(topics=[scenario.topics.create(), "no-such-a", "no-such-b"]).make_sink()
     with pytest.raises(TopicsMissing) as missing:
         scenario.run()
@@ -133,7 +133,7 @@ def test_topic_that_does_not_exist_is_refused_by_name(scenario: Scenario) -> Non
 
 
 def test_partitioned_sink_takes_each_kafka_partition_into_its_own_table(scenario: Scenario) -> None:
-    """``sink ddl --partitions`` makes one table a Kafka partition, and one for partitions that come later."""
+    """``sink ddl --partitions`` creates one table per Kafka partition, and one for partitions added later."""
     topic = scenario.topics.create(3)
     for partition in range(3):
         scenario.topics.produce(topic, numbers(0, 3), partition=partition)
@@ -143,7 +143,7 @@ def test_partitioned_sink_takes_each_kafka_partition_into_its_own_table(scenario
     scenario.check()
 
 
-# ---- runs that meet, and runs that end in the middle
+# ---- concurrent and interrupted runs
 
 
 GATED = """
@@ -160,7 +160,7 @@ GATED = """
 
 
 def test_run_that_waited_before_its_commit_is_fenced_by_a_newer_run(scenario: Scenario) -> None:
-    """The older run's slice begins after the newer one claimed: its compare-and-set finds another epoch, and nothing of it stays."""
+    """The older run's slice begins after the newer run's claim: its compare-and-set finds a different epoch, and nothing of it stays."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic).make_sink()
@@ -187,7 +187,7 @@ def test_run_that_waited_before_its_commit_is_fenced_by_a_newer_run(scenario: Sc
 def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim waits a while for the commit in flight and then ends its session: no run can block a group for ever."""
+    """A claim waits a while for the commit in flight and then ends its session, so no run can block a group indefinitely."""
     monkeypatch.setattr(claims, "GRACE_MS", 300)
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
@@ -210,7 +210,7 @@ def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit
 
 
 def test_runs_that_start_together_never_load_a_record_twice(scenario: Scenario) -> None:
-    """Some of them are fenced, or refused their claim; whatever happens, each record is loaded once."""
+    """Some runs are fenced, or their claims are refused, but each record is loaded once."""
     topic = scenario.topics.create(3)
     for partition in range(3):
         scenario.topics.produce(topic, numbers(0, 40), partition=partition)
@@ -225,7 +225,7 @@ def test_runs_that_start_together_never_load_a_record_twice(scenario: Scenario) 
 
 
 def test_run_that_failed_in_the_middle_is_finished_by_the_next(scenario: Scenario) -> None:
-    """Slices that were committed stay, those that were not are read again; the failed attempt says why it failed."""
+    """Committed slices stay, the others are read again, and the failed attempt has the reason."""
     topic = scenario.topics.create(3)
     for partition in range(3):
         scenario.topics.produce(topic, numbers(0, 10), partition=partition)
@@ -246,7 +246,7 @@ def test_run_that_failed_in_the_middle_is_finished_by_the_next(scenario: Scenari
 
 
 def test_runs_of_new_consumers_that_start_together_share_a_topic(scenario: Scenario) -> None:
-    """Groups and topics are known by one row each, whoever writes it first."""
+    """Each group and each topic has one row, whichever run writes it first."""
     names = [f"group-{number}" for number in range(20)]
     topic = scenario.topics.create()
 
@@ -261,7 +261,7 @@ def test_runs_of_new_consumers_that_start_together_share_a_topic(scenario: Scena
 
 
 def test_runs_use_up_no_topic_ids(scenario: Scenario) -> None:
-    """A topic's id is a smallint in each row of the sink: only a topic that was never seen may take a new one."""
+    """A topic's id is a smallint in each row of the sink, so only a topic that was never seen may take a new one."""
     topic = scenario.topics.create()
     scenario.write(topics=topic).make_sink()
     scenario.sql("ALTER TABLE tidemark.topic ALTER COLUMN topic_id RESTART WITH 32766")
@@ -276,7 +276,7 @@ TASK = TaskIdentity("consume__x", "scheduled__1", "consume", -1, 1)
 
 
 def test_second_try_of_a_task_whose_first_try_committed_everything_has_nothing_to_do(scenario: Scenario) -> None:
-    """Airflow may try a task again whose word got lost. The run was bounded by the first try's plan: what came later is the next's."""
+    """Airflow may retry a task whose success it did not see. The first try's plan limits the run: later records belong to the next run."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic).make_sink()
@@ -290,7 +290,7 @@ def test_second_try_of_a_task_whose_first_try_committed_everything_has_nothing_t
 
 
 def test_second_try_of_a_task_whose_first_try_stopped_half_way_reads_the_rest(scenario: Scenario) -> None:
-    """A try that did not commit all it planned is gone on from."""
+    """If a try did not commit its whole plan, the next try continues from there."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic, batch={"max_records": 4}).make_sink()
@@ -302,7 +302,7 @@ def test_second_try_of_a_task_whose_first_try_stopped_half_way_reads_the_rest(sc
 
 
 def test_second_try_of_a_task_that_had_nothing_to_read_reads_what_came_since(scenario: Scenario) -> None:
-    """An empty plan is not a run that was committed: there is nothing that the second try could repeat."""
+    """An empty plan does not count as a committed run: there is nothing that the second try could repeat."""
     topic = scenario.topics.create()
     scenario.write(topics=topic).make_sink()
     scenario.run(task=TASK)
@@ -311,11 +311,11 @@ def test_second_try_of_a_task_that_had_nothing_to_read_reads_what_came_since(sce
     scenario.check()
 
 
-# ---- what is away, or not of this version
+# ---- unavailable servers and other schema versions
 
 
 def test_database_without_the_schema_is_refused_with_the_command_that_makes_it(scenario: Scenario, stack: Any) -> None:
-    """Nobody finds out by a missing relation."""
+    """The user does not see an error about a missing relation."""
     scenario.write(topics=scenario.topics.create())
     scenario.sql("DROP SCHEMA tidemark CASCADE")
     with pytest.raises(SchemaMismatch, match="tidemark migrate"):
@@ -335,7 +335,7 @@ def test_database_of_a_newer_version_is_refused(scenario: Scenario) -> None:
 
 
 def test_broker_that_is_away_fails_the_attempt_as_unavailable(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is claimed and nothing moves; Airflow may try again."""
+    """Nothing is claimed and no position moves; Airflow may retry."""
     monkeypatch.setattr(cluster, "REQUEST_TIMEOUT_S", 2)
     scenario.write(topics=scenario.topics.create()).make_sink()
     scenario.connections = Connections(scenario.database_url, {"bootstrap.servers": "127.0.0.1:9"})
@@ -346,7 +346,7 @@ def test_broker_that_is_away_fails_the_attempt_as_unavailable(scenario: Scenario
 
 
 def test_database_that_is_away_fails_the_run_as_unavailable(scenario: Scenario) -> None:
-    """There is no row to write it on; the error says it."""
+    """There is no row to write it to, so only the error says it."""
     scenario.write(topics=scenario.topics.create())
     scenario.database_url = "postgresql://postgres@127.0.0.1:9/none"
     with pytest.raises(DatabaseUnavailable) as away:
@@ -355,7 +355,7 @@ def test_database_that_is_away_fails_the_run_as_unavailable(scenario: Scenario) 
 
 
 def test_database_session_that_is_lost_in_the_middle_fails_the_attempt_as_unavailable(scenario: Scenario) -> None:
-    """The driver's own session is gone: what was committed stays, the attempt's row is written over a new one."""
+    """The driver's own session is gone. What was committed stays, and the attempt's row is written over a new one."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic).make_sink()
@@ -388,7 +388,7 @@ def has_hash(scenario: Scenario) -> bool:
 
 
 def test_run_warns_once_of_servers_across_a_network_that_are_not_verified(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
-    """However many batches it has. The first server of each list answers; nobody is at the other one."""
+    """It warns once, however many batches it has. The first server of each list answers; the second address has no server."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 6))
     scenario.write(topics=topic, batch={"max_records": 2}).make_sink()
@@ -414,7 +414,7 @@ def test_many_partitions_are_claimed_in_one_transaction(scenario: Scenario) -> N
 
 
 def test_partitions_beside_one_that_is_out_of_range_are_claimed_one_by_one(scenario: Scenario) -> None:
-    """Those before it stay claimed, and the log says once what became of each."""
+    """The partitions before it stay claimed, the others are not claimed."""
     topic = scenario.topics.create(3)
     for partition in range(3):
         scenario.topics.produce(topic, numbers(0, 4), partition=partition)

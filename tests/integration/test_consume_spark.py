@@ -32,11 +32,11 @@ LOOKS_AT_HEADERS = """
 pytestmark = pytest.mark.usefixtures("session_here")
 
 
-# ---- what a log may hold
+# ---- what a log may contain
 
 
 def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenario: Scenario) -> None:
-    """Key, value, timestamp of any year and in any order, headers in their order, with repetitions, nulls and any bytes."""
+    """Covers keys, values, timestamps of any year in any order, and headers in order, with repetitions, nulls and any bytes."""
     topic = scenario.topics.create(message_timestamp_after_max_ms=str(2**63 - 1))
     repeated = [("trace", b"1"), ("trace", b"2"), ("null", None), ("empty", b""), ("", b"no name"), ("trace", b"\xff\xfe\0\x80")]
     for key in (None, b"", b"\0\xffkey"):
@@ -51,7 +51,7 @@ def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenari
 
 
 def test_a_transform_may_look_at_headers_while_it_builds_its_dataframe(scenario: Scenario) -> None:
-    """A batch is read without headers first, and with them for a plan, or an action, that wants some."""
+    """A batch is read without headers first, and again with them if a plan or an action needs them."""
     topic = scenario.topics.create()
     for name in ("first", "second"):
         scenario.topics.produce(topic, numbers(0, 2), headers=[(name, b"x")])
@@ -62,8 +62,8 @@ def test_a_transform_may_look_at_headers_while_it_builds_its_dataframe(scenario:
 
 
 def test_what_only_java_makes_of_a_record(scenario: Scenario) -> None:
-    """Where the other forms say null or fail a record: a name of a header that is no UTF-8 has replacement characters, and Kafka's -1 for
-    no timestamp is the last millisecond before 1970. A failed record is kept as the other forms keep it."""
+    """Where the other forms have null or fail the record, a header name that is not UTF-8 gets replacement characters, and Kafka's -1 for
+    no timestamp becomes the last millisecond before 1970. A failed record is kept as by the other forms."""
     topic = scenario.topics.create()
     records = [RawRecord(b"a", -1, [(b"good", b"1"), (b"\xff\xfe", b"2")]), RawRecord(b"fail", -1)]
     produce_raw(scenario.topics.servers, topic, records)
@@ -79,7 +79,7 @@ def test_what_only_java_makes_of_a_record(scenario: Scenario) -> None:
 
 
 def test_timestamp_that_is_no_moment_of_any_calendar_cannot_be_read_by_sparks_connector(scenario: Scenario) -> None:
-    """Nanoseconds written as milliseconds overflow in it, whatever the transform asks for: the batch fails, and no offset moves."""
+    """Nanoseconds written as milliseconds overflow in the connector, whatever the transform reads: the batch fails, and no offset moves."""
     topic = scenario.topics.create(message_timestamp_after_max_ms=str(2**63 - 1))
     produce_raw(scenario.topics.servers, topic, [RawRecord(b"x", 1_600_000_000_000_000_000)])
     scenario.write(SPARK, topics=topic)
@@ -87,8 +87,8 @@ def test_timestamp_that_is_no_moment_of_any_calendar_cannot_be_read_by_sparks_co
 
 
 def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
-    """Compaction, aborted transactions and markers leave offsets without a record; a slice may hold nothing else. An open transaction
-    ends the run before it."""
+    """Compaction, aborted transactions and markers leave offsets without a record; a slice may contain nothing else. The run ends before an
+    open transaction."""
     gone, aborted, opened, empty = compacted(scenario), scenario.topics.create(), scenario.topics.create(), scenario.topics.create()
     scenario.topics.transaction(aborted, [b"x", b"y"], commit=False)
     scenario.topics.produce(opened, [b"a"])
@@ -108,7 +108,7 @@ def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
 
 
 def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
-    """A task for each that has something to read, in batches that do not exceed their limit."""
+    """Each partition with records gets a task, in batches that do not exceed their limit."""
     topic = scenario.topics.create(100)
     for partition in range(0, 100, 2):
         scenario.topics.produce(topic, numbers(0, 3), partition=partition)
@@ -121,7 +121,7 @@ def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
 
 
 def test_records_of_1_mb_are_loaded_and_failed_ones_kept_whole(scenario: Scenario) -> None:
-    """As large as a broker takes them by default, 300 in one slice, through the JVM of a driver with default memory."""
+    """300 records of the largest size that a broker takes by default, in one slice, through the JVM of a driver with default memory."""
     topic = scenario.topics.create()
     sums = produce_large(scenario.topics, topic, 300)
     said = "IF(offset % 30 = 7, 'fail', 'load') AS disposition"
@@ -133,7 +133,7 @@ def test_records_of_1_mb_are_loaded_and_failed_ones_kept_whole(scenario: Scenari
 
 
 def test_slices_with_large_rows_are_read_again_and_only_those(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
-    """A job that finds some goes on with the other slices; from then on bytes are counted, in this run."""
+    """A job that finds large rows continues with the other slices. From then on, the run counts bytes."""
     topic = scenario.topics.create(3)
     for partition in range(3):
         scenario.topics.produce(topic, numbers(0, 40), partition=partition)
@@ -149,7 +149,7 @@ def test_slices_with_large_rows_are_read_again_and_only_those(scenario: Scenario
 
 
 def test_records_may_be_compressed_in_any_way(scenario: Scenario) -> None:
-    """Each of Kafka's codecs, in one partition."""
+    """One partition has records of each of Kafka's codecs."""
     topic = scenario.topics.create()
     for codec in CODECS:
         produce_compressed(scenario.topics, topic, numbers(0, 50), codec)
@@ -159,7 +159,7 @@ def test_records_may_be_compressed_in_any_way(scenario: Scenario) -> None:
 
 
 def test_retention_that_passes_a_range_while_it_is_read_refuses_the_batch(scenario: Scenario) -> None:
-    """Spark's connector is told to fail instead of skipping; the next run stores what was lost."""
+    """Spark's connector is set to fail instead of skipping; the next run stores what is lost."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(SPARK, topics=topic, offset_reset="earliest").make_sink("payload bytea")
@@ -177,7 +177,7 @@ def test_retention_that_passes_a_range_while_it_is_read_refuses_the_batch(scenar
 
 
 def test_each_record_is_loaded_skipped_retried_or_failed(scenario: Scenario) -> None:
-    """By its column ``disposition``; a record that is not loaded is kept as it was."""
+    """The column ``disposition`` decides. Records that failed or are to be retried are kept unchanged."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"one", b"skip", b"fail", b"retry", None, b"two"], key=b"\xff", headers=[("h", None), ("h", b"\xfe")])
     scenario.write(JUDGES["spark"], topics=topic).make_sink("payload bytea")
@@ -193,7 +193,7 @@ def test_each_record_is_loaded_skipped_retried_or_failed(scenario: Scenario) -> 
 
 
 def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario) -> None:
-    """More rows than a batch has records; each has its number among its record's."""
+    """These are more rows than a batch has records. Each row has its number within its record."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["1", "100000", "2"])
     scenario.write(MANY_ROWS["spark"], topics=topic).make_sink("number bigint")
@@ -216,7 +216,7 @@ NOTHING = {
 
 @pytest.mark.parametrize("expression", NOTHING.values(), ids=NOTHING.keys())
 def test_run_whose_rows_are_all_filtered_away_moves_the_positions(scenario: Scenario, expression: str) -> None:
-    """No row at all is an answer, too, also where Spark sees it before it has read anything."""
+    """An empty result is valid, too, even if Spark sees that before it has read anything."""
     topic = scenario.topics.create(2)
     scenario.topics.produce(topic, numbers(0, 3))
     scenario.topics.produce(topic, numbers(0, 2), partition=1)
@@ -251,7 +251,7 @@ WORDS = """
 
 
 def test_transform_with_join_explode_and_udf_says_what_becomes_of_each_record(scenario: Scenario) -> None:
-    """Anything that keeps a partition in its task: a module of the user's beside the transform, UDFs, a broadcast join, dispositions."""
+    """All that keeps a partition in its task works: a user's module next to the transform, UDFs, a broadcast join, dispositions."""
     (scenario.folder / "transforms" / f"helper_{scenario.name}.py").write_text(
         "def shout(word):\n    return None if word is None else word.upper()\n"
     )
@@ -309,7 +309,7 @@ UNFIT: dict[str, tuple[str, type[TidemarkError], str]] = {
 
 
 def test_transform_that_does_not_fit_is_refused_before_a_record_is_read(scenario: Scenario, subtests: pytest.Subtests) -> None:
-    """Spark knows the columns without a record; they are compared with the table, and nothing is read."""
+    """Spark knows the columns without reading a record, so they are compared with the table first."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     for what, (expression, error, said) in UNFIT.items():
@@ -320,7 +320,7 @@ def test_transform_that_does_not_fit_is_refused_before_a_record_is_read(scenario
 
 
 def test_integer_for_a_double_is_refused_with_both_schemas(scenario: Scenario) -> None:
-    """Binary COPY would store garbage without a word."""
+    """Binary COPY would silently store garbage."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.write(spark('records.selectExpr(*L, "CAST(length(value) AS bigint) AS payload")'), topics=topic)
@@ -415,7 +415,8 @@ WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
 
 
 def test_transform_that_goes_wrong_on_records_refuses_the_slice(scenario: Scenario, subtests: pytest.Subtests) -> None:
-    """One record is enough: an exception ends the job. Rows are held to what the empty DataFrame promised, and to what was read."""
+    """One bad record is enough: an exception ends the job. Rows must match the schema of the empty DataFrame and the records that were
+    read."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"1", b"0"])
     for what, (expression, error, said) in WRONG.items():
@@ -433,7 +434,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("form", DEATHS)
 def test_worker_that_dies_in_another_form_refuses_the_slice_as_well(scenario: Scenario, form: str) -> None:
-    """Killed for its memory, for instance: Spark's message says that the worker is gone, and another try may be luckier."""
+    """For example, it may be killed for its memory. Spark's message says that the worker is gone, and a retry may succeed."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.write(DEATHS[form], topics=topic)
@@ -441,7 +442,7 @@ def test_worker_that_dies_in_another_form_refuses_the_slice_as_well(scenario: Sc
 
 
 def test_rows_that_claim_another_partition_of_the_batch_are_refused(scenario: Scenario) -> None:
-    """A task knows which partition it reads, whatever its rows say: else it would move an offset whose records another task has."""
+    """A task knows which partition it reads, whatever its rows say. Otherwise it would move an offset whose records another task reads."""
     topic = scenario.topics.create(2)
     scenario.topics.produce(topic, [b"a", b"b"])
     scenario.topics.produce(topic, [b"c"], partition=1)
@@ -458,7 +459,8 @@ def test_rows_that_claim_another_partition_of_the_batch_are_refused(scenario: Sc
 
 
 def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
-    """The run fails with this error, which is on its attempt's row; nothing is stored. An error of the user's code may be an outage."""
+    """The run fails with this error, which is stored in its attempt's row; nothing else is stored. An error in the user's code may be an
+    outage."""
     if not scenario.sql("SELECT to_regclass(%s)", scenario.table)[0][0]:
         scenario.make_sink("payload bytea")
     with pytest.raises(error, match=said) as raised:
@@ -470,6 +472,6 @@ def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
 
 
 def check_conserved(scenario: Scenario) -> None:
-    """The part of `Scenario.check` that does not read the topic again."""
+    """Compares ledger and tables: the part of `Scenario.check` that does not read the topic again."""
     with session(scenario.database_url) as connection, transaction(connection) as cur:
         assert check_conservation(cur, scenario.spec.group, [scenario.table]) == []

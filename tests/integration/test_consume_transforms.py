@@ -1,4 +1,4 @@
-"""What transforms say of records, and what a plain function may return: the dispositions, and the function form."""
+"""The dispositions that transforms give to records, and what a plain function may return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemark.spec.problem import SpecInvalid
 
 @pytest.mark.parametrize("form", ["function", "arrow"])
 def test_each_record_is_loaded_skipped_retried_or_failed(scenario: Scenario, form: str) -> None:
-    """What a transform says of a record is what becomes of it, and the ledger counts it."""
+    """Each record is treated as the transform decides, and the ledger counts it."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"one", b"skip", b"fail", b"retry", None, b"two"])
     scenario.write(JUDGES[form], topics=topic).make_sink("payload bytea")
@@ -55,7 +55,7 @@ def test_error_text_that_postgres_cannot_store_is_made_storable(scenario: Scenar
 
 
 def test_run_stops_when_more_records_fail_than_the_spec_allows(scenario: Scenario) -> None:
-    """What was committed stays, failed records included; the next run goes on behind it once the limit is raised."""
+    """What was committed stays, including failed records. Once the limit is raised, the next run continues after it."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"fail", b"good"] * 10)
     scenario.write(JUDGES["function"], topics=topic, batch={"max_records": 8, "max_failed_records": 7}).make_sink("payload bytea")
@@ -75,7 +75,7 @@ def test_run_stops_when_more_records_fail_than_the_spec_allows(scenario: Scenari
 
 
 def test_one_record_makes_as_many_rows_as_the_function_returns(scenario: Scenario) -> None:
-    """Rows of one record are numbered in the order in which they were returned; none at all is a skipped record."""
+    """The rows of a record are numbered in the order in which they were returned. A record without rows counts as skipped."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a b c", b"", b"d"])
     scenario.write(
@@ -105,11 +105,11 @@ ANSWERS = """
     def transform(record: Record):
         return eval(record.value, {"payload": b"x"})
 """
-"""Returns what the record says."""
+"""Evaluates the record's value as Python and returns the result."""
 
 
 def test_no_row_is_a_skipped_record(scenario: Scenario) -> None:
-    """None and an empty iterable say the same: meant to make no row."""
+    """None and an empty iterable both mean that the record intentionally produces no row."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["None", "[]", "()", "iter(())", "(row for row in [])", "{}.values()"])
     scenario.write(ANSWERS, topics=topic).make_sink("payload bytea")
@@ -119,7 +119,7 @@ def test_no_row_is_a_skipped_record(scenario: Scenario) -> None:
 
 
 def test_answer_that_is_no_row_is_kept_to_be_retried(scenario: Scenario) -> None:
-    """A function that returns neither rows nor None has not dealt with the record: it is kept, with what was returned."""
+    """A record is kept if the function returns neither rows nor None, and the error names the type that was returned."""
     topic = scenario.topics.create()
     answers = {"'text'": "str", "3": "int", "[1, 2]": "list", "b'x'": "bytes", "[{'payload': b'x'}, None]": "list", "True": "bool"}
     scenario.topics.produce(topic, answers)
@@ -131,7 +131,7 @@ def test_answer_that_is_no_row_is_kept_to_be_retried(scenario: Scenario) -> None
 
 
 def test_rows_before_an_exception_are_not_loaded(scenario: Scenario) -> None:
-    """A generator that raises half-way fails its record as a whole: no row of it stays."""
+    """A generator that raises halfway fails its record as a whole: none of its rows stay."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.write(
@@ -151,7 +151,7 @@ def test_rows_before_an_exception_are_not_loaded(scenario: Scenario) -> None:
 
 
 def test_function_that_raises_at_every_record_keeps_them_all(scenario: Scenario) -> None:
-    """Without a limit for failed records the run is done when each is kept; a mistake of this kind is what ``max_failed_records`` stops."""
+    """Without a limit on failed records, the run commits once every record is kept. ``max_failed_records`` guards against such mistakes."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 3000))
     scenario.write(ANSWERS, topics=topic).make_sink("payload bytea")
@@ -200,7 +200,7 @@ PERMANENT = """
 
 
 def test_permanent_exceptions_fail_a_record_and_all_others_retry_it(scenario: Scenario) -> None:
-    """``retry.permanent`` names classes; their subclasses count, and so does one that caused the error."""
+    """``retry.permanent`` names classes. Their subclasses count too, and so does an exception of such a class as the cause of the error."""
     topic = scenario.topics.create()
     said = ["json", "key", "bad", "worse", "chained", "fail inside", "retry", "other", "stop"]
     scenario.topics.produce(topic, said)
@@ -255,7 +255,7 @@ COLUMNS = """
 
 
 def test_python_values_become_the_tables_own_types(scenario: Scenario) -> None:
-    """A plain function returns Python values; each is stored as what its column is."""
+    """A plain function returns Python values. Each is stored in the type of its column."""
     topic = scenario.topics.create()
     scenario.topics.produce(
         topic,
@@ -296,7 +296,7 @@ MISFITS = {
 
 
 def test_value_that_does_not_fit_its_column_fails_its_record_alone(scenario: Scenario) -> None:
-    """The record is kept with the column and the value's trouble; its neighbours are loaded."""
+    """The record is kept with the column and the reason; its neighbours are loaded."""
     topic = scenario.topics.create()
     bad = [f'{{"{column}": {value}}}' for column, value in MISFITS.items()]
     scenario.topics.produce(topic, ['{"name": "before"}', *bad, '{"name": "after"}'])
@@ -309,8 +309,8 @@ def test_value_that_does_not_fit_its_column_fails_its_record_alone(scenario: Sce
 
 
 def test_column_that_the_table_lacks_refuses_the_slice(scenario: Scenario, subtests: pytest.Subtests) -> None:
-    """Without a declared result a stray key is seen at its first record, and named; nothing is dropped on the quiet. Lineage is not the
-    function's to give."""
+    """Without a declared result, an unknown key is refused by name at the first record that has it. Nothing is dropped silently. A function
+    may not return lineage columns either."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["{'payload': b'good'}", "{'payload': b'', column: 1}"])
     scenario.write(topics=topic).make_sink("payload bytea, carrier text")
@@ -341,7 +341,7 @@ DECLARED = """
 def test_declared_result_that_does_not_fit_the_table_is_refused_before_a_record_is_read(
     scenario: Scenario, subtests: pytest.Subtests
 ) -> None:
-    """A ``TypedDict`` is compared with the table as the other forms' schemas are."""
+    """A ``TypedDict`` is compared with the table in the same way as the schemas of the other forms."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.write(topics=topic).make_sink("payload bytea, delay bigint")
@@ -362,7 +362,7 @@ def test_declared_result_that_does_not_fit_the_table_is_refused_before_a_record_
 
 @pytest.mark.parametrize("form", ["function", "arrow"])
 def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario, form: str) -> None:
-    """More rows than a batch has records; each has its number among its record's."""
+    """More rows than a batch has records. Each row gets its number within its record."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["1", "100000", "2"])
     scenario.write(MANY_ROWS[form], topics=topic).make_sink("number bigint")
@@ -379,7 +379,7 @@ def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario, form: s
 
 
 def test_module_that_raises_on_import_is_refused_with_its_line(scenario: Scenario) -> None:
-    """Whatever form the transform would have had; nothing is read."""
+    """The form of the transform does not matter. Nothing is read."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     source = "import json\n\nRATES = json.loads('no json')\n\ndef transform(record):\n    ...\n"
@@ -405,7 +405,7 @@ def test_missing_table_is_refused_before_a_record_is_read(scenario: Scenario) ->
 
 
 def test_row_that_the_table_refuses_is_a_failed_record_with_postgres_own_words(scenario: Scenario) -> None:
-    """A constraint of the table is Postgres' to keep; see test_poison.py for all of its kinds."""
+    """Postgres enforces the constraints of the table; test_poison.py covers all kinds."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"good", b"bad"])
     scenario.write(topics=topic).make_sink("payload bytea CONSTRAINT never_bad CHECK (payload <> 'bad')")

@@ -1,4 +1,4 @@
-"""`tidemark consumers new`: what it writes passes the check and loads the topic. It overwrites nothing."""
+"""`tidemark consumers new`: the files that it writes pass the check and load the topic. It overwrites nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemark.quality import load_suite
 
 
 class Shell:
-    """``tidemark`` in this process, in the project of the scenario, whose consumer is to be made."""
+    """Runs ``tidemark`` in this process and in the scenario's project, to create the scenario's consumer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -36,13 +36,13 @@ class Shell:
         return self.call("consumers", "new", topic, "--name", self.scenario.name, "--table", self.scenario.table, *words)
 
     def made(self, topic: str, *words: str) -> str:
-        """The DDL."""
+        """Creates the consumer's files and returns the DDL."""
         done = self.new(topic, *words)
         assert done.exit_code == 0, (done.output, done.exception)
         return str(done.stdout)
 
     def refused(self, topic: str, *words: str) -> str:
-        """The error. Nothing was written."""
+        """Returns the error, and checks that nothing was written."""
         before = self.files()
         done = self.new(topic, *words)
         assert done.exit_code == 1, done.output
@@ -54,7 +54,7 @@ class Shell:
         return {path: path.read_text() for path in self.scenario.folder.rglob("*") if path.is_file()}
 
     def loads(self, ddl: str) -> None:
-        """With the table as printed, the check passes, a run loads everything, and the validation passes."""
+        """Creates the table as printed. Then the check passes, a run loads everything, and the validation passes."""
         name = self.scenario.name
         self.scenario.sql(ddl)
         checked = self.call("consumers", "check", name)
@@ -85,7 +85,7 @@ def registered(shell: Shell, orders: Orders, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_avro_topic(shell: Shell, registered: Orders) -> None:
-    """Fields, types and what is never null come from the schema. A field with a reserved name gets another column."""
+    """Fields, types and not-null expectations come from the schema. A field with a reserved name gets a column with another name."""
     schema = {**ORDER, "fields": [*ORDER["fields"], {"name": "error", "type": "string"}, {"name": "Groesse", "type": "int"}]}
     event = order(1, error="none", Groesse=5)
     shell.scenario.topics.produce(registered.topic, [registered.written(event, schema), None], key="k1")
@@ -103,7 +103,7 @@ def test_avro_topic(shell: Shell, registered: Orders) -> None:
 
 
 def test_registered_keys(shell: Shell, registered: Orders) -> None:
-    """They have the format of their schema, so that records without a value can delete."""
+    """Keys get the format of their registered schema, so that records without a value can delete rows."""
     registered.scenario.topics.produce(registered.topic, [registered.written(order(1))], key=registered.written_key({"id": 1}))
     ddl = shell.made(registered.topic)
     assert yaml.safe_load(shell.scenario.spec_file.read_text())["format"] == {"value": "avro", "key": "avro"}
@@ -111,7 +111,7 @@ def test_registered_keys(shell: Shell, registered: Orders) -> None:
 
 
 def test_json_topic(shell: Shell) -> None:
-    """Names that are no plain identifiers stay as they are. Fields with reserved names get other columns; some have none."""
+    """Names that are not plain identifiers are kept. Fields with reserved names get columns with other names; unusable names get none."""
     topic = shell.scenario.topics.create(2)
     event = {
         "id": 7, "Order No": 1, "größe": 2.5, "Ünsinn?": True, "100%": "x", "a.b": "2026-01-02T03:04:05Z", "$n": None,
@@ -165,7 +165,7 @@ def test_json_schema_topic(shell: Shell, registered: Orders) -> None:
 
 
 def test_name_and_table_come_from_the_topic(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The topic is all that is needed: no database."""
+    """Only the topic is required; no database is needed."""
     monkeypatch.setenv("TIDEMARK_DATABASE_URL", "")
     topic = shell.scenario.topics.create(name=f"Shop.{shell.scenario.name}-V2")
     shell.scenario.topics.produce(topic, ['{"id": 1}'])

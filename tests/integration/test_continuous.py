@@ -1,4 +1,4 @@
-"""Continuous runs: they read what comes, until the next one has taken over or nobody does. Real Kafka and Postgres."""
+"""Continuous runs read new records until the next run takes over, or until their time is up. Real Kafka and Postgres."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR = "1h"
 
 
 class Running:
-    """A run of a scenario's consumer in a thread of its own, with an engine of its own."""
+    """A run of a scenario's consumer, in a separate thread and with a separate engine."""
 
     def __init__(self, scenario: Scenario, task: TaskIdentity, before: Callable[[Slice], None]) -> None:
         self.result: launch.Progress | TidemarkError | None = None
@@ -72,7 +72,7 @@ class Running:
 
 @pytest.fixture
 def begin(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
-    """Begins the next run of the consumer's DAG; the time of one that still reads at the end of the test is up then."""
+    """Starts the next run of the consumer's DAG. At the end of the test, it stops the runs that are still reading."""
     monkeypatch.setattr(extent, "LOOK_EVERY_S", 0.2)
     begun: list[Running] = []
     stop = threading.Event()
@@ -98,7 +98,7 @@ def loaded(scenario: Scenario) -> list[str]:
 
 
 def test_reads_what_comes_until_its_time_is_up(scenario: Scenario, topics: Topics, begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody takes over: it ends by itself, and its row says what it has read."""
+    """No other run takes over: it ends by itself, and its attempt shows what it has read."""
     monkeypatch.setattr(extent, "HANDOVER_S", 0.0)
     topic = topics.create(partitions=2)
     scenario.write(topics=topic, run="continuous", run_for="4s").make_sink()
@@ -115,7 +115,7 @@ def test_reads_what_comes_until_its_time_is_up(scenario: Scenario, topics: Topic
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_next_run_takes_over_from_one_that_reads_on(scenario: Scenario, topics: Topics, begin, members: int) -> None:
-    """The older ones end well, though their time is not up; every record is loaded once, while records come all the time."""
+    """The older runs succeed although their time is not up. Every record is loaded once while new records keep arriving."""
     topic = topics.create(partitions=4)
     scenario.write(topics=topic, run="continuous", run_for=HOUR, members=members).make_sink()
     seats = [-1] if members == 1 else list(range(members))
@@ -146,13 +146,13 @@ def test_next_run_takes_over_from_one_that_reads_on(scenario: Scenario, topics: 
     assert loaded(scenario) == sorted(str(number) for number in range(produced[0]))
     assert all(one.alive for one in new)
     assert sum(launch.progress(scenario.database_url, one.attempt_id).records for one in new) > 0
-    if members > 1:  # each seat was taken over as it was
+    if members > 1:  # each seat was taken over without a rebalance
         assert scenario.sql("SELECT generation FROM tidemark.consumer_group WHERE name = %s", scenario.spec.group) == generation
     scenario.check()
 
 
 def test_idle_run_learns_too_that_it_was_taken_over(scenario: Scenario, topics: Topics, begin) -> None:
-    """It commits nothing at which it could be fenced."""
+    """An idle run commits nothing, so no commit can tell it that it was fenced."""
     scenario.write(topics=topics.create(), run="continuous", run_for=HOUR).make_sink()
     old = begin()
     until(lambda: scenario.sql("SELECT 1 FROM tidemark.partition_offset WHERE owner = %s", f"attempt {old.attempt_id}"), "claimed")
@@ -175,7 +175,7 @@ def test_new_partitions_and_topics_are_read_by_the_run_that_is_there(scenario: S
 
 
 def test_topic_that_is_deleted_does_not_keep_the_others_from_being_read(scenario: Scenario, topics: Topics, begin) -> None:
-    """A pattern matched it. One that is made anew under its name is another topic, which the file must allow."""
+    """The pattern matched the deleted topic. A topic created again under its name is a new topic, which ``offset_reset`` must allow."""
     first = topics.create()
     second = topics.create(name=f"{first}-more")
     scenario.write(topics=None, topic_pattern=f"{first}.*", run="continuous", run_for=HOUR, offset_reset="earliest").make_sink()
@@ -193,7 +193,7 @@ def test_topic_that_is_deleted_does_not_keep_the_others_from_being_read(scenario
 
 
 def test_run_goes_on_from_where_a_rewind_has_put_it(scenario: Scenario, topics: Topics, begin) -> None:
-    """Its partition is moved under it: epoch and position change, owner and generation do not."""
+    """The rewind changes the epoch and the position of its partition, but not the owner or the generation."""
     topic = topics.create()
     scenario.write(topics=topic, run="continuous", run_for=HOUR).make_sink()
     topics.produce(topic, ["a", "b"])
@@ -211,7 +211,7 @@ def test_run_goes_on_from_where_a_rewind_has_put_it(scenario: Scenario, topics: 
 
 
 def test_run_that_waits_claims_again_however_often_it_is_fenced(scenario: Scenario, topics: Topics, begin) -> None:
-    """No batch has failed: what counts are failures in a row, and not rewinds of a day."""
+    """A run gives up after several failed batches in a row. No batch has failed here, so the number of rewinds does not matter."""
     topic = topics.create()
     scenario.write(topics=topic, run="continuous", run_for=HOUR).make_sink()
     topics.produce(topic, ["a"])
@@ -227,7 +227,7 @@ def test_run_that_waits_claims_again_however_often_it_is_fenced(scenario: Scenar
 
 
 def test_run_whose_partition_is_taken_at_each_try_gives_up(scenario: Scenario, topics: Topics) -> None:
-    """By somebody who leaves owner and generation as they are, as a rewind does, each time."""
+    """Each try finds a raised epoch, while owner and generation stay the same, as after a rewind."""
     topic = topics.create()
     scenario.write(topics=topic).make_sink()
     topics.produce(topic, ["a"])
@@ -243,7 +243,7 @@ def test_run_whose_partition_is_taken_at_each_try_gives_up(scenario: Scenario, t
 
 
 def test_bounded_run_that_was_taken_over_fails_as_before(scenario: Scenario, topics: Topics) -> None:
-    """Only a continuous run may expect a successor. The commit notices it, or the look at the epochs beside it."""
+    """Only a continuous run expects a successor. Either the commit notices it, or the concurrent check of the epochs."""
     topic = topics.create(partitions=2)
     scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
     for partition in range(2):
@@ -260,8 +260,8 @@ def test_bounded_run_that_was_taken_over_fails_as_before(scenario: Scenario, top
 def test_run_goes_on_with_a_password_that_changes_in_the_file(
     scenario: Scenario, topics: Topics, begin, tmp_path: Path, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a batch runs, the role gets another password, the file does, and every session but the driver's own ends. The batch, which was
-    given the old one, is refused and tried again; the listener for changes of the group connects again."""
+    """While a batch runs, the password changes for the role and in the file, and all sessions except the driver's end. The batch, which got
+    the old password, is refused and retried. The listener for changes of the group reconnects."""
     monkeypatch.setattr(watch, "LOOK_EVERY_S", 1.0)
     topic = topics.create()
     scenario.write(topics=topic, run="continuous", run_for=HOUR, members=members).make_sink()
@@ -301,7 +301,8 @@ def listening(scenario: Scenario, role: str) -> bool:
 
 
 def test_mirror_follows_a_run_that_reads_on_and_a_rewind_that_it_reads_again(scenario: Scenario, topics: Topics, begin) -> None:
-    """The rewind publishes where it has put the group, the run where it is again, and the next run what it took over."""
+    """The rewind publishes the positions that it set, the run publishes its progress after that, and the next run publishes the positions
+    that it took over."""
     topic, go_on = topics.create(partitions=2), threading.Event()
     go_on.set()
     scenario.write(topics=topic, run="continuous", run_for=HOUR, mirror=True).make_sink()
@@ -329,7 +330,7 @@ def test_mirror_follows_a_run_that_reads_on_and_a_rewind_that_it_reads_again(sce
 def test_member_that_lost_a_partition_moves_the_mirror_back_for_a_moment_only(
     scenario: Scenario, topics: Topics, begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last request reaches Kafka late, when another member has read on. No further record comes, and no run ends."""
+    """Its last request reaches Kafka late, after another member has read further. No more records arrive, and no run ends."""
     monkeypatch.setattr(mirror, "RENEW_S", 1.0)
     late, delivered = threading.Event(), threading.Event()
     send, held = groups.commit, []
@@ -372,6 +373,6 @@ def test_member_that_lost_a_partition_moves_the_mirror_back_for_a_moment_only(
 
 
 def produce_two(topics: Topics, topic: str) -> None:
-    """Two records in each of four partitions."""
+    """Produces two records to each of four partitions."""
     for partition in range(4):
         topics.produce(topic, ["a", "b"], partition=partition)

@@ -1,4 +1,4 @@
-"""Arrow values through binary COPY into real columns: what comes out is what went in, or nothing goes in."""
+"""Arrow values are written to real columns by binary COPY: each is read back unchanged, or nothing is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIVEN = [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_
 
 
 class Table:
-    """A table of the test's own: COPY into it, and all of it again."""
+    """A table for one test: fill it with COPY, and read it back."""
 
     def __init__(self, connection: Any) -> None:
         self._cur = connection.cursor()
@@ -39,7 +39,7 @@ class Table:
         self._cur.execute(f"CREATE TABLE it ({', '.join(f'{name} {kind}' for name, kind in self._columns)}, n bigserial)")
 
     def copy(self, *batches: Sequence[pa.Array]) -> int:
-        """Conformed, encoded and sent as a commit does it; how many rows Postgres took."""
+        """Conforms, encodes and sends the batches as a commit does. Returns the number of rows that Postgres accepted."""
         columns = [(name, column.type) for (name, _), column in zip(self._columns, read_columns(self._cur, "it"), strict=False)]
         made = []
         for arrays in batches:
@@ -64,7 +64,7 @@ class Table:
 
 
 def plain(value: Any) -> Any:
-    """Bytes for the views of psycopg2."""
+    """Converts the memory views of psycopg2 to bytes."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     return bytes(value) if isinstance(value, memoryview) else value
@@ -149,7 +149,7 @@ EXTREMES: list[tuple[str, pa.DataType, list[Any]]] = [
 
 @pytest.mark.parametrize(("postgres", "arrow", "values"), EXTREMES, ids=[f"{arrow} as {postgres}" for postgres, arrow, _ in EXTREMES])
 def test_every_value_comes_out_as_it_went_in(table: Table, postgres: str, arrow: pa.DataType, values: list[Any]) -> None:
-    """The extremes of every type that can be written, and NULL among them."""
+    """The extremes of every type that can be written, and NULL."""
     table.make(postgres)
     wanted = [values[0], None, *values]
     table.copy([pa.array(wanted, arrow)])
@@ -159,7 +159,7 @@ def test_every_value_comes_out_as_it_went_in(table: Table, postgres: str, arrow:
 
 
 def test_not_a_number_comes_out_as_it_went_in(table: Table) -> None:
-    """It is no null."""
+    """NaN is not NULL."""
     table.make("double precision", "real")
     table.copy([pa.array([math.nan, None]), pa.array([math.nan, None], pa.float32())])
     (first, second) = table.rows()
@@ -169,7 +169,7 @@ def test_not_a_number_comes_out_as_it_went_in(table: Table) -> None:
 
 @pytest.mark.parametrize("kind", ["json", "jsonb"])
 def test_json_text_becomes_json(table: Table, kind: str) -> None:
-    """In both of Postgres' types, null and ``null`` apart."""
+    """In both JSON types, SQL NULL and JSON ``null`` stay distinct."""
     table.make(kind)
     values = ['{"a": [1, null, "ü"]}', "null", None, '"x"', "1e2"]
     table.copy([pa.array(values)])
@@ -179,14 +179,14 @@ def test_json_text_becomes_json(table: Table, kind: str) -> None:
 
 
 def test_a_uuid_goes_in_as_text_or_as_its_bytes(table: Table) -> None:
-    """Spark has no uuid: text there; sixteen bytes in Arrow."""
+    """Spark has no UUID type, so it sends text. Arrow sends 16 bytes."""
     table.make("uuid", "uuid")
     table.copy([pa.array([str(each) for each in UUIDS] + [None]), pa.array([each.bytes for each in UUIDS] + [None], pa.binary(16))])
     assert table.rows() == [(each, each) for each in [*UUIDS, None]]
 
 
 def test_a_domain_is_written_as_what_it_is_made_of_and_keeps_its_check(table: Table) -> None:
-    """Also a domain over a domain; its NOT NULL and its default are the column's."""
+    """This includes a domain over a domain. The NOT NULL and the default of a domain apply to its column."""
     table.make("tiny")
     column = read_columns(table._cur, "it")[0]
     assert (column.type, column.not_null, column.has_default) == ("numeric(9,2)", True, True)
@@ -200,7 +200,7 @@ def test_a_domain_is_written_as_what_it_is_made_of_and_keeps_its_check(table: Ta
 
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0], [ROWS_A_CHUNK], [1, 0, ROWS_A_CHUNK + 1, 3]], ids=str)
 def test_any_number_of_rows_in_any_number_of_batches_arrives(table: Table, sizes: list[int]) -> None:
-    """None at all is a COPY as well."""
+    """A COPY without any batches is valid, too."""
     table.make("bigint", "text")
     batches = [[pa.array(range(size), pa.int64()), pa.array([f"{size}"] * size, pa.string())] for size in sizes]
     assert table.copy(*batches) == sum(sizes)
@@ -234,7 +234,7 @@ def test_any_number_of_rows_in_any_number_of_batches_arrives(table: Table, sizes
     ids=str,
 )
 def test_a_column_of_another_type_is_refused_before_a_byte(table: Table, arrow: pa.DataType, postgres: str) -> None:
-    """Most of these pairs have the same width, so Postgres would store garbage without a word; the rest it would refuse too late."""
+    """Most of these pairs have the same width, so Postgres would silently store garbage. It would refuse the others too late."""
     table.make(postgres)
     table.sql("ALTER TABLE it ADD kafka_topic_id smallint, ADD kafka_partition integer, ADD kafka_offset bigint, ADD kafka_seq integer")
     with pytest.raises(SinkMismatch, match=r"column c0"):
@@ -243,7 +243,7 @@ def test_a_column_of_another_type_is_refused_before_a_byte(table: Table, arrow: 
 
 
 def test_a_double_sent_as_a_bigint_would_be_garbage(table: Table) -> None:
-    """Why the guard is there: without it Postgres takes the eight bytes as they are."""
+    """The reason for the guard: without it, Postgres stores the eight bytes as a double."""
     table.make("double precision")
     stream = CopyStream([("c0", "bigint")], iter([pa.RecordBatch.from_arrays([pa.array([42])], names=["c0"])]))
     table._cur.copy_expert("COPY it (c0) FROM STDIN (FORMAT binary)", stream)
@@ -251,7 +251,7 @@ def test_a_double_sent_as_a_bigint_would_be_garbage(table: Table) -> None:
 
 
 def test_no_byte_is_read_by_a_copy_into_a_table_that_is_not_there(table: Table) -> None:
-    """Postgres answers first."""
+    """Postgres reports its error first."""
     with pytest.raises(psycopg2.errors.UndefinedTable):
         table._cur.copy_expert("COPY nowhere FROM STDIN (FORMAT binary)", CopyStream([], never()))
 
@@ -260,7 +260,7 @@ def test_no_byte_is_read_by_a_copy_into_a_table_that_is_not_there(table: Table) 
 
 
 def test_the_ddl_that_is_printed_makes_the_table_that_the_guard_wants(table: Table) -> None:
-    """Every Arrow type that has a column type of its own: printed, made, read back, matched. Partitioned or not."""
+    """For every Arrow type with a column type, the DDL is printed, executed, read back and matched, with and without partitions."""
     kinds = [kind for _, kind, _ in EXTREMES]
     schema = pa.schema([*((f"c{number} %", kind) for number, kind in enumerate(kinds) if postgres_type(kind)), *GIVEN])
     for name, partitions in (("sinks.one", None), ("sinks.many", 3)):
@@ -271,7 +271,7 @@ def test_the_ddl_that_is_printed_makes_the_table_that_the_guard_wants(table: Tab
 
 
 def test_columns_are_read_as_the_table_has_them(table: Table) -> None:
-    """Order, type, and whether a value must be given; dropped columns are gone, and so is a table that never was."""
+    """Order, type, and whether a value is required. Dropped columns do not appear, and a missing table has no columns."""
     table.sql(
         'CREATE TABLE "Odd" (a int, gone int, b timestamp(3) with time zone NOT NULL, "c ""d" mood, e feeling, f tiny, g varchar(5)[],'
         " h int GENERATED ALWAYS AS IDENTITY, i int GENERATED BY DEFAULT AS IDENTITY, j int GENERATED ALWAYS AS (a + 1) STORED,"
@@ -309,7 +309,7 @@ def test_columns_are_read_as_the_table_has_them(table: Table) -> None:
     ],
 )
 def test_only_a_unique_index_on_exactly_the_lineage_counts(table: Table, index: str, good: bool) -> None:
-    """It is what keeps a record's row from being there twice."""
+    """This index prevents duplicate rows of a record."""
     table.sql("DROP TABLE IF EXISTS it; CREATE TABLE it (c0 int, " + ", ".join(f"{name} {kind}" for name, kind in LINEAGE) + ")")
     table.sql(f"CREATE {index}")
     assert has_unique_index(table._cur, "it", [name for name, _ in LINEAGE]) is good

@@ -1,4 +1,4 @@
-"""The DAGs that consumers' files make, as Airflow reads them; each reading in a process of its own, with a throw-away home."""
+"""The DAGs of consumer files, as Airflow reads them. Each read runs in a separate process with a temporary Airflow home."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ print("FACTS" + json.dumps(facts, default=str))
 
 @pytest.fixture(scope="module")
 def in_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs Python code where Airflow's home is a folder of the tests' own, and returns what it printed."""
+    """Runs Python code with a temporary folder as Airflow's home, and returns its output."""
     home = tmp_path_factory.mktemp("airflow")
 
     def run(code: str, *arguments: str, **env: str) -> str:
@@ -126,11 +126,11 @@ def in_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def read(in_airflow: Callable[..., str]) -> Callable[..., dict[str, Any]]:
-    """Reads a DAG file over a folder of consumers, with connections in the environment that lead nowhere, and tells what came of it."""
+    """Reads a DAG file for a folder of consumers and returns what Airflow found. Its connections lead nowhere."""
 
     def run(folder: Path, file: str = "consume.py", task_of: str | None = None, **env: str) -> dict[str, Any]:
         nowhere = Connections("postgresql://l:p@127.0.0.1:9/x", {"bootstrap.servers": "127.0.0.1:9"}).env()
-        context = {"_AIRFLOW_PARSING_CONTEXT_DAG_ID": task_of} if task_of else {}  # as where Airflow runs a task of this DAG
+        context = {"_AIRFLOW_PARSING_CONTEXT_DAG_ID": task_of} if task_of else {}  # as when Airflow runs a task of this DAG
         said = in_airflow(READ, str(DAGS / file), json.dumps(HEAVY), TIDEMARK_CONSUMERS=str(folder), **nowhere, **context, **env)
         facts = next(line for line in said.splitlines() if line.startswith("FACTS"))
         found: dict[str, Any] = json.loads(facts.removeprefix("FACTS"))
@@ -141,7 +141,7 @@ def read(in_airflow: Callable[..., str]) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def facts(read: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What Airflow sees of a full consumer, a small one and a bad one."""
+    """What Airflow finds for a full consumer file, a minimal one and an invalid one."""
     folder = tmp_path_factory.mktemp("consumers")
     (folder / "flights.yaml").write_text(FULL)
     (folder / "news.yaml").write_text(SMALL)
@@ -151,26 +151,27 @@ def facts(read: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("file", sorted(path.name for path in DAGS.glob("*.py")))
 def test_dag_file_of_the_project_is_read_without_errors(read, file):
-    """Also with the project's own consumers every DAG file yields DAGs and no import error; one has no DAG but its error, and one only with
-    objectives."""
+    """With the project's own consumers, every DAG file yields DAGs and no import error. There are two exceptions: broken_consumers.py has
+    no DAGs, and watch.py has one only if there are objectives."""
     found = read(project.root() / "include" / "consumers", file)
     assert found["errors"] == {}
     assert bool(found["dags"]) == (file not in ("broken_consumers.py", "watch.py"))
 
 
 def test_reading_a_dag_file_imports_nothing_heavy_and_connects_to_nothing(facts):
-    """The DAG processor reads it every few seconds: no Spark, Kafka, Postgres or pandas, and no socket (a connect would have raised)."""
+    """The DAG processor reads it every few seconds: it loads no Spark, Kafka, Postgres or pandas, and connects no socket (that would
+    raise)."""
     assert facts["heavy"] == []
 
 
 def test_each_consumer_makes_one_dag(facts):
-    """``consume__<consumer>``, also for a file with problems; all of them are found by Airflow."""
+    """The DAG is named ``consume__<consumer>``, even for a file with problems. Airflow finds all of them."""
     assert sorted(facts["dags"]) == ["consume__flights", "consume__news", "consume__weather"]
     assert facts["globals"] == sorted(facts["dags"])
 
 
 def test_every_dag_says_whose_it_is_and_never_overlaps_itself(facts):
-    """doc_md, tags, owner, one run at a time, no catch-up, and every task with retries of its own and a policy."""
+    """Each DAG has doc_md, tags, an owner, one run at a time and no catch-up. Tasks have retries; consume and validate have a policy."""
     for dag_id in ("consume__flights", "consume__news"):
         dag = facts["dags"][dag_id]
         assert dag["doc"]
@@ -185,7 +186,7 @@ def test_every_dag_says_whose_it_is_and_never_overlaps_itself(facts):
 
 
 def test_tasks_are_consume_then_validate_then_publish(facts):
-    """Each only if the one before succeeded, and the sink's asset is the outlet of the last: what is not valid is not announced."""
+    """Each task runs only if the previous one succeeded. The last one has the sink's asset as outlet: invalid data is not announced."""
     tasks = facts["dags"]["consume__flights"]["tasks"]
     assert {name: (task["kind"], task["upstream"], task["outlets"]) for name, task in tasks.items()} == {
         "consume": ("ConsumeOperator", [], []),
@@ -205,7 +206,7 @@ def test_each_table_of_a_consumer_is_an_asset(read, tmp_path):
 
 
 def test_settings_of_the_file_arrive_at_the_dag_and_its_tasks(facts):
-    """Schedule, description, owner, tags, retries, delay, time-out and pool; the time-out is the consume task's."""
+    """Schedule, description, owner, tags, retries, delay, timeout and pool. The timeout applies to the consume task only."""
     dag = facts["dags"]["consume__flights"]
     consume = dag["tasks"]["consume"]
     assert (dag["schedule"], dag["description"], dag["owner"]) == ("*/5 * * * *", "Flights that left.", "ann")
@@ -218,7 +219,7 @@ def test_settings_of_the_file_arrive_at_the_dag_and_its_tasks(facts):
 
 
 def test_documentation_tells_what_the_consumer_does(facts):
-    """Group, topics, transform, sink, batch size, suite, and the commands that look at it."""
+    """Group, topics, transform, sink, batch size, suite, and the command that shows the offsets."""
     doc = facts["dags"]["consume__flights"]["doc"]
     for word in (
         "Flights that left.",
@@ -234,7 +235,7 @@ def test_documentation_tells_what_the_consumer_does(facts):
 
 
 def test_documentation_tells_retries_validation_approval_and_where_reading_starts(facts):
-    """What an operator asks first when a run is red."""
+    """An operator asks these questions first when a run is red."""
     doc, small = (facts["dags"][f"consume__{name}"]["doc"] for name in ("flights", "news"))
     for text in (
         "| Starts at | the latest record |",
@@ -249,7 +250,7 @@ def test_documentation_tells_retries_validation_approval_and_where_reading_start
 
 
 def test_consumer_without_a_schedule_runs_by_hand_only(facts):
-    """No schedule in the file, none in Airflow."""
+    """Without a schedule in the file, the DAG has none in Airflow."""
     assert facts["dags"]["consume__news"]["schedule"] is None
 
 
@@ -261,8 +262,8 @@ def test_continuous_consumer_has_a_run_for_each_stretch_of_time_and_one_beside_i
 
 
 def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by_hand(read, tmp_path):
-    """Whatever the consumers' files say, one run of the drains at a time. A relay that fails holds up nothing, and fails the run; what was
-    loaded is judged before it is announced, each consumer's by itself. The trigger that wakes the drains is stored without any argument;
+    """Only one run of the drains at a time, whatever the consumers' files say. A failed relay delays nothing, but fails the run. Rows are
+    validated before they are announced, separately for each consumer. The trigger that wakes the drains is stored without arguments, and
     reading the files imports nothing heavy."""
     (tmp_path / "flights.yaml").write_text(FULL)
     (tmp_path / "weather.yaml").write_text(BAD)
@@ -302,8 +303,8 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
 
 
 def test_objectives_of_consumers_are_watched_by_one_dag_with_a_task_for_each(read, tmp_path):
-    """The task carries the owner of its consumer, by which callbacks and notifiers find it, and never tries twice. Airflow's limit of
-    failed runs would take the DAG out of service. Without objectives there is no DAG."""
+    """The task has its consumer's owner, which callbacks and notifiers use, and no retries. Airflow's limit of failed runs does not apply,
+    because it would pause the DAG. Without objectives there is no DAG."""
     (tmp_path / "news.yaml").write_text(SMALL)
     assert read(tmp_path, "watch.py")["dags"] == {}
     (tmp_path / "flights.yaml").write_text(f"{FULL}slo: {{lag: 10m, failed: 1000, freshness: 90m}}\n")
@@ -324,7 +325,7 @@ def test_objectives_of_consumers_are_watched_by_one_dag_with_a_task_for_each(rea
 
 
 def test_task_that_asks_is_the_one_that_acts_and_needs_no_xcom(read, tmp_path):
-    """Nothing lies between an answer and what it allows. The asset event of a rewind is that task's, too."""
+    """No other task runs between an approval and its action. The same task emits the asset event of a rewind."""
     (tmp_path / "flights.yaml").write_text(FULL)
     (rewind,) = read(tmp_path, "rewind.py")["dags"].values()
     assert {name: (task["upstream"], task["outlets"]) for name, task in rewind["tasks"].items()} == {
@@ -337,7 +338,7 @@ def test_task_that_asks_is_the_one_that_acts_and_needs_no_xcom(read, tmp_path):
 
 
 def test_maintenance_and_drains_begin_by_themselves(read, tmp_path):
-    """Neither waits for somebody to switch it on: what nobody removes grows, and what is due is tried."""
+    """Neither DAG starts paused: data that nobody removes grows, and due records have to be retried."""
     (tmp_path / "flights.yaml").write_text(FULL)
     for file in ("maintain.py", "drain_retries.py"):
         found = read(tmp_path, file)
@@ -346,7 +347,7 @@ def test_maintenance_and_drains_begin_by_themselves(read, tmp_path):
 
 
 def test_bad_file_makes_a_dag_that_lists_its_problems(facts):
-    """Its page has file, line and fix of every problem; its tasks fail at once, and are not tried again."""
+    """Its page shows file, line and fix of every problem. Its tasks fail at once and are not retried."""
     dag = facts["dags"]["consume__weather"]
     assert "weather.yaml:5:11" in dag["doc"]
     assert 'unknown key "asignment"; did you mean "assignment"?' in dag["doc"]
@@ -366,8 +367,7 @@ BROKEN = {
 
 
 def test_broken_file_keeps_its_schedule_owner_and_tags(read, tmp_path):
-    """A consumer that ran every five minutes still does, and each run fails. It does not become a DAG without a schedule whose last run
-    is green."""
+    """A consumer that ran every five minutes keeps its schedule, and each run fails. Without a schedule, its last run would stay green."""
     kept = "schedule: '*/5 * * * *'\nairflow: {owner: ann, tags: [gold], retries: 4}\n"
     for name, text in BROKEN.items():
         (tmp_path / f"{name}.yaml").write_text(text + kept)
@@ -383,7 +383,7 @@ def test_broken_file_keeps_its_schedule_owner_and_tags(read, tmp_path):
 
 
 def test_broken_files_are_one_import_error_that_hides_no_dag(read, facts):
-    """Airflow's home page counts import errors. The error is of a file that has no DAG, so every consumer's DAG stays."""
+    """Airflow's home page counts import errors. The error belongs to a file without DAGs, so every consumer's DAG remains."""
     assert (facts["errors"], len(facts["dags"])) == ({}, 3)
     with pytest.raises(AssertionError) as caught:
         read(facts["folder"], "broken_consumers.py")
@@ -392,8 +392,8 @@ def test_broken_files_are_one_import_error_that_hides_no_dag(read, facts):
 
 
 def test_task_reads_only_its_own_consumer(read, facts):
-    """Where Airflow runs a task of one DAG, the DAG file makes that DAG and no other, the same as the scheduler knows. A form has no
-    choices then."""
+    """When Airflow runs a task, the DAG file creates only that task's DAG, exactly as the scheduler knows it. Forms then offer no
+    choices."""
     for dag_id in ("consume__flights", "consume__weather"):
         found = read(facts["folder"], task_of=dag_id)["serialized"]
         assert found == {dag_id: facts["serialized"][dag_id]}
@@ -409,8 +409,8 @@ GRANTED = {"analysts": {"DAGs": ["can_read"]}, "team-orders": {"DAGs": ["can_edi
 
 
 def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_administrators(read, tmp_path):
-    """Its roles are on its four DAGs. A DAG for all consumers, and that of a consumer without ``access``, is for no role that does not
-    hold for all DAGs. The files give the same serialized form each time, though roles and permissions are sets."""
+    """Its four DAGs list its roles. DAGs for all consumers, and those of consumers without ``access``, list none, so that only roles with
+    rights on all DAGs can use them. The serialized form is the same each time, although roles and permissions are sets."""
     (tmp_path / "orders.yaml").write_text(OWNED)
     (tmp_path / "news.yaml").write_text(SMALL)
     (tmp_path / "closed.yaml").write_text(SMALL.replace("news", "closed") + "access: {}\n")
@@ -431,7 +431,7 @@ def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_admin
 
 
 def test_without_access_airflows_permissions_stay_as_they_are(read, facts):
-    """None is not an empty mapping, which would take away what an administrator has granted for a DAG."""
+    """The access is None. An empty mapping would revoke what an administrator has granted for a DAG."""
     assert [dag["access"] for dag in facts["dags"].values()] == [None] * 3
     for file in ("rewind", "redrive", "discard", "drain_retries", "maintain"):
         assert [(dag_id, dag["access"]) for dag_id, dag in read(facts["folder"], f"{file}.py", **FAB)["dags"].items()] == [(file, None)]
@@ -447,7 +447,7 @@ def test_without_access_airflows_permissions_stay_as_they_are(read, facts):
     ],
 )
 def test_access_that_cannot_be_in_force_is_an_import_error_and_leaves_the_dags_to_administrators(read, tmp_path, env, said):
-    """The consumer still loads. Its teams get nothing until the problem is fixed, and its page and Airflow's home page say why."""
+    """The consumer still loads. Its teams have no access until the problem is fixed; its page and Airflow's home page say why."""
     (tmp_path / "orders.yaml").write_text(OWNED)
     dag = read(tmp_path, **env)["dags"]["consume__orders"]
     assert dag["access"] == {}
@@ -465,13 +465,13 @@ EVERYBODY = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True", "AIRFLOW__
 
 @pytest.mark.parametrize("env", [FAB, {}, EVERYBODY])
 def test_access_is_in_force_with_fab_and_where_everybody_is_an_administrator(read, tmp_path, env):
-    """As in the local Airflow, whose only user is its administrator: a project with teams runs there as it is."""
+    """In the local Airflow, the only user is an administrator, so a project with teams runs there unchanged."""
     (tmp_path / "orders.yaml").write_text(OWNED)
     assert read(tmp_path, "broken_consumers.py", **{**ROLES, **env})["errors"] == {}
 
 
 def test_airflows_backfill_is_off_and_a_search_for_the_consumer_finds_it(facts):
-    """A run reads what is in the topics now, so past intervals mean nothing. Airflow's page searches the shown name from its beginning."""
+    """A run reads what the topics contain now, so past intervals mean nothing. Airflow's search matches the start of the display name."""
     dag = facts["dags"]["consume__flights"]
     assert dag["shown"] == "flights (consume)"
     assert dag["runs"] == ["asset_materialization", "asset_triggered", "manual", "operator_triggered", "scheduled"]
@@ -479,7 +479,7 @@ def test_airflows_backfill_is_off_and_a_search_for_the_consumer_finds_it(facts):
 
 @pytest.mark.parametrize("name", ["two words", "ümläut & co", "x" * 246, "a;b", "{{ ds }}", "-"])
 def test_file_that_cannot_name_a_dag_does_not_hide_the_others(read, tmp_path, name):
-    """Whatever a file is called, the other consumers keep their DAGs, and this one has a DAG that tells the problem."""
+    """Whatever the name of the file, the other consumers keep their DAGs, and this one gets a DAG that shows the problem."""
     (tmp_path / "news.yaml").write_text(SMALL)
     (tmp_path / f"{name}.yaml").write_text(SMALL.replace("topics", "group: other\ntopics"))
     found = read(tmp_path)
@@ -489,7 +489,7 @@ def test_file_that_cannot_name_a_dag_does_not_hide_the_others(read, tmp_path, na
 
 
 def test_two_files_that_claim_one_group_are_both_refused(read, tmp_path):
-    """Neither runs, because nobody can know which one was meant; each says so."""
+    """Neither runs, because it is unclear which one was meant. Each DAG says so."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(f"group: same\n{SMALL}")
     found = read(tmp_path)
@@ -497,23 +497,23 @@ def test_two_files_that_claim_one_group_are_both_refused(read, tmp_path):
 
 
 def test_missing_folder_of_consumers_is_an_import_error_with_its_name(read, tmp_path):
-    """Nothing to make DAGs of is no reason to show none without a word."""
+    """A missing folder must not look like a project without consumers."""
     with pytest.raises(AssertionError, match=r"there is no folder of consumers: .*nowhere"):
         read(tmp_path / "nowhere")
 
 
 def test_reading_twice_gives_the_same_dags(read, facts, tmp_path):
-    """Airflow stores a new version of a DAG whenever its serialized form changes: the same files always give the same form."""
+    """Airflow stores a new version of a DAG whenever its serialized form changes, so the same files must always give the same form."""
     for name, text in (("weather", BAD), ("news", SMALL), ("flights", FULL)):
         (tmp_path / f"{name}.yaml").write_text(text)
     again = read(tmp_path)["serialized"]
     assert len(again) == 3
-    for dag_id in ("consume__flights", "consume__news"):  # the text of the third names its folder
+    for dag_id in ("consume__flights", "consume__news"):  # the third one's text contains the name of its folder
         assert again[dag_id] == facts["serialized"][dag_id]
 
 
 def test_airflow_finds_nothing_unstable_in_dag_files(in_airflow):
-    """No value that differs from parse to parse; Airflow's own check, which the DAG processor runs."""
+    """No value differs from one parse to the next. This is Airflow's own check, which the DAG processor runs."""
     code = (
         "import sys\n"
         "from airflow.utils.dag_version_inflation_checker import check_dag_file_stability\n"
@@ -523,7 +523,7 @@ def test_airflow_finds_nothing_unstable_in_dag_files(in_airflow):
 
 
 def test_ruffs_airflow_rules_find_nothing():
-    """All of them, the ones in preview too."""
+    """All rules, including those in preview."""
     folders = [str(DAGS), str(project.root() / "include" / "tidemark" / "airflow")]
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--isolated", "--preview", "--select", "AIR", *folders],
@@ -561,7 +561,8 @@ print("FACTS" + json.dumps({what: RETRY_POLICY.evaluate(error, 1, 3).action.valu
 
 
 def test_retries_follow_the_kind_of_error(in_airflow):
-    """What somebody has to mend, and what a newer attempt owns, is not tried again; outages are; the unknown is Airflow's to decide."""
+    """Errors that somebody has to fix are not retried, nor are runs that a newer attempt has fenced. Outages are retried. Airflow decides
+    about unknown errors."""
     said = next(line for line in in_airflow(POLICY).splitlines() if line.startswith("FACTS"))
     assert json.loads(said.removeprefix("FACTS")) == {
         "a spec with problems": "fail",
@@ -610,8 +611,8 @@ print("FACTS" + json.dumps(told))
 
 
 def test_answer_is_a_person_s_and_is_kept_while_kafka_is_away(in_airflow):
-    """No answer in time means a rejection; an approval of nobody is refused. An outage between answer and deed is waited for, because
-    the next try would ask again."""
+    """No answer in time means a rejection; an approval without a recorded user is refused. The task waits for the end of an outage between
+    answer and action, because a retry would ask again."""
     said = next(line for line in in_airflow(ANSWERS).splitlines() if line.startswith("FACTS"))
     *answers, refused = json.loads(said.removeprefix("FACTS"))
     assert answers == [["plan 1", True, "17", True, False], ["plan 1", False, "17", True, False], ["plan 1", False, None, False, False]]

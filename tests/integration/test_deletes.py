@@ -1,4 +1,4 @@
-"""Deletes in upsert sinks: from each form of a transform, from consumers without code, and those that cannot be carried out."""
+"""Deletes in upsert sinks: from each form of a transform, from consumers without code, and deletes that cannot be carried out."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def ran(scenario: Scenario, form: str, *words: str) -> None:
 
 
 def test_each_form_deletes(scenario: Scenario, form: str) -> None:
-    """A delete without a key fails alone."""
+    """Only the record whose delete has no key fails."""
     consumer(scenario, form, "hard")
     ran(scenario, form, "ulm", "bonn", "-ulm", "-", "rom", "-york")
     assert scenario.rows("city, place") == [("bonn", 1), ("rom", 4)]
@@ -100,7 +100,7 @@ def test_sink_that_refuses_deletes_fails_the_record(scenario: Scenario, form: st
 
 
 def test_soft_deletes_keep_the_row(scenario: Scenario) -> None:
-    """A load brings it back to life. The DDL has the column."""
+    """A later load restores the row. The DDL includes the column ``kafka_deleted``."""
     sink = {"table": scenario.table, "mode": "upsert", "key": ["city"], "deletes": "soft"}
     typed = FORMS["arrow"]
     scenario.write(typed, topics=scenario.topics.create(), sink=sink).make_sink()
@@ -169,17 +169,17 @@ def test_key_of_another_partition_is_not_deleted(scenario: Scenario) -> None:
     assert [each[:3] for each in scenario.failed()] == [(0, "fail", "KeyOfOtherPartition")]
 
 
-# ---- how many
+# ---- counts
 
 
 def judged(scenario: Scenario) -> RunCounts:
-    """What a validation of the last run counts."""
+    """Validates the last run and returns the counts."""
     run = ValidatedRun(attempt_id=scenario.attempt_id)
     return validate(scenario.database_url, run, group=scenario.spec.group, suites={scenario.table: None}, upsert=True).counts
 
 
 def test_deletes_are_shown_with_the_rows_that_they_are_of(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
-    """Programs always get the number, people only if it is not 0."""
+    """Programs always get the number, people only if it is not 0: logs omit it then."""
     caplog.set_level(logging.INFO)
     consumer(scenario, "function", "hard")
     ledger = Ledger()
@@ -220,7 +220,7 @@ def test_command_line_shows_deletes(scenario: Scenario) -> None:
 
 
 def test_tombstone_deletes_the_row_of_its_key(orders: Orders) -> None:
-    """The key's fields have the names that the value's have."""
+    """The fields of the key have the same names as those of the value."""
     scenario = orders.scenario
     sink = {"table": scenario.table, "mode": "upsert", "key": ["order_id"], "deletes": "hard"}
     keys = {"columns": {"order_id": "id"}, "drop": ["place", "at", "total"]}
@@ -237,7 +237,7 @@ def test_tombstone_deletes_the_row_of_its_key(orders: Orders) -> None:
 
 @pytest.mark.parametrize(("encoding", "one", "two"), [("string", "1", "2"), ("json", '{"id": 1}', '{"id": 2}')])
 def test_tombstones_of_json_consumers(scenario: Scenario, encoding: str, one: str, two: str) -> None:
-    """A key that is no object is the whole key."""
+    """A message key that is not an object is used as the whole key."""
     topic = scenario.topics.create()
     sink = {"table": scenario.table, "mode": "upsert", "key": ["id"], "deletes": "soft"}
     scenario.write(None, topics=topic, format={"value": "json", "key": encoding}, sink=sink)

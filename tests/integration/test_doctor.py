@@ -1,4 +1,4 @@
-"""`tidemark doctor` finds what will make runs fail or lose records, and finds nothing where all is well."""
+"""`tidemark doctor` finds what will make runs fail or lose records, and reports no problem in a healthy deployment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def consumer(scenario: Scenario) -> Scenario:
-    """A consumer with a ladder that has read all of its topic's ten records."""
+    """A consumer with retry delays that has read all ten records of its topic."""
     topic = scenario.topics.create()
     scenario.write(topics=topic, retry={"delays": ["1h"]}).make_sink()
     scenario.topics.produce(topic, [b"%d" % number for number in range(10)])
@@ -32,12 +32,12 @@ def consumer(scenario: Scenario) -> Scenario:
 
 
 def findings(scenario: Scenario) -> list[Finding]:
-    """All but that the tests' server does without fsync."""
+    """All findings, except that the tests' server runs without fsync."""
     return [one for one in examine(scenario.connections, [scenario.spec]) if one.found != "fsync is off"]
 
 
 def problems(scenario: Scenario) -> list[tuple[Level, str, str]]:
-    """Level, subject without the consumer's name, and text, of what is not OK."""
+    """The findings that are not OK: level, subject without the consumer's name, and text."""
     return [
         (one.level, one.subject.removeprefix(f"{scenario.name}: "), one.found) for one in findings(scenario) if one.level is not Level.OK
     ]
@@ -68,7 +68,7 @@ def test_each_table_of_a_consumer_is_examined(consumer: Scenario):
 
 
 def test_each_problem_has_a_fix(consumer: Scenario):
-    """What is broken here is broken for one consumer; the other findings stay OK."""
+    """These problems concern one consumer; the other findings stay OK."""
     topic = consumer.spec.topics[0]
     consumer.topics.alter(topic, min_insync_replicas="2", unclean_leader_election_enable="true")
     consumer.sql(f"DROP TABLE {consumer.table} CASCADE")
@@ -82,7 +82,7 @@ def test_each_problem_has_a_fix(consumer: Scenario):
 
 
 def test_servers_across_a_network_are_reached_with_tls_that_verifies_them():
-    """What the driver warns of once a run; nobody needs to answer at these addresses."""
+    """The driver logs the same warnings once per run. No server has to answer at these addresses."""
     connections = Connections("postgresql://x@192.0.2.255:1/x?connect_timeout=1", {"bootstrap.servers": "192.0.2.255:1"})
     first = itertools.takewhile(lambda one: one.subject != "postgres", examine(connections, []))
     found = [(one.level, one.found) for one in first if one.subject == "network"]
@@ -131,7 +131,7 @@ def test_settings_of_the_database(scenario: Scenario, setting: str, level: Level
 
 
 def test_database_that_is_not_migrated(stack: LocalStack, scenario: Scenario):
-    """Nothing that needs the schema is examined; the rest is."""
+    """Checks that need the schema do not run; the others do."""
     topic = scenario.topics.create()
     scenario.write(topics=topic)
     scenario.connections = replace(scenario.connections, database_url=stack.create_database(f"bare_{scenario.name}"))
@@ -142,7 +142,7 @@ def test_database_that_is_not_migrated(stack: LocalStack, scenario: Scenario):
 
 
 def test_servers_that_do_not_answer(scenario: Scenario):
-    """Both are findings; neither hides the other."""
+    """Both servers are reported; neither finding hides the other."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = taken.getsockname()[1]
     scenario.write(topics="flights")

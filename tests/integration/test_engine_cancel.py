@@ -1,6 +1,6 @@
-"""`SparkEngine.cancel` on a real batch in flight, whose transform stands still until it is told to go on.
+"""`SparkEngine.cancel` on a real batch in flight, whose transform blocks until the test releases it.
 
-The batch ends early, what it had committed stays, nothing else of it is stored, and whoever reads on begins at the last commits.
+The batch ends early. What it had committed stays, nothing else of it is stored, and the next reader continues from the last commits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from tidemark.spark.errors import SparkFailed
 from tidemark.spec.transform import load_permanent, load_transform
 
 EARLY_S = 60
-"""For a busy machine. A cancelled batch ends at once, and its Python workers are killed some 4 s later; by itself it would never end."""
+"""Generous, for a busy machine. A cancelled batch ends at once, and its Python workers are killed some 4 s later; otherwise it would never
+end."""
 POLL_MS = 6000
-"""``max.poll.interval.ms``, of which a part is left to a batch that keeps others waiting."""
+"""``max.poll.interval.ms``. A batch that keeps other members waiting may use only part of it."""
 
 HELD = """
     import os
@@ -44,7 +45,7 @@ HELD = """
                 PAUSE.wait(0.02)
         return value
 """
-"""Stands at a record as long as there is a file, and says in which process."""
+"""Blocks at a record while a file exists, and writes down in which process it blocks."""
 FUNCTION = (
     HELD
     + """
@@ -78,7 +79,7 @@ SPARK = (
 
 
 class Held:
-    """A consumer of two partitions, of which the second has a record at which its transform stands."""
+    """A consumer of two partitions. The transform blocks at a record of the second one."""
 
     def __init__(self, scenario: Scenario, source: str) -> None:
         self.scenario, self.folder = scenario, scenario.folder / f"hold-{scenario.name}"
@@ -94,7 +95,7 @@ class Held:
         (self.folder / "hold").unlink(missing_ok=True)
 
     def worker(self, of: Future[launch.Progress]) -> psutil.Process:
-        """The Python worker of a run that stands at the record."""
+        """Waits until a Python worker of the run blocks at the record, and returns the worker."""
         until(lambda: list(self.folder.glob("*.worker")) or of.done(), "a worker stands at the record", 60)
         assert not of.done(), of.result()
         (found,) = self.folder.glob("*.worker")
@@ -149,8 +150,8 @@ def held(scenario: Scenario) -> Iterator[Callable[[str], Held]]:
 
 @pytest.mark.parametrize("source", [FUNCTION, SPARK], ids=["function", "spark"])
 def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callable[[str], Held], source: str) -> None:
-    """From another thread, as the group's protocol thread does it. The slice that was committed stays; the transform of the other stands
-    all the time, until its worker is killed."""
+    """The call comes from another thread, like that of the group's protocol thread. The slice that was committed stays. The transform of
+    the other slice blocks until its worker is killed."""
     consumer, engines = held(source), []
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -175,8 +176,8 @@ def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callab
 def test_member_whose_batch_keeps_the_group_waiting_goes_on_from_the_last_commits(
     held: Callable[[str], Held], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another member has joined, and the batch does not end: the protocol thread cancels it. Nothing of it is stored, the member stays in
-    its run, hears what it keeps, and both together read everything once."""
+    """Another member has joined, and the batch does not end, so the protocol thread cancels it. Nothing more of it is stored. The member
+    continues its run with the partitions that it keeps, and both members together read everything once."""
     consumer = held(FUNCTION)
     scenario, engines = consumer.scenario, []
     scenario.set(members=2)
@@ -190,7 +191,7 @@ def test_member_whose_batch_keeps_the_group_waiting_goes_on_from_the_last_commit
             second = pool.submit(scenario.run, task=TaskIdentity("dag", "run", "consume", 1, 1))
             until(consumer.cancelled.is_set, "the batch is cancelled", POLL_MS / 1000 + EARLY_S)
             until(lambda: gone(worker), "its worker has ended")
-            assert consumer.stored()[1] == []  # whoever has the partition now stands at the record again
+            assert consumer.stored()[1] == []  # the partition's current owner blocks at the record again
         finally:
             consumer.go_on()
         assert [each.result(180).state for each in (first, second)] == ["COMMITTED", "COMMITTED"]

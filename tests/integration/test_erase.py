@@ -1,4 +1,4 @@
-"""Erasures: what a condition finds is removed everywhere, and every record stays accounted for (I3)."""
+"""Erasures remove what a condition or a key finds, wherever it is stored, and every record stays accounted for (I3)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def applied(lab: Lab, made: Erasure, of: str | bytes) -> Erasure:
 
 
 def erase(lab: Lab, of: str | bytes) -> Erasure:
-    """By a condition over the sink, or by the key of messages. The plan counts what the erasure removes."""
+    """Erases by a condition on the sink, or by the key of messages. Checks that the plan counts what the erasure removes."""
     made = planned(lab, of)
     done = applied(lab, made, of)
     assert (counts(made), made.failed_records, made.suppressed) == (counts(done), done.failed_records, done.suppressed)
@@ -71,14 +71,14 @@ def counts(one: Erasure) -> tuple[int, int, int]:
 
 
 def everything(lab: Lab) -> str:
-    """All text that the schema and the sink hold, archives included."""
+    """All text in the schema and the sink, including archives."""
     tables = lab.sql("SELECT relname FROM pg_class WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r'")
     names = [lab.table, *(f"tidemark.{name}" for (name,) in tables)]
     return "\n".join(str(row) for name in names for row in lab.sql(f"SELECT to_jsonb(t)::text FROM {name} t"))
 
 
 def test_rows_are_removed_and_the_ledger_still_adds_up(lab: Lab) -> None:
-    """The plan counts and removes nothing. The erasure removes the rows, and neither condition nor value is stored."""
+    """The plan counts and removes nothing. The erasure removes the rows; neither the condition nor a value is stored."""
     lab.read(40, step=20)
     where = "city IN ('city 13', 'city 14') -- 100% of both"
     made = planned(lab, where)
@@ -86,7 +86,7 @@ def test_rows_are_removed_and_the_ledger_still_adds_up(lab: Lab) -> None:
     assert "city 14" in everything(lab)
     done = applied(lab, made, where)
     assert (counts(done), done.state, done.applied_by) == ((4, 0, 0), ErasureState.APPLIED, "bob")
-    assert applied(lab, made, where) == done  # again: nothing happens
+    assert applied(lab, made, where) == done  # applying it again changes nothing
     assert "city 14" not in everything(lab)
     lab.check()
     lab.read(60, step=20)
@@ -104,7 +104,7 @@ def test_some_rows_of_a_record_can_be_erased(lab: Lab) -> None:
 
 
 def test_archives_are_erased_and_the_rewind_can_still_be_undone(lab: Lab) -> None:
-    """Rows erased before the rewind, in its archive, and in the part of the batch that it left: none comes back."""
+    """Rows are erased before the rewind, from its archive, and from the part of the batch that it kept. None of them comes back."""
     lab.read(40)
     erase(lab, "city = 'city 5'")
     erase(lab, "city = 'city 33'")
@@ -120,7 +120,7 @@ def test_archives_are_erased_and_the_rewind_can_still_be_undone(lab: Lab) -> Non
 
 
 def test_rows_erased_from_the_part_of_a_batch_that_a_rewind_leaves(lab: Lab) -> None:
-    """A batch that loaded all of its records: the part that stays counts the erased ones too, before and after the undo."""
+    """In a batch that loaded all of its records, the part that stays counts the erased records too, before and after the undo."""
     lab.read(3)
     lab.read(10)
     erase(lab, "city IN ('city 4', 'city 5', 'city 9')")
@@ -149,7 +149,7 @@ def test_archive_that_lost_all_of_its_rows_stays_for_the_undo(lab: Lab) -> None:
 
 
 def test_replay_does_not_bring_rows_back(lab: Lab) -> None:
-    """The record is in Kafka, and the ledger counts it as skipped. A record that keeps other rows is loaded again."""
+    """The record is still in Kafka, and a replay counts it as skipped. A record that kept some of its rows is loaded again."""
     lab.read(20)
     done = erase(lab, "city = 'city 13' OR kafka_offset = 14 AND kafka_seq = 1")
     assert (done.suppressed, done.not_suppressed) == (1, 1)
@@ -162,7 +162,7 @@ def test_replay_does_not_bring_rows_back(lab: Lab) -> None:
 
 
 def test_payload_of_a_failed_record_that_was_loaded_later_goes_with_its_row(lab: Lab) -> None:
-    """Key, value, headers, the error's text and the tries; the row stays in the ledger."""
+    """Key, value, headers, error text and the history of tries are erased. The row of the failed record stays."""
     lab.read(20)
     lab.sql(f"INSERT INTO {lab.table} (city, population, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
             " VALUES ('late', 1, %s, 0, 11, 0)", lab.topic_id)  # fmt: skip
@@ -176,7 +176,8 @@ def test_payload_of_a_failed_record_that_was_loaded_later_goes_with_its_row(lab:
 
 
 def test_overwritten_rows_are_found_by_the_same_condition(scenario: Scenario, topics: Topics) -> None:
-    """An upsert sink keeps what a replay overwrites, so that the undo restores it; the condition sees those rows as the sink's."""
+    """An upsert sink keeps the rows that a replay overwrites, to restore them in an undo. The condition finds them as it finds sink
+    rows."""
     with lab_on(scenario, topics, [100], key=["city"]) as lab:
         lab.read(40, step=20)
         done = lab.rewind(ToOffset(20))
@@ -191,7 +192,7 @@ def test_overwritten_rows_are_found_by_the_same_condition(scenario: Scenario, to
 
 
 def test_another_condition_than_the_plans_erases_nothing(lab: Lab) -> None:
-    """The condition is stored as a salted hash only, so it is given again."""
+    """Only a salted hash of the condition is stored, so the condition must be given again."""
     lab.read(20)
     made = planned(lab, "city = 'city 13'")
     with pytest.raises(OtherCondition, match=f"erasure {made.erasure_id} was planned with"):
@@ -210,7 +211,7 @@ def test_condition_that_postgres_cannot_evaluate_is_refused(lab: Lab) -> None:
 
 
 def test_sink_whose_trigger_keeps_the_rows_refuses_the_erasure(lab: Lab) -> None:
-    """Nothing is half erased."""
+    """An erasure removes everything or nothing."""
     lab.read(20)
     made = planned(lab, "city = 'city 13'")
     lab.sql("CREATE FUNCTION lake_keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
@@ -223,7 +224,7 @@ def test_sink_whose_trigger_keeps_the_rows_refuses_the_erasure(lab: Lab) -> None
 
 
 def keyed_lab(scenario: Scenario, topics: Topics, **options: Any) -> contextlib.AbstractContextManager[Lab]:
-    """40 records; those at the offsets 23, 24, 31 and 32 have the key ``ann``, the others none."""
+    """40 records. Those at the offsets 23, 24, 31 and 32 have the key ``ann``; the others have no key."""
 
     @contextlib.contextmanager
     def made() -> Iterator[Lab]:
@@ -236,7 +237,7 @@ def keyed_lab(scenario: Scenario, topics: Topics, **options: Any) -> contextlib.
 
 
 def test_person_is_found_by_the_key_of_messages(scenario: Scenario, topics: Topics) -> None:
-    """Rows, failed records in every state, and records that are not consumed yet: those are skipped when they are."""
+    """Covers rows, failed records in every state, and records that are not consumed yet. The latter are skipped when they are consumed."""
     with keyed_lab(scenario, topics) as lab:
         lab.read(32)
         made = told(lab, b"ann")
@@ -264,9 +265,9 @@ def test_person_is_found_by_the_key_of_messages(scenario: Scenario, topics: Topi
 
 
 def test_failed_record_is_found_by_the_key_it_was_stored_with(scenario: Scenario, topics: Topics) -> None:
-    """Its message may have left Kafka, a rewind may have taken it out, an edit may have changed it. None of the payloads stays."""
+    """Its message may have left Kafka, a rewind may have archived it, or an edit may have changed it. None of the payloads remains."""
     with keyed_lab(scenario, topics) as lab:
-        lab.read(20)  # `payloads` gives those of even offsets the key k\0: 2 and 12
+        lab.read(20)  # `payloads` gives failed records at even offsets, here 2 and 12, the key k\0
         lab.sql("INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, records)"
                 " VALUES (%s, 'EDIT', '{}', 'a wrong key was in it', 'ann', 1)", lab.group_id)  # fmt: skip
         lab.sql("INSERT INTO tidemark.failed_record_edit (action_id, failed_record_id, key, value, headers)"
@@ -286,7 +287,7 @@ def test_failed_record_is_found_by_the_key_it_was_stored_with(scenario: Scenario
 
 
 def test_key_does_not_find_rows_from_before_the_log(scenario: Scenario, topics: Topics) -> None:
-    """The plan says how many rows that are: for them there is the condition."""
+    """The plan says how many such rows there are. A condition can find them."""
     with keyed_lab(scenario, topics) as lab:
         lab.read(40)
         topics.trim(lab.topic, {0: 30})
@@ -296,7 +297,7 @@ def test_key_does_not_find_rows_from_before_the_log(scenario: Scenario, topics: 
 
 
 def test_key_is_refused_for_aggregates(lab: Lab) -> None:
-    """Their rows belong to batches. A condition finds them, and the plan says that a replay makes them again."""
+    """Rows of aggregates belong to batches. A condition finds them, and the plan says that a replay creates them again."""
     lab.read(20)
     lab.sql("UPDATE tidemark.batch SET anchor_id = batch_id")
     with pytest.raises(BadInput, match="belong to whole batches"):
@@ -306,7 +307,7 @@ def test_key_is_refused_for_aggregates(lab: Lab) -> None:
 
 
 def test_upsert_sink_suppresses_the_keys_of_rows(scenario: Scenario, topics: Topics) -> None:
-    """The condition finds the record that wrote the row last. Older ones of the same key stay out too, a later one is loaded."""
+    """The condition finds the record that last wrote the row. Older records of the same key are not loaded either; a later one is."""
     with lab_on(scenario, topics, [100], key=["city"]) as lab:
         lab.read(40, transform=lambda offset: [f"city {offset % 20}"])
         assert erase(lab, "city IN ('city 7', 'city 8')").suppressed == 2
@@ -322,7 +323,7 @@ def test_upsert_sink_suppresses_the_keys_of_rows(scenario: Scenario, topics: Top
 
 
 def test_erasure_waits_for_a_commit_in_flight(lab: Lab) -> None:
-    """Its rows are found too. A commit that begins during the erasure waits for it, and skips what it has suppressed."""
+    """The erasure also finds the rows of that commit. A commit that begins during the erasure waits, and skips suppressed records."""
     lab.read(10)
     made, begun, go, part = planned(lab, "city = 'city 13'"), threading.Event(), threading.Event(), lab.slice(20)
 
@@ -347,7 +348,7 @@ def test_erasure_waits_for_a_commit_in_flight(lab: Lab) -> None:
     lab.check()
     made = planned(lab, "city = 'city 14'")
     with lab.session() as connection, transaction(connection) as cur, ThreadPoolExecutor(2) as pool:
-        cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (ERASE_LOCK, lab.group_id))  # a commit elsewhere
+        cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (ERASE_LOCK, lab.group_id))  # stands for a commit in another process
         erasing = pool.submit(applied, lab, made, "city = 'city 14'")
         eventually(lambda: waiting(1))
         later = pool.submit(lab.read, 30)
@@ -360,7 +361,7 @@ def test_erasure_waits_for_a_commit_in_flight(lab: Lab) -> None:
 
 
 def test_retry_that_is_under_way_does_not_bring_a_row_back(lab: Lab) -> None:
-    """A rewind took out a waiting record, its replay loaded it, the row was erased: the undo does not bring back what waited."""
+    """A rewind archived a waiting record, its replay loaded it, and the row was erased. The undo does not bring the payload back."""
     lab.read(20)
     done = lab.rewind(ToOffset(0))
     lab.read(20)
@@ -374,7 +375,7 @@ def test_retry_that_is_under_way_does_not_bring_a_row_back(lab: Lab) -> None:
 
 
 def test_plan_says_until_when_kafka_keeps_the_messages(lab: Lab, topics: Topics) -> None:
-    """By the newest message found and the topic's retention; a topic without a limit keeps them permanently."""
+    """The newest message found and the topic's retention give the date. A topic without a limit keeps messages permanently."""
     lab.read(20)
     topics.alter(lab.topic, retention_ms="604800000")
     (held,) = told(lab, "city IN ('city 13', 'city 14')").in_kafka

@@ -1,4 +1,4 @@
-"""Sinks that evolve: runs add the columns that their tables lack, once, and change nothing else."""
+"""Sinks that evolve: runs add missing columns to their tables, once, and change nothing else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def more(arrow: str = ARROW) -> str:
 
 
 def added(scenario: Scenario) -> list[Any]:
-    """The tables and columns of the events, oldest first."""
+    """The tables and columns of the `COLUMNS ADDED` events, oldest first."""
     found = scenario.sql("SELECT details FROM tidemark.audit_event WHERE kind = 'COLUMNS ADDED' ORDER BY event_id")
     return [(details["table"], details["columns"]) for (details,) in found]
 
@@ -70,7 +70,7 @@ def evolving(orders: Orders, **sink: Any) -> Scenario:
 
 
 def test_new_field_becomes_a_nullable_column_once(orders: Orders) -> None:
-    """Before the first commit, with one event that names run and column."""
+    """The column is added before the first commit, with one event that names the attempt and the column."""
     scenario = evolving(orders)
     assert added(scenario) == []
     for number in (2, 3):
@@ -88,7 +88,7 @@ def test_new_field_becomes_a_nullable_column_once(orders: Orders) -> None:
 
 
 def test_run_says_that_the_view_lacks_the_new_columns(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
-    """The statement that creates the view shows them."""
+    """They appear once the statement that creates the view is run again."""
     scenario = evolving(orders)
     said = f"view {scenario.table}_validated lacks the new columns until its statement is run again: tidemark sink ddl prints it"
     orders.produce(order(2, channel="web"), schema=NEWER)
@@ -100,15 +100,15 @@ def test_run_says_that_the_view_lacks_the_new_columns(orders: Orders, caplog: py
 
 
 def test_run_with_nothing_to_read_adds_nothing(orders: Orders) -> None:
-    """Columns come before a commit, not before."""
+    """Columns are added just before a commit, not earlier."""
     scenario = evolving(orders)
-    orders.written(order(2, channel="web"), schema=NEWER)  # registers it
+    orders.written(order(2, channel="web"), schema=NEWER)  # registers the schema
     scenario.run()
     assert "channel" not in columns(scenario)
 
 
 def test_members_that_add_at_once_take_turns(orders: Orders) -> None:
-    """Both wait, one for the table and one for the other member; the second finds the column."""
+    """Both wait, one for the table and one for the other member. The second one finds that the column already exists."""
     orders.topic = orders.scenario.topics.create(2)
     scenario = evolving(orders)
     scenario.set(members=2)
@@ -129,7 +129,7 @@ def test_members_that_add_at_once_take_turns(orders: Orders) -> None:
 
 
 def test_member_that_runs_goes_on_when_another_adds_a_column(orders: Orders) -> None:
-    """It has begun with the older schema, so its rows have no value there."""
+    """It started with the older schema, so its rows have no value in the new column."""
     orders.topic = orders.scenario.topics.create(2)
     scenario = evolving(orders)
     scenario.set(members=2, batch={"max_records": 4})
@@ -161,7 +161,7 @@ def test_member_that_runs_goes_on_when_another_adds_a_column(orders: Orders) -> 
 
 
 def test_table_in_use_stops_the_run_and_the_next_one_adds(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other transactions on the table wait behind the run, so it does not wait long. The error names who holds the table."""
+    """Other transactions on the table queue behind the run, so it does not wait long. The error names the session that uses the table."""
     monkeypatch.setattr(evolve, "LOCK_MS", 200)
     scenario = evolving(orders)
     orders.produce(order(2, channel="web"), schema=NEWER)
@@ -207,7 +207,7 @@ def test_name_that_postgres_does_not_take(orders: Orders, field: str, said: str)
 
 
 def test_older_transform_leaves_new_columns_null(scenario: Scenario) -> None:
-    """In an upsert sink, a row that is there keeps its value."""
+    """In an upsert sink, an existing row keeps its value."""
     topic = scenario.topics.create()
     sink = {"table": scenario.table, "evolve": "add", "mode": "upsert", "key": ["payload"]}
     scenario.write(ARROW, topics=topic, sink=sink).make_sink("payload bytea NOT NULL UNIQUE")
@@ -284,7 +284,7 @@ def roles(stack: LocalStack) -> Iterator[Roles]:
 
 
 def test_role_must_own_the_table(roles: Roles, project_dir: Path, topics: Topics) -> None:
-    """The error says what to run. Nothing beyond the profile `runner` and the ownership is needed."""
+    """The error says what to run. The profile `runner` and ownership of the table are enough."""
     with tidy_imports():
         owners = Scenario(project_dir, roles.url(roles.owner), topics)
         roles.give(roles.run, Profile.RUNNER)
@@ -335,7 +335,7 @@ class Time:
 
 
 def test_undo_puts_rows_back_without_a_value_in_a_column_added_since(orders: Orders) -> None:
-    """A replay fills the column, also of old records if the schema has a default. Undos keep the column, and put back what there was."""
+    """A replay fills the column, also for old records if the schema has a default. Undos keep the column and restore the earlier values."""
     scenario = evolving(orders)
     orders.produce(order(2), order(3))
     scenario.run()
@@ -345,7 +345,7 @@ def test_undo_puts_rows_back_without_a_value_in_a_column_added_since(orders: Ord
     scenario.run()
     replayed = [(1, None), (2, "shop"), (3, "shop"), (4, "web")]
     assert scenario.rows("id, channel") == replayed
-    assert time.verified(done.rewind_id) == (2, 0, 0, 0)  # the columns that both have
+    assert time.verified(done.rewind_id) == (2, 0, 0, 0)  # compares the columns that both have
     undone = time.rewind(Undo(done.rewind_id))
     assert scenario.rows("id, channel") == [(1, None), (2, None), (3, None)]
     time.rewind(Undo(undone.rewind_id))
@@ -368,7 +368,7 @@ KEYED = """
 
 @pytest.mark.parametrize("early", [True, False], ids=["overwritten before the column", "overwritten after it"])
 def test_undo_restores_rows_of_an_upsert_sink_that_were_overwritten(scenario: Scenario, early: bool) -> None:
-    """Those kept before the column was added, and those kept since."""
+    """Covers rows that were overwritten before the column was added, and rows overwritten since."""
     topic = scenario.topics.create()
     sink = {"table": scenario.table, "evolve": "add", "mode": "upsert", "key": ["name"]}
     scenario.write(KEYED, topics=topic, sink=sink).make_sink("name text NOT NULL UNIQUE, whole text")
@@ -392,7 +392,7 @@ def test_undo_restores_rows_of_an_upsert_sink_that_were_overwritten(scenario: Sc
     assert scenario.rows("name, whole, more") == replayed
 
 
-# ---- what is shown
+# ---- output
 
 
 def test_diff_shows_what_a_run_would_add_and_what_could_be_wider(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +434,7 @@ def test_diff_shows_what_a_run_would_add_and_what_could_be_wider(orders: Orders,
     refused = CliRunner().invoke(app, [*diff])
     assert refused.exit_code == 1
     assert "not ready" in refused.stdout
-    for each in wanted[1:]:  # what is offered works
+    for each in wanted[1:]:  # the suggested statements work
         scenario.sql(str(each["ddl"]))
     scenario.set(sink={"table": scenario.table, "evolve": "add"})
     scenario.run()

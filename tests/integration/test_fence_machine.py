@@ -1,4 +1,4 @@
-"""Owners, zombies, twins, failures and jumps in any order, over a real Postgres: the fence holds after every step (I1, I2, I3)."""
+"""Owners, zombies, twins, failures and jumps in any order, on a real Postgres: the fence holds after every step (I1, I2, I3)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOG_END = 10_000
 
 @dataclass(frozen=True)
 class Owner:
-    """An attempt: its generation and what it believes to hold."""
+    """An attempt and its generation."""
 
     attempt: int
     generation: Generation
@@ -50,7 +50,7 @@ class Owner:
 
 @dataclass
 class Model:
-    """A partition as it should be."""
+    """The expected state of a partition."""
 
     position: int = 0
     epoch: int = 0
@@ -60,7 +60,7 @@ class Model:
 
 
 def counts_of(part: Slice) -> RecordCounts:
-    """What `of_all_kinds` makes of a slice, counted by hand."""
+    """The counts that `of_all_kinds` gives for a slice, computed independently."""
     digits = [offset % 10 for offset in range(part.start, part.end)]
     loaded = sum(digit > 3 for digit in digits)
     by = [digits.count(digit) for digit in range(5)]
@@ -68,7 +68,7 @@ def counts_of(part: Slice) -> RecordCounts:
 
 
 class Fence(RuleBasedStateMachine):
-    """Several owners over the partitions of one group; some are zombies, and do not know it."""
+    """Several owners compete for the partitions of one group. Some are zombies without knowing it."""
 
     watch: Any = None
     url = ""
@@ -92,9 +92,9 @@ class Fence(RuleBasedStateMachine):
 
     @rule(target=claims, owner=owners, partition=st.integers(0, PARTITIONS - 1))
     def claim(self, owner: Owner, partition: int) -> Any:
-        """A newer generation takes it, its owner may take it again while it holds it, everybody else is refused."""
+        """A newer generation takes the partition, and its owner may claim it again. All others are refused."""
         model = self.model[partition]
-        may_go_on = owner.generation == model.generation and model.owner in (owner.name, None)  # also with what it has released
+        may_go_on = owner.generation == model.generation and model.owner in (owner.name, None)  # also after a release
         if owner.generation <= model.generation and not may_go_on:
             with pytest.raises(ClaimRefused) as raised:
                 self.group.claim(partition, owner.name, owner.generation)
@@ -113,7 +113,7 @@ class Fence(RuleBasedStateMachine):
 
     @rule(target=done, planned=consumes(slices))
     def commit(self, planned: tuple[Slice, Owner]) -> Any:
-        """Whoever holds the epoch, from where the position is; everybody else is fenced before a row is made."""
+        """A commit with the current epoch at the current position succeeds. Others are twins, or fenced before a row is produced."""
         part, owner = planned
         if self.may_commit(part):
             assert self.commit_slice(part, owner, of_all_kinds(part)) == Receipt(part, counts_of(part))
@@ -128,13 +128,14 @@ class Fence(RuleBasedStateMachine):
 
     @rule(target=claims, held=consumes(claims))
     def go_on_behind_what_was_committed(self, held: tuple[Claim, Owner]) -> tuple[Claim, Owner]:
-        """As a driver does after a batch, whether it still owns the partition or not."""
+        """Continues after the committed position, as a driver does after a batch, whether or not it still owns the partition."""
         claim, owner = held
         return replace(claim, position=max(claim.position, self.model[claim.partition.partition].position)), owner
 
     @rule(planned=done, other=owners)
     def duplicate_commit(self, planned: tuple[Slice, Owner], other: Owner) -> None:
-        """The same slice again, from a twin of the task: its receipt while the row still shows it, a fence afterwards; rows never."""
+        """A twin of the task commits the same slice again. It gets the receipt as long as the row still shows that commit, and is fenced
+        afterwards. It never writes rows."""
         part, owner = planned
         model = self.model[part.partition.partition]
         if (model.epoch, model.position) == (part.epoch, part.end):
@@ -144,7 +145,7 @@ class Fence(RuleBasedStateMachine):
 
     @rule(planned=slices, rejected=st.booleans())
     def failing_commit(self, planned: tuple[Slice, Owner], rejected: bool) -> None:
-        """A row that Postgres refuses, or a transform that breaks: nothing is stored, the slice may be tried again."""
+        """Postgres refuses a row, or the transform raises. Nothing is stored, and the slice may be retried."""
         part, owner = planned
         if not self.may_commit(part):
             return
@@ -161,7 +162,7 @@ class Fence(RuleBasedStateMachine):
 
     @rule(target=claims, held=consumes(claims), by=st.integers(1, 30))
     def jump(self, held: tuple[Claim, Owner], by: int) -> Any:
-        """A reset moves the position over records that nobody reads, and stores that they are lost; a stale one moves nothing."""
+        """A reset moves the position past records that are never read, and stores them as lost. A stale reset moves nothing."""
         claim, owner = held
         model = self.model[claim.partition.partition]
         to = claim.position + by
@@ -179,7 +180,7 @@ class Fence(RuleBasedStateMachine):
 
     @rule(held=claims)
     def release(self, held: tuple[Claim, Owner]) -> None:
-        """Gives up what is still held; the epoch stays, so what is in flight may still commit."""
+        """Releases the partition if it is still held. The epoch stays, so slices in flight may still commit."""
         with contextlib.closing(psycopg2.connect(self.url)) as connection, connection, connection.cursor() as cur:
             store.release(cur, self.group.group_id, held[0])
         model = self.model[held[0].partition.partition]
@@ -189,18 +190,18 @@ class Fence(RuleBasedStateMachine):
     @precondition(lambda self: any(model.epoch for model in self.model))
     @rule(partition=st.integers(0, PARTITIONS - 1), records=st.integers(1, 20))
     def forged_commit(self, partition: int, records: int) -> None:
-        """An epoch that nobody was given yet commits nothing."""
+        """An epoch that was never issued commits nothing."""
         model = self.model[partition]
         part = Slice(
             TopicPartition(self.group.topic, partition), self.group.topic_id, model.position, model.position + records, model.epoch + 1
         )  # type: ignore[arg-type]
         self.is_fenced((part, Owner(self.group.attempt(), Generation(0))))
 
-    # ---- what always holds
+    # ---- invariants
 
     @invariant()
     def the_position_is_the_end_of_the_ledger(self) -> None:
-        """The ledger with its lost ranges is contiguous from the first offset to the position; epochs are what they were raised to."""
+        """The ledger and the lost ranges are contiguous from the first offset to the position. Epochs match the model."""
         found = self.group.sql(
             "SELECT partition, next_offset, owner_epoch, generation, owner, validated_offset FROM tidemark.partition_offset"
             " WHERE group_id = %s ORDER BY 1",
@@ -218,7 +219,7 @@ class Fence(RuleBasedStateMachine):
 
     @invariant()
     def the_sink_holds_the_ledgers_rows_and_no_other(self) -> None:
-        """No row twice, none lost, none of a slice that was fenced or failed."""
+        """No row is duplicated or lost, and none belongs to a slice that was fenced or failed."""
         found = self.group.sql(
             f"SELECT kafka_partition, kafka_offset, count(*)::int FROM {TABLE} WHERE kafka_topic_id = %s GROUP BY 1, 2 ORDER BY 1, 2",
             self.group.topic_id,
@@ -267,7 +268,7 @@ def _broken() -> Any:
 
 
 def test_the_fence_holds_whatever_owners_do_in_whatever_order(database_url: str) -> None:
-    """Any interleaving of claims, commits, twins, zombies, failures, jumps and releases; one database, a new group for each example."""
+    """Any interleaving of claims, commits, twins, zombies, failures, jumps and releases. Each example uses a new group in one database."""
     with contextlib.closing(psycopg2.connect(database_url)) as watch:
         watch.autocommit = True
         with watch.cursor() as cur:

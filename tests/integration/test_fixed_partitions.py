@@ -1,4 +1,4 @@
-"""Partitions that a consumer's file fixes, or that one run names (Kafka's ``assign``): real Kafka and Postgres."""
+"""Partitions that a consumer's file fixes, or that a single run names (Kafka's ``assign``). Real Kafka and Postgres."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTITIONS, RECORDS = 4, 10
 
 @pytest.fixture
 def topic(scenario: Scenario) -> str:
-    """A consumer of one topic with four partitions of ten records."""
+    """The topic of a consumer, with four partitions of ten records."""
     topic = scenario.topics.create(PARTITIONS)
     for partition in range(PARTITIONS):
         scenario.topics.produce(topic, numbers(0, RECORDS), partition=partition)
@@ -39,7 +39,7 @@ def read(scenario: Scenario) -> dict[int, int]:
 
 
 def test_file_that_fixes_partitions_has_only_those_read_shown_and_rewound(scenario: Scenario, topic: str) -> None:
-    """Others have no position, no lag, and no part in a rewind of the consumer."""
+    """The other partitions have no position and no lag, and a rewind of the consumer does not include them."""
     scenario.set(partitions={topic: "0,2-3"})
     assert scenario.run().records == 3 * RECORDS
     assert read(scenario) == {0: 10, 2: 10, 3: 10}
@@ -57,7 +57,7 @@ def test_file_that_fixes_partitions_has_only_those_read_shown_and_rewound(scenar
 
 
 def test_partitions_that_the_topic_does_not_have_are_refused_where_they_are_written(scenario: Scenario, topic: str) -> None:
-    """By the check and by a run; nothing is claimed."""
+    """The check and a run refuse them. Nothing is claimed."""
     scenario.set(partitions={topic: "0,3-5"})
     with pytest.raises(SpecInvalid) as refused:
         scenario.run()
@@ -106,7 +106,7 @@ def test_option_that_names_what_the_consumer_does_not_read_is_refused(
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["of other partitions", "of one of its partitions"])
 def test_run_is_fenced_by_a_newer_one_of_its_partitions_and_by_no_other(scenario: Scenario, topic: str, overlap: bool) -> None:
-    """Each claims what it reads, in a generation of its own; both may run at the same time."""
+    """Each run claims what it reads, in a separate generation. Both may run at the same time."""
     entered, gate = threading.Event(), threading.Event()
 
     def wait(_: Slice) -> None:
@@ -129,7 +129,7 @@ def test_run_is_fenced_by_a_newer_one_of_its_partitions_and_by_no_other(scenario
 
 
 def test_partition_that_is_named_later_starts_where_the_offset_reset_says(scenario: Scenario, topic: str) -> None:
-    """It is not new in the topic, as one is that was added, but was not read so far."""
+    """Unlike a partition that was added to the topic, it is not new; it just was not read so far."""
     scenario.set(offset_reset="latest")
     assert [scenario.run(partitions=[f"{topic}:{partition}"]).records for partition in (0, 1)] == [0, 0]
     assert read(scenario) == {0: 10, 1: 10}
@@ -137,7 +137,7 @@ def test_partition_that_is_named_later_starts_where_the_offset_reset_says(scenar
 
 
 def test_command_hands_the_option_on_to_the_driver(scenario: Scenario, topic: str) -> None:
-    """What it reads is in its result."""
+    """The result lists the partitions that it read."""
     done = scenario.command("consume", scenario.name, "--partition", f"{topic}:0,2", "--output", "json")
     assert done.returncode == 0, done.stderr
     assert [part["partition"] for part in json.loads(done.stdout)["partitions"]] == [0, 2]

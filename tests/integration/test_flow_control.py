@@ -1,4 +1,4 @@
-"""Pauses, priorities and the bound between topics, as a run heeds them: real Kafka and Postgres."""
+"""Runs respect pauses, priorities and the limit on how far topics run ahead of each other. Real Kafka and Postgres."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def two(scenario: Scenario) -> Scenario:
-    """A consumer of two topics: orders with two partitions, clicks with one; ten records each, a batch reads five."""
+    """A consumer of two topics: orders with two partitions, clicks with one. Each partition has ten records, and a batch reads five."""
     scenario.orders, scenario.clicks = scenario.topics.create(2), scenario.topics.create(1)  # type: ignore[attr-defined]
     scenario.write(topics=[scenario.orders, scenario.clicks], batch={"max_records": 5}).make_sink()  # type: ignore[attr-defined]
     for topic, partition in ((scenario.orders, 0), (scenario.orders, 1), (scenario.clicks, 0)):  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ def left(scenario: Scenario) -> dict[tuple[str, int], int]:
 
 
 def test_what_is_paused_is_left_until_it_is_resumed(two) -> None:
-    """A run that has read all else ends; pauses outlive it."""
+    """A run ends when it has read everything else. Pauses remain in force after the run."""
     with session(two.database_url) as connection, transaction(connection) as cur:
         group_id = store.ensure_group(cur, two.spec.group)
         flow.pause(cur, group_id, [Target(two.orders, 1), Target(two.clicks)], "the sink is being moved")
@@ -65,7 +65,7 @@ def test_topics_of_a_higher_priority_are_drained_first(two) -> None:
 
 
 def test_no_topic_runs_ahead_of_another_by_more_than_is_allowed(scenario: Scenario) -> None:
-    """Each has a record an hour; two hours are allowed."""
+    """Each topic has one record per hour. It may run ahead by two hours."""
     fast, slow = scenario.topics.create(1), scenario.topics.create(1)
     scenario.write(topics=[fast, slow], batch={"max_records": 4}).make_sink()
     for hour in range(12):

@@ -1,4 +1,4 @@
-"""Avro topics with a real registry, as confluent-kafka's serializer writes them, through all three forms of a transform."""
+"""Avro topics with a real registry, written by confluent-kafka's serializer and read by all three forms of a transform."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ran(scenario: Scenario, form: str, *, drain: bool = False) -> Any:
 
 
 def test_records_are_decoded_and_bad_ones_fail_alone(orders: Orders, form: str) -> None:
-    """Beside the good ones: bytes that are no Avro, an id that the registry does not know yet, no id at all. Their bytes are kept."""
+    """The bad ones are not valid Avro, have an id that the registry does not know yet, or have no id. Their bytes are kept."""
     scenario = orders.scenario
     good = orders.written(order(1))
     unknown = b"\0" + (2**31 - 5).to_bytes(4, "big") + good[5:]
@@ -90,7 +90,7 @@ def test_records_are_decoded_and_bad_ones_fail_alone(orders: Orders, form: str) 
 
 
 def test_old_and_new_schemas_in_one_topic(orders: Orders, form: str) -> None:
-    """The transform sees the newest schema: what an old record lacks has its default."""
+    """The transform sees the newest schema. Fields that an old record lacks have their defaults."""
     scenario = orders.scenario
     orders.produce(order(1), order(2))
     orders.produce(order(3, channel="web"), schema=NEWER)
@@ -105,7 +105,7 @@ def test_old_and_new_schemas_in_one_topic(orders: Orders, form: str) -> None:
 
 
 def test_the_newest_schema_is_known_before_the_first_record(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a slice is begun only to find out which schema it needs."""
+    """Otherwise a slice would start only to find out which schema it needs."""
     asked: list[Any] = []
     by_ids = Registry.by_ids
     monkeypatch.setattr(Registry, "by_ids", lambda self, ids: asked.extend(ids) or by_ids(self, ids))
@@ -175,7 +175,7 @@ def test_check_and_ddl_know_the_decoded_columns(orders: Orders) -> None:
 
 
 def test_drained_records_are_decoded_again(orders: Orders, form: str) -> None:
-    """A record waited for its schema. It is loaded with its own values when the registry knows it; one that is broken fails."""
+    """A record waits for its schema. It is loaded with its own values once the registry knows the schema; a broken record fails."""
     scenario = orders.scenario
     runner = run_here if form == "spark" else Scenario.run
     next_id = int.from_bytes(orders.written(order(1))[1:5], "big") + 1
@@ -203,7 +203,7 @@ REFUSES = """
 
 
 def test_failed_records_are_shown_decoded(orders: Orders) -> None:
-    """Their bytes are kept, and shown as before. Without the registry, the reason is shown instead."""
+    """Their bytes are kept and shown as well. Without the registry, the reason is shown instead of the decoded value."""
     scenario = orders.scenario
     scenario.topics.produce(orders.topic, [orders.written(order(2)), b"no id"], key=orders.written_key({"id": 9}))
     scenario.write(REFUSES, topics=orders.topic, format={"value": "avro", "key": "avro"}).make_sink(COLUMNS)

@@ -47,7 +47,7 @@ def order(number: int) -> Any:
 
 @pytest.fixture
 def text_schema(orders: Orders) -> int:
-    """The id of the schema, registered as text, with a reference, as Java's clients and people do."""
+    """The id of the schema, which is registered as text and with a reference, as Java clients and people register it."""
     with SchemaRegistryClient({"url": orders.registry}) as client:
         client.register_schema(f"{orders.topic}-place", Schema(PLACE, "PROTOBUF"))
         references = [SchemaReference("shop/place.proto", f"{orders.topic}-place", 1)]
@@ -94,7 +94,7 @@ def test_spark_form_and_a_message_that_is_not_the_first(orders: Orders, text_sch
 
 
 def test_what_confluents_python_client_registers_and_writes(orders: Orders) -> None:
-    """It registers descriptors, not text."""
+    """This client registers descriptors, not text."""
     scenario = orders.scenario
     with SchemaRegistryClient({"url": orders.registry}) as client:
         serializer = ProtobufSerializer(message_class("shop.Parcel"), client, {"use.deprecated.format": False})

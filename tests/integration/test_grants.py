@@ -1,5 +1,5 @@
-"""The profile `runner` and the grants on the sink that docs/deployment.md names are enough for runs, and no more is given; all SQL of the
-documentation runs."""
+"""The profile `runner` and the grants on the sink in docs/deployment.md are sufficient for runs, and grant no more than needed. All SQL in
+the documentation runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def roles(stack: LocalStack) -> Iterator[Roles]:
 
 @pytest.fixture
 def consumer(roles: Roles, project_dir: Path, topics: Topics) -> Iterator[Scenario]:
-    """Made and migrated by the owner, run by the lesser role."""
+    """A consumer that the owner creates and migrates, and that the lesser role runs."""
     with tidy_imports():
         owners = Scenario(project_dir, roles.url(roles.owner), topics)
         roles.give(roles.run, Profile.RUNNER)
@@ -62,7 +62,7 @@ def consumer(roles: Roles, project_dir: Path, topics: Topics) -> Iterator[Scenar
 
 
 def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(consumer: Scenario) -> None:
-    """Rows, failed records, ledger, verdict: all that tasks do, with the rights of the page and no other."""
+    """Rows, failed records, ledger and verdict: tasks can do all of their work with the documented rights alone."""
     done = consumer.run()
     assert consumer.counts() == {"loaded": 3, "failed": 1, "sink_rows": 3}
     consumer.check()
@@ -79,7 +79,7 @@ def test_a_member_of_a_group_joins_reads_and_leaves_with_the_same_rights(consume
 
 
 def test_a_new_attempt_of_the_same_role_ends_the_sessions_of_the_older_one(consumer: Scenario) -> None:
-    """``pg_terminate_backend`` needs no grant for sessions of one's own role."""
+    """``pg_terminate_backend`` needs no grant for sessions of the same role."""
     consumer.run()
     old = open_attempt(consumer.database_url, consumer.name, TaskIdentity())
     ((group_id,),) = consumer.sql("SELECT group_id FROM tidemark.consumer_group")
@@ -105,14 +105,14 @@ def test_a_new_attempt_of_the_same_role_ends_the_sessions_of_the_older_one(consu
     ],
 )
 def test_the_lesser_role_can_neither_delete_nor_change_what_is_stored(statement: str, consumer: Scenario) -> None:
-    """The grants are the least: the ledger and the sink only grow."""
+    """The grants are minimal: the ledger and the sink only grow."""
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         consumer.sql(statement.format(table=consumer.table))
 
 
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_check_without_usage_on_the_sinks_schema_names_the_grant(output: str, consumer: Scenario, roles: Roles) -> None:
-    """As a problem of the line that names the table, and no traceback."""
+    """The problem is reported at the line that names the table, without a traceback."""
     roles.own(f"REVOKE USAGE ON SCHEMA lake FROM {roles.run}")
     done = consumer.command("consumers", "check", consumer.name, "--output", output)
     assert done.returncode == 1
@@ -131,12 +131,12 @@ def test_role_without_usage_on_the_schema_tidemark_reads_where_the_grants_are(co
 
 
 def test_sql_and_settings_of_every_page_are_taken_by_postgres(database_url: str) -> None:
-    """As they stand there, in one transaction that is rolled back; only the name of Airflow's database is replaced."""
+    """They run unchanged, in one transaction that is rolled back. Only the name of Airflow's database is replaced."""
     with contextlib.closing(connect(database_url, application="documentation")) as connection, connection.cursor() as cur:
         cur.execute("CREATE ROLE tidemark_run; CREATE SCHEMA lake; CREATE TABLE lake.cities ()")
         for block in blocks("sql"):
             cur.execute(block.code.replace("DATABASE airflow", f"DATABASE {connection.info.dbname}"))
-        for block in (one for one in blocks("ini") if not one.code.startswith("[")):  # a section is of airflow.cfg
+        for block in (one for one in blocks("ini") if not one.code.startswith("[")):  # blocks with a section belong to airflow.cfg
             for name, value in re.findall(r"^(\w+) = (\w+)", block.code, re.MULTILINE):
                 cur.execute(f"SET LOCAL {name} = '{value}'")
         connection.rollback()

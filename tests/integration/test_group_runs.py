@@ -1,4 +1,5 @@
-"""Runs of a consumer with several members: threads as drivers, real Kafka and Postgres. Exact rows, whoever comes when."""
+"""Runs of a consumer with several members, with threads as drivers and a real Kafka and Postgres. The rows are exact, whenever members
+join."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Team:
             self.produced[partition] += count
 
     def next_run(self) -> None:
-        """Another DAG run, with as much to read."""
+        """Starts another DAG run with as much to read."""
         self.run_id += 1
         self.produce()
 
@@ -51,7 +52,7 @@ class Team:
         return dict(self.scenario.sql("SELECT partition, seat FROM tidemark.partition_offset ORDER BY 1"))
 
     def check(self) -> None:
-        """Every record is in the sink once."""
+        """Checks that every record is in the sink exactly once."""
         for partition, count in enumerate(self.produced):
             found = [payload.decode() for payload in self.scenario.rows("payload", where=f"kafka_partition = {partition}")]
             assert found == [f"{partition}-{number}" for number in range(count)]
@@ -72,7 +73,7 @@ def team(scenario: Scenario) -> Team:
 
 
 def test_members_of_a_run_share_its_partitions(team: Team) -> None:
-    """They wait for each other for a moment, read what they were assigned, and leave."""
+    """They wait briefly for each other, read what they were assigned, and leave."""
     with ThreadPoolExecutor(2) as pool:
         done = [each.result(180) for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in range(2)]]
     assert sorted(progress.records for progress in done) == [2 * RECORDS, 2 * RECORDS]
@@ -81,7 +82,7 @@ def test_members_of_a_run_share_its_partitions(team: Team) -> None:
 
 
 def test_partitions_stay_with_their_seats_between_runs(team: Team) -> None:
-    """Whoever of them joins first."""
+    """The order in which they join does not matter."""
     seen = []
     with ThreadPoolExecutor(2) as pool:
         for run_id in range(3):
@@ -104,7 +105,7 @@ def test_run_with_fewer_slots_than_members_ends_with_everything_read(team: Team)
 
 
 def test_member_that_comes_late_takes_its_share(team: Team) -> None:
-    """The group rebalances between two batches of the first."""
+    """The group rebalances between two batches of the first member."""
     team.produce(1000)
     stands, go_on = threading.Event(), threading.Event()
 
@@ -125,7 +126,7 @@ def test_member_that_comes_late_takes_its_share(team: Team) -> None:
 
 @pytest.mark.parametrize("at", [1, 2], ids=["of what it was assigned", "after a batch that failed"])
 def test_claim_that_is_the_first_to_find_the_member_removed_joins_again(team: Team, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Its heartbeat, in another thread, may hear of it later."""
+    """Its heartbeat, in another thread, may learn about it later."""
     calls, slices = itertools.count(1), itertools.count(1)
     claim: Callable[..., Any] = claims.claim_all
 
@@ -159,14 +160,14 @@ def test_static_member_that_takes_the_seat_of_one_killed_before_it_left_reads_on
 
 
 def taken(team: Team, generation: str) -> None:
-    """Somebody else claims the partitions in this generation."""
+    """Simulates that another owner claims the partitions in this generation."""
     team.scenario.sql(
         f"UPDATE tidemark.partition_offset SET owner = 'somebody else', owner_epoch = owner_epoch + 1, generation = ({generation})"
     )
 
 
 def test_run_whose_partitions_somebody_outside_the_group_has_taken_does_not_end_well(team: Team) -> None:
-    """No rebalance will give them back: a run by hand is newer than this one."""
+    """No rebalance will give them back, because the manual run is newer than this one."""
     team.scenario.run(task=team.task(0))
     team.next_run()
     calls = itertools.count(1)
@@ -182,7 +183,7 @@ def test_run_whose_partitions_somebody_outside_the_group_has_taken_does_not_end_
 
 
 def test_run_that_was_too_late_to_claim_waits_for_the_rebalance_that_follows(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group went on to another generation, and its claims were first; the next generation is this member's as well."""
+    """The group moved to another generation, whose claims came first. The next generation includes this member again."""
     team.scenario.run(task=team.task(0))
     team.next_run()
     calls = itertools.count(1)
@@ -220,7 +221,7 @@ class Notes(RebalanceListener):
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_listeners_of_the_user_hear_of_partitions(team: Team, monkeypatch: pytest.MonkeyPatch, members: int) -> None:
-    """Whether they are taken by hand or assigned by the group."""
+    """This holds for partitions that a single member takes, and for those that the group assigns."""
     folder, module = team.scenario.folder / "transforms", f"notes_{team.scenario.name}"
     (folder / f"{module}.py").write_text(LISTENER)
     monkeypatch.syspath_prepend(folder)

@@ -1,4 +1,4 @@
-"""Kafka of which one broker of three is away: look-ups go on with the other two."""
+"""One of three Kafka brokers is unavailable: lookups continue with the other two."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def trio() -> Iterator[Trio]:
 
 
 def controller(cluster: Cluster, trio: Trio) -> Node:
-    """The broker that the client's metadata call controller; in KRaft any broker that is up may be."""
+    """The broker that the client's metadata names as controller. In KRaft it may be any broker that is up."""
     number = cluster.admin().list_topics(timeout=10).controller_id
     return next(node for node in trio.nodes if node.number == number)
 
 
 @pytest.mark.parametrize("strike", [Node.freeze, Node.kill], ids=["frozen", "killed"])
 def test_client_that_lives_long_describes_topics_while_its_controller_is_away(trio: Trio, strike: Callable[[Node], None]) -> None:
-    """Two of three brokers are healthy. The one that the client has stuck to costs it one time-out and no more."""
+    """Two of three brokers are healthy. The broker that the client was using costs it one timeout and no more."""
     topic = trio.create(f"orders-{strike.__name__}", 3)
     cluster = Cluster({"bootstrap.servers": trio.servers})
     (before,) = until(lambda: cluster.topics([topic], missing_ok=True), "the topic is known")

@@ -17,7 +17,7 @@ WITHOUT_STATISTICS = (
     "the plan of a drain",
     "the relay",
 )
-"""What runs do must not depend on ANALYZE: a database that was restored from a dump has no statistics at first."""
+"""This work of runs must not depend on ANALYZE: a database that was restored from a dump has no statistics at first."""
 
 
 @pytest.mark.parametrize("analyzed", [True, False])

@@ -1,5 +1,5 @@
-"""An attempt in a process without an engine, as Airflow's task: it ends if there is nothing to read, and leaves everything as it was
-otherwise."""
+"""Attempts in a process without an engine, such as Airflow's task. An attempt ends if there is nothing to read; otherwise it changes
+nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def topic_of(scenario: Scenario) -> str:
 
 
 def test_run_with_nothing_to_read_is_committed_and_sampled(caught_up: Scenario) -> None:
-    """It does what any run does: it claims, which fences older runs, plans nothing, releases, and samples the lag twice."""
+    """It does the same as any run: it claims (which fences older runs), plans nothing, releases, and samples the lag twice."""
     before = caught_up.sql(EPOCHS)
     caught_up.sql("TRUNCATE tidemark.lag_partition")
     assert without_engine(caught_up)
@@ -62,7 +62,7 @@ def test_run_with_nothing_to_read_is_committed_and_sampled(caught_up: Scenario) 
 
 
 def test_pattern_that_matches_nothing_yet_needs_no_engine(scenario: Scenario) -> None:
-    """No topic, no partition, nothing to read."""
+    """There is no topic, so there is nothing to read."""
     scenario.write(topic_pattern="no-such-.*").make_sink()
     assert without_engine(scenario)
     assert scenario.attempt()["state"] == "COMMITTED"
@@ -84,7 +84,7 @@ DOUBTS: dict[str, Callable[[Scenario, str], Any]] = {
 
 @pytest.mark.parametrize("doubt", DOUBTS)
 def test_run_that_may_have_something_to_do_is_left_to_a_driver(caught_up: Scenario, doubt: str) -> None:
-    """Nothing is claimed, planned or recorded, so the driver finds all as if nobody had looked."""
+    """Nothing is claimed, planned or recorded, so the driver starts from an unchanged state."""
     DOUBTS[doubt](caught_up, topic_of(caught_up))
     before = caught_up.sql(EPOCHS)
     assert not without_engine(caught_up)
@@ -95,13 +95,13 @@ def test_run_that_may_have_something_to_do_is_left_to_a_driver(caught_up: Scenar
 
 
 def test_drain_is_left_to_a_driver(caught_up: Scenario) -> None:
-    """Airflow starts one only if records are due."""
+    """Airflow starts a drain only if records are due."""
     assert not without_engine(caught_up, drain=True)
     assert caught_up.attempt()["state"] == "RUNNING"
 
 
 def test_rewind_between_the_look_and_the_claims_is_left_to_a_driver(caught_up: Scenario) -> None:
-    """The positions were at their ends when the run looked, and are not when it claims them. The attempt goes on in a driver."""
+    """The positions were at the ends when the run looked, but not when it claims them. The attempt continues in a driver."""
     move = "UPDATE tidemark.partition_offset SET next_offset = 3 WHERE partition = 1"
     waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     rewind = psycopg2.connect(caught_up.database_url)
@@ -118,7 +118,7 @@ def test_rewind_between_the_look_and_the_claims_is_left_to_a_driver(caught_up: S
 
 
 def test_try_after_one_that_has_committed_is_not_taken_for_a_run_that_read_nothing(caught_up: Scenario) -> None:
-    """It has nothing to read, but what the first try has committed is still to be validated and published."""
+    """It has nothing to read, but what the first try committed must still be validated and published."""
     caught_up.topics.produce(topic_of(caught_up), numbers(5, 8))
     caught_up.run(task=TASK)
     assert without_engine(caught_up)
@@ -130,7 +130,7 @@ def test_try_after_one_that_has_committed_is_not_taken_for_a_run_that_read_nothi
 
 
 def test_another_task_of_the_dag_run_has_read_for_this_one_too(caught_up: Scenario) -> None:
-    """A DAG of one's own may have several tasks that consume before one that validates."""
+    """A user's own DAG may have several tasks that consume before the one that validates."""
     caught_up.topics.produce(topic_of(caught_up), numbers(5, 8))
     caught_up.run(task=TASK)
     assert without_engine(caught_up, TaskIdentity("consume__x", "scheduled__1", "consume_again", -1, 1))
@@ -138,7 +138,7 @@ def test_another_task_of_the_dag_run_has_read_for_this_one_too(caught_up: Scenar
 
 
 def test_look_that_fails_fails_the_attempt(caught_up: Scenario) -> None:
-    """The error is the one that the driver would meet."""
+    """The error is the one that the driver would get."""
     caught_up.set(topics=["no-such"])
     with pytest.raises(TopicsMissing):
         without_engine(caught_up)

@@ -1,4 +1,4 @@
-"""Samples of a consumer's lag with a real Kafka: what runs, `tidemark lag` and `tidemark maintain` store."""
+"""Samples of a consumer's lag, as runs, `tidemark lag` and `tidemark maintain` store them. Real Kafka."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ago(hours: float) -> int:
 
 
 def sampled(scenario: Scenario) -> GroupLag:
-    """The consumer's lag, as of a new sample."""
+    """Takes a new sample and returns the consumer's lag."""
     with session(scenario.database_url) as connection:
         assert sample_all(connection, Cluster(scenario.connections.kafka), [scenario.spec]) == {}
     return stored(scenario)
@@ -39,7 +39,7 @@ def stored(scenario: Scenario) -> GroupLag:
 
 
 def told(scenario: Scenario) -> tuple[str, int, int | None, str]:
-    """Verdict, deleted records, records to read and the reason, as ``tidemark lag`` shows them of the consumer."""
+    """Verdict, deleted records, records to read and the reason, as ``tidemark lag`` shows them for the consumer."""
     shown = scenario.command("lag", scenario.name, "--output", "json")
     assert (shown.returncode, shown.stderr) == (0, "")
     (one,) = json.loads(shown.stdout)
@@ -47,7 +47,7 @@ def told(scenario: Scenario) -> tuple[str, int, int | None, str]:
 
 
 def read_two(scenario: Scenario, **config: str) -> str:
-    """A topic of one partition whose two records a run has read."""
+    """Creates a topic of one partition and two records, which a run reads."""
     topic = scenario.topics.create(**config)
     scenario.topics.produce(topic, ["a", "b"], timestamp=ago(9))
     scenario.write(PLAIN, topics=topic).make_sink("payload bytea")
@@ -56,7 +56,7 @@ def read_two(scenario: Scenario, **config: str) -> str:
 
 
 def test_seconds_are_the_age_of_the_first_record_that_is_not_committed(scenario: Scenario) -> None:
-    """By its timestamp and the database's clock. A run stores a sample when it ends."""
+    """The record's timestamp and the database's clock give the age. A run stores a sample when it ends."""
     topic = read_two(scenario, retention_ms="604800000")
     found = stored(scenario)
     assert (found.lag.records, found.lag.seconds, found.lag.open, found.lag.verdict) == (0, 0.0, 0, Verdict.OK)
@@ -103,11 +103,11 @@ def test_open_transaction_is_shown_apart(scenario: Scenario) -> None:
     assert (found.lag.records, found.lag.open, found.lag.seconds) == (0, 2, 0.0)
     producer.commit_transaction()  # the broker writes the marker a moment later
     eventually(lambda: sampled(scenario).lag.open == 0)
-    assert sampled(scenario).lag.records == 3  # with the marker of the transaction
+    assert sampled(scenario).lag.records == 3  # includes the marker of the transaction
 
 
 def test_position_before_the_log_start_is_losing(scenario: Scenario) -> None:
-    """The command says so, also after a run was refused for it, until a run may skip what is gone."""
+    """The command says so, even after a run was refused for it, until a run may skip the deleted records."""
     topic = read_two(scenario)
     scenario.topics.produce(topic, ["c", "d", "e"])
     scenario.topics.trim(topic, {0: 4})

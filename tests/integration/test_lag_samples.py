@@ -1,4 +1,4 @@
-"""Samples of lag in Postgres: written, thinned, read. What Kafka says is given here; `test_lag.py` asks a real one."""
+"""Lag samples in Postgres: writing, thinning and reading them. Kafka's side is made up here; `test_lag.py` asks a real Kafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINUTE = timedelta(minutes=1)
 
 
 class Sampled:
-    """A group with samples of our own making, ``minutes`` ago."""
+    """A group with made-up samples, taken ``minutes`` ago."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -44,7 +44,7 @@ class Sampled:
             store.end_attempt(cur, attempt_id, error)
 
     def lag(self, schedule: Schedule | None = None) -> GroupLag:
-        """The group with its partitions, whose sums are those that the samples stored."""
+        """Returns the group with its partitions. Checks that its sums match those that the samples stored."""
         with transaction(self.connection) as cur:
             found = lag.group(cur, "g", schedule)
             (stored,) = lag.groups(cur, {} if schedule is None else {"g": schedule})
@@ -119,7 +119,7 @@ def test_pause_of_one_partition_shows_on_it_and_on_its_group(group: Sampled) -> 
     found = group.lag()
     assert [one.verdict for one in found.partitions] == [Verdict.PAUSED, Verdict.IDLE]
     assert (found.lag.verdict, found.lag.why) == (Verdict.PAUSED, "1 partition is paused with `tidemark pause`.")
-    group.sample(0, {0: 10, 1: 100}, 100)  # with the pause
+    group.sample(0, {0: 10, 1: 100}, 100)  # a sample during the pause
     assert group.lag().lag.verdict is Verdict.PAUSED
     with transaction(group.connection) as cur:
         cur.execute("DELETE FROM tidemark.flow")
@@ -136,7 +136,7 @@ def test_earlier_incarnation_of_a_topic_leaves_with_the_next_sample(group: Sampl
 
 
 def test_history_has_one_moment_a_step_and_forgets_what_is_older_than_its_step_is_kept(group: Sampled) -> None:
-    """The last sample of a step stays. A step of a minute is kept for 2 hours, of five minutes for a day, of an hour for 30 days."""
+    """Each step keeps its last sample: steps of one minute for 2 hours, of five minutes for a day, and of one hour for 30 days."""
     for minute in range(40 * 24 * 60, 0, -7 * 60 - 1):
         group.sample(minute, {0: 10}, 50)
     for minute in range(200, 0, -1):

@@ -1,4 +1,4 @@
-"""What a task's lineage takes from the ledger, in OpenLineage's words, and what is left of it without the database."""
+"""A task's lineage from the ledger, in OpenLineage's terms, and what remains of it without the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemark.airflow.lineage import Consumed
 from tidemark.airflow.openlineage import of_attempts
 
 WITHIN_S = 9.0
-"""The provider ends what takes 10 s."""
+"""Airflow's OpenLineage provider aborts after 10 s."""
 WAITING = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tidemark lineage' AND wait_event_type = 'Lock'"
 
 
@@ -27,7 +27,7 @@ def consumed(scenario: Scenario, attempt_id: int, *, url: str | None = None) -> 
 
 
 def three_runs(scenario: Scenario) -> int:
-    """Two records each; the first one's attempt."""
+    """Runs three times, with two records each, and returns the first attempt."""
     topic = scenario.topics.create()
     scenario.write(topics=topic).make_sink()
     attempts = []
@@ -43,7 +43,7 @@ def names(lineage: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
 
 
 def test_partition_that_an_attempt_lost_and_got_back_has_two_ranges(scenario: Scenario) -> None:
-    """What another member read between them is not the attempt's."""
+    """The range that another member read in between is not included."""
     attempt_id = three_runs(scenario)
     scenario.sql("UPDATE tidemark.batch SET attempt_id = %s WHERE start_offset = 4", attempt_id)
     lineage = of_attempts([consumed(scenario, attempt_id)])
@@ -53,7 +53,7 @@ def test_partition_that_an_attempt_lost_and_got_back_has_two_ranges(scenario: Sc
 
 
 def test_deletes_are_counted_among_the_rows_written(scenario: Scenario) -> None:
-    """Two rows, of which one is deleted again."""
+    """Two rows are written, and one of them is deleted again."""
     topic = scenario.topics.create()
     scenario.write(
         None,
@@ -72,7 +72,7 @@ def test_deletes_are_counted_among_the_rows_written(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("silent", [False, True], ids=["slow", "silent"])
 def test_database_that_does_not_answer_costs_the_facets_and_little_time(scenario: Scenario, silent: bool) -> None:
-    """Datasets keep their names. The provider would drop the whole event, so the statement and the silence have shorter limits."""
+    """Datasets keep their names. The provider would drop the whole event, so slow statements and a silent server have shorter limits."""
     attempt_id = three_runs(scenario)
     whole = names(of_attempts([consumed(scenario, attempt_id)]))
     with before(scenario.database_url) as hole, psycopg2.connect(scenario.database_url) as holder, holder.cursor() as cur:

@@ -1,4 +1,4 @@
-"""The embedded stack with real servers: it keeps data, survives every kill, refuses clearly, and leaves no process behind."""
+"""The embedded stack with real servers: it keeps its data, survives every kill, refuses with clear errors, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tidemark.local.errors import FolderBusy, NotUp, PortInUse, RunningOnAnother
 from tidemark.local.folder import held
 
 NUMBERS = "numbers"
-"""The table and the topic of a test."""
+"""The name of a test's table and topic."""
 COMMAND = (sys.executable, "-c", "from tidemark.cli.main import main; main()", "local")
 
 
 def eventually(true, limit_s=120.0):
-    """Wait until ``true()`` is, at most ``limit_s``."""
+    """Waits until ``true()`` holds, for at most ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < deadline
@@ -39,7 +39,7 @@ def eventually(true, limit_s=120.0):
 
 
 def processes_of(folder):
-    """All processes that have the folder in their command line or work in it: servers, their children, programs of a start."""
+    """All processes that have the folder in their command line or run in it: servers, their children, and programs of a start."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -53,7 +53,7 @@ def processes_of(folder):
 
 @contextlib.contextmanager
 def own_folder():
-    """A folder for a stack's state which Postgres' own user can reach also where the tests run as root."""
+    """A folder for a stack's state that Postgres' own user can access even if the tests run as root."""
     path = Path(tempfile.mkdtemp(prefix="tidemark-")).resolve()
     path.chmod(0o711)
     yield path / "state"
@@ -76,7 +76,7 @@ def lasting_folder():
 
 @pytest.fixture
 def stack(lasting_folder, monkeypatch):
-    """A stack that is up. It has served other tests, so each has a table and a topic of its own."""
+    """A running stack. Other tests use it too, so each test has a separate table and topic."""
     monkeypatch.setattr(sys.modules[__name__], "NUMBERS", f"numbers_{uuid.uuid4().hex}")
     stack = LocalStack(lasting_folder)
     stack.up()
@@ -85,7 +85,7 @@ def stack(lasting_folder, monkeypatch):
 
 @contextlib.contextmanager
 def put_back(file):
-    """Within the block the file may be changed or deleted."""
+    """The file may be changed or deleted within the block, and is restored afterwards."""
     content, mode = file.read_bytes(), file.stat().st_mode
     yield file
     file.write_bytes(content)
@@ -93,7 +93,7 @@ def put_back(file):
 
 
 def execute(url, statement):
-    """Run one statement in a session of its own and return its rows, if it has any."""
+    """Runs one statement in a separate session and returns its rows, if any."""
     connection = psycopg2.connect(url)
     try:
         with connection, connection.cursor() as cursor:
@@ -104,7 +104,7 @@ def execute(url, statement):
 
 
 def store(stack, *numbers):
-    """Put numbers into a table and, in one transaction, into a topic."""
+    """Puts numbers into a table and, in one transaction, into a topic."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -124,7 +124,7 @@ def store(stack, *numbers):
 
 
 def stored(stack):
-    """The numbers in the table and those in the topic, in their order."""
+    """Returns the numbers in the table and those in the topic, in order."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
     env = stack.env()
@@ -150,14 +150,14 @@ def states(stack):
 
 
 def command(folder, *words, **env):
-    """``tidemark local`` as a process of its own; ``env`` replaces variables, None takes one away."""
+    """Runs ``tidemark local`` in a separate process. ``env`` replaces variables; None removes one."""
     environment = {name: value for name, value in (os.environ | env).items() if value is not None}
     words = (*COMMAND, *words, "--folder", str(folder))
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_a_table_and_a_topic_outlive_a_restart_and_keep_their_addresses(stack):
-    """Down stops everything, up brings the same data to the same ports; a transaction works with the single broker."""
+    """``down`` stops everything, and ``up`` brings back the same data on the same ports. A transaction works with the single broker."""
     before = stack.env()
     store(stack, 1, 2, 3)
     stack.down()
@@ -171,7 +171,7 @@ def test_a_table_and_a_topic_outlive_a_restart_and_keep_their_addresses(stack):
 
 
 def test_up_on_a_running_stack_says_so_and_changes_nothing(stack):
-    """The same processes, the same addresses."""
+    """The processes and addresses stay the same."""
     before, told = stack.status(), []
     stack.up(told.append)
     assert told == ["already up"]
@@ -194,7 +194,8 @@ def test_status_tells_process_address_version_and_size_of_each_server(stack):
 
 
 def test_servers_listen_on_loopback_only(stack):
-    """The broker asks nobody for a password, so nobody else may reach it; Postgres has no Unix socket, which could be too long."""
+    """The broker requires no password, so it must not be reachable from outside. Postgres has no Unix socket: its path could be too
+    long."""
     for server in stack.status():
         sockets = psutil.Process(server.pid).net_connections(kind="all")
         listening = {connection.laddr.ip.removeprefix("::ffff:") for connection in sockets if connection.status == psutil.CONN_LISTEN}
@@ -215,7 +216,7 @@ def test_postgres_wants_the_generated_password_which_only_the_owner_can_read(sta
 
 
 def test_a_further_database_is_made_once_and_its_url_returned(stack):
-    """Asking again keeps what is in it; any name is quoted as a name."""
+    """Asking for it again keeps its contents. Any name is quoted correctly."""
     url = stack.create_database("airflow")
     execute(url, "CREATE TABLE kept (n int)")
     assert stack.create_database("airflow") == url
@@ -224,9 +225,9 @@ def test_a_further_database_is_made_once_and_its_url_returned(stack):
 
 
 def test_killed_servers_count_as_died_and_come_back_with_their_data(stack):
-    """SIGKILL of both leaves a stale postmaster.pid, lock files and an unclean log; up recovers all of it."""
+    """SIGKILL of both leaves a stale postmaster.pid, lock files and an unclean log. ``up`` recovers from all of them."""
     store(stack, 1, 2)
-    eventually(lambda: stored(stack) == ([1, 2], [1, 2]))  # a single broker that is killed before it has written a marker forgets it
+    eventually(lambda: stored(stack) == ([1, 2], [1, 2]))  # a single broker killed before it writes a marker loses the marker
     before = stack.env()
     stack.kill_postgres()
     stack.kill_kafka()
@@ -237,7 +238,7 @@ def test_killed_servers_count_as_died_and_come_back_with_their_data(stack):
 
 
 def test_postgres_killed_under_load_comes_back_at_once(stack):
-    """Its children hold the shared memory a moment longer than it lives; the start waits for that instead of failing."""
+    """Its children hold the shared memory a moment longer than the server lives. The start waits for that instead of failing."""
     url = stack.env()["TIDEMARK_DATABASE_URL"]
     sleeper = psycopg2.connect(url)
     try:
@@ -252,7 +253,7 @@ def test_postgres_killed_under_load_comes_back_at_once(stack):
 
 
 def test_each_server_can_be_restarted_alone(stack):
-    """Also with Postgres' immediate stop, which leaves the next start a recovery; the other server goes on running."""
+    """This includes Postgres' immediate stop, after which the next start runs recovery. The other server keeps running."""
     store(stack, 1)
     postgres, kafka = (server.pid for server in stack.status())
     stack.stop_kafka()
@@ -270,7 +271,7 @@ def test_each_server_can_be_restarted_alone(stack):
 
 
 def test_a_pid_file_that_names_another_program_does_not_stop_the_start(stack):
-    """After a reboot the pid in postmaster.pid may be anybody's; Postgres alone would take that for a running server."""
+    """After a reboot, the pid in postmaster.pid may belong to any program. Postgres alone would take that for a running server."""
     stack.kill_postgres()
     pid_file = stack.folder / "postgres" / "data" / "postmaster.pid"
     lines = pid_file.read_text().splitlines()
@@ -282,9 +283,9 @@ def test_a_pid_file_that_names_another_program_does_not_stop_the_start(stack):
 @pytest.mark.sampled
 @pytest.mark.parametrize("delay_s", [0.3, 0.6, 0.9, 1.2, 1.6])
 def test_an_up_that_was_killed_at_any_moment_is_completed_by_the_next(folder, delay_s):
-    """SIGKILL while folders, first data or servers are being made: up then works, with one server of each."""
+    """SIGKILL arrives while folders, initial data or servers are being created. ``up`` works afterwards, with one server of each kind."""
     killed = subprocess.Popen([*COMMAND, "up", "--folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(delay_s)  # the moment is what is tried out here
+    time.sleep(delay_s)  # the test varies this moment
     killed.kill()
     killed.wait()
     stack = LocalStack(folder)
@@ -298,7 +299,7 @@ def test_an_up_that_was_killed_at_any_moment_is_completed_by_the_next(folder, de
 
 
 def test_an_interrupted_up_stops_what_it_has_started(folder):
-    """Ctrl-C."""
+    """Ctrl-C leaves no process running."""
     asked = subprocess.Popen([*COMMAND, "up", "--folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     eventually(lambda: LocalStack(folder).kafka.process() is not None)
     asked.send_signal(signal.SIGINT)
@@ -307,7 +308,7 @@ def test_an_interrupted_up_stops_what_it_has_started(folder):
 
 
 def test_half_written_files_are_not_an_error(stack):
-    """After a power cut server.json may be empty: the running servers are found again, and their data on the next start."""
+    """After a power failure, server.json may be empty. Running servers are still found, and the next start finds their data."""
     store(stack, 5)
     for server in ("postgres", "kafka"):
         (stack.folder / server / "server.json").write_text("")
@@ -322,7 +323,7 @@ def test_half_written_files_are_not_an_error(stack):
 
 
 def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(folder):
-    """One of two `up`s wins; the other says who works there and can simply be repeated."""
+    """One of two ``up`` commands wins. The other names the process that uses the folder, and can simply be repeated."""
     first = subprocess.Popen([*COMMAND, "up", "--folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     eventually((folder / "lock").exists)
     eventually(lambda: (folder / "lock").read_text() == str(first.pid))
@@ -335,7 +336,7 @@ def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(folder):
 
 
 def test_a_port_that_was_asked_for_is_had_or_refused(folder):
-    """Refused before anything is started, naming the option; without the option a used port is replaced by a free one."""
+    """It is refused before anything starts, and the error names the option. Without the option, a free port replaces a used one."""
     with socket.socket() as used:
         used.bind(("127.0.0.1", 0))
         used.listen()
@@ -353,7 +354,7 @@ def test_a_port_that_was_asked_for_is_had_or_refused(folder):
 
 
 def test_ports_that_somebody_else_took_meanwhile_are_replaced(stack):
-    """The data stay; only the addresses change, and up says so."""
+    """The data stays. Only the addresses change, and ``up`` says so."""
     store(stack, 1)
     addresses = [server.address for server in stack.status()]
     stack.down()
@@ -370,7 +371,7 @@ def test_ports_that_somebody_else_took_meanwhile_are_replaced(stack):
 
 
 def test_a_server_that_does_not_come_up_tells_the_lines_of_its_log_that_matter(stack):
-    """And the other server, which the same call had started, is stopped again."""
+    """The other server, which the same call had started, is stopped again."""
     stack.down()
     with put_back(stack.folder / "postgres" / "data" / "postgresql.conf") as file:
         file.write_text("no_such_setting = 1\n")
@@ -382,7 +383,7 @@ def test_a_server_that_does_not_come_up_tells_the_lines_of_its_log_that_matter(s
 
 
 def test_reset_stops_and_deletes_only_the_stacks_own_files(folder):
-    """What others keep in the folder stays."""
+    """Other files in the folder stay."""
     stack = LocalStack(folder)
     stack.up()
     store(stack, 1)
@@ -395,7 +396,7 @@ def test_reset_stops_and_deletes_only_the_stacks_own_files(folder):
 
 
 def test_a_folder_with_an_awkward_and_long_path_works(folder):
-    """Too long for a Unix socket, with spaces, quotes, a comma (Kafka's list of folders), a colon and letters beyond ASCII."""
+    """Too long for a Unix socket, with spaces, quotes, a comma (Kafka's separator of folders), a colon and non-ASCII letters."""
     folder.mkdir(mode=0o711)
     stack = LocalStack(folder / ('it\'s a "long" path, with: süß ' + "x" * 90))
     (folder).chmod(0o711)
@@ -410,7 +411,7 @@ def test_a_folder_with_an_awkward_and_long_path_works(folder):
 
 
 def test_a_stack_without_its_password_says_so(stack):
-    """The password stands in one file; without it nobody gets in, and making a new one needs a reset."""
+    """The password is stored in one file. Without it nobody can connect, and creating a new one requires a reset."""
     stack.down()
     with put_back(stack.folder / "postgres" / "password") as file:
         file.unlink()
@@ -420,8 +421,8 @@ def test_a_stack_without_its_password_says_so(stack):
 
 
 def test_the_commands_start_show_point_and_stop(folder):
-    """Results on stdout, the rest on stderr; what env prints, a shell can eval. The registry starts only where it is asked for, stays up
-    at an ``up`` without it, and is an address for Airflow too."""
+    """Results go to stdout, everything else to stderr, and a shell can eval the output of ``env``. The registry starts only on request,
+    stays up during an ``up`` without the option, and its address is passed to Airflow."""
     assert command(folder, "up", "--registry").returncode == 0
     told = json.loads(command(folder, "status", "--output", "json").stdout)
     assert [(server["name"], server["state"]) for server in told] == [
@@ -450,7 +451,7 @@ def test_the_commands_start_show_point_and_stop(folder):
 
 
 def test_without_java_up_fails_with_one_text(folder, tmp_path):
-    """No traceback, and nothing started."""
+    """There is no traceback, and nothing is started."""
     done = command(folder, "up", JAVA_HOME=None, PATH=str(tmp_path))
     assert done.returncode == 1
     assert "Java 17 or newer is needed; JAVA_HOME is not set: no java is on PATH" in done.stderr.replace("\n", " ")
@@ -469,9 +470,9 @@ def test_with_an_old_java_up_fails_with_the_version_found(folder, tmp_path):
 
 
 def test_without_network_and_cache_up_fails_with_what_to_do(folder, tmp_path):
-    """A real Ivy, a mirror that nobody serves, an empty cache."""
+    """A real Ivy, a mirror that refuses connections, and an empty cache."""
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        closed.bind(("127.0.0.1", 0))  # bound but not listening, so it refuses connections
         mirror = f"http://127.0.0.1:{closed.getsockname()[1]}/maven"
         done = command(folder, "up", TIDEMARK_CACHE=str(tmp_path / "cache"), TIDEMARK_MAVEN_MIRROR=mirror)
     assert done.returncode == 1
@@ -481,7 +482,7 @@ def test_without_network_and_cache_up_fails_with_what_to_do(folder, tmp_path):
 
 
 def test_with_a_cache_up_needs_no_network(folder):
-    """The mirror is not asked once the jars are there."""
+    """The mirror is not contacted once the jars are cached."""
     LocalStack(folder).kafka.prepare(lambda _: None)
     done = command(folder, "up", TIDEMARK_MAVEN_MIRROR="http://127.0.0.1:9/maven")
     assert done.returncode == 0, done.stderr

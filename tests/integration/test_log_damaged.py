@@ -34,7 +34,7 @@ def kafka_servers(broker: OwnBroker) -> str:
     indirect=["reader"],
 )
 def test_damaged_record_batch_is_refused_under_its_own_name(scenario: Scenario, broker: OwnBroker, transform: str) -> None:
-    """What lies before it can be loaded, in smaller batches; a rewind behind it skips it, and says so in a lost range."""
+    """Records before it can be loaded, in smaller batches. A rewind past it skips it, and stores the skipped offsets as a lost range."""
     topic = scenario.topics.create()
     produce_batches(scenario.topics, topic, numbers(0, 10), numbers(10, 20), numbers(20, 30))
     broker.damage(topic, 10)

@@ -1,4 +1,4 @@
-"""The log moved under a group: it was truncated, and may have grown again with other records at the same offsets (KIP-320)."""
+"""The log was truncated below a group's position, and may have grown again with other records at the same offsets (KIP-320)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemark.kafka.reader import RangeGone
 from tidemark.offsets.reset import LogTruncated
 
 OTHERS = numbers(100, 125)
-"""What is in the log after it was truncated."""
+"""The records that are written to the log after the truncation."""
 TRUNCATED = ("UNKNOWN", None, "The log was truncated below the position, in 1 partition.")
 
 
@@ -30,7 +30,7 @@ def kafka_servers(broker: OwnBroker) -> str:
 
 
 def twenty(scenario: Scenario) -> str:
-    """A topic of two batches, ten records each."""
+    """Creates a topic of two batches with ten records each."""
     topic = scenario.topics.create()
     produce_batches(scenario.topics, topic, numbers(0, 10), numbers(10, 20))
     return topic
@@ -53,7 +53,7 @@ def lag(scenario: Scenario) -> tuple[str, int | None, str]:
 
 
 def rewound(scenario: Scenario, to: int, topic: str) -> None:
-    """As the refusal says."""
+    """Rewinds as the error message suggests."""
     plan = scenario.command(
         "rewind", "plan", scenario.name, "--to-offset", str(to), "--topic", f"{topic}:0", "--reason", "the log was truncated"
     )
@@ -64,11 +64,11 @@ def rewound(scenario: Scenario, to: int, topic: str) -> None:
 
 @pytest.mark.parametrize("transform", [PLAIN, ARROW], ids=["function", "arrow"])
 def test_log_that_was_truncated_and_grew_again_is_refused_until_a_rewind(scenario: Scenario, broker: OwnBroker, transform: str) -> None:
-    """Rows of two histories never mix. The refusal names the offset at which they part, and a rewind to it is the way on."""
+    """Rows of two histories never mix. The error names the offset at which they diverge, and a rewind to it resolves the error."""
     topic = read_twenty(scenario, transform)
     broker.truncate(topic, 10)
     scenario.topics.produce(topic, OTHERS)
-    for _ in range(2):  # no refusal heals itself by waiting
+    for _ in range(2):  # waiting does not resolve the refusal
         with pytest.raises(LogTruncated, match=f"--to-offset 10 --topic {topic}:0") as refused:
             scenario.run()
         scenario.topics.produce(topic, [b"more"])
@@ -87,7 +87,7 @@ def test_log_that_was_truncated_and_grew_again_is_refused_until_a_rewind(scenari
 
 
 def test_log_that_was_truncated_and_is_shorter_is_refused_and_shown_as_truncated(scenario: Scenario, broker: OwnBroker) -> None:
-    """A position beyond the end is no lag of 0."""
+    """A position beyond the end must not show as a lag of 0."""
     topic = read_twenty(scenario)
     broker.truncate(topic, 10)
     with pytest.raises(LogTruncated, match="remain up to 10"):
@@ -105,7 +105,7 @@ def test_log_that_was_truncated_and_is_shorter_is_refused_and_shown_as_truncated
 
 
 def test_log_that_grew_beyond_where_it_was_cut_but_not_up_to_the_position_names_the_cut(scenario: Scenario, broker: OwnBroker) -> None:
-    """Its end now is not where the histories part."""
+    """Its current end is not the offset at which the histories diverge."""
     topic = read_twenty(scenario)
     broker.truncate(topic, 10)
     scenario.topics.produce(topic, OTHERS[:5])
@@ -117,7 +117,7 @@ def test_log_that_grew_beyond_where_it_was_cut_but_not_up_to_the_position_names_
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("cut", [0, 10], ids=["below the slice", "within the slice"])
 def test_log_that_is_truncated_while_it_is_read_refuses_the_slice(scenario: Scenario, broker: OwnBroker, cut: int) -> None:
-    """A record of a later leader epoch than the range was planned in belongs to another history."""
+    """A record belongs to another history if its leader epoch is later than the one in which the range was planned."""
     topic = twenty(scenario)
     scenario.write(topics=topic, batch={"max_records": 10}).make_sink()
 
@@ -140,7 +140,7 @@ def test_log_that_is_truncated_while_it_is_read_refuses_the_slice(scenario: Scen
 
 
 def test_restarts_of_the_broker_are_no_truncation(scenario: Scenario, broker: OwnBroker) -> None:
-    """The leader epoch rises, and the position's with it, also where there is nothing to read."""
+    """The leader epoch rises, and with it that of the position, even if there is nothing to read."""
     topic = read_twenty(scenario)
     epoch = "SELECT leader_epoch FROM tidemark.partition_offset"
     ((before,),) = scenario.sql(epoch)
@@ -159,7 +159,7 @@ def test_restarts_of_the_broker_are_no_truncation(scenario: Scenario, broker: Ow
 
 
 def test_position_of_an_earlier_version_gets_an_epoch_with_its_next_claim(scenario: Scenario, broker: OwnBroker) -> None:
-    """One without an epoch, as after a rewind, is taken as it is, and validated from then on."""
+    """A position without an epoch, as after a rewind, is accepted unchanged, and validated from then on."""
     topic = read_twenty(scenario)
     scenario.sql("UPDATE tidemark.partition_offset SET leader_epoch = NULL")
     scenario.run()

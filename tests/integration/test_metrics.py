@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: counters of what was committed, gauges of what is pending."""
+"""The metrics for Prometheus: counters of committed work, gauges of pending work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def values(samples: list[Sample]) -> dict[tuple[str, ...], float]:
 
 
 def test_counters_count_each_commit_once_from_the_first_scrape_on(lab: Lab) -> None:
-    """What was committed before is not counted, nor are the batches that a rewind cuts or an undo puts back."""
+    """Earlier commits are not counted, nor are the batches that a rewind cuts or an undo restores."""
     ledger = Ledger()
     lab.read(20, step=10)
     assert read(lab, ledger).commits == 0
@@ -57,7 +57,7 @@ def test_counters_count_each_commit_once_from_the_first_scrape_on(lab: Lab) -> N
 
 
 def test_commit_that_took_its_id_before_another_is_counted_when_it_is_visible(lab: Lab) -> None:
-    """Ids are given in the order of insertion: a slower commit has the lower id, and is visible later."""
+    """Ids are assigned in the order of insertion: a slower commit has the lower id, but becomes visible later."""
     ledger = Ledger()
     read(lab, ledger)
     inserted, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Positions that are mirrored to Kafka: what Kafka's own tool shows, and what happens if Kafka does not take them."""
+"""Positions mirrored to Kafka: what Kafka's own tool shows, and what happens if Kafka does not accept them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tidemark.records.ranges import TopicPartition
 
 @pytest.fixture
 def consumer(scenario: Scenario) -> Scenario:
-    """A consumer that mirrors, over two partitions with 10 and 5 records."""
+    """A consumer that mirrors its positions in two partitions, with 10 and 5 records."""
     topic = scenario.topics.create(2)
     for partition, records in enumerate((10, 5)):
         scenario.topics.produce(topic, [b"%d" % number for number in range(records)], partition=partition)
@@ -39,14 +39,14 @@ def consumer(scenario: Scenario) -> Scenario:
 
 
 def in_kafka(consumer: Scenario) -> dict[tuple[str, int], int]:
-    """What Kafka has under the group's name."""
+    """The offsets that Kafka has stored for the group."""
     asked = [TopicPartition(*key) for key in consumer.positions()]
     found = Cluster(consumer.connections.kafka).group_offsets(consumer.spec.group, asked)
     return {(part.topic, part.partition): offset for part, offset in found.items()}
 
 
 def kafkas_own_tool(consumer: Scenario, *arguments: str) -> list[dict[str, str]]:
-    """The rows of ``kafka-consumer-groups``, by its headings."""
+    """The rows of ``kafka-consumer-groups``, keyed by its headings."""
     command = [str(find_java()), "-cp", str(broker_jars()[0].parent / "*"), "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"]
     told = subprocess.run(
         [*command, "--bootstrap-server", consumer.topics.servers, *arguments], capture_output=True, text=True, timeout=180, check=True
@@ -67,7 +67,7 @@ def live_member(consumer: Scenario) -> Iterator[None]:
 
 
 def test_kafkas_own_tool_shows_the_lag_that_tidemark_shows(consumer: Scenario) -> None:
-    """After a run, with records that came later, and after a rewind, which publishes what it has moved."""
+    """This includes records that arrived after a run, and a rewind, which publishes the positions that it moved."""
     topic, group = consumer.spec.topics[0], consumer.spec.group
     consumer.run()
     consumer.topics.produce(topic, ["late"] * 3, partition=1)
@@ -85,7 +85,7 @@ def test_kafkas_own_tool_shows_the_lag_that_tidemark_shows(consumer: Scenario) -
 
 
 def test_run_is_refused_while_kafka_consumers_use_the_groups_name(consumer: Scenario) -> None:
-    """Nothing is read. The text names the members and the ways out; doctor says the same before."""
+    """Nothing is read. The error names the members and the ways out. ``doctor`` reports the same problem in advance."""
     with live_member(consumer):
         with pytest.raises(GroupInUse, match=r"has live members in Kafka \(old-app at .*remove `mirror: true`"):
             consumer.run()
@@ -101,7 +101,7 @@ def test_run_is_refused_while_kafka_consumers_use_the_groups_name(consumer: Scen
 def test_member_that_comes_during_a_run_is_a_warning_and_maintain_publishes_later(
     consumer: Scenario, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run commits and succeeds. One warning, however often it fails; `maintain` reports what differed."""
+    """The run commits and succeeds. It logs one warning, however often the mirror fails; `maintain` reports how many positions differed."""
     consumer.set(batch={"max_records": 4})
     with contextlib.ExitStack() as stack, caplog.at_level(logging.WARNING, "tidemark"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(mirror, "EVERY_S", 0.0)
@@ -146,7 +146,7 @@ def test_dag_maintain_publishes_too(consumer: Scenario, tmp_path: Path, monkeypa
 
 
 def test_broker_that_does_not_answer_delays_no_commit(consumer: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sending does not wait; the end of a run waits for `FINISH_S` only, and then gives up."""
+    """Sending does not block. The end of a run waits for `FINISH_S` at most, and then gives up."""
     monkeypatch.setattr(mirror, "FINISH_S", 0.2)
     nobody = Cluster(Connections("", {"bootstrap.servers": "127.0.0.1:1"}).kafka)
     mine = Mirror(nobody, consumer.spec.group, lambda: {TopicPartition("t", 0): 1})
@@ -157,7 +157,7 @@ def test_broker_that_does_not_answer_delays_no_commit(consumer: Scenario, monkey
 
 
 def test_consumer_without_the_key_publishes_nothing(consumer: Scenario) -> None:
-    """Nor does a drain, whose partitions are those of retry topics."""
+    """Nor does a drain, whose partitions belong to retry topics."""
     assert not _for_drain(consumer.spec).mirror
     consumer.set(mirror=None)
     consumer.run()

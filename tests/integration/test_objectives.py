@@ -1,4 +1,4 @@
-"""Objectives over a real group: what counts, what is stored, and when the trigger of the DAG ``watch`` fires."""
+"""Objectives of a real group: what counts, what is stored, and when the trigger of the DAG ``watch`` fires."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SLO = {"lag": "10m", "failed": 0, "freshness": "1h"}
 
 
 class Watched:
-    """A consumer that has read three records of each of two partitions, one of which failed."""
+    """A consumer that has read three records from each of two partitions; one record failed."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -48,7 +48,7 @@ class Watched:
             return report(cur, self.scenario.spec) if stored else changes(cur, self.scenario.spec)
 
     def sample(self, *ends: int, waits: float | None = None, partitions: tuple[int, ...] = (0, 1)) -> None:
-        """What Kafka says: the ends, and since how many minutes the first record waits of those partitions where one does."""
+        """Stores a sample with these end offsets. The first unread record of a partition has waited for ``waits`` minutes."""
         with session(self.scenario.database_url) as connection, transaction(connection) as cur:
             group_id = store.ensure_group(cur, self.scenario.spec.group)
             now, applied_no = samples.state(cur, group_id)
@@ -63,7 +63,7 @@ class Watched:
         return self.scenario.sql("SELECT topic_id, partition, next_offset FROM tidemark.partition_offset ORDER BY 1, 2")
 
     def pass_(self, minutes: float) -> None:
-        """Commits and samples are older by so much."""
+        """Makes commits and samples older by this many minutes."""
         age = minutes * MINUTE
         self.scenario.sql("UPDATE tidemark.partition_offset SET committed_at = committed_at - %s", age)
         self.scenario.sql("UPDATE tidemark.lag_partition SET sampled_at = sampled_at - %s, next_at = next_at - %s", age, age)
@@ -81,8 +81,8 @@ def watched(scenario: Scenario) -> Watched:
 
 
 def test_failed_records_are_reported_once_and_again_after_a_recovery(watched: Watched) -> None:
-    """A look alone stores nothing, so a run that dies before it reports is repeated. A consumer that has not run, or has no objectives, has
-    nothing to report."""
+    """Looking alone stores nothing, so news is found again if a run dies before it reports. A consumer that has not run, or has no
+    objectives, has nothing to report."""
     watched.sample(3, 3)
     miss = News({Objective.FAILED: "1 failed record, objective 0"}, ())
     assert [watched.look(stored=False), watched.look(stored=False), watched.look(), watched.look()] == [miss, miss, miss, NOTHING]
@@ -99,7 +99,7 @@ def test_failed_records_are_reported_once_and_again_after_a_recovery(watched: Wa
 
 
 def test_lag_and_freshness_are_missed_while_records_wait_and_recover_when_they_are_read(watched: Watched) -> None:
-    """Nothing is missed while nothing waits, however old the last commit is. Freshness allows more time than lag."""
+    """No objective is missed while no record waits, however old the last commit is. Freshness allows more time than lag."""
     watched.settle()
     watched.pass_(240)
     watched.sample(3, 3)
@@ -117,7 +117,8 @@ def test_lag_and_freshness_are_missed_while_records_wait_and_recover_when_they_a
 
 
 def test_lag_without_a_sample_is_unknown_and_reported_once(watched: Watched) -> None:
-    """After the objective's own time: until then it may be met. A partition that the last sample does not name is no longer in Kafka."""
+    """This is reported after the objective's own time, because it may still be met until then. A partition that is missing from the last
+    sample no longer exists in Kafka."""
     watched.settle()
     watched.sample(3, 3)
     watched.pass_(9)
@@ -131,7 +132,7 @@ def test_lag_without_a_sample_is_unknown_and_reported_once(watched: Watched) -> 
 
 
 def test_what_is_paused_or_replayed_after_a_rewind_raises_no_alarm(watched: Watched) -> None:
-    """Also when the replay takes longer than the objectives allow; what arrives in another partition does count."""
+    """This holds even if the replay takes longer than the objectives allow. Records that wait in another partition do count."""
     watched.settle()
     with session(watched.scenario.database_url) as connection, transaction(connection) as cur:
         flow.pause(cur, store.ensure_group(cur, watched.scenario.spec.group), [Target(watched.topic, 1)], "the sink is being moved")
@@ -170,7 +171,7 @@ def test_of_two_reports_at_the_same_time_one_has_the_news(watched: Watched) -> N
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of the DAG, with a folder of the test's own for Airflow."""
+    """The module of the DAG, with a temporary Airflow home."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
     from tidemark.airflow import watch
 
@@ -184,7 +185,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 
 
 async def fired(trigger: Any) -> list[str]:
-    """What the trigger fires with. It fires once."""
+    """Returns the payload of the trigger's only event."""
     events = [event.payload async for event in trigger.run()]
     assert len(events) == 1
     payload: list[str] = events[0]
@@ -194,8 +195,8 @@ async def fired(trigger: Any) -> list[str]:
 def test_trigger_fires_with_the_consumers_that_have_news_and_without_names_when_its_time_is_over(
     watched: Watched, watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks again and again in a thread, and stores nothing. It also ends when another consumer has got objectives, so that the next run
-    has its task; never for what is not among its own consumers."""
+    """It looks repeatedly in a thread, and stores nothing. It also ends when another consumer has gained objectives, so that the next run
+    has a task for it. It never names consumers other than its own."""
     name = watched.scenario.name
     monkeypatch.setenv("TIDEMARK_CONSUMERS", str(watched.scenario.folder / "consumers"))
     connect(monkeypatch, watched.scenario.database_url)
@@ -222,7 +223,7 @@ def test_trigger_fires_with_the_consumers_that_have_news_and_without_names_when_
 
 @pytest.fixture
 def lesser(stack: LocalStack, topics: Topics, project_dir: Path) -> Iterator[tuple[Watched, str, str]]:
-    """A consumer of an owner, and the URLs of a role that may only read and of one that may run."""
+    """A consumer of an owner, and the URLs of two roles: one may only read, the other may run."""
     with made_roles(stack) as roles, tidy_imports():
         reader, runner = roles.new("reader", Profile.READER), roles.new("runner", Profile.RUNNER)
         yield Watched(Scenario(project_dir, roles.url(roles.owner), topics)), roles.url(reader), roles.url(runner)
@@ -231,7 +232,7 @@ def lesser(stack: LocalStack, topics: Topics, project_dir: Path) -> Iterator[tup
 def test_trigger_fires_only_if_the_role_may_store_the_report(
     lesser: tuple[Watched, str, str], watch: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise the task would fail again and again. Said once. The profile `runner` is enough."""
+    """Otherwise the task would fail repeatedly. The message is logged once. The profile `runner` is sufficient."""
     watched, reader, runner = lesser
     monkeypatch.setenv("TIDEMARK_CONSUMERS", str(watched.scenario.folder / "consumers"))
     trigger = watch.ObjectivesTrigger([watched.scenario.name])

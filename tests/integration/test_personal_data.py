@@ -1,4 +1,4 @@
-"""The inventory in docs/personal-data.md against the schema: each column that could hold a payload is classified."""
+"""Compares docs/personal-data.md with the schema: each column that could hold a payload is classified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELECT relname || '.' || attname FROM pg_attribute JOIN pg_class ON pg_class.oid
 
 
 def test_every_column_that_could_hold_a_payload_is_classified(database_url: str) -> None:
-    """A column of a bytes, text or JSON type is in exactly one of the page's lists: those with payloads, those without."""
+    """A column of a bytes, text or JSON type is in exactly one of the page's lists: columns with payloads, or columns without."""
     with contextlib.closing(psycopg2.connect(database_url)) as connection, connection.cursor() as cur:
         cur.execute(COLUMNS, (f"^(_?yoyo|{BOOKKEEPING.split('.')[1]})",))
         there = {name for (name,) in cur.fetchall()}

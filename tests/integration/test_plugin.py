@@ -1,4 +1,4 @@
-"""The page as a plugin of Airflow: found once, by its file or by the installed library, and cheap to load."""
+"""The page as an Airflow plugin: found once, through its file or the installed library, and cheap to load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load(tmp_path: Path, plugins: Path) -> dict[str, Any]:
 
 
 def test_file_in_the_plugins_folder_is_found_once_and_leaves_the_library_alone(tmp_path: Path) -> None:
-    """The installed library's entry point gives way to the file. A file `tidemark.py` would be imported as `tidemark`."""
+    """The file takes precedence over the installed library's entry point. A file `tidemark.py` would be imported as `tidemark`."""
     found = load(tmp_path, project.root() / "plugins")
     assert (found["ours"], found["errors"], found["apps"]) == (["$PLUGINS_FOLDER/tidemark_plugin.py"], {}, ["/tidemark"])
     assert found["tidemark"] == str(project.root() / "include" / "tidemark" / "__init__.py")

@@ -1,4 +1,5 @@
-"""Rows that Postgres, or the encoder before it, refuses: the good ones load, the bad ones are failed records with Postgres' own words."""
+"""Rows that Postgres, or the encoder before it, refuses: good rows are loaded, and bad ones become failed records with Postgres'
+message."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def numbers(start: int, end: int) -> list[bytes]:
     ],
 )
 def test_one_bad_row_among_many_is_left_out(scenario: Scenario, column: str, payload: str, bad: bytes, error_type: str, said: str) -> None:
-    """Every kind of refusal, in the middle of a slice of several batches."""
+    """Covers every kind of refusal, in the middle of a slice of several batches."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [*numbers(0, 5), bad, *numbers(5, 12)])
     scenario.write(ARROW % payload, topics=topic)
@@ -108,7 +109,7 @@ def test_one_bad_row_among_many_is_left_out(scenario: Scenario, column: str, pay
     assert said in text
     assert scenario.failed("value") == [(bad,)]
     assert scenario.counts() == {"loaded": 12, "failed": 1, "sink_rows": 12}
-    scenario.sql(f"ALTER TABLE {scenario.table} DROP payload")  # the check of the rest reads bytes
+    scenario.sql(f"ALTER TABLE {scenario.table} DROP payload")  # `check` compares the column with bytes
     scenario.check()
 
 
@@ -134,7 +135,7 @@ def test_one_bad_row_among_many_is_left_out(scenario: Scenario, column: str, pay
 def test_text_of_a_refused_row_quotes_its_values_only_where_the_file_allows_it(
     scenario: Scenario, caplog: pytest.LogCaptureFixture, column: str, bad: bytes, message: str, detail: str, *, allowed: bool
 ) -> None:
-    """Names of tables, columns and constraints stay. What quotes a value is on a line of its own, in the failed record alone."""
+    """Names of tables, columns and constraints are kept. Text that quotes a value is on a separate line, and only in the failed record."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [*numbers(0, 5), bad])
     sink = {"table": scenario.table, "error_detail": allowed}
@@ -149,7 +150,7 @@ def test_text_of_a_refused_row_quotes_its_values_only_where_the_file_allows_it(
 
 
 def test_bad_rows_of_several_partitions_and_kinds(scenario: Scenario) -> None:
-    """Slices without a bad row are committed at once; the others are tried again, each on its own."""
+    """Slices without a bad row are committed at once. The others are retried, each separately."""
     topic = scenario.topics.create(3)
     scenario.topics.produce(topic, numbers(0, 20), partition=0)
     scenario.topics.produce(topic, [*numbers(0, 3), b"a\0", *numbers(3, 9), b"\xff", b"long"], partition=1)
@@ -170,7 +171,7 @@ def test_bad_rows_of_several_partitions_and_kinds(scenario: Scenario) -> None:
 
 
 def test_record_of_which_one_row_is_refused_has_none(scenario: Scenario) -> None:
-    """A record is loaded with all of its rows, or it has failed."""
+    """A record is either loaded with all of its rows, or it fails."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a b c", b"d x e", b"f", b"x", b"g h"])
     scenario.write(PIECES, topics=topic).make_sink("payload text CHECK (payload <> 'x')")
@@ -183,7 +184,7 @@ def test_record_of_which_one_row_is_refused_has_none(scenario: Scenario) -> None
 
 
 def test_transforms_own_failures_and_postgres_refusals_meet_in_one_place(scenario: Scenario) -> None:
-    """What the transform said stands beside what Postgres said."""
+    """Failures of the transform and refusals of Postgres are stored side by side."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"good", b"\xff", b"bad"])
     scenario.write(PIECES, topics=topic).make_sink("payload text CHECK (payload <> 'bad')")
@@ -192,7 +193,7 @@ def test_transforms_own_failures_and_postgres_refusals_meet_in_one_place(scenari
 
 
 def test_slice_that_is_bad_throughout_stops_without_a_storm(scenario: Scenario) -> None:
-    """A thousand refusals are no accident. One transaction was tried, and rolled back; the error says what to do."""
+    """A thousand refusals are not an accident. One transaction is tried and rolled back, and the error says what to do."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 5000))
     scenario.write(ARROW % TEXT, topics=topic).make_sink("payload text CHECK (payload = '')")
@@ -200,7 +201,7 @@ def test_slice_that_is_bad_throughout_stops_without_a_storm(scenario: Scenario) 
     with pytest.raises(TooManyRejected, match=r"rows of more than 1,000 records.*CheckViolation(.|\n)*batch\.max_failed_records"):
         scenario.run()
     used = scenario.sql("SELECT pg_current_xact_id()::text::bigint")[0][0] - before
-    assert used < 3000  # subtransactions count: two a bad record, and not one a row of the topic
+    assert used < 3000  # subtransactions count too: two per bad record, not one per row of the topic
     assert scenario.positions() == {(topic, 0): 0}
     assert scenario.rows() == scenario.failed() == []
     assert scenario.attempt()["error"]["kind"] == "refused"
@@ -208,7 +209,7 @@ def test_slice_that_is_bad_throughout_stops_without_a_storm(scenario: Scenario) 
 
 @pytest.mark.parametrize(("limit", "stops"), [(0, True), (2, True), (3, False)])
 def test_the_spec_says_how_many_may_be_refused(scenario: Scenario, limit: int, stops: bool) -> None:
-    """The same limit as for records that the transform gives up."""
+    """The limit is the same as for records that the transform fails."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"1", b"\0", b"2", b"\0", b"\0", b"3"])
     scenario.write(ARROW % TEXT, topics=topic, batch={"max_failed_records": limit}).make_sink("payload text")
@@ -222,7 +223,7 @@ def test_the_spec_says_how_many_may_be_refused(scenario: Scenario, limit: int, s
 
 
 def test_an_error_of_the_table_is_nobodys_row(scenario: Scenario) -> None:
-    """What no row is to blame for is not looked for among the rows."""
+    """If no row caused the error, there is no search for bad rows."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 3))
     scenario.write(ARROW % TEXT, topics=topic).make_sink("payload text")
@@ -253,8 +254,8 @@ SLOW = """
 
 
 def test_slow_transform_is_not_waited_for_in_a_transaction(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bad rows are looked for with several COPYs. The transform has ended before the transaction begins, so that it may take longer than
-    a session may be idle inside one."""
+    """The search for bad rows takes several COPYs. The transform ends before the transaction begins, so it may take longer than a session
+    may be idle in a transaction."""
     monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1500)
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [*numbers(0, 12), b"a\0b", *numbers(12, 30)])
@@ -264,7 +265,7 @@ def test_slow_transform_is_not_waited_for_in_a_transaction(scenario: Scenario, m
     assert scenario.failed("record_offset, error_type") == [(12, "CharacterNotInRepertoire")]
 
 
-# ---- halving, on its own
+# ---- bisection, in isolation
 
 
 PART = Slice(TopicPartition("t", 0), 1, 0, 60, Epoch(1))
@@ -293,7 +294,8 @@ def poison(stack: Any) -> Iterator[Any]:
     care=st.integers(1, 40),
 )
 def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: list[list[bool]], cuts: list[int], care: int) -> None:
-    """Whatever is bad and wherever the batches are cut: good records have all of their rows, bad ones none, and each is told once."""
+    """Whichever rows are bad and wherever the batches are split, good records have all of their rows and bad ones none. Each bad record is
+    reported once."""
     poison.connection.rollback()
     rows = [(offset, 1 if good else -1) for offset, record in enumerate(records) for good in record]
     edges = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})

@@ -1,4 +1,4 @@
-"""What the other modules test on Postgres itself, through PgBouncer in both modes. Its settings are those of docs/deployment.md.
+"""Repeats tests of other modules through PgBouncer, in both modes. Its settings are those in docs/deployment.md.
 
 To run other tests through it, set ``TIDEMARK_TEST_POOLER`` to a mode (CONTRIBUTING.md).
 """
@@ -75,7 +75,7 @@ def pooler(mode: str, poolers: Callable[[str], Pooler]) -> Pooler:
 
 @pytest.fixture
 def database_url(database_url: str, pooler: Pooler) -> str:
-    """The test's database, through the pooler."""
+    """The URL of the test's database, through the pooler."""
     return pooler.url(database_url)
 
 
@@ -121,7 +121,7 @@ def test_rewind_in_the_middle_of_a_continuous_run(scenario: Scenario, topics: To
 
 
 def test_members_notice_each_other_without_notifications(database_url: str) -> None:
-    """They ask once a second while they join, and otherwise with each heartbeat."""
+    """They poll once per second while they join, and with each heartbeat afterwards."""
     members = Members(database_url)
     first = members.join()
     members.settle()
@@ -135,7 +135,7 @@ def test_members_notice_each_other_without_notifications(database_url: str) -> N
 
 
 def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) -> None:
-    """What a session leaves on a backend would be the next client's: settings, locks, temporary objects, a LISTEN, prepared statements."""
+    """What a session leaves on a backend would affect the next client: settings, locks, temporary objects, LISTEN, prepared statements."""
     url = pooler.url(empty_database)
     assert schema.migrate(url) == schema.known()
     with contextlib.closing(psycopg2.connect(url)) as watch:
@@ -146,7 +146,7 @@ def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) 
         with Wakeups(url, group.name) as wakeups:
             wakeups.wait(0.01)
         with session(url) as connection:
-            for _ in range(2):  # the second one would be prepared
+            for _ in range(2):  # without a pooler, the second call would prepare the statement
                 with pytest.raises(GroupError):
                     Coordinator(connection, group.name).heartbeat("nobody", None, 1)
         group.check_conserved()
@@ -157,7 +157,7 @@ def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) 
                (SELECT count(*) FROM pg_prepared_statements)
     """
     seen = {}
-    with contextlib.ExitStack() as opened:  # transactions at the same time, so each has a backend of its own
+    with contextlib.ExitStack() as opened:  # concurrent transactions, so each has a separate backend
         for _ in range(8):
             connection = opened.enter_context(session(url))
             connection.autocommit = False
@@ -170,7 +170,7 @@ def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) 
 
 
 def test_session_through_a_pooler_is_known_and_its_driver_in_sight(stack: LocalStack, pooler: Pooler) -> None:
-    """Between two transactions a driver may have no backend; one that waits would be taken for dead."""
+    """Between two transactions, a driver may have no backend. A waiting driver would then be taken for dead."""
     direct = stack.env()["TIDEMARK_DATABASE_URL"]
     name = f"tidemark driver {uuid.uuid4().hex}"
 

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes `tidemark metrics serve`; the alert rules and the dashboard of the docs ask it."""
+"""A real Prometheus scrapes `tidemark metrics serve`, and the documented alert rules and dashboard query it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus, De
 
 @pytest.fixture
 def consumer(scenario: Scenario) -> Scenario:
-    """A consumer that has read 10 records of its topic; 5 more wait."""
+    """A consumer that has read 10 records of its topic, with 5 more to read."""
     topic = scenario.topics.create()
     scenario.write(topics=topic).make_sink()
     scenario.topics.produce(topic, [b"%d" % number for number in range(10)])
@@ -45,7 +45,7 @@ def consumer(scenario: Scenario) -> Scenario:
 
 @contextlib.contextmanager
 def metrics(consumer: Scenario) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, as a user starts it, and its address."""
+    """Starts the process as a user would, and yields it with its address."""
     env = {DATABASE_URL: consumer.database_url, BOOTSTRAP_SERVERS: consumer.topics.servers, "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-m", "tidemark.cli.main", "metrics", "serve", "--port", "0", "--every", "1s"]
     command += ["--consumers", str(consumer.folder / "consumers")]
@@ -62,7 +62,7 @@ def metrics(consumer: Scenario) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @contextlib.contextmanager
 def prometheus(address: str, folder: Path) -> Iterator[str]:
-    """A Prometheus that scrapes the address each second; its own URL."""
+    """Starts a Prometheus that scrapes the address every second, and yields its URL."""
     assert PROMETHEUS is not None
     config = folder / "prometheus.yml"
     scrape = {"job_name": "tidemark", "scrape_interval": "1s", "static_configs": [{"targets": [address], "labels": {"cluster_name": "c"}}]}
@@ -78,7 +78,7 @@ def prometheus(address: str, folder: Path) -> Iterator[str]:
 
 
 def ask(url: str, expression: str) -> list[Any] | None:
-    """The samples that a query finds. `None` while Prometheus is not ready."""
+    """Returns the samples that a query finds, or `None` while Prometheus is not ready."""
     try:
         with urllib.request.urlopen(f"{url}/api/v1/query?" + urllib.parse.urlencode({"query": expression}), timeout=30) as answer:
             return list(json.load(answer)["data"]["result"])
@@ -101,7 +101,7 @@ def rules() -> dict[str, str]:
 
 
 def documented() -> set[str]:
-    """The metrics of the table in docs/operating.md."""
+    """The metrics in the table of docs/operating.md."""
     page = (project.root() / "docs" / "operating.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if re.match(r"\| `(tidemark|kafka)_", line)]
     return {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
@@ -113,7 +113,7 @@ def panels(group: str) -> list[str]:
 
 
 def test_rules_and_dashboard_ask_for_metrics_that_are_scraped(consumer: Scenario, tmp_path: Path) -> None:
-    """Each query of both is answered by Prometheus itself, and names only metrics that the process has."""
+    """Prometheus answers every query of both. Each query uses only metrics that the process exposes."""
     group = consumer.spec.group
     with metrics(consumer) as (process, address), prometheus(address, tmp_path) as url:
         (lag,) = eventually(url, f'kafka_consumergroup_group_sum_lag{{group="{group}"}} == 5')
@@ -136,7 +136,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_are_scraped(consumer: Scenario
 
 
 def test_outage_of_the_database_is_a_metric(consumer: Scenario) -> None:
-    """A scrape during an outage has `tidemark_up` with 0 and no other sample, so that no old number is taken for a current one."""
+    """During an outage, a scrape has only the sample `tidemark_up` with 0, so that no old number is taken for a current one."""
     name = consumer.database_url.rpartition("/")[2].partition("?")[0]
     with metrics(consumer) as (_, address):
         admin = consumer.database_url.replace(f"/{name}", "/postgres")

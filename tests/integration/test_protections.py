@@ -1,6 +1,6 @@
-"""Each protection of the commit path, taken away in a copy of the project: some test must fail without it.
+"""Removes each protection of the commit path in a copy of the project: some test must fail without it.
 
-A protection that nothing notices may be lost in the next change. The tests that notice pass on the project as it is.
+A protection whose absence goes unnoticed may be lost in the next change. The same tests pass on the unchanged project.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CAS = "   AND owner_epoch = %(epoch)s AND next_offset = %(start)s RETURNING next
 
 @dataclass(frozen=True)
 class Without:
-    """A copy of the project in which texts of a file below ``include/tidemark`` are replaced, and the tests that notice it."""
+    """Takes a protection away: replaces texts of a file below ``include/tidemark``, and names the tests that notice it."""
 
     file: str
     edits: dict[str, str]
@@ -99,7 +99,7 @@ PROTECTIONS: dict[str, Without] = {
 
 @pytest.mark.parametrize("without", PROTECTIONS.values(), ids=PROTECTIONS.keys())
 def test_a_missing_protection_is_noticed(stack: LocalStack, tmp_path: Path, without: Without) -> None:
-    """The tests named fail in the copy: they were found, and they ran."""
+    """The named tests fail in the copy, so they were found, and they ran."""
     root = project.root()
     for name in COPIED:
         if (root / name).is_dir():
@@ -114,7 +114,7 @@ def test_a_missing_protection_is_noticed(stack: LocalStack, tmp_path: Path, with
     file.write_text(text)
 
     where, _, options = without.noticed_by.partition(" ")
-    own = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tmp'}"]  # else it closes the folder of all to the other users
+    own = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tmp'}"]  # otherwise pytest closes the shared folder to other users
     quick = "--hypothesis-profile=first-failure"
     command = [sys.executable, "-m", "pytest", "-qx", *own, quick, f"tests/integration/{where}", *options.split()]
     env = {
@@ -122,7 +122,7 @@ def test_a_missing_protection_is_noticed(stack: LocalStack, tmp_path: Path, with
         "PYTHONPATH": str(tmp_path / "include"),
         "TIDEMARK_HOME": str(tmp_path),
         "TIDEMARK_TEST_STACK": str(stack.folder),
-        "TIDEMARK_TEST_ALL": "1",  # a sample of the examples may miss it
+        "TIDEMARK_TEST_ALL": "1",  # a sample of the examples may not notice it
     }
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, f"nothing noticed: {done.stdout[-3000:]}{done.stderr[-1000:]}"

@@ -1,4 +1,4 @@
-"""Both readers find the same in a log: the compiled one, and the one that makes Python objects of messages."""
+"""Both readers return the same for a log: the compiled reader, and the one that turns messages into Python objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
 EDGES = bytes(
     [0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF]
 )
-"""The bytes around which the rules of UTF-8 change."""
+"""The bytes at which the rules of UTF-8 change."""
 
 DATA = st.one_of(st.none(), st.just(b""), st.binary(max_size=20))
 NAMES = st.one_of(st.text(max_size=5).map(lambda text: text.encode("utf-8", "surrogatepass")), st.binary(max_size=5))
@@ -68,14 +68,14 @@ def many(kafka_servers: str) -> Iterator[Topics]:
 @settings(max_examples=examples(100))
 @given(STEPS, st.data())
 def test_any_log_is_read_as_it_was_written(many: Topics, steps: list[Any], data: st.DataObject) -> None:
-    """Keys, values, headers, timestamps and gaps, in any range, are what was produced."""
+    """In any range, keys, values, headers, timestamps and gaps match what was produced."""
     topic = many.create(max_message_bytes="4000000", **ANY_TIME)
     log: list[dict[str, Any] | None] = []
     for step in steps:
         if isinstance(step, Transaction):
             many.transaction(topic, step.values, commit=step.commit)
             log += [{"value": value, "key": None, "headers": None, "unreadable": False} if step.commit else None for value in step.values]
-            log.append(None)  # the marker
+            log.append(None)  # the transaction marker
         else:
             produce_raw(many.servers, topic, step)
             log += map(expected, step)
@@ -92,7 +92,7 @@ def test_any_log_is_read_as_it_was_written(many: Topics, steps: list[Any], data:
 
 
 def expected(record: RawRecord) -> dict[str, Any]:
-    """As a chunk has it. librdkafka's names of headers end at a zero."""
+    """Returns the record as it appears in a chunk. In librdkafka, the name of a header ends at a zero byte."""
     headers, unreadable = [], False
     for name, value in record.headers:
         try:
@@ -109,7 +109,7 @@ def expected(record: RawRecord) -> dict[str, Any]:
 
 
 def test_name_of_a_header_is_text_for_both_where_python_says_so(topics: Topics) -> None:
-    """Every sequence of bytes at which a rule of UTF-8 may be broken: too long, too short, surrogates, beyond the last character."""
+    """Every byte sequence that may break a rule of UTF-8: too long, too short, surrogates, beyond the last character."""
     topic = topics.create()
     names = [bytes(each) for size in (1, 2, 3) for each in itertools.product(EDGES, repeat=size)]
     names += [bytes(each) for each in itertools.product(b"\xf0\xf1\xf4\xf5", EDGES, EDGES[:8], EDGES[:8])]
@@ -122,7 +122,7 @@ def test_name_of_a_header_is_text_for_both_where_python_says_so(topics: Topics) 
 
 @pytest.mark.usefixtures("reader")
 def test_gaps_of_compaction_are_no_records(scenario: Scenario) -> None:
-    """Also where a range begins, ends or lies in one."""
+    """This includes ranges that begin, end or lie in a gap."""
     topic = compacted(scenario)
     for start, end in itertools.product((0, 7, 18, 19, 20), (5, 19, 20, 21)):
         if start < end:
@@ -133,7 +133,7 @@ def test_gaps_of_compaction_are_no_records(scenario: Scenario) -> None:
 
 @pytest.mark.usefixtures("reader")
 def test_chunks_are_bounded_by_bytes(topics: Topics) -> None:
-    """One at least; a record may be as large as the broker takes it."""
+    """A chunk has at least one record, and a record may be as large as the broker accepts."""
     topic = topics.create()
     topics.produce(topic, numbers(0, 2000))
     produce_large(topics, topic, 60)
@@ -144,7 +144,7 @@ def test_chunks_are_bounded_by_bytes(topics: Topics) -> None:
 
 @pytest.mark.usefixtures("reader")
 def test_reader_may_be_left_at_any_chunk(topics: Topics) -> None:
-    """Its messages and its client go with it."""
+    """Its messages and its client are released with it."""
     topic = topics.create()
     topics.produce(topic, numbers(0, 5000))
     for wanted in (0, 1, 2):
@@ -156,7 +156,7 @@ def test_reader_may_be_left_at_any_chunk(topics: Topics) -> None:
 
 @pytest.mark.usefixtures("reader")
 def test_range_that_is_not_in_the_log_is_refused(topics: Topics) -> None:
-    """Deleted by retention, or beyond the end."""
+    """Such a range was deleted by retention, or is beyond the end."""
     topic = topics.create()
     topics.produce(topic, numbers(0, 10))
     topics.trim(topic, {0: 5})
@@ -182,26 +182,26 @@ def test_settings_that_librdkafka_refuses_are_told_in_the_same_words(wrong: dict
     assert said[0] == said[1]
 
 
-# ---- how it is compiled
+# ---- compilation
 
 PATHS = "import sys; from tidemark.kafka import compiled; made = compiled.library(); print('compiled' if made else 'python')"
 
 
 def started(cache: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """A process that needs the reader, with this cache."""
+    """Runs a process that needs the reader, with this cache."""
     variables = {name: value for name, value in os.environ.items() if name != "CC"}
     command = [sys.executable, "-c", PATHS]
     return subprocess.run(command, env=variables | {"TIDEMARK_CACHE": str(cache)} | env, capture_output=True, text=True, check=True)
 
 
 def test_processes_that_need_it_at_once_leave_one_file(tmp_path: Path) -> None:
-    """As the workers of an executor do."""
+    """The workers of an executor start like this."""
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda _: started(tmp_path), range(4)))
     assert [(each.stdout, each.stderr) for each in done] == [("compiled\n", "")] * 4
     (made,) = (tmp_path / "compiled").iterdir()
     modified = made.stat().st_mtime_ns
-    assert started(tmp_path, PATH="").stdout == "compiled\n"  # needs no compiler any more
+    assert started(tmp_path, PATH="").stdout == "compiled\n"  # no longer needs a compiler
     assert made.stat().st_mtime_ns == modified
 
 
@@ -233,7 +233,7 @@ def test_file_in_the_cache_that_is_no_library_is_made_again(tmp_path: Path) -> N
 
 
 def test_settings_that_confluent_kafka_adds_to_are_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
-    """It renews the tokens of OAuth, and knows where its plugins are. That is said once in a process."""
+    """confluent-kafka renews OAuth tokens and knows where its plugins are. The message is logged once per process."""
     caplog.set_level(logging.INFO, logger=compiled.__name__)
     assert compiled.library_for({}) is not None
     assert compiled.library_for({"sasl.mechanism": "SCRAM-SHA-256"}) is not None
@@ -262,7 +262,7 @@ left.close()
 
 
 def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Path) -> None:
-    """The same file, compiled with AddressSanitizer, and Arrow's buffers from malloc."""
+    """The same file is compiled with AddressSanitizer, and Arrow's buffers come from malloc."""
     preloaded = [
         subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libstdc++.so")
@@ -277,7 +277,7 @@ def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Pat
         "CC": "gcc -fsanitize=address",
         "TIDEMARK_CACHE": str(tmp_path),
         "LD_PRELOAD": " ".join(preloaded),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks a lot at its end
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks a lot of memory at exit
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "PYTHONMALLOC": "malloc",
     }
@@ -300,8 +300,8 @@ def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Pat
 def test_one_client_reads_range_after_range_as_if_each_were_its_only_one(
     two_topics: dict[str, str], many: Topics, reader_: str, ranges: list[tuple[str, int, int, int, bool]], aheads: list[str | None]
 ) -> None:
-    """Also a range that begins before what was read before, in a partition of the same number, after a read that was left, and whatever was
-    fetched ahead."""
+    """This includes a range that begins before the previous one, a partition with the same number in another topic, a read after one that
+    was abandoned, and any range that was fetched ahead."""
     begins = [(TopicPartition(two_topics[name], partition), start, None) for name, partition, start, *_ in ranges]
     with reading_with(reader_), contextlib.closing(Reader({"bootstrap.servers": many.servers})) as client:
         for at, (name, partition, start, length, leave) in enumerate(ranges):
@@ -318,7 +318,7 @@ def test_one_client_reads_range_after_range_as_if_each_were_its_only_one(
 
 @pytest.mark.usefixtures("reader")
 def test_next_range_is_fetched_before_it_is_asked_for(two_topics: dict[str, str], many: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not assigned again, which would throw away what has been fetched."""
+    """The partition is not assigned again, which would discard what has been fetched."""
     assigned: list[Any] = []
     for poller in (CompiledPoller, MessagePoller):
         assign = poller.assign
@@ -334,7 +334,7 @@ def test_next_range_is_fetched_before_it_is_asked_for(two_topics: dict[str, str]
 
 @pytest.fixture(scope="module")
 def two_topics(many: Topics) -> dict[str, str]:
-    """Topics of two partitions with twenty records each, which say where they are."""
+    """Two topics with two partitions of twenty records each. Each record names its topic, partition and offset."""
     made = {name: many.create(2) for name in ("a", "b")}
     for name, topic in made.items():
         for partition in range(2):

@@ -1,4 +1,4 @@
-"""The local schema registry, as clients of Confluent's see it."""
+"""The local schema registry, as Confluent's clients see it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemark.local.processes import gone
 
 
 def asked(url, body=None):
-    """The registry's answer; with a body, to a POST."""
+    """Returns the registry's answer to a GET, or to a POST if there is a body."""
     sent = None if body is None else json.dumps(body).encode()
     request = Request(url, data=sent, headers={"Content-Type": "application/vnd.schemaregistry.v1+json"})
     with build_opener(ProxyHandler({})).open(request, timeout=60) as answer:
@@ -35,7 +35,7 @@ def record(name, *fields):
 
 
 def test_a_schema_is_found_by_its_id_and_as_the_newest_of_its_subject(registry):
-    """A second version has an id and a number of its own; the first is still found."""
+    """A second version gets a new id and a new version number. The first is still found."""
     topic = f"t_{uuid.uuid4().hex}"
     old, new = (record(topic, *fields) for fields in (("a",), ("a", "b")))
     first, second = (register(registry, f"{topic}-value", schema) for schema in (old, new))
@@ -49,7 +49,7 @@ def test_a_schema_is_found_by_its_id_and_as_the_newest_of_its_subject(registry):
 
 @pytest.fixture
 def alone():
-    """A stack of which only the registry runs."""
+    """A stack in which only the registry runs."""
     with tempfile.TemporaryDirectory(prefix="tidemark-registry-") as folder:
         stack = LocalStack(Path(folder))
         stack.start_registry()
@@ -60,7 +60,7 @@ def alone():
 
 
 def test_registry_runs_alone_on_loopback_and_keeps_its_schemas(alone):
-    """It asks nobody for a password, so nobody else may reach it. A port that is taken before it listens is replaced."""
+    """It requires no password, so it must not be reachable from outside. If its port is taken before it listens, it gets another one."""
     process = alone.registry.process()
     sockets = psutil.Process(process.pid).net_connections(kind="inet")
     listening = {connection.laddr.ip.removeprefix("::ffff:") for connection in sockets if connection.status == psutil.CONN_LISTEN}
@@ -83,10 +83,10 @@ def test_registry_runs_alone_on_loopback_and_keeps_its_schemas(alone):
 
 
 def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkeypatch):
-    """A real Ivy, a mirror that nobody serves, an empty cache: nothing is started."""
+    """A real Ivy, a mirror that refuses connections, and an empty cache. Nothing is started."""
     monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        closed.bind(("127.0.0.1", 0))  # bound but not listening, so it refuses connections
         monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", f"http://127.0.0.1:{closed.getsockname()[1]}/maven")
         stack = LocalStack(tmp_path / "state")
         with pytest.raises(JarsUnavailable, match=r"jars of the schema registry are not in .*(?s:.)*TIDEMARK_MAVEN_MIRROR"):

@@ -1,4 +1,5 @@
-"""Profiles of database roles: each command works under its own and is refused without it; only the owner can change the audit log."""
+"""Profiles of database roles: each command works with the profile that it needs, and is refused without it. Only the owner can change the
+audit log."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ BEFORE_PROFILES = (
     "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO {role}",
     "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA tidemark GRANT USAGE ON SEQUENCES TO {role}",
 )
-"""What the documentation told users to grant before there were profiles."""
+"""The grants that the documentation named before there were profiles."""
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def lacking(roles: Roles, role: str, profile: Profile) -> list[str]:
 
 
 def held(roles: Roles, role: str) -> list[tuple[Any, ...]]:
-    """Every grant in the schema to this role."""
+    """All grants to this role in the schema."""
     return query(
         roles,
         roles.owner,
@@ -118,7 +119,7 @@ def held(roles: Roles, role: str) -> list[tuple[Any, ...]]:
 
 
 def _command(words: Sequence[str]) -> str:
-    """Noun and verb, or the only word."""
+    """Returns the noun and the verb, or the only word."""
     nouns = ("erase", "groups", "metrics", "retries", "rewind", "redrive")
     return " ".join(words[:2]) if words[0] in nouns else words[0]
 
@@ -130,12 +131,12 @@ def documented_commands() -> dict[Profile, set[str]]:
 
 
 class Story:
-    """One consumer, and for each profile a role that has only it and one that has all others."""
+    """One consumer and two roles per profile: one with only this profile, and one with all others."""
 
     def __init__(self, roles: Roles, folder: Path, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
         self.roles, self._monkeypatch = roles, monkeypatch
         self.commands: dict[Profile, set[str]] = {profile: set() for profile in Profile}
-        """What was refused without the profile."""
+        """The commands that were refused without the profile."""
         self.consumer = Scenario(folder, roles.url(roles.owner), topics)
         self.name, self.table = self.consumer.name, self.consumer.table
         self.topic = topic = topics.create()
@@ -157,7 +158,7 @@ class Story:
         return CliRunner().invoke(app, list(words))
 
     def do(self, profile: Profile, *words: str) -> str:
-        """Refused to the role that has all other profiles, done by the one that has only this one."""
+        """Checks that the role with all other profiles is refused, and that the role with only this profile succeeds."""
         self.refuse(profile, *words)
         done = self.call(self.only[profile], *words)
         assert done.exit_code == 0, (words, done.output, done.exception)
@@ -175,7 +176,7 @@ class Story:
             assert f"tidemark migrate --grant-to {self.without[profile]} --as {profile} " in str(refused.exception)
 
     def run(self) -> None:
-        """As `do`, for a run in this process."""
+        """Like `do`, for a run in this process."""
         urls = [self.roles.url(one[Profile.RUNNER]) for one in (self.without, self.only)]
         for url in urls:
             self.consumer.database_url = url
@@ -296,7 +297,7 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
 
 
 def test_audit_log_after_an_event_waits_for_events_in_flight_and_misses_none(roles: Roles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lower id may be committed later. A transaction that has ended or that begins later is not waited for."""
+    """An event with a lower id may be committed later. Transactions that have ended, or that begin later, are not waited for."""
     roles.give(roles.run, Profile.OPERATOR)
     insert = "INSERT INTO tidemark.audit_event (kind) VALUES ('%s') RETURNING event_id"
     with session(roles.url(roles.run)) as connection, contextlib.closing(psycopg2.connect(roles.url(roles.owner))) as slow:
@@ -320,7 +321,7 @@ def test_audit_log_after_an_event_waits_for_events_in_flight_and_misses_none(rol
 
 
 def test_events_are_copied_to_a_topic_as_the_page_says(roles: Roles, topics: Topics) -> None:
-    """Its pipe with another producer, twice: the second begins after the last event that the topic has."""
+    """Runs the pipe of the page twice, with another producer. The second run begins after the last event in the topic."""
     (pipe,) = [block.code.strip() for block in blocks("sh", page="docs/security.md") if "--after" in block.code]
     topic, known = topics.create(), 0
     env = os.environ | {DATABASE_URL: roles.url(roles.run), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -338,7 +339,7 @@ def test_events_are_copied_to_a_topic_as_the_page_says(roles: Roles, topics: Top
 
 
 def _values(servers: str, topic: str) -> list[bytes]:
-    """All records of the topic's only partition."""
+    """The values of all records in the topic's only partition."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": topic, "enable.partition.eof": True, "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
     found = []
@@ -371,7 +372,7 @@ def test_a_run_whose_transform_shuffles_needs_the_profile_stager(story: Story) -
 def test_dags_that_rewind_redrive_and_maintain_need_their_profile_too(
     story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As their commands: refused to the role that has all others, before anything is planned or removed."""
+    """Like their commands, they refuse the role with all other profiles before anything is planned or removed."""
     story.run()
     for name, value in (story.consumer.env() | {"AIRFLOW_HOME": str(tmp_path / "airflow")}).items():
         monkeypatch.setenv(name, value)
@@ -443,7 +444,7 @@ def test_a_role_with_all_profiles_cannot_rewrite_history(roles: Roles) -> None:
 
 
 def test_more_grants_than_profiles_give_do_not_open_what_only_grows(roles: Roles) -> None:
-    """The trigger refuses even a statement that would change no row. The owner may."""
+    """The trigger refuses even statements that would change no row. The owner may run them."""
     roles.own(f"GRANT USAGE ON SCHEMA tidemark TO {roles.run}", f"GRANT ALL ON ALL TABLES IN SCHEMA tidemark TO {roles.run}")
     for statement in (
         "UPDATE tidemark.audit_event SET kind = kind",
@@ -457,7 +458,7 @@ def test_more_grants_than_profiles_give_do_not_open_what_only_grows(roles: Roles
 
 
 def test_nobody_can_have_the_triggers_write_an_event_that_never_happened(roles: Roles) -> None:
-    """A trigger function is called with the rights of the owner, so no other role may attach it to a table of its own."""
+    """A trigger function runs with the rights of the owner, so no other role may attach it to a table."""
     roles.give(roles.run, *Profile)
     query(roles, roles.run, "SELECT count(*) FROM tidemark.audit_event")
     for (function,) in query(roles, roles.owner, "SELECT proname FROM pg_proc WHERE prosecdef AND pronamespace = 'tidemark'::regnamespace"):
@@ -555,7 +556,7 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         ),
     },
 }
-"""The table of docs/security.md: for each item the statements that do it, or are refused."""
+"""The table of docs/security.md: for each item, the statements that do it or are refused."""
 
 
 def documented_thefts() -> dict[tuple[str, str], list[str]]:
@@ -565,8 +566,8 @@ def documented_thefts() -> dict[tuple[str, str], list[str]]:
 
 
 def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> None:
-    """Each item, with SQL, under a role with that profile and the documented grants on the sink. The rights hold for all consumers: the
-    groups are not the role's own. What can be done changes something, and is rolled back."""
+    """Each item is tried in SQL, by a role with that profile and the documented grants on the sink. The rights apply to all consumers: the
+    role does not own the groups. What is allowed changes or shows something, and is rolled back."""
     assert documented_thefts() == {role_and_kind: list(items) for role_and_kind, items in STOLEN.items()} | {
         ("the owner", "can"): ["everything"], ("the owner", "cannot"): ["-"],
     }  # fmt: skip
@@ -595,12 +596,12 @@ def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> No
                     if statement != "{changes}":
                         wrong += _tried(cur, (profile, kind, item, statement), statement.format(sink=story.table))
     assert wrong == []
-    roles.own(f"GRANT UPDATE ON {story.table} TO {thieves[Profile.RUNNER]}")  # as an upsert sink needs it
+    roles.own(f"GRANT UPDATE ON {story.table} TO {thieves[Profile.RUNNER]}")  # upsert sinks need this grant
     assert query(roles, thieves[Profile.RUNNER], f"UPDATE {story.table} SET payload = NULL RETURNING 1") == [(1,), (1,)]
 
 
 def _tried(cur: Any, what: tuple[str, ...], statement: str) -> list[tuple[str, ...]]:
-    """What turned out otherwise than documented."""
+    """Returns the statement with its outcome if it differs from the documentation."""
     try:
         cur.execute(statement)
         said = "changed or showed something" if cur.rowcount > 0 else "did nothing"
@@ -613,7 +614,7 @@ def _tried(cur: Any, what: tuple[str, ...], statement: str) -> list[tuple[str, .
 
 
 def test_sql_of_its_own_leaves_no_event_and_audit_finds_a_position_without_a_ledger(story: Story) -> None:
-    """Unless a made-up batch explains it."""
+    """A made-up batch can explain such a position, and the audit then finds nothing."""
     story.run()
     roles, reader = story.roles, story.only[Profile.READER]
     before = query(roles, reader, "SELECT count(*) FROM tidemark.audit_event")
@@ -630,7 +631,7 @@ def test_sql_of_its_own_leaves_no_event_and_audit_finds_a_position_without_a_led
 
 
 def test_rejected_rewinds_stopped_redrives_deleted_offsets_and_migrations_are_events_too(story: Story) -> None:
-    """Those of the page that the story of all commands does not come to."""
+    """The documented events that the test of all commands does not cover."""
     story.run()
     roles, name = story.roles, story.name
     operator, rewinder = story.only[Profile.OPERATOR], story.only[Profile.REWINDER]
@@ -656,7 +657,7 @@ def test_rejected_rewinds_stopped_redrives_deleted_offsets_and_migrations_are_ev
 
 
 def test_rewinder_moves_batches_into_an_archive_unchanged_and_deletes_none(story: Story) -> None:
-    """The archive's row must have the same numbers, and leaves the archive only for the ledger."""
+    """The archived row must have the same numbers, and can leave the archive only to return to the ledger."""
     story.run()
     archive = """
         INSERT INTO tidemark.rewind (scenario, allow_loss, reason, planned_by, expires_at, digest)
@@ -678,7 +679,7 @@ def test_rewinder_moves_batches_into_an_archive_unchanged_and_deletes_none(story
 
 
 def test_event_of_an_action_is_written_without_the_products_code(roles: Roles) -> None:
-    """With the role that logged in, whatever name it claims; and not without the action."""
+    """It names the role that logged in, whatever name is claimed. Without the action there is no event."""
     roles.give(roles.run, Profile.OPERATOR)
     query(roles, roles.run, "INSERT INTO tidemark.consumer_group (name) VALUES ('cities')")
     query(roles, roles.run, "INSERT INTO tidemark.flow (group_id, paused) SELECT group_id, true FROM tidemark.consumer_group")
@@ -732,7 +733,7 @@ def test_every_table_of_the_schema_is_readable_but_for_the_migrations_own(roles:
 
 
 def test_a_role_has_exactly_its_profiles_whatever_it_had_before(roles: Roles) -> None:
-    """Also after the grants of earlier documentation, default privileges included."""
+    """This holds after the grants of earlier documentation, too, including default privileges."""
     fresh = {}
     for profile in Profile:
         fresh[profile] = held(roles, roles.new(f"fresh_{profile}", profile))
@@ -749,11 +750,11 @@ def test_a_role_has_exactly_its_profiles_whatever_it_had_before(roles: Roles) ->
 
 
 def test_grants_of_earlier_documentation_include_every_profile(roles: Roles) -> None:
-    """So an installation works after the upgrade as before it, until its owner grants profiles."""
+    """An installation keeps working after the upgrade, until its owner grants profiles."""
     for statement in BEFORE_PROFILES:
         roles.own(statement.format(role=roles.run, owner=roles.owner))
     tables = "tidemark.deletion, tidemark.lag_group, tidemark.lag_history, tidemark.lag_partition, tidemark.objective"
-    roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")  # as 0019, 0023, 0026 and 0027 do
+    roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")  # as migrations 0019, 0023, 0026 and 0027 do
     assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
 
 
@@ -800,7 +801,7 @@ def test_name_of_a_role_is_quoted_and_the_grant_is_an_event(roles: Roles) -> Non
 
 
 def test_only_the_owner_grants_and_only_to_another_role_that_exists(roles: Roles) -> None:
-    """Nothing is granted or recorded otherwise."""
+    """Otherwise nothing is granted or recorded."""
     roles.give(roles.run, *Profile)
     events = query(roles, roles.owner, "SELECT count(*) FROM tidemark.audit_event")
     with pytest.raises(NotTheOwner, match=f"run the command as {roles.owner}"):

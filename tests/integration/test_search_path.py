@@ -1,4 +1,4 @@
-"""Sessions look names up in ``pg_catalog`` and nowhere else, so that nobody's function is called in place of Postgres' own."""
+"""Sessions look names up only in ``pg_catalog``, so that no other function is called in place of Postgres' own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PLANTED = """
     CREATE FUNCTION {schema}.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS
         $$BEGIN INSERT INTO {schema}.called VALUES ('set_config'); RETURN pg_catalog.set_config($1, $2, $3); END$$;
 """
-"""Each fits a call of ours better than, or as well as, Postgres' own, and tells that it was called."""
+"""Each function matches a call of ours at least as well as Postgres' own does, and records that it was called."""
 
 
 def plant(url: str, where: str) -> None:
-    """Functions in schema ``where``, which the database's ``search_path`` names, even before ``pg_catalog``."""
+    """Creates functions in schema ``where``, and puts it before ``pg_catalog`` in the database's ``search_path``."""
     with contextlib.closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cur:
         cur.execute(PLANTED.format(schema=where))
         cur.execute(f"ALTER DATABASE {connection.info.dbname} SET search_path TO {where}, pg_catalog")
@@ -48,7 +48,7 @@ def called(url: str, where: str) -> set[str]:
 
 @pytest.fixture
 def empty_database(stack: LocalStack) -> Iterator[str]:
-    """A database without the schema ``tidemark``, and a role that has a default privilege there, which two migrations act upon."""
+    """A database whose schema ``tidemark`` is empty, and a role with default privileges in it, which two migrations act on."""
     name, role = f"test_{uuid.uuid4().hex[:12]}", f"role_{uuid.uuid4().hex[:12]}"
     url = stack.create_database(name)
     with contextlib.closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cur:
@@ -63,7 +63,7 @@ def empty_database(stack: LocalStack) -> Iterator[str]:
 
 
 def test_migrations_do_not_call_functions_planted_in_the_schema(empty_database: str) -> None:
-    """A role with CREATE on the schema ``tidemark``, which staging tables need, must not run code as the owner who migrates."""
+    """Staging tables require CREATE on the schema ``tidemark``. A role with it must not be able to run code as the owner who migrates."""
     plant(empty_database, "tidemark")
     assert schema.migrate(empty_database) == schema.known()
     assert called(empty_database, "tidemark") == set()
@@ -88,7 +88,7 @@ def test_commit_of_a_slice_does_not_call_functions_planted_on_the_search_path(da
 
 
 def test_path_is_the_sessions_own_again_after_a_transaction(database_url: str) -> None:
-    """Behind a transaction pooler the session is the next client's."""
+    """Behind a transaction pooler, the next client gets the same session."""
     with session(database_url) as connection:
         with transaction(connection) as cur:
             cur.execute("SHOW search_path")
@@ -100,18 +100,18 @@ def test_path_is_the_sessions_own_again_after_a_transaction(database_url: str) -
 
 
 def test_only_db_py_opens_transactions_without_the_path() -> None:
-    """Code that takes a cursor elsewhere sets the path itself, or only listens."""
+    """Other code that opens a cursor sets the path itself, except in two files that need no path."""
     library = Path(project.root()) / "include" / "tidemark"
     own = {
         str(path.relative_to(library))
         for path in library.rglob("*.py")
         if re.search(r"connection\.cursor\(", text := path.read_text()) and "FIX_PATH" not in text and "SEARCH_PATH" not in text
     }
-    assert own == {"group/wake.py", "quality/expectations.py"}  # LISTEN; savepoints of a transaction that validation.py has begun
+    assert own == {"group/wake.py", "quality/expectations.py"}  # LISTEN; savepoints in a transaction that validation.py began
 
 
 def test_trigger_that_needs_the_search_path_is_refused_with_the_way_out(scenario: Scenario) -> None:
-    """As with postgres_fdw and logical replication: the function names its schemas or sets its path. Nothing is stored until then."""
+    """As with postgres_fdw and logical replication, the function must name its schemas or set its path. Until then nothing is stored."""
     topic = scenario.topics.create(1)
     scenario.topics.produce(topic, ["a"])
     scenario.write(topics=topic).make_sink()

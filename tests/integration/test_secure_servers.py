@@ -1,4 +1,4 @@
-"""Runs against servers that require TLS, passwords and client certificates; and nothing that is printed or stored shows a password."""
+"""Runs against servers that require TLS, passwords and client certificates. No printed or stored text shows a password."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def secure() -> Iterator[SecureStack]:
 
 @pytest.fixture
 def kafka(secure: SecureStack) -> dict[str, str]:
-    """SASL_SSL by librdkafka's names."""
+    """Settings for SASL_SSL, under librdkafka's names."""
     return {
         "bootstrap.servers": f"localhost:{secure.kafka.sasl_port}",
         "security.protocol": "SASL_SSL",
@@ -63,7 +63,7 @@ def kafka(secure: SecureStack) -> dict[str, str]:
 
 @pytest.fixture
 def kafka_of_the_jvm(kafka: dict[str, str]) -> dict[str, str]:
-    """The same by the JVM's names."""
+    """The same settings under the JVM client's names."""
     return {name: kafka[name] for name in ("bootstrap.servers", "security.protocol", "sasl.mechanism")} | {
         "sasl.jaas.config": f"{SCRAM} required username={quoted(USER)} password={quoted(KAFKA_PASSWORD)};",
         "ssl.truststore.type": "PEM",
@@ -73,7 +73,7 @@ def kafka_of_the_jvm(kafka: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def kafka_by_certificate(secure: SecureStack) -> dict[str, str]:
-    """SSL; the client shows a certificate, from a PEM file."""
+    """Settings for SSL with a client certificate from a PEM file."""
     return {
         "bootstrap.servers": f"localhost:{secure.kafka.tls_port}",
         "security.protocol": "SSL",
@@ -85,14 +85,14 @@ def kafka_by_certificate(secure: SecureStack) -> dict[str, str]:
 
 @pytest.fixture
 def kafka_by_key_store(secure: SecureStack, kafka_by_certificate: dict[str, str]) -> dict[str, str]:
-    """The same from an encrypted key store."""
+    """The same with the certificate in an encrypted key store."""
     rest = {name: value for name, value in kafka_by_certificate.items() if name not in ("ssl.certificate.location", "ssl.key.location")}
     return rest | {"ssl.keystore.location": str(secure.certificates.key_store), "ssl.keystore.password": KEY_PASSWORD}
 
 
 @pytest.fixture
 def url(secure: SecureStack) -> str:
-    """A database that the loader has made and migrated, over TLS with a password, the server's certificate verified."""
+    """A database that the loader created and migrated over TLS, with a password and a verified server certificate."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     with session(postgres_url(secure, "postgres")) as connection:
         connection.autocommit = True
@@ -104,7 +104,7 @@ def url(secure: SecureStack) -> str:
 
 @pytest.fixture
 def consumer(secure: SecureStack, project_dir: Any, url: str) -> Iterator[Scenario]:
-    """A consumer whose topic and table are on the secure servers. The test itself uses the broker's open listener."""
+    """A consumer whose topic and table are on the secure servers. The test itself uses the broker's plaintext listener."""
     topics = Topics(secure.kafka.bootstrap_servers())
     with tidy_imports():
         scenario = Scenario(project_dir, url, topics)
@@ -122,12 +122,12 @@ def postgres_url(secure: SecureStack, database: str, **settings: str) -> str:
 
 
 def environment(consumer: Scenario, kafka: dict[str, str], **more: str) -> dict[str, str]:
-    """What a user exports: everything about Kafka in ``TIDEMARK_KAFKA_CONFIG``."""
+    """The variables that a user exports, with all Kafka settings in ``TIDEMARK_KAFKA_CONFIG``."""
     return {DATABASE_URL: consumer.database_url, "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": "", KAFKA_CONFIG: json.dumps(kafka)} | more
 
 
 def airflow_connections(monkeypatch: pytest.MonkeyPatch, secure: SecureStack, database: str, kafka: dict[str, str]) -> None:
-    """Airflow's connections as variables, as a deployment sets them."""
+    """Sets the variables that define Airflow's connections, as a deployment does."""
     postgres = {
         "conn_type": "postgres",
         "host": "localhost",
@@ -148,7 +148,7 @@ def check_loaded(consumer: Scenario) -> None:
 
 
 def check_silent(text: str) -> None:
-    """No password, in any of its spellings."""
+    """Checks that ``text`` contains no password, in any spelling."""
     assert [secret for secret in SECRETS if secret in text] == []
 
 
@@ -159,7 +159,7 @@ def check_silent(text: str) -> None:
 def test_forms_that_read_in_python_run_with_either_clients_names(
     form: str, names: str, consumer: Scenario, request: pytest.FixtureRequest
 ) -> None:
-    """SCRAM over TLS under both spellings, and a client's certificate, from the environment."""
+    """SCRAM over TLS with both clients' names, and client certificates. All settings come from the environment."""
     consumer.transform(form)
     consumer.connections = from_env(environment(consumer, request.getfixturevalue(names)))
     consumer.run()
@@ -169,8 +169,8 @@ def test_forms_that_read_in_python_run_with_either_clients_names(
 def test_a_run_goes_on_when_the_brokers_password_changes(
     consumer: Scenario, secure: SecureStack, kafka: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings come from a file. Within a batch broker and file change; the batch, which was given the old password, is refused and
-    tried again by the same run."""
+    """The settings come from a file. During a batch, the password changes on the broker and in the file. The batch has the old password, so
+    the broker refuses it, and the same run retries it."""
     monkeypatch.setattr("tidemark.kafka.reader.SILENCE_S", 2)
     file = tmp_path / "kafka.json"
     file.write_text(json.dumps(kafka))
@@ -192,7 +192,7 @@ def test_a_run_goes_on_when_the_brokers_password_changes(
 
 
 def test_libpq_reads_a_passfile_at_each_connection(secure: SecureStack, tmp_path: Path) -> None:
-    """Without a password in the URL; the file's may change."""
+    """The URL has no password, and the one in the file may change."""
     file = tmp_path / "pgpass"
     file.touch(mode=0o600)
     url = postgres_url(secure, "postgres", passfile=str(file)).replace(f":{quote(POSTGRES_PASSWORD, safe='')}@", "@")
@@ -208,7 +208,7 @@ def test_libpq_reads_a_passfile_at_each_connection(secure: SecureStack, tmp_path
 def test_run_without_rights_on_the_mirrored_group_succeeds_with_one_warning_that_names_the_acl(
     consumer: Scenario, secure: SecureStack, kafka: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The group has an ACL for somebody else, so the loader may neither look at it nor commit its offsets. DESCRIBE alone does not help."""
+    """The group has an ACL for another user, so the loader may neither describe it nor commit its offsets. DESCRIBE alone is not enough."""
     consumer.set(mirror=True)
     consumer.connections = from_env(environment(consumer, kafka))
     allow(secure, consumer.spec.group, "User:somebody", AclOperation.READ)
@@ -245,8 +245,8 @@ def set_password(secure: SecureStack, password: str) -> None:
 def test_the_spark_form_runs_with_the_jvms_client_and_its_history_shows_no_password(
     names: str, consumer: Scenario, request: pytest.FixtureRequest
 ) -> None:
-    """Spark's connector is given the same settings in its own names. Spark's event log, from which its UI shows settings and plans, and the
-    driver's words hold no password. A password with quotes, backslashes and semicolons is no trouble."""
+    """Spark's connector gets the same settings under its own names. Spark's event log, from which its UI shows settings and plans, and the
+    driver's output contain no password. Passwords with quotes, backslashes and semicolons work."""
     history = consumer.folder / "history"
     history.mkdir()
     conf = {
@@ -268,7 +268,7 @@ def test_the_spark_form_runs_with_the_jvms_client_and_its_history_shows_no_passw
 def test_airflow_connections_reach_the_same_servers(
     consumer: Scenario, secure: SecureStack, kafka: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Password and TLS settings of the Postgres connection, all of the Kafka connection's extra: what a task resolves, a driver can use."""
+    """A driver can use what a task resolves: the Postgres connection's password and TLS settings, and the Kafka connection's extra."""
     database = consumer.sql("SELECT current_database()")[0][0]
     airflow_connections(monkeypatch, secure, database, kafka)
     consumer.connections = resolve(consumer.spec)
@@ -280,7 +280,7 @@ def test_airflow_connections_reach_the_same_servers(
 def test_airflow_connections_may_use_the_jvms_names_for_a_driver_of_the_spark_form(
     consumer: Scenario, secure: SecureStack, kafka_by_certificate: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver that the task starts reads from its environment what the connections said; here truststore and key store are PEM files."""
+    """The driver that a task starts reads the connections' settings from its environment. Here trust store and key store are PEM files."""
     database = consumer.sql("SELECT current_database()")[0][0]
     airflow_connections(
         monkeypatch, secure, database, to_jvm(kafka_by_certificate) | {"bootstrap.servers": kafka_by_certificate["bootstrap.servers"]}
@@ -304,7 +304,7 @@ def test_airflow_connections_may_use_the_jvms_names_for_a_driver_of_the_spark_fo
 def test_a_broker_that_turns_us_away_is_an_outage_told_without_the_password(
     wrong: dict[str, str], kafka: dict[str, str], secure: SecureStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong password, a broker with an unknown certificate and a listener that wants more than was offered all stop the run."""
+    """A wrong password, a broker with an untrusted certificate, or a listener that requires more than the client offers stops the run."""
     monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 3)
     if wrong.get("ssl.ca.location"):
         wrong = {"ssl.ca.location": str(secure.certificates.stranger)}
@@ -316,7 +316,7 @@ def test_a_broker_that_turns_us_away_is_an_outage_told_without_the_password(
 def test_a_certificate_is_asked_for_where_the_broker_wants_one(
     kafka_by_certificate: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that shows no certificate is turned away by a listener that requires one."""
+    """A listener that requires a client certificate rejects a client without one."""
     monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 3)
     bare = {name: value for name, value in kafka_by_certificate.items() if "certificate" not in name and "key" not in name}
     with pytest.raises(BrokerUnavailable):
@@ -324,7 +324,7 @@ def test_a_certificate_is_asked_for_where_the_broker_wants_one(
 
 
 def test_a_database_that_turns_us_away_is_told_without_the_password(secure: SecureStack) -> None:
-    """No TLS, a CA that has not signed, a host name that is not the certificate's, a wrong password: each is named, no secret is."""
+    """No TLS, an untrusted CA, a host name other than the certificate's, a wrong password: each error names its cause and no secret."""
     good = postgres_url(secure, "postgres")
     cases = {
         "no encryption": postgres_url(secure, "postgres", sslmode="disable"),
@@ -340,7 +340,7 @@ def test_a_database_that_turns_us_away_is_told_without_the_password(secure: Secu
 
 
 def test_a_url_that_cannot_be_read_is_refused_without_showing_it(secure: SecureStack) -> None:
-    """A password that is not percent-encoded makes a URL unreadable; the text says what to do, not what it was."""
+    """A password that is not percent-encoded makes the URL invalid. The error says what to do, and does not show the URL."""
     url = postgres_url(secure, "postgres").replace(quote(POSTGRES_PASSWORD, safe=""), POSTGRES_PASSWORD)
     with pytest.raises((BadInput, DatabaseUnavailable)) as caught, session(url):
         pass

@@ -1,6 +1,6 @@
-"""A batch of a group's member that fails is read again from the last commits on, in the same generation (seek on failure).
+"""A failed batch of a group member is read again from the last commits, in the same generation (seek on failure).
 
-Real Kafka and Postgres, the driver in a thread. Another member of the group is there, and must not notice anything.
+Kafka and Postgres are real, and the driver runs in a thread. The group has another member, which must not notice anything.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice, TopicPartition
 
 PARTITIONS, RECORDS = 4, 100
-"""Of the partitions a member of two has two; a batch holds all that there is of both."""
+"""Each of two members has two partitions. A batch holds all records of both."""
 TASK = TaskIdentity("consume__team", "run", "consume", 0, 1)
 
 Strike = Callable[[Scenario, Slice], None]
 
 
 class Team:
-    """A run that is a member, and another member that reads nothing; what stood in the group when each slice was begun."""
+    """A run that is a member of a group of two, and the state of the group at the start of each slice. The other member reads nothing."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.topic = scenario, scenario.topics.create(PARTITIONS)
@@ -44,14 +44,14 @@ class Team:
         self.slices: list[Slice] = []
         self.joins: list[str] = []
         self.seen: list[tuple[int, int]] = []
-        """The group's generation, and the JoinGroups that it has had."""
+        """The group's generation, and how many JoinGroups it has received, at the start of each slice."""
 
     def generation(self) -> int:
         ((generation,),) = self.scenario.sql("SELECT generation FROM tidemark.consumer_group WHERE name = %s", self.scenario.spec.group)
         return int(generation)
 
     def run(self, fail: Callable[[Slice], None]) -> Progress:
-        """``fail`` is called before each slice, and what it raises becomes of it."""
+        """Calls ``fail`` before each slice. An error that it raises becomes the slice's outcome."""
 
         def before(part: Slice) -> None:
             self.slices.append(part)
@@ -61,14 +61,14 @@ class Team:
         return self.scenario.run(before=before, task=TASK)
 
     def run_beside(self, other: Member, fail: Callable[[Slice], None]) -> Progress:
-        """The same, while the other member polls."""
+        """The same while the other member polls."""
         with ThreadPoolExecutor(1) as pool:
             done: Future[Progress] = pool.submit(self.run, fail)
             until(lambda: (other.poll(), done.done())[1], "the run has ended", 60)
             return done.result()
 
     def rest(self) -> None:
-        """Another run, by hand, reads what is left, and all is there once."""
+        """Reads the remaining records in a run outside the group, and checks that every record is stored once."""
         self.scenario.set(members=None)
         self.scenario.run()
         found = self.scenario.rows()
@@ -91,7 +91,7 @@ def team(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Team:
 
 @pytest.fixture
 def other(team: Team) -> Iterator[Member]:
-    """It is in the group already, with all partitions."""
+    """A member that is already in the group and has all partitions."""
     cluster, told = Cluster(team.scenario.connections.kafka), Told()
     member = Member(
         team.scenario.database_url,
@@ -116,12 +116,12 @@ def database_is_away(scenario: Scenario, part: Slice) -> None:
 
 
 def partition_is_taken(scenario: Scenario, part: Slice) -> None:
-    """As a rewind does it: the commit that follows is fenced."""
+    """Raises the epoch, as a rewind does. The commit that follows is fenced."""
     scenario.sql("UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1 WHERE partition = %s", part.partition.partition)
 
 
 class Strikes:
-    """Strikes so often at a slice of one partition, the first that is begun; or, ``everywhere``, at each slice."""
+    """Strikes the first ``count`` tries of each slice: of the partition that starts first or, with ``everywhere``, of all partitions."""
 
     def __init__(self, scenario: Scenario, strike: Strike, count: int, *, everywhere: bool = False) -> None:
         self._scenario, self._strike, self._count, self._everywhere = scenario, strike, count, everywhere
@@ -141,8 +141,8 @@ class Strikes:
 
 @pytest.mark.parametrize("strike", [broker_is_away, database_is_away, partition_is_taken])
 def test_failed_batch_is_read_again_from_the_last_commits_on_without_a_rebalance(team: Team, other: Member, strike: Strike) -> None:
-    """What was committed is not read again, what was not is; each time the claims are made anew, so that nothing of the failed batch can
-    commit late. Generation and JoinGroups are as they were, for both members."""
+    """Only slices that were not committed are read again. Each time the partitions are claimed again, so that nothing of the failed batch
+    can commit late. Generation and number of JoinGroups stay the same, for both members."""
     strikes = Strikes(team.scenario, strike, TRIES - 1)
     done = team.run_beside(other, strikes)
     assert (done.state, done.records) == ("COMMITTED", 2 * RECORDS)
@@ -156,7 +156,7 @@ def test_failed_batch_is_read_again_from_the_last_commits_on_without_a_rebalance
 
 
 def test_success_in_between_is_the_end_of_a_failure(team: Team, other: Member) -> None:
-    """The tries are those of one batch: a run may fail as often as it will, if it gets on."""
+    """The limit on tries applies to one batch: a run may fail any number of times as long as it makes progress."""
     team.scenario.set(batch={"max_records": RECORDS // 2})
     done = team.run_beside(other, Strikes(team.scenario, broker_is_away, TRIES - 1, everywhere=True))
     assert (done.state, done.records) == ("COMMITTED", 2 * RECORDS)
@@ -166,7 +166,7 @@ def test_success_in_between_is_the_end_of_a_failure(team: Team, other: Member) -
 
 
 def test_batch_that_fails_too_often_ends_the_attempt_with_what_is_committed(team: Team, other: Member) -> None:
-    """Then, and not before, the member leaves, and the group rebalances: its partitions are the other's."""
+    """Only then does the member leave and the group rebalance, which gives its partitions to the other member."""
     strikes = Strikes(team.scenario, broker_is_away, TRIES)
     with pytest.raises(BrokerUnavailable):
         team.run_beside(other, strikes)

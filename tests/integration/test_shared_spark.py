@@ -1,4 +1,4 @@
-"""Small runs that share a Spark application: a keeper forks their drivers. Whatever dies, every record comes once, and no process stays."""
+"""Small runs share a Spark application: a keeper forks their drivers. Whatever dies, every record is stored once and no process remains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMS = {"function": PLAIN, "arrow": ARROW, "spark": SPARK}
 
 @contextlib.contextmanager
 def own_keepers() -> Iterator[None]:
-    """Keepers for the block alone, which are gone afterwards."""
+    """Within the block, runs use separate keepers, which end with it."""
     with tempfile.TemporaryDirectory(prefix="tidemark-kept-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIDEMARK_STATE", folder)
         yield
@@ -51,14 +51,14 @@ def keepers() -> Iterator[None]:
 
 @pytest.fixture
 def apart() -> Iterator[None]:
-    """No keeper is there yet."""
+    """No keeper is running yet."""
     with own_keepers():
         yield
 
 
 @pytest.fixture
 def make_scenario(scenario: Scenario, tmp_path: Path) -> Callable[[], Scenario]:
-    """Further consumers, each in folders of its own."""
+    """Creates further consumers, each in separate folders."""
     numbers = count()
 
     def make() -> Scenario:
@@ -149,7 +149,7 @@ def test_consumer_with_settings_of_its_own_has_its_own_application(scenario: Sce
     scenario.check()
 
 
-# What dies
+# Processes that die
 
 
 def victims(attempt: Attempt, mark: Mark) -> dict[str, Callable[[], psutil.Process]]:
@@ -171,7 +171,7 @@ def victims(attempt: Attempt, mark: Mark) -> dict[str, Callable[[], psutil.Proce
 def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once(
     scenario: Scenario, points: Points, victim: str, form: str
 ) -> None:
-    """What the killed process has started, and what it worked for, ends too; the slice in flight is rolled back."""
+    """The processes that the killed one started, and the driver that it worked for, end too. The slice in flight is rolled back."""
     consumer(scenario, FORMS[form])
     point = points.at(Step.COMMIT)
     attempt = started(scenario)
@@ -224,7 +224,7 @@ run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progre
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped-first"])
 def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points, *, stopped: bool) -> None:
-    """Also if the driver cannot notice it, because it is stopped."""
+    """Even if the driver cannot notice the task's end because it is stopped."""
     consumer(scenario)
     point = points.at(Step.COMMIT)
     words = [sys.executable, "-c", TASK, scenario.name, str(scenario.folder)]
@@ -280,7 +280,7 @@ def test_error_of_a_call_is_the_callers() -> None:
 
 @pytest.mark.usefixtures("apart")
 def test_calls_and_drivers_share_one_keeper(scenario: Scenario) -> None:
-    """A call knows none of the driver's connections."""
+    """A call does not know the driver's connections."""
     run(consumer(scenario))
     keeper.called(os.getpid)
     assert len(kept()) == 1
@@ -288,7 +288,7 @@ def test_calls_and_drivers_share_one_keeper(scenario: Scenario) -> None:
 
 @pytest.mark.usefixtures("apart")
 def test_each_sparks_settings_have_an_application_of_their_own(scenario: Scenario) -> None:
-    """Below the one keeper: the settings of a connection may be secret, and differ between consumers."""
+    """The settings of a connection may be secret, and may differ between consumers. All applications have the same keeper."""
     run(consumer(scenario))
     scenario.connections = replace(scenario.connections, spark_conf={"spark.hadoop.some.password": "x"})
     scenario.topics.produce(scenario.spec.topics[0], [b"next"])
@@ -298,7 +298,7 @@ def test_each_sparks_settings_have_an_application_of_their_own(scenario: Scenari
     scenario.check()
 
 
-# What one run leaves to the next
+# Effects of one run on the next
 
 
 ENVIRONMENT = """
@@ -336,7 +336,7 @@ SHARED_NAME = """
 
 
 def test_run_has_the_environment_of_its_own_task(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of the task that has started the keeper."""
+    """Not the environment of the task that started the keeper."""
     consumer(scenario, ENVIRONMENT, values=1)
     for stage in ("one", "two"):
         monkeypatch.setenv("STAGE", stage)
@@ -381,7 +381,7 @@ def test_transform_that_stops_spark_stops_nobody_elses(scenario: Scenario, make_
 
 
 def test_avro_is_decoded_in_forks_of_the_daemon(orders: Orders) -> None:
-    """The daemon has imported the library that decodes it, which has threads once it works."""
+    """The daemon has already imported the decoding library, which starts threads when it is first used."""
     scenario = orders.scenario
     decoded = PLAIN.replace("record.value", 'str(record.data["id"]).encode()')
     assert decoded != PLAIN
@@ -408,7 +408,7 @@ def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenar
     looked_at = set()
     for top in kept():
         for process in (top, *(child for child in top.children(recursive=True) if child.name() in ("tidemark spark", "java", "python"))):
-            with contextlib.suppress(psutil.NoSuchProcess):  # a fork that has just ended; a zombie counts as one
+            with contextlib.suppress(psutil.NoSuchProcess):  # a fork that has just ended, or a zombie
                 assert not [name for name in keeper.SECRET if process.environ().get(name)], process
                 looked_at.add(process.name())
     assert {"tidemark spark", "java"} <= looked_at
@@ -416,7 +416,7 @@ def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenar
 
 @pytest.mark.usefixtures("apart")
 def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, points: Points, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old one ends with its last run."""
+    """The old application ends with its last run."""
     monkeypatch.setattr(keeper, "MODULE", "tests.few_runs_keeper")
     consumer(scenario)
     run(scenario)
@@ -426,7 +426,7 @@ def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, po
     point: Point = points.at(Step.COMMIT, topic=topic, start=3)
     second = started(scenario)
     assert point.reached().ancestor(program="java") == first
-    other = started(scenario)  # the third run: takes over
+    other = started(scenario)  # the third run, in a new application
     until(lambda: len(jvms()) == 2, "another application")
     point.release()
     for attempt in (second, other):
@@ -436,7 +436,7 @@ def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, po
 
 
 def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:
-    """As after a clean-up of the temporary folder. Otherwise nothing could ever reach it."""
+    """A clean-up of the temporary folder may delete the socket. Nothing could reach the keeper any more."""
     run(consumer(scenario))
     scenario.topics.produce(scenario.spec.topics[0], [b"next"])
     running = tree()
@@ -448,7 +448,7 @@ def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:
 
 
 def test_task_that_can_have_no_keeper_starts_its_driver_itself(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And says so: here another user could enter the folder of the sockets."""
+    """And logs the reason: here another user could access the folder of the sockets."""
     folder = tmp_path / f"tidemark-{os.geteuid()}"
     folder.mkdir()
     folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A Postgres that has fallen silent: nobody waits for it longer than is written down, and its locks are let go."""
+"""Postgres stops responding: nothing waits for it longer than documented, and locks are released."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shown(url: str, *names: str) -> dict[str, str]:
 
 
 def test_session_has_bounds_by_default_and_the_url_wins(database_url: str) -> None:
-    """A peer that vanished is noticed by the kernel, in a minute, unless the user knows better."""
+    """The kernel detects a vanished peer within a minute, unless the URL sets other limits."""
     names = ("connect_timeout", "keepalives_idle", "tcp_user_timeout")
     assert shown(database_url, *names) == {"connect_timeout": "10", "keepalives_idle": "30", "tcp_user_timeout": "60000"}
     more = "&" if "?" in database_url else "?"
@@ -62,7 +62,8 @@ def test_session_has_bounds_by_default_and_the_url_wins(database_url: str) -> No
 
 @linux
 def test_server_lets_a_commits_locks_go_when_its_client_has_vanished(hole: BlackHole, group: Group, monkeypatch) -> None:
-    """By its own keepalives, which by default begin after two hours. They are the transaction's, so a pooler hands on none of them."""
+    """The server's keepalives detect it. By default they start after two hours. The commit sets them for its transaction only, so that the
+    next client of a pooler does not inherit them."""
     with session(hole.url) as connection:
         with transaction(connection) as cur:
             cur.execute(db.RELEASE_IF_LOST)
@@ -82,7 +83,7 @@ def keepalives(cur: db.Cursor) -> list[str]:
 
 
 def endless(part: Slice, hole: BlackHole, way: str) -> Iterator[TransformOutput]:
-    """More rows than the buffers on the way hold; after the first, nothing passes."""
+    """Yields more rows than the buffers along the way can hold. After the first row, nothing passes any more."""
     for offset in range(part.start, part.end):
         yield TransformOutput(only(rows(part, [offset], "x" * 1_000_000)))
         getattr(hole, way).set()
@@ -90,7 +91,7 @@ def endless(part: Slice, hole: BlackHole, way: str) -> Iterator[TransformOutput]
 
 @linux
 def test_copy_to_a_peer_that_takes_nothing_is_an_outage(hole: BlackHole, group: Group) -> None:
-    """The peer's window is closed, and its kernel acknowledges every probe of it: ``tcp_user_timeout`` ends that too."""
+    """The peer's window is closed, and its kernel acknowledges every probe. ``tcp_user_timeout`` ends this too."""
     part = group.slice(end=200)
     begun = time.monotonic()
     with pytest.raises(DatabaseUnavailable):
@@ -103,7 +104,7 @@ def test_copy_to_a_peer_that_takes_nothing_is_an_outage(hole: BlackHole, group: 
 
 @linux
 def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer takes everything and says nothing, as a pooler that is stuck: the session is given up, and stores nothing."""
+    """The peer accepts everything and never responds, like a stuck pooler. The session is given up and stores nothing."""
     monkeypatch.setattr(commit_module, "answering", lambda connection: answering(connection, 1.0))
     part = group.slice(end=3)
     with pytest.raises(DatabaseUnavailable):
@@ -115,7 +116,7 @@ def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Grou
 
 @linux
 def test_server_that_works_is_not_given_up(database_url: str) -> None:
-    """Bytes that pass, and time between two statements, are no silence."""
+    """While bytes pass, and between two statements, a session does not count as silent."""
     with session(database_url) as connection, answering(connection, 1.0), transaction(connection) as cur:
         for _ in range(3):
             cur.execute("SELECT pg_sleep(0.5)")
@@ -124,7 +125,7 @@ def test_server_that_works_is_not_given_up(database_url: str) -> None:
 
 
 def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: str, group: Group) -> None:
-    """A standby, or a primary that a failover has not made one yet: a later try may find another."""
+    """The server is a standby, or a failover has not promoted it yet. A retry may reach another server."""
     more = "&" if "?" in database_url else "?"
     url = f"{database_url}{more}options=-cdefault_transaction_read_only%3Don"
     part = group.slice()
@@ -136,7 +137,7 @@ def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: 
 
 
 def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Following a driver does not wait for Postgres: the driver's own words still come through, and a kill still kills."""
+    """Following a driver does not wait for Postgres: the driver's output still arrives, and a kill still works."""
     follow = launch._Follow(hole.url, group.attempt())
     heard: list[launch.Progress] = []
     said: list[str] = []
@@ -157,7 +158,7 @@ def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: G
 
 
 def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None:
-    """A failover to a replica that lagged, or a restore, takes the attempt's row away, and what it committed with it."""
+    """A failover to a lagging replica, or a restore, removes the attempt's row and what the attempt committed."""
     attempt = group.attempt()
     follow = launch._Follow(group.url, attempt)
     heard: list[launch.Progress] = []
@@ -174,7 +175,7 @@ def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None
 
 
 def test_end_of_an_attempt_is_asked_for_again_while_the_server_is_read_only(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failover that takes less than a minute leaves no attempt RUNNING whose driver has died."""
+    """A failover of less than a minute does not leave the attempt of a dead driver RUNNING."""
     attempt = group.attempt()
     ways = iter([f"{group.url}{'&' if '?' in group.url else '?'}options=-cdefault_transaction_read_only%3Don"])
     monkeypatch.setattr(launch, "session", lambda url: session(next(ways, url)))

@@ -1,4 +1,4 @@
-"""Which plans keep each Kafka partition in a task of its own, and what a transform of the Spark form is asked before it is run."""
+"""Which plans keep each Kafka partition in a separate task, and what is checked about a transform of the Spark form before it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def topic(kafka_servers: str) -> Iterator[str]:
-    """Two partitions with two records each."""
+    """A topic of two partitions with two records each."""
     topics = Topics(kafka_servers)
     topic = topics.create(2)
     for partition in range(2):
@@ -46,7 +46,7 @@ def topic(kafka_servers: str) -> Iterator[str]:
 
 @pytest.fixture
 def batch(spark: SparkSession, topic: str, kafka_servers: str) -> Callable[[bool], DataFrame]:
-    """A batch of two slices, with headers or without."""
+    """Creates a batch of two slices, with or without headers."""
     slices = [Slice(TopicPartition(topic, partition), 1, 0, 2, Epoch(1)) for partition in range(2)]
     connections = Connections("postgresql:///", {"bootstrap.servers": kafka_servers})
     return lambda headers: kafka_records(spark, connections, slices, headers=headers)
@@ -54,7 +54,7 @@ def batch(spark: SparkSession, topic: str, kafka_servers: str) -> Callable[[bool
 
 @pytest.fixture
 def records(batch: Callable[[bool], DataFrame]) -> DataFrame:
-    """A batch as a transform gets it that reads everything."""
+    """A batch as a transform gets it if it reads all columns."""
     return batch(True)
 
 
@@ -122,7 +122,7 @@ DIRECT: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 @pytest.mark.parametrize("transform", DIRECT.values(), ids=DIRECT.keys())
 def test_plan_that_keeps_partitions_in_their_tasks_is_taken(records: DataFrame, transform: Callable[[DataFrame], DataFrame]) -> None:
-    """What works on rows one by one, and joins with something small, may be committed by its tasks; each task holds one partition."""
+    """If a plan works row by row, or joins with a small table, its tasks may commit its rows. Each task holds one partition."""
     result = transform(records)
     assert why_staged(result) is None
     assert result.rdd.getNumPartitions() == 2
@@ -172,7 +172,7 @@ STAGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
 def test_plan_that_moves_rows_between_tasks_is_staged_and_the_operator_is_named(
     records: DataFrame, transform: Callable[[DataFrame], DataFrame], operator: str
 ) -> None:
-    """What no task can commit by itself the driver commits; the log says because of what."""
+    """If no task can commit its rows alone, the driver commits, and the log names the reason."""
     why = why_staged(transform(records))
     assert why is not None
     assert re.match(rf"{operator}\b", why)
@@ -196,7 +196,7 @@ def test_records_of_a_batch_are_the_slices_and_nothing_else(spark: SparkSession,
 
 
 def test_transform_whose_dataframe_cannot_be_built_is_refused(spark: SparkSession) -> None:
-    """Spark's own complaint about a column is passed on."""
+    """Spark's own message about an unknown column is passed on."""
     with pytest.raises(TransformFailed, match="carier"):
         output_schema(spark, lambda records: records.select("carier"), input_schema())
     with pytest.raises(TransformFailed, match="it returned NoneType; it must return a DataFrame"):
@@ -223,7 +223,7 @@ HEADERS = {
 def test_headers_are_unpacked_where_a_transform_looks_at_them(
     batch: Callable[[bool], DataFrame], transform: Callable[[DataFrame], DataFrame], wanted: bool
 ) -> None:
-    """Read without them, records are fit for a plan that does not; any other would fail on its first record, and is told before."""
+    """A plan that uses no headers works on records without them. Any other plan would fail on its first record; it is found before."""
     without = transform(batch(False))
     assert reads_headers(without) is wanted
     assert without.schema == transform(batch(True)).schema
@@ -249,7 +249,7 @@ PASSED_ON = {
 
 @pytest.mark.parametrize(("transform", "names"), PASSED_ON.values(), ids=PASSED_ON.keys())
 def test_lineage_that_is_the_sources_own_need_not_travel(records: DataFrame, transform, names: list[str]) -> None:
-    """What a transform computes in its place is looked at, row by row."""
+    """A column that the transform computes instead is checked row by row."""
     assert passed_on(records, transform(records), ["kafka_topic", "kafka_partition"]) == names
 
 
@@ -263,7 +263,7 @@ HANDED_OVER = {
 
 @pytest.mark.parametrize(("transform", "once"), HANDED_OVER.values(), ids=HANDED_OVER.keys())
 def test_it_is_known_whether_a_transform_hands_rows_to_python_itself(records: DataFrame, transform, once: bool) -> None:
-    """What it hands over is not marked, and Spark has to count its bytes."""
+    """If it does, its rows are not marked, and Spark has to count their bytes."""
     assert hands_over_once(transform(records)) is once
 
 
@@ -279,13 +279,13 @@ SIZED: dict[str, tuple[list[str], bool | None]] = {
 
 @pytest.mark.parametrize(("columns", "with_mark"), SIZED.values(), ids=SIZED.keys())
 def test_rows_whose_size_is_cheaply_told_are_marked(records: DataFrame, columns: list[str], with_mark: bool | None) -> None:
-    """Others are left to Spark, which asks each column after each row."""
+    """For other rows Spark has to count the bytes, which means that it asks each column after each row."""
     found = marked(records.selectExpr(*columns))
     assert (None if found is None else LARGE in found.columns) is with_mark
 
 
 def test_large_rows_are_emptied_so_that_what_is_handed_over_stays_small(spark: SparkSession) -> None:
-    """Up to 10,000 rows go at a time. Small ones arrive as they are, null or not; of a slice with a large one nothing is taken."""
+    """Up to 10,000 rows are passed at a time. Small rows arrive unchanged, null or not. A slice with a large row is refused as a whole."""
     part = Slice(TopicPartition("t", 0), 1, 0, 12_000, Epoch(1))
     word, name = "repeat('x', IF(id < 10000, 6000, 100000)) AS word", "IF(id > 1, NULL, 'y') AS name"
     sized = spark.range(0, 12_000, 1, 1).selectExpr("id", word, name)
@@ -309,7 +309,7 @@ def test_large_rows_are_emptied_so_that_what_is_handed_over_stays_small(spark: S
 
 
 def test_spark_counts_bytes_again_for_the_next_job(spark: SparkSession) -> None:
-    """100 MB in 10,000 rows."""
+    """The job passes 100 MB in 10,000 rows."""
     rows = spark.range(0, 10_000, 1, 1).selectExpr("repeat('x', 10000) AS word")
     job = rows.mapInArrow(lambda batches: (batch.slice(0, 1) for batch in batches), "word string")
     with not_counted(spark):
@@ -318,15 +318,15 @@ def test_spark_counts_bytes_again_for_the_next_job(spark: SparkSession) -> None:
 
 
 def test_a_batch_that_is_done_leaves_nothing_of_kafkas_in_the_heap(spark: SparkSession, records: DataFrame) -> None:
-    """Spark keeps consumers and what they have fetched for 5 minutes, for a reader of the same name, and each batch's has one of its own:
-    within some tens of batches the heap was full, and the JVM did little but collect garbage."""
+    """Spark keeps consumers and fetched records for 5 minutes, for another reader with the same name, but the name differs for each batch.
+    Formerly the heap was full after a few dozen batches, and the JVM did little but collect garbage."""
     assert records.count() == 4
-    for kept in ("KafkaConsumer", "ConsumerRecord"):  # each has an evictor of its own
+    for kept in ("KafkaConsumer", "ConsumerRecord"):  # each has a separate evictor
         eventually(lambda kept=kept: in_heap(spark, f"org.apache.kafka.clients.consumer.{kept}") == 0)  # type: ignore[misc]
 
 
 def in_heap(spark: SparkSession, name: str) -> int:
-    """How many objects of a class the JVM holds."""
+    """The number of objects of a class in the JVM's heap."""
     jvm = spark._jvm
     assert jvm is not None
     jcmd = [str(find_java().with_name("jcmd")), str(jvm.java.lang.ProcessHandle.current().pid()), "GC.class_histogram"]

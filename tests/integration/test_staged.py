@@ -1,4 +1,4 @@
-"""Transforms that bring rows of several slices together: the batch is staged by its tasks, and committed as a whole by the driver."""
+"""Transforms that combine rows of several slices: the tasks stage the batch, and the driver commits it as a whole."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class Staged:
         self.scenario.topics.produce(self.topic, values, partition=partition)
 
     def run(self, **task: Any) -> launch.Progress:
-        """One run with Spark in this process; raises what made it fail."""
+        """One run with Spark in this process. Raises the error that made it fail."""
         return run_here(self.scenario, task=TaskIdentity(**task))
 
     def rows(self, columns: str = "city, people") -> list[tuple[Any, ...]]:
         return self.scenario.sql(f"SELECT {columns} FROM {self.scenario.table} ORDER BY 1, 2")
 
     def violations(self) -> list[Violation]:
-        """Where ledger and tables disagree. `Scenario.check` cannot be asked: it knows rows by their records."""
+        """Where ledger and tables disagree. `Scenario.check` does not work here, because it identifies rows by their records."""
         spec = self.scenario.spec
         with session(self.scenario.database_url) as connection, transaction(connection) as cur:
             return check_conservation(cur, spec.group, [spec.sink.table], upsert=bool(spec.sink.key))
@@ -90,7 +90,7 @@ def staged(scenario: Scenario) -> Staged:
 
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
-    """``at_step("COPY_ROWS", act)`` lets the driver do something once, just before that step."""
+    """``at_step("COPY_ROWS", act)`` makes the driver call ``act`` once, just before that step."""
     from tidemark.sink import commit
     from tidemark.sink import staged as module
 
@@ -112,7 +112,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None
 
 
 def test_shuffled_rows_keep_the_lineage_of_their_records(staged: Staged) -> None:
-    """Loaded, skipped and failed of each slice add up, as with a direct commit; several batches follow one another."""
+    """Loaded, skipped and failed records of each slice add up, as with a direct commit. A second run commits another batch."""
     staged.write(LATEST, batch={"max_records": 6})
     staged.produce(("ulm", 1), ("bonn", 2), ("ulm", 3), ("rom", -1))
     staged.produce(("bonn", 9), ("york", 4), partition=1)
@@ -165,7 +165,7 @@ def _of(scenario: Scenario) -> Staged:
 
 
 def test_bad_rows_of_a_staged_batch_are_left_out(staged: Staged) -> None:
-    """What cannot be staged, and what the sink's constraints refuse: found by halving, told as failed records."""
+    """Rows that cannot be staged, or that the sink's constraints refuse, are found by bisection and become failed records."""
     staged.write(SHUFFLED, "city varchar(5) UNIQUE, people bigint CHECK (people > 0)")
     staged.produce(("ulm", 1), ("a\0b", 2), ("bonn", -3), ("london", 4), *((f"c{number}", 5) for number in range(40)))
     staged.produce(("york", 6), ("rom", 0), partition=1)
@@ -181,7 +181,7 @@ def test_bad_rows_of_a_staged_batch_are_left_out(staged: Staged) -> None:
 
 
 def test_staged_batch_that_is_bad_throughout_stops(staged: Staged) -> None:
-    """By the spec's limit, with nothing stored and nothing left behind."""
+    """The limit in the spec stops it. Nothing is stored and no staging table remains."""
     staged.write(SHUFFLED, "city text, people bigint CHECK (people > 100)", batch={"max_failed_records": 5})
     staged.produce(*((f"c{number}", 5) for number in range(40)))
     with pytest.raises(TooManyRejected, match="more than 5 records"):
@@ -210,7 +210,7 @@ def test_rows_that_no_record_of_the_batch_explains_are_refused(staged: Staged, r
 
 
 def test_upsert_of_a_staged_batch(staged: Staged) -> None:
-    """The last record of a key wins; a key in two partitions of one batch has no last one."""
+    """The last record of a key wins. If a key is in two partitions of one batch, no record is the last."""
     sink = {"table": staged.scenario.table, "mode": "upsert", "key": ["city"]}
     staged.write(SHUFFLED, "city text PRIMARY KEY, people bigint", sink=sink)
     staged.produce(("ulm", 1), ("ulm", 2), ("bonn", 3))
@@ -240,7 +240,7 @@ def erase(staged: Staged, where: str) -> erasure.Erasure:
 
 
 def replay(staged: Staged) -> None:
-    """From the start, with all records of a slice in one batch."""
+    """Reads everything again from the start, with all records of a slice in one batch."""
     done = staged.scenario.command("rewind", "plan", staged.scenario.name, "--to-earliest", "--reason", "read it all again")
     assert done.returncode == 0, done.stderr
     number = str(staged.scenario.sql("SELECT max(rewind_id) FROM tidemark.rewind")[0][0])
@@ -249,7 +249,7 @@ def replay(staged: Staged) -> None:
 
 
 def test_erased_records_are_skipped_in_a_staged_batch(staged: Staged) -> None:
-    """Also those that fail by now. Of aggregates a replay makes the rows again, and the plan says so."""
+    """This includes records that now fail. A replay produces the rows of aggregates again, and the plan says so."""
     staged.write(LATEST)
     staged.produce(("ulm", 1), ("bonn", 2), ("ulm", 3), ("rom", -1))
     staged.produce(("york", 4), partition=1)
@@ -271,7 +271,7 @@ def test_erased_records_are_skipped_in_a_staged_batch(staged: Staged) -> None:
 
 
 def test_erased_keys_are_dropped_from_a_staged_upsert(staged: Staged) -> None:
-    """Of an older record of the key too; a later one is loaded."""
+    """Older records of the key are dropped too; a later one is loaded."""
     staged.write(SHUFFLED, "city text PRIMARY KEY, people bigint", sink={"table": staged.scenario.table, "mode": "upsert", "key": ["city"]})
     staged.produce(("ulm", 1), ("bonn", 2))
     staged.run()
@@ -287,7 +287,7 @@ def test_erased_keys_are_dropped_from_a_staged_upsert(staged: Staged) -> None:
 
 
 def test_aggregates_have_their_batch_as_lineage(staged: Staged) -> None:
-    """Each batch adds its rows, under the start of its first slice; the ledger says which slices belong together."""
+    """Each batch adds rows, whose lineage is the start of its first slice. The ledger says which slices belong together."""
     staged.write(COUNTS)
     staged.produce(("ulm", 1), ("bonn", 2), ("ulm", 3))
     staged.produce(("bonn", 9), partition=1)
@@ -305,7 +305,7 @@ def test_aggregates_have_their_batch_as_lineage(staged: Staged) -> None:
 
 
 def test_aggregates_can_be_upserted(staged: Staged) -> None:
-    """A later batch's row of a key replaces the earlier one's, from whichever partitions it comes."""
+    """The row of a key from a later batch replaces the earlier one, whatever partitions they come from."""
     sink = {"table": staged.scenario.table, "mode": "upsert", "key": ["city"]}
     staged.write(COUNTS, "city text PRIMARY KEY, people bigint", sink=sink)
     staged.produce(("ulm", 1), ("bonn", 2))
@@ -317,7 +317,7 @@ def test_aggregates_can_be_upserted(staged: Staged) -> None:
 
 
 def test_a_refused_aggregate_refuses_its_batch(staged: Staged) -> None:
-    """There is no record that could be left out."""
+    """There is no single record that could be rejected instead."""
     staged.write(COUNTS, "city text, people bigint CHECK (people > 0)")
     staged.produce(("ulm", 1), ("bonn", -2))
     with pytest.raises(SinkRejected, match="CheckViolation"):
@@ -326,7 +326,7 @@ def test_a_refused_aggregate_refuses_its_batch(staged: Staged) -> None:
 
 
 def test_validation_judges_aggregates_too(staged: Staged) -> None:
-    """Ranges and counts come from the ledger, whatever explains the rows."""
+    """Ranges and counts come from the ledger, whatever lineage the rows have."""
     staged.write(COUNTS)
     staged.produce(("ulm", 1), ("bonn", 2))
     task = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "try_number": 1}
@@ -338,7 +338,7 @@ def test_validation_judges_aggregates_too(staged: Staged) -> None:
 
 
 def test_rows_without_lineage_from_a_plan_that_does_not_shuffle_are_a_mistake(staged: Staged) -> None:
-    """Each row has its record: the transform forgot to say which."""
+    """Each row comes from one record, but the transform does not say from which."""
     staged.write("order.select('city', 'people')")
     staged.produce(("ulm", 1))
     with pytest.raises(BadOutput, match="return kafka_topic, kafka_partition, kafka_offset as they were given"):
@@ -350,7 +350,7 @@ def test_rows_without_lineage_from_a_plan_that_does_not_shuffle_are_a_mistake(st
 
 @pytest.mark.parametrize("step", ["BEGIN", "MOVE_OFFSET", "COPY_ROWS", "COPY_FAILED", "LEDGER"])
 def test_an_outage_at_any_step_stores_nothing_of_the_batch(staged: Staged, at_step: Callable[..., None], step: str) -> None:
-    """Offsets of all slices, rows and ledger: together or not at all; the next attempt reads the batch again."""
+    """The offsets of all slices, rows and ledger are stored together or not at all. The next attempt reads the batch again."""
     staged.write(SHUFFLED)
     staged.produce(("ulm", 1), ("bonn", 2))
     staged.produce(("york", 3), partition=1)
@@ -365,7 +365,7 @@ def test_an_outage_at_any_step_stores_nothing_of_the_batch(staged: Staged, at_st
 
 
 def test_a_lost_answer_to_commit_is_found_out_from_the_ledger(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had happened: nothing is done twice."""
+    """The commit had succeeded, so nothing is done twice."""
     from tidemark.sink import commit
 
     staged.write(SHUFFLED)
@@ -378,7 +378,7 @@ def test_a_lost_answer_to_commit_is_found_out_from_the_ledger(staged: Staged, mo
 
 
 class LosesAnswer:
-    """A session whose COMMIT happens, and whose answer never comes."""
+    """A session whose COMMIT succeeds, but whose answer is lost."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -392,7 +392,7 @@ class LosesAnswer:
 
 
 def test_a_newer_owner_of_one_partition_fences_the_whole_batch(staged: Staged, at_step: Callable[..., None]) -> None:
-    """One compare-and-set that fails takes all back."""
+    """One failed compare-and-set rolls everything back."""
     staged.write(SHUFFLED)
     staged.produce(("ulm", 1))
     staged.produce(("york", 3), partition=1)
@@ -405,7 +405,7 @@ def test_a_newer_owner_of_one_partition_fences_the_whole_batch(staged: Staged, a
 
 
 def test_rows_that_a_crash_of_postgres_took_from_the_staging_table_are_missed(staged: Staged, at_step: Callable[..., None]) -> None:
-    """An unlogged table is empty after a crash; offsets must not move past rows that are gone."""
+    """An unlogged table is empty after a crash. Offsets must not move past lost rows."""
     staged.write(SHUFFLED)
     staged.produce(("ulm", 1), ("bonn", 2))
     at_step("BEGIN", lambda: staged.scenario.sql(f"TRUNCATE tidemark.{staged.staging()[0][0]}") and None)
@@ -417,7 +417,7 @@ def test_rows_that_a_crash_of_postgres_took_from_the_staging_table_are_missed(st
 
 
 def test_rows_of_a_try_that_nobody_heard_of_are_not_promoted(staged: Staged, at_step: Callable[..., None]) -> None:
-    """A task whose worker died after it had staged is tried again: its rows are there twice."""
+    """A task whose worker died after staging is retried, so its rows are staged twice."""
     staged.write(SHUFFLED)
     staged.produce(("ulm", 1), ("bonn", 2))
 
@@ -433,7 +433,7 @@ def test_rows_of_a_try_that_nobody_heard_of_are_not_promoted(staged: Staged, at_
 
 
 def test_what_a_killed_driver_left_behind_is_dropped_by_the_next_batch(staged: Staged) -> None:
-    """Only of attempts that have ended: another one that runs may still be staging."""
+    """Only tables of attempts that have ended are dropped: a running attempt may still be staging."""
     staged.write(SHUFFLED)
     attempts = [run.open_attempt(staged.scenario.database_url, staged.scenario.spec.group, TaskIdentity()) for _ in range(2)]
     for attempt in attempts:
@@ -446,7 +446,7 @@ def test_what_a_killed_driver_left_behind_is_dropped_by_the_next_batch(staged: S
 
 
 def test_a_table_that_somebody_still_writes_is_left_for_later(staged: Staged) -> None:
-    """A stopped driver may hold it; nobody waits for that."""
+    """A stopped driver may hold the table. The run does not wait for it."""
     staged.write(SHUFFLED)
     attempt = run.open_attempt(staged.scenario.database_url, staged.scenario.spec.group, TaskIdentity())
     staged.scenario.sql(f"CREATE UNLOGGED TABLE tidemark.staged_{attempt}_1 (n int)")

@@ -1,4 +1,4 @@
-"""Consumers that load several tables: from each form of a transform, together or not at all."""
+"""Consumers that load several tables, with each form of a transform: all tables are loaded together or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shop(scenario: Scenario, form: str) -> Shop:
 
 
 def test_all_tables_of_a_slice_commit_together(shop: Shop) -> None:
-    """With the lineage of the record in each, and its rows numbered for each table."""
+    """Each table has the record's lineage, and the record's rows are numbered separately in each table."""
     shop.produce({"id": 1, "lines": [3, 4]}, {"id": 2}, {"id": 3, "word": "skip"}, {"id": 4, "lines": [5]})
     shop.run()
     assert shop.loaded() == {1: [3, 4], 2: [], 4: [5]}
@@ -47,7 +47,7 @@ def test_all_tables_of_a_slice_commit_together(shop: Shop) -> None:
 
 @pytest.mark.parametrize("bad", [{"lines": [7, -1]}, {"customer": "nobody", "lines": [7]}], ids=["second", "first"])
 def test_a_record_that_one_table_refuses_is_loaded_into_none(shop: Shop, bad: Order) -> None:
-    """Whichever table it is; the others are loaded."""
+    """Whichever table refuses it. The other records are loaded."""
     shop.produce({"id": 1, "lines": [3]}, {"id": 2, **bad}, {"id": 3, "lines": [4, 5]})
     shop.run()
     assert shop.loaded() == {1: [3], 3: [4, 5]}
@@ -58,7 +58,7 @@ def test_a_record_that_one_table_refuses_is_loaded_into_none(shop: Shop, bad: Or
 
 
 def test_rows_that_need_a_refused_record_are_refused_too(shop: Shop) -> None:
-    """Lines of an order that came in a record of its own, which failed."""
+    """For example lines whose order came in a separate record, which failed."""
     shop.produce({"id": 1, "customer": "nobody"}, {"id": 1, "orphan": True, "lines": [3]}, {"id": 2, "lines": [4]})
     shop.run()
     assert shop.loaded() == {2: [4]}
@@ -67,7 +67,7 @@ def test_rows_that_need_a_refused_record_are_refused_too(shop: Shop) -> None:
 
 
 def test_a_record_does_not_fail_because_of_one_that_fails_too(shop: Shop) -> None:
-    """The second order takes the number of the first, whose lines are refused."""
+    """Two orders have the same number, and only the second is loaded, because the lines of the first are refused."""
     shop.produce({"id": 1, "lines": [3]}, {"id": 2, "lines": [-1]}, {"id": 2, "lines": [4]})
     shop.run()
     assert shop.loaded() == {1: [3], 2: [4]}
@@ -76,7 +76,7 @@ def test_a_record_does_not_fail_because_of_one_that_fails_too(shop: Shop) -> Non
 
 
 def test_a_record_may_delete_from_one_table(shop: Shop) -> None:
-    """The last record of a key wins, within a slice and after it."""
+    """The last record of a key wins, within a slice and across slices."""
     shop.produce({"id": 1, "lines": [3, 4]}, {"id": 1, "line": 0, "word": "delete"})
     shop.run()
     shop.produce({"id": 2, "lines": [5]}, {"id": 2, "line": 0, "word": "delete"}, {"id": 1, "line": 1, "word": "delete"})
@@ -86,7 +86,7 @@ def test_a_record_may_delete_from_one_table(shop: Shop) -> None:
 
 
 def test_a_delete_without_a_key_fails_its_record_in_all_tables(shop: Shop) -> None:
-    """It is found before the COPY, when the rows for another table have been stored."""
+    """It is detected before the COPY, when the rows for another table are already stored."""
     shop.produce({"id": 1, "lines": [3]}, {"id": 1, "line": None, "word": "delete"})
     shop.run()
     assert shop.loaded() == {1: [3]}
@@ -103,7 +103,7 @@ RECORD = st.fixed_dictionaries(
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(RECORD, min_size=1, max_size=40))
 def test_whatever_is_refused_where(scenario: Scenario, form: str, records: list[Order]) -> None:
-    """The loaded orders are those that both tables take, whole."""
+    """The loaded orders are those that both tables accept, each with all its lines."""
     scenario.name = f"c{uuid.uuid4().hex[:10]}"
     scenario.table = f"lake.{scenario.name}"
     shop = Shop(scenario, form)
@@ -119,7 +119,7 @@ def test_whatever_is_refused_where(scenario: Scenario, form: str, records: list[
 
 
 def test_a_retried_record_is_loaded_into_all_tables(scenario: Scenario, topics: Topics, form: str) -> None:
-    """Or into none, if one of them refuses its row then."""
+    """Or into none, if one of them refuses its row in the retry."""
     lab = Lab(scenario, topics)
     shop = Shop(scenario, form, topic=lab.topic)
     scenario.set(retry={"delays": ["1m"]})
@@ -153,7 +153,7 @@ def test_rows_for_no_sink_are_refused(scenario: Scenario, source: str, problem: 
 
 
 def test_one_sink_needs_no_name(scenario: Scenario) -> None:
-    """A row with a name is refused, because the name says nothing."""
+    """A row with the name of a sink is refused, because the name means nothing."""
     scenario.write(
         'from tidemark.transform import Record, to\n\ndef transform(record: Record):\n    return to("orders", {"payload": record.value})\n',
         topics=scenario.topics.create(),
@@ -164,7 +164,7 @@ def test_one_sink_needs_no_name(scenario: Scenario) -> None:
 
 
 def test_different_words_for_one_record_are_refused(scenario: Scenario) -> None:
-    """A record has one outcome, whatever the number of tables."""
+    """A record has one outcome, however many tables there are."""
     shop = Shop(scenario, "arrow")
     source = FORMS["arrow"].replace('orders.append({**lineage, "id"', 'orders.append({**lineage, "disposition": "skip", "id"')
     scenario.transform(source)
@@ -174,7 +174,7 @@ def test_different_words_for_one_record_are_refused(scenario: Scenario) -> None:
 
 
 def test_a_transform_must_return_all_its_sinks(scenario: Scenario) -> None:
-    """Its columns are compared with the tables before anything is read."""
+    """The columns of its output are compared with the tables before anything is read."""
     shop = Shop(scenario, "arrow")
     scenario.transform(FORMS["arrow"].replace('"lines": pa.RecordBatch', '# "lines": pa.RecordBatch'))
     shop.produce({"id": 1})
@@ -194,7 +194,7 @@ def test_try_shows_the_rows_of_each_table(scenario: Scenario, tmp_path: Path) ->
 
 
 def test_ddl_and_check_cover_all_tables(scenario: Scenario) -> None:
-    """In the order of the file; the first table that is missing is reported with its DDL."""
+    """Tables are listed in the order of the file. The first missing table is reported with its DDL."""
     shop = Shop(scenario, "arrow")
     good = scenario.command("consumers", "check", scenario.name)
     assert good.returncode == 0, good.stdout

@@ -1,6 +1,6 @@
-"""A driver that hangs, is given up, and wakes up when a newer one has read on: it stores nothing any more (I2).
+"""A driver hangs, is given up, and wakes up after a newer one has taken over: it stores nothing more (I2).
 
-Here both are drivers as they are, with the time that a claim waits; `tests.chaos` puts the older to sleep at every step.
+Here both are real drivers, and claims wait as long as in production. `tests.chaos` suspends the older driver at every step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CREATE TABLE public.numbers (
 
 @pytest.fixture
 def points(tmp_path: Path, project_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
-    """Points in every driver's commits."""
+    """Points at which a test can hold the commits of every driver."""
     folder = tmp_path / "points"
     folder.mkdir()
     points = Points(folder)
@@ -63,7 +63,7 @@ def points(tmp_path: Path, project_dir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def begin(project_dir: Path, database_url: str, topics: Topics, kafka_servers: str, points: Points) -> Iterator[Callable[[int], Attempt]]:
-    """Begins an attempt (of one Airflow task, with this try number) over a topic of 250 records, read in batches of 100."""
+    """Starts an attempt (of one Airflow task, with this try number) over a topic of 250 records, read in batches of 100."""
     topic = topics.create()
     topics.produce(topic, [str(number) for number in range(RECORDS)])
     (project_dir / "transforms" / "takeover_numbers.py").write_text(TRANSFORM)
@@ -94,7 +94,7 @@ def numbers(database_url: str) -> list[int]:
 
 
 def test_driver_that_wakes_up_after_a_takeover_stores_nothing(begin, points, database_url):
-    """It held the partition's row: the newer driver waits for it, then ends its session. Every record is in the sink once."""
+    """The old driver holds the partition's row: the newer one waits for it, then ends that session. Every record is in the sink once."""
     point = points.at(Step.COMMIT, start=1)
     old = begin(1)
     point.reached()
@@ -118,7 +118,7 @@ def test_driver_that_wakes_up_after_a_takeover_stores_nothing(begin, points, dat
 
 
 def test_retried_try_of_a_finished_run_says_so_and_reads_nothing(begin, database_url):
-    """The first try committed all that its run had planned, and then was lost: the second starts no Spark and succeeds."""
+    """The first try committed everything that its run had planned, and was then lost. The second starts no Spark and succeeds."""
     first = begin(1).wait()
     assert isinstance(first, Progress)
     second = begin(2)

@@ -1,4 +1,4 @@
-"""`tidemark try`: what would become of the latest records, in all forms; and nothing is written."""
+"""`tidemark try` shows what a run would do with the latest records, in all forms of a transform, and writes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW = {"id": 1, "city": None, "total": "12.50", "at": "2026-01-02T03:04:05.67800
 
 
 class Shell:
-    """The command in this process, with the environment of a user's shell."""
+    """Runs the command in this process, with the environment of a user's shell."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -63,7 +63,7 @@ def outcomes(found: dict[str, Any]) -> list[tuple[int, str, Any]]:
 
 
 def contents(scenario: Scenario) -> tuple[dict[str, int], list[str]]:
-    """How many rows each table of the database has, and all topics."""
+    """The number of rows in each table of the database, and the topics whose names contain the consumer's."""
     tables = scenario.sql("SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname !~ '^(pg_|information_)'")
     counts = {table: scenario.sql(f"SELECT count(*) FROM {table}")[0][0] for (table,) in tables}
     return counts, Cluster({"bootstrap.servers": scenario.topics.servers}).matching(f".*{scenario.name}.*")
@@ -71,7 +71,7 @@ def contents(scenario: Scenario) -> tuple[dict[str, int], list[str]]:
 
 @pytest.mark.parametrize("form", ["function", "arrow", "spark"])
 def test_each_form_shows_rows_and_failures_as_a_run_would_store_them(registered: Orders, shell: Shell, form: str) -> None:
-    """Undecodable records, unknown schemas, and the table's types. Afterwards no table and no topic is new, and no row."""
+    """Covers undecodable records, unknown schemas, and the table's types. Afterwards there is no new table, topic or row."""
     scenario = shell.scenario
     good = registered.written(order(1))
     registered.produce(order(1), good[:-1], b"\0" + (2**31 - 5).to_bytes(4, "big") + good[5:])
@@ -103,7 +103,7 @@ PER_ORDER = """
 
 
 def test_a_function_with_and_without_a_table(shell: Shell) -> None:
-    """With one, values must fit its columns; without, rows are shown as the function returned them."""
+    """With a table, values must fit its columns. Without one, rows are shown as the function returned them."""
     scenario = shell.scenario
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["skip", "permanent", "later", "ab", "", "\0"])
@@ -166,7 +166,7 @@ def test_consumer_without_code_needs_no_table_if_the_values_have_a_schema(regist
 
 
 def test_values_that_the_copy_cannot_hold_fail(shell: Shell) -> None:
-    """As in a run, alone: here a uuid of an Arrow transform."""
+    """As in a run, only the record with the value fails: here a bad uuid from an Arrow transform."""
     source = """
         import pyarrow as pa
 
@@ -219,7 +219,7 @@ def test_rows_of_a_spark_aggregate_belong_to_the_batch_and_udfs_find_their_modul
 
 
 def test_latest_are_the_last_committed_records_over_all_partitions(scenario: Scenario) -> None:
-    """By timestamp, each partition in its own order; aborted records and markers do not count, however many there are."""
+    """Sorted by timestamp, but within a partition by offset. Aborted records and markers do not count, however many there are."""
     topics = scenario.topics
     topic = topics.create(3)
     for partition, stamps in enumerate(([10, 40, 30], [20, 50])):
@@ -252,7 +252,7 @@ def test_empty_topic_and_fixed_partitions(shell: Shell, project_dir: Path) -> No
 
 
 def test_times_that_python_does_not_have_are_shown(shell: Shell) -> None:
-    """A record's timestamp after the year 9999 is not shown; such values are text."""
+    """A record's timestamp after the year 9999 is not shown. Such a value in a row is shown as text."""
     source = """
         import pyarrow as pa
 

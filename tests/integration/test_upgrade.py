@@ -1,4 +1,4 @@
-"""Upgrades of the schema while drivers run: the code of this checkout is the older release, a further migration makes the newer one."""
+"""Upgrades of the schema while drivers run: the code of this checkout is the older release, and one more migration makes the newer one."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_older_driver_commits_while_and_after_an_additive_migration_is_applied(
     scenario: Scenario, newer: Release, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """The migration waits for a commit that is under way, and the driver's next commits are on the newer schema. So are the older code's
-    next run, and its `migrate` has nothing to do."""
+    """The migration waits for a commit in progress. The driver's next commits, and the next run of the older code, use the newer schema.
+    The older code's `migrate` then has nothing to do."""
     topic = scenario.topics.create(2)
     for partition in (0, 1):
         scenario.topics.produce(topic, map(str, range(40)), partition=partition)
@@ -109,7 +109,7 @@ def test_older_driver_commits_while_and_after_an_additive_migration_is_applied(
 def test_migration_that_is_not_additive_is_refused_while_a_driver_runs(
     scenario: Scenario, newer: Release, pool: ThreadPoolExecutor
 ) -> None:
-    """It names the driver and changes nothing; when the run has ended it is applied, and older code is refused."""
+    """The error names the driver, and nothing changes. After the run has ended, the migration is applied, and older code is refused."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["one"])
     scenario.write(topics=topic).make_sink()
@@ -135,7 +135,7 @@ def test_migration_that_is_not_additive_is_refused_while_a_driver_runs(
 def test_migration_that_gets_no_lock_gives_up_and_leaves_nothing(
     scenario: Scenario, newer: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transaction that stays open cannot make commits queue behind a waiting migration for long."""
+    """If a transaction stays open, commits do not queue behind the waiting migration for long."""
     monkeypatch.setattr(schema, "LOCK_WAITS_S", (0.1, 0.1))
     with psycopg2.connect(scenario.database_url) as other, other.cursor() as cur:
         cur.execute("LOCK TABLE tidemark.partition_offset IN ROW EXCLUSIVE MODE")

@@ -33,16 +33,16 @@ TRANSFORM = """
             city, people = pair.split("=")
             yield {"city": city, "people": int(people)}
 """
-"""``ulm=1 bonn=2`` is a record of two rows."""
+"""``ulm=1 bonn=2`` is a record with two rows."""
 
 
 class Stopped(Exception):
-    """What ends a run between two batches."""
+    """Raised to end a run between two batches."""
 
 
 @pytest.fixture
 def cities(scenario: Scenario) -> Scenario:
-    """A consumer whose sink has a row a city; its topic has two partitions."""
+    """A consumer whose sink has one row per city. Its topic has two partitions."""
     topic = scenario.topics.create(2)
     sink = {"table": scenario.table, "mode": "upsert", "key": ["city"]}
     return scenario.write(TRANSFORM, topics=topic, sink=sink).make_sink()
@@ -62,7 +62,7 @@ def conserved(cities: Scenario) -> bool:
 
 
 def test_last_record_of_a_key_wins_within_a_batch_and_between_batches(cities: Scenario) -> None:
-    """Also the last row of a record with several, and across runs; the row's lineage is that of the record that won."""
+    """So does the last row of a record with several, and the last record across runs. The row's lineage is that of the winning record."""
     produce(cities, ["ulm=1", "bonn=2", "ulm=3 ulm=4", "rom=5"])
     produce(cities, ["york=6"], partition=1)
     cities.run()
@@ -77,7 +77,7 @@ def test_last_record_of_a_key_wins_within_a_batch_and_between_batches(cities: Sc
 
 
 def test_key_that_comes_from_another_partition_is_a_failed_record(cities: Scenario) -> None:
-    """Between partitions nothing says which is the last. The record says where the key was loaded from; the others go on."""
+    """Records of different partitions have no order. The failed record says where the key was loaded from; the other records are loaded."""
     produce(cities, ["ulm=1", "bonn=2"])
     cities.run()
     produce(cities, ["york=3", "ulm=9", "rom=4"], partition=1)
@@ -91,7 +91,7 @@ def test_key_that_comes_from_another_partition_is_a_failed_record(cities: Scenar
 
 
 def test_key_in_two_partitions_of_one_batch_is_loaded_from_one_of_them(cities: Scenario) -> None:
-    """Whichever commits first; the other one's record has failed."""
+    """It is loaded from the partition that commits first. The record of the other one fails."""
     produce(cities, ["ulm=1", "bonn=2"])
     produce(cities, ["york=3", "ulm=9"], partition=1)
     cities.run()
@@ -103,7 +103,7 @@ def test_key_in_two_partitions_of_one_batch_is_loaded_from_one_of_them(cities: S
 
 
 def test_topic_that_was_re_created_goes_on_with_its_keys(cities: Scenario) -> None:
-    """A new life of the topic is a new topic in the ledger, but the keys' partitions are the same ones."""
+    """A re-created topic is a new topic in the ledger, but each key keeps its partition."""
     (topic,) = cities.keys["topics"]
     produce(cities, ["ulm=1", "bonn=2"])
     cities.run()
@@ -117,7 +117,8 @@ def test_topic_that_was_re_created_goes_on_with_its_keys(cities: Scenario) -> No
 
 
 def test_older_record_never_replaces_a_newer_row(cities: Scenario) -> None:
-    """Read after the newer ones, as when a skipped range is read later: it counts as loaded, as one does whose row was replaced since."""
+    """Older records are read after newer ones, as when a skipped range is read later. They count as loaded, as do records whose row was
+    replaced later."""
     produce(cities, ["ulm=1", "bonn=2 rom=3", "york=-4", "ulm=5 ulm=6", "bonn=7"])
     cities.run()
     cities.sql(f"DELETE FROM {cities.table} WHERE city IN ('rom', 'york'); ALTER TABLE {cities.table} ADD CHECK (people > 0)")
@@ -140,7 +141,7 @@ def test_older_record_never_replaces_a_newer_row(cities: Scenario) -> None:
 
 
 def test_record_of_a_former_life_of_the_topic_is_older_than_all_of_the_new_one(cities: Scenario) -> None:
-    """Whatever their offsets say: ids of topics are given in the order in which their lives were seen."""
+    """Offsets do not matter here: topic ids are assigned in the order in which the incarnations were seen."""
     produce(cities, ["rom=0", "rom=1", "ulm=1"])
     cities.run()
     cities.sql(f"UPDATE {cities.table} SET kafka_offset = 0, kafka_topic_id = 2 WHERE city = 'ulm'")
@@ -153,7 +154,7 @@ def test_record_of_a_former_life_of_the_topic_is_older_than_all_of_the_new_one(c
 
 
 def test_rows_that_postgres_refuses_are_left_out_of_an_upsert(cities: Scenario) -> None:
-    """The last *good* record of a key wins."""
+    """The last *valid* record of a key wins."""
     cities.sql(f"ALTER TABLE {cities.table} ADD CHECK (people > 0)")
     produce(cities, ["ulm=1", "bonn=2", "ulm=-3", "bonn=4 rom=-1", "york=5", "a\0=6"])
     cities.run()
@@ -163,7 +164,7 @@ def test_rows_that_postgres_refuses_are_left_out_of_an_upsert(cities: Scenario) 
 
 
 def test_columns_that_the_transform_does_not_return_keep_their_values(cities: Scenario) -> None:
-    """An upsert replaces what it brings, and nothing else."""
+    """An upsert replaces only the columns that the transform returns."""
     cities.sql(f"ALTER TABLE {cities.table} ADD note text DEFAULT 'new'")
     produce(cities, ["ulm=1"])
     cities.run()
@@ -176,7 +177,7 @@ def test_columns_that_the_transform_does_not_return_keep_their_values(cities: Sc
 @settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 99)), min_size=1, max_size=30), min_size=1, max_size=3))
 def test_sink_is_what_a_dict_would_be(cities: Scenario, runs: list[list[tuple[str, int]]]) -> None:
-    """Any order of keys, any cut into runs and batches."""
+    """Keys come in any order, and records are divided into runs and batches in any way."""
     cities.set(batch={"max_records": 7})
     expected = found(cities)
     for records in runs:
@@ -191,7 +192,7 @@ def test_sink_is_what_a_dict_would_be(cities: Scenario, runs: list[list[tuple[st
 
 
 def test_table_must_find_a_row_by_its_key(cities: Scenario) -> None:
-    """Without the unique index, or with a key that may be null, a key would have several rows; the DDL that mends it is printed."""
+    """Without the unique index, or with a nullable key, a key could have several rows. The error has the DDL that fixes the table."""
     cities.sql(f"ALTER TABLE {cities.table} DROP CONSTRAINT {cities.name}_city_key, ALTER city DROP NOT NULL")
     produce(cities, ["ulm=1"])
     with pytest.raises(SinkMismatch) as refused:
@@ -213,7 +214,7 @@ def test_index_that_is_not_on_exactly_the_key_does_not_count(cities: Scenario, i
 
 
 def test_key_must_be_among_the_columns_that_are_returned(cities: Scenario) -> None:
-    """Else no row could be found by it."""
+    """Otherwise no row could be found by its key."""
     cities.set(sink={"table": cities.table, "mode": "upsert", "key": ["city", "country"]})
     produce(cities, ["ulm=1"])
     with pytest.raises(SinkMismatch, match="the output lacks the key column country"):
@@ -221,6 +222,6 @@ def test_key_must_be_among_the_columns_that_are_returned(cities: Scenario) -> No
 
 
 def test_key_and_partitions_of_the_table_exclude_each_other(cities: Scenario) -> None:
-    """A unique index of a partitioned table holds within one partition only."""
+    """In a partitioned table, a unique index applies within one partition only."""
     with pytest.raises(BadInput, match=r"unique in the whole table\. Omit --partitions"):
         cities.make_sink(partitions=2)

@@ -1,4 +1,4 @@
-"""Validation on a real Postgres: what is judged, what is stored, how far readers are shown rows."""
+"""Validation on a real Postgres: what is judged, what is stored, and which rows readers see."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DELAY = expectation("expect_column_values_to_be_between", "warning", column="del
 
 @dataclass
 class Scenario:
-    """A group, its ledger and its sink, written by SQL as consumers leave them behind."""
+    """A group, its ledger and its sink, written with SQL in the state in which consumers leave them."""
 
     url: str
     folder: Path
@@ -80,7 +80,7 @@ class Scenario:
         self, run: str, start: int, end: int, partition: int = 0, *, retried: int = 0, failed: int = 0, seqs: int = 1,
         topic: str = "flights", group: str = GROUP,
     ) -> None:  # fmt: skip
-        """A batch as a consumer commits it: the last records are failed, those before them go to retry, the rest are loaded."""
+        """Writes a batch as a consumer commits it: the last records failed, those before them are to be retried, the rest are loaded."""
         attempt, topic_id = self.attempt(run, group), self.topic(topic)
         loaded = end - start - retried - failed
         self.sql(
@@ -160,7 +160,7 @@ def departures(database_url: str, tmp_path: Path) -> Iterator[Scenario]:
 
 
 def test_a_run_whose_rows_meet_the_suite_has_passed(departures: Scenario) -> None:
-    """The verdict carries ranges, counts and results; it is stored, it is the batches', and the validated offset reaches their end."""
+    """The report has ranges, counts and results. It is stored, the batches refer to it, and the validated offset reaches their end."""
     departures.partition(1)
     departures.batch("run", 0, 60, seqs=2)
     departures.batch("run", 60, 100, retried=3, failed=2)
@@ -182,7 +182,7 @@ def test_a_run_whose_rows_meet_the_suite_has_passed(departures: Scenario) -> Non
 
 
 def test_a_warning_reports_and_holds_nobody_up(departures: Scenario) -> None:
-    """The exact rows are stored, and the validated offset moves all the same."""
+    """The exact failing rows are stored, and the validated offset moves anyway."""
     departures.batch("run", 0, 100)
     departures.sql(f"UPDATE {TABLE} SET delay = 9999 WHERE kafka_offset IN (7, 42)")
     verdict = departures.validate("run", CARRIER, DELAY)
@@ -196,7 +196,7 @@ def test_a_warning_reports_and_holds_nobody_up(departures: Scenario) -> None:
 
 
 def test_a_critical_failure_stops_the_validated_offset(departures: Scenario) -> None:
-    """Readers of the validated view are not shown a row of it."""
+    """Readers of the validated view see none of the run's rows."""
     departures.batch("first", 0, 100)
     departures.batch("second", 100, 200)
     departures.sql(f"UPDATE {TABLE} SET carrier = NULL WHERE kafka_offset = 150")
@@ -209,7 +209,7 @@ def test_a_critical_failure_stops_the_validated_offset(departures: Scenario) -> 
 
 
 def test_every_kind_of_expectation_is_judged_and_its_rows_are_found(departures: Scenario) -> None:
-    """Column, pair, several columns, uniqueness, row conditions and SQL name rows; aggregates and table expectations have none."""
+    """Expectations on columns, pairs, several columns, uniqueness, row conditions and SQL name rows; aggregates and tables have none."""
     departures.batch("run", 0, 100)
     departures.sql(f"UPDATE {TABLE} SET carrier = 'XX', delay = 5000 WHERE kafka_offset IN (10, 20)")
     departures.sql(f"UPDATE {TABLE} SET origin = carrier WHERE kafka_offset = 30")
@@ -250,7 +250,7 @@ def test_every_kind_of_expectation_is_judged_and_its_rows_are_found(departures: 
 
 
 def test_types_that_compare_distributions_import_what_they_need(departures: Scenario) -> None:
-    """Great Expectations is imported without the packages that only they use."""
+    """Great Expectations is otherwise imported without the packages that only these types use."""
     departures.batch("run", 0, 100)
     departures.sql(f"UPDATE {TABLE} SET carrier = 'XX' WHERE kafka_offset < 50")
     kind = "expect_column_kl_divergence_to_be_less_than"
@@ -261,7 +261,7 @@ def test_types_that_compare_distributions_import_what_they_need(departures: Scen
 
 
 def test_at_most_ten_thousand_rows_of_an_expectation_are_stored(departures: Scenario) -> None:
-    """The count is exact, the rows are bounded, and the result says how many are not there."""
+    """The count is exact, the number of stored rows is limited, and the result says how many are not stored."""
     departures.batch("run", 0, 12_000)
     departures.sql(f"UPDATE {TABLE} SET carrier = NULL")
     verdict = departures.validate("run", CARRIER, expectation(UNEXPECTED, unexpected_rows_query="SELECT * FROM {batch}"))
@@ -271,7 +271,7 @@ def test_at_most_ten_thousand_rows_of_an_expectation_are_stored(departures: Scen
 
 
 def test_rows_of_other_runs_are_not_judged(departures: Scenario) -> None:
-    """Only the ranges of this run's batches: not what came before, after, in between, or in another partition."""
+    """Only the ranges of this run's batches are judged: not the rows before, after or between them, or in another partition."""
     departures.partition(1)
     for run, start in (("old", 0), ("mine", 100), ("other", 200), ("mine", 300), ("new", 400)):
         departures.batch(run, start, start + 100)
@@ -283,7 +283,7 @@ def test_rows_of_other_runs_are_not_judged(departures: Scenario) -> None:
 
 
 def test_a_run_is_all_its_attempts_or_one(departures: Scenario) -> None:
-    """A dag run whose first try failed half way is judged as a whole; outside Airflow an attempt stands for itself."""
+    """A dag run whose first try failed halfway is judged as a whole. Outside Airflow, an attempt is judged alone."""
     departures.batch("run", 0, 50)
     first = departures.attempts.pop("run")
     departures.batch("run", 50, 80)
@@ -294,7 +294,7 @@ def test_a_run_is_all_its_attempts_or_one(departures: Scenario) -> None:
 
 
 def test_a_run_that_committed_nothing_has_passed_and_leaves_no_trace(departures: Scenario) -> None:
-    """There is nothing to judge; the caller sees it by the missing validation_id."""
+    """There is nothing to judge. The missing validation_id tells the caller."""
     verdict = departures.validate("never", CARRIER)
     assert (verdict.verdict, verdict.ranges, verdict.results, verdict.validation_id) == (Verdict.PASSED, {}, (), None)
     assert departures.sql("SELECT count(*) FROM tidemark.validation") == [(0,)]
@@ -327,7 +327,7 @@ def test_a_group_or_table_that_is_not_there_is_refused(departures: Scenario) -> 
 def test_an_expectation_that_cannot_be_evaluated_is_an_error_and_no_verdict(
     departures: Scenario, broken: dict[str, Any], cause: str
 ) -> None:
-    """The suite file, its number, its type and Postgres' own words; innocent expectations are not named; nothing is stored."""
+    """The error names the suite file, the number and type of the bad expectation only, and Postgres' message. Nothing is stored."""
     departures.batch("run", 0, 100)
     departures.sql("CREATE SEQUENCE analytics.number")
     with pytest.raises(ExpectationError) as caught:
@@ -342,7 +342,7 @@ def test_an_expectation_that_cannot_be_evaluated_is_an_error_and_no_verdict(
 
 
 def test_a_session_that_is_lost_says_nothing_about_the_suite(departures: Scenario) -> None:
-    """The same call may succeed later; nothing was stored."""
+    """The same call may succeed later. Nothing is stored."""
     departures.batch("run", 0, 1)
     with pytest.raises(DatabaseUnavailable):
         departures.validate(
@@ -354,7 +354,7 @@ def test_a_session_that_is_lost_says_nothing_about_the_suite(departures: Scenari
 def test_great_expectations_is_silent_and_stays_at_home(
     departures: Scenario, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No socket is opened but Postgres' own, no progress bar is drawn, and no cloud is looked for."""
+    """The only socket is the one to Postgres, there is no progress bar, and no cloud is contacted."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("a socket was opened")
@@ -403,7 +403,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_the_ledger_does_not_explain_is_critical(departures: Scenario, case: str) -> None:
-    """Result 0 of the run fails, names the partition and the offsets, and stops the validated offset; without any suite."""
+    """Result 0 of the run fails, names the partition and the offsets, and stops the validated offset, even without a suite."""
     statement, kinds = BROKEN[case]
     for run, start, end in (("first", 0, 50), ("before", 50, 100), ("run", 100, 200), ("behind", 200, 250), ("last", 250, 300)):
         departures.batch(run, start, end, **({"retried": 5, "failed": 2} if run == "run" else {}))
@@ -420,7 +420,7 @@ def test_what_the_ledger_does_not_explain_is_critical(departures: Scenario, case
 
 
 def test_a_ledger_that_does_not_end_at_the_position_is_told(departures: Scenario) -> None:
-    """Ahead of the ledger or behind it: either way nobody can say what became of the records."""
+    """If the position is ahead of the ledger or behind it, the state of the records in between is unknown."""
     departures.batch("run", 0, 100)
     for position in (90, 110):
         departures.move(position)
@@ -430,7 +430,7 @@ def test_a_ledger_that_does_not_end_at_the_position_is_told(departures: Scenario
 
 
 def test_lost_ranges_are_part_of_the_ledger(departures: Scenario) -> None:
-    """At the beginning, in the middle, at the end, and one whose end nobody knows."""
+    """At the beginning, in the middle, at the end, and one with an unknown end."""
     departures.lost(0, 10)
     departures.batch("run", 10, 20)
     departures.lost(20, 30)
@@ -444,7 +444,7 @@ def test_lost_ranges_are_part_of_the_ledger(departures: Scenario) -> None:
 
 @pytest.mark.parametrize("place", [(0, 3), (0, 55), (0, 999), (1, 5), (7, 0)])
 def test_sink_rows_that_no_batch_wrote_are_orphans(departures: Scenario, place: tuple[int, int]) -> None:
-    """Before, between and behind the ranges, in a partition without batches, and in one that the group never had."""
+    """Before, between and after the ranges, in a partition without batches, and in one that the group never had."""
     departures.partition(1, at=5)
     departures.move(10)
     departures.batch("run", 10, 50)
@@ -468,7 +468,7 @@ def test_failed_records_that_no_batch_handed_over_are_orphans(departures: Scenar
 
 
 def test_groups_that_share_a_sink_do_not_see_each_others_rows(departures: Scenario) -> None:
-    """A sink may be fed by several groups, each with topics of its own."""
+    """Several groups may load the same sink, each from different topics."""
     departures.partition(topic="weather", group="weather")
     departures.batch("run", 0, 100)
     departures.batch("rain", 0, 30, topic="weather", group="weather")
@@ -479,7 +479,7 @@ def test_groups_that_share_a_sink_do_not_see_each_others_rows(departures: Scenar
 
 
 def test_in_an_upsert_sink_later_records_may_take_rows_away(departures: Scenario) -> None:
-    """Fewer rows than the ledger says are no violation there, more still are."""
+    """In such a sink, fewer rows than in the ledger are no violation, but more rows are."""
     departures.batch("run", 0, 100)
     departures.sql(f"DELETE FROM {TABLE} WHERE kafka_offset < 30")
     assert departures.validate("run", upsert=True).verdict is Verdict.PASSED
@@ -493,7 +493,7 @@ LINES = "analytics.lines"
 
 
 def two_tables(departures: Scenario, *, orders: int = 10, lines: int = 20) -> None:
-    """A run of these records: one row of each in the first table, and the rest of the rows in the second one."""
+    """A run of ``orders`` records, with one row each in the first table and ``lines`` rows in total in the second."""
     departures.batch("run", 0, orders)
     departures.sql(f"CREATE TABLE {LINES} (LIKE {TABLE} INCLUDING ALL)")
     departures.sql(
@@ -511,7 +511,7 @@ def validate_both(departures: Scenario) -> ValidationReport:
 
 
 def test_one_verdict_covers_the_suites_of_all_tables(departures: Scenario) -> None:
-    """Each suite sees the rows of its table only. Results name their table; failing rows are stored under the number of their result."""
+    """Each suite sees only the rows of its table. Results name their table; failing rows are stored under the number of their result."""
     two_tables(departures)
     departures.sql(f"UPDATE {LINES} SET carrier = NULL WHERE kafka_offset = 4 AND kafka_seq = 1")
     verdict = validate_both(departures)
@@ -528,7 +528,7 @@ def test_one_verdict_covers_the_suites_of_all_tables(departures: Scenario) -> No
 
 
 def test_a_row_that_is_missing_in_the_second_table_is_critical(departures: Scenario) -> None:
-    """The suites pass, and the conservation check of all tables together does not."""
+    """The suites pass, but the conservation check over all tables fails."""
     two_tables(departures)
     departures.sql(f"DELETE FROM {LINES} WHERE kafka_offset = 4 AND kafka_seq = 1")
     verdict = validate_both(departures)
@@ -537,11 +537,11 @@ def test_a_row_that_is_missing_in_the_second_table_is_critical(departures: Scena
     assert "rows written: 30 in the ledger, 29 in the sink" in verdict.results[0].text
 
 
-# ---- how far the validated offset goes
+# ---- how far the validated offset moves
 
 
 def test_verdicts_that_come_out_of_order_wait_for_the_ones_before(departures: Scenario) -> None:
-    """The validated offset moves over a run once everything before it is validated, and then over all of it at once."""
+    """The validated offset moves past a run only when everything before it is validated, and then past all runs that waited for that."""
     for number in range(4):
         departures.batch(f"run{number}", number * 10, number * 10 + 10)
     departures.validate("run1")
@@ -554,7 +554,7 @@ def test_verdicts_that_come_out_of_order_wait_for_the_ones_before(departures: Sc
 
 
 def test_a_critical_run_holds_back_what_comes_after_until_it_is_repaired(departures: Scenario) -> None:
-    """Validating again after the repair replaces the verdict and lets everything behind it through; the old verdict stays on record."""
+    """Validating again after the repair replaces the verdict and releases everything after it. The old verdict stays on record."""
     for number in range(3):
         departures.batch(f"run{number}", number * 10, number * 10 + 10)
     departures.sql(f"UPDATE {TABLE} SET carrier = NULL WHERE kafka_offset = 15")
@@ -568,7 +568,7 @@ def test_a_critical_run_holds_back_what_comes_after_until_it_is_repaired(departu
 
 
 def test_a_newer_critical_verdict_does_not_take_back_what_was_shown(departures: Scenario) -> None:
-    """Moving readers back is what a rewind does, with a reason and an approver."""
+    """Only a rewind, with a reason and an approver, moves readers back."""
     departures.batch("run", 0, 100)
     departures.validate("run", CARRIER)
     departures.sql(f"UPDATE {TABLE} SET carrier = NULL")
@@ -577,7 +577,7 @@ def test_a_newer_critical_verdict_does_not_take_back_what_was_shown(departures: 
 
 
 def test_a_lost_range_with_a_known_end_is_bridged(departures: Scenario) -> None:
-    """There is nothing in it that a verdict could be about; one whose end is unknown ends the walk."""
+    """It contains nothing to judge. A range with an unknown end stops the validated offset."""
     departures.batch("run", 0, 10)
     departures.lost(10, 25)
     departures.batch("run", 25, 40)
@@ -588,7 +588,7 @@ def test_a_lost_range_with_a_known_end_is_bridged(departures: Scenario) -> None:
 
 
 def test_partitions_advance_each_on_its_own(departures: Scenario) -> None:
-    """A batch that nobody validated stops its own partition only."""
+    """A batch that was not validated stops only its own partition."""
     departures.partition(1)
     departures.batch("early", 0, 10)
     departures.batch("run", 10, 20)
@@ -601,7 +601,7 @@ def test_partitions_advance_each_on_its_own(departures: Scenario) -> None:
 
 
 def test_the_view_shows_validated_rows_only(departures: Scenario) -> None:
-    """Before the first verdict none, then those below the validated offset; the DDL may be run again at any time."""
+    """Before the first verdict it shows none, then those below the validated offset. The DDL may be run again at any time."""
     departures.partition(1)
     departures.batch("first", 0, 10)
     departures.batch("second", 10, 20)
@@ -617,7 +617,7 @@ def test_the_view_shows_validated_rows_only(departures: Scenario) -> None:
 
 
 def test_the_view_of_a_table_with_an_odd_long_name_works(departures: Scenario) -> None:
-    """Quotes, capitals, spaces, percent signs, 63 bytes."""
+    """The name has quotes, capitals, spaces, a percent sign and 63 bytes."""
     name = 'The "odd" table: 100 % ' + "x" * 40
     quoted = name.replace('"', '""').replace("%", "%%")
     departures.sql(f'CREATE TABLE analytics."{quoted}" (LIKE {TABLE} INCLUDING ALL)', None)
@@ -634,7 +634,7 @@ def test_the_view_of_a_table_with_an_odd_long_name_works(departures: Scenario) -
 
 
 def test_the_rows_of_a_run_are_found_through_the_lineage_index(departures: Scenario) -> None:
-    """However many rows of other runs the sink holds, none of them is read: neither by the suite nor by the conservation check."""
+    """However many rows of other runs the sink has, neither the suite nor the conservation check reads any of them."""
     departures.batch("old", 0, 200_000)
     departures.batch("run", 200_000, 200_500)
     departures.sql(f"ANALYZE {TABLE}")

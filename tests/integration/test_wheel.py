@@ -1,4 +1,4 @@
-"""Tidemark as its users install it: a wheel in an environment without a checkout, and the project that ``tidemark init`` writes."""
+"""Tidemark as users install it: a wheel in an environment without a checkout, and the project that ``tidemark init`` writes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ for folder in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Installed:
-    """A virtual environment with the wheel, on top of the packages that are installed here anyway."""
+    """A virtual environment with the wheel, on top of the packages of the tests' environment."""
 
     wheel: Path
     bin: Path
 
     def run(self, *command: str, cwd: Path, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-        """A command of the environment, as in a shell in which nothing points to a checkout."""
+        """Runs a command of the environment, as in a shell where no variable points to a checkout."""
         strange = ("TIDEMARK_", "AIRFLOW", "PYTHON", "VIRTUAL_ENV")
         variables = {name: value for name, value in os.environ.items() if not name.startswith(strange) or name == "TIDEMARK_CACHE"}
         path = os.pathsep.join([str(self.bin), variables.get("PATH", os.defpath)])
@@ -60,7 +60,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
     subprocess.run([*uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", str(python), str(wheel)], check=True)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-    (packages / "already_installed.pth").write_text(sysconfig.get_path("purelib"))  # .pth files that are there are not read: no checkout
+    (packages / "already_installed.pth").write_text(sysconfig.get_path("purelib"))  # its .pth files are not read: no checkout
     return Installed(wheel, python.parent)
 
 
@@ -72,7 +72,7 @@ def new_project(installed: Installed, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_wheel_has_the_library_and_what_a_project_needs(installed: Installed, tmp_path: Path) -> None:
-    """Migrations, entry point, the files of a project and the marker of a typed package; no byte code, nothing of the tests."""
+    """It has the migrations, the entry point, a project's files and the marker of a typed package, but no byte code and no tests."""
     names = zipfile.ZipFile(installed.wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"tidemark", f"tidemark-{version('tidemark')}.dist-info"}
     assert {Path(name).stem for name in names if name.startswith("tidemark/_project/sql/")} == set(schema.known())
@@ -93,7 +93,7 @@ def test_version_is_that_of_the_distribution(installed: Installed, tmp_path: Pat
 
 
 def test_init_refuses_a_folder_with_files(installed: Installed, tmp_path: Path) -> None:
-    """Nothing of the user's is overwritten."""
+    """No file of the user is overwritten."""
     (tmp_path / "notes.txt").write_text("mine")
     done = installed.run("tidemark", "init", ".", cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (1, ". is not an empty folder. Nothing was written; name a new or an empty one.\n")
@@ -114,8 +114,8 @@ def test_new_project_has_the_files_that_its_readme_and_compose_file_name(new_pro
 
 
 def test_airflow_finds_the_project_in_its_home(installed: Installed, new_project: Path, tmp_path: Path) -> None:
-    """By the files of a new project, and by the one file that the README shows. No variable of Tidemark's is set, and Airflow's processes
-    work in another folder."""
+    """Both with the files of a new project and with the one file that the README shows. No Tidemark variable is set, and Airflow runs in
+    another folder."""
     snippet = next(code for code in snippets("README.md", "python") if "tidemark.airflow" in code)
     one_file = tmp_path / "dags" / "load.py"
     one_file.parent.mkdir()
@@ -132,7 +132,7 @@ def test_airflow_finds_the_project_in_its_home(installed: Installed, new_project
 
 
 def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, new_project: Path, scenario: Scenario) -> None:
-    """From an empty database to validated rows, then each tutorial's blocks in their order; Postgres and Kafka are the tests' own."""
+    """From an empty database to validated rows, then the blocks of each tutorial in order. Postgres and Kafka are those of the tests."""
     env = {name: value for name, value in scenario.env().items() if name in ("TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS")}
     consumer, transform = new_project / "include/consumers/cities.yaml", new_project / "spark_jobs/transforms/cities.py"
 

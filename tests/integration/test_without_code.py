@@ -1,4 +1,4 @@
-"""Consumers without code: what becomes of Avro, JSON and their odd records in a table that the user made."""
+"""Consumers without code: how Avro, JSON and their unusual records are loaded into a table that the user created."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nested_records_may_be_flattened(orders: Orders) -> None:
 
 
 def test_the_tables_types_decide_where_nothing_is_lost(orders: Orders) -> None:
-    """A number in a text column, milliseconds as a time, text as a uuid or a date. A value that does not fit fails alone."""
+    """A text column may take a number, a time milliseconds, and a uuid or a date text. If a value does not fit, only its record fails."""
     schema = {
         "type": "record",
         "name": "Event",
@@ -203,7 +203,7 @@ def test_newer_schema_brings_a_field_that_the_table_lacks(orders: Orders) -> Non
 
 
 def test_ddl_for_json_comes_from_the_latest_records(scenario: Scenario) -> None:
-    """Fields, and `columns` with paths into JSON or to the key and the time. It loads them."""
+    """It has the fields and the `columns`, with paths into JSON, the key and the timestamp. A run then loads them."""
     topic = scenario.topics.create()
     keys = {"columns": {"land": "place.country", "key_id": "$key.id", "stamped": "$timestamp", "whole": "$value", "title": "name"}}
     scenario.write(None, topics=topic, format={"value": "json", "key": "json"}, drop=["debug"], **keys)
@@ -270,7 +270,7 @@ def test_field_that_the_schema_lacks_is_named(orders: Orders) -> None:
 
 
 def test_field_with_the_name_of_a_column_with_a_meaning_is_refused(orders: Orders) -> None:
-    """It would be taken for the reason of a failure."""
+    """The field would be mistaken for the reason of a failure."""
     scenario = orders.scenario
     schema = {"type": "record", "name": "Try", "fields": [{"name": "id", "type": "int"}, {"name": "error", "type": "string"}]}
     orders.produce({"id": 1, "error": "boom"}, schema=schema)

@@ -19,7 +19,7 @@ OUTPUT = Path(__file__).resolve().parents[2] / "build" / "soak.json"
 
 
 def main() -> int:
-    """0: no anomaly; 1: something is wrong, or the soak came to no verdict; 130: interrupted."""
+    """Returns 0 without anomalies, 1 if something is wrong or the soak has no verdict, and 130 if it was interrupted."""
     arguments = _parser().parse_args()
     console = Console(highlight=False, soft_wrap=True)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _interrupt(*_: object) -> None:
-    """Once: what follows is cleaned up in peace."""
+    """Ignores further signals, so that nothing interrupts the clean-up."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

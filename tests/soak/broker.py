@@ -1,4 +1,4 @@
-"""What a soak asks the broker: topics, where they end, and what a read_committed reader finds. No code of the library is used here."""
+"""What a soak asks the broker: topics, their ends, and the records that a read_committed reader gets. Uses no code of the library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Unfinished(Exception):
 
 
 def create_topics(servers: str, partitions: Mapping[str, int]) -> list[Source]:
-    """Makes the topics, which keep their records for ever, and returns their partitions."""
+    """Creates the topics with unlimited retention, and returns their partitions."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     wanted = [NewTopic(topic, count, 1, config={"retention.ms": "-1"}) for topic, count in partitions.items()]
     for future in admin.create_topics(wanted).values():
@@ -31,7 +31,7 @@ def create_topics(servers: str, partitions: Mapping[str, int]) -> list[Source]:
 
 
 def ends(servers: str, sources: Sequence[Source], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> dict[Source, int]:
-    """The last stable offsets; with READ_UNCOMMITTED the high watermarks."""
+    """The last stable offsets or, with READ_UNCOMMITTED, the high watermarks."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     asked = {TopicPartition(*source): OffsetSpec.latest() for source in sources}
     answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=ANSWER_S)
@@ -39,16 +39,16 @@ def ends(servers: str, sources: Sequence[Source], isolation: IsolationLevel = Is
 
 
 def still_open(servers: str, sources: Sequence[Source]) -> list[str]:
-    """The partitions in which a transaction is open; what the broker says if it cannot answer."""
+    """The partitions with an open transaction, or the client's error if the broker cannot answer."""
     try:
         stable, high = ends(servers, sources), ends(servers, sources, IsolationLevel.READ_UNCOMMITTED)
-    except KafkaException as error:  # it has just been started again
+    except KafkaException as error:  # the broker has just been restarted
         return [str(error)]
     return [f"{source}: stable up to {stable[source]} of {high[source]}" for source in sources if stable[source] != high[source]]
 
 
 def read_all(servers: str, source: Source) -> tuple[Int64s, Int64s]:
-    """Offsets and values of all committed records of a partition. Raises `Unfinished` if the broker falls silent."""
+    """Offsets and values of all committed records of a partition. Raises `Unfinished` if the broker stops responding."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,

@@ -1,7 +1,7 @@
-"""Finds anomalies in a history, in the words of Jepsen's Kafka workload. Pure: values in, anomalies out.
+"""Finds anomalies in a history, and names them in the terms of Jepsen's Kafka workload. Pure: values in, anomalies out.
 
-A record is known by its value: no two records have the same. `compare` judges a snapshot by itself and against the one before it,
-`judge` the tables at the end. What each word means here is said at `Kind`; the meanings exclude each other, so one fault has one name.
+A record is identified by its value: no two records have the same. `compare` judges a snapshot by itself and against the one before it,
+`judge` the tables at the end. `Kind` defines each term; the definitions exclude each other, so one fault has one name.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Kind(StrEnum):
-    """What can be wrong. Nothing is rewound in a soak, so nothing may ever go back."""
+    """The kinds of anomalies. Nothing is rewound in a soak, so nothing may ever go back."""
 
     LOST_WRITE = "lost-write"
     """A committed record that the group has passed (below its position and inside a ledger row), that its transform does not skip, and
-    that is in no row of the sink and in no failed record. Records that no ledger row covers are a poll-skip and not counted again."""
+    that is in no row of the sink and in no failed record. Records that no ledger row covers are a poll-skip, and do not count here."""
     DUPLICATE = "duplicate"
-    """A committed record that is in more than one place: its value in two rows, whatever their lineage, in two failed records, or in a
+    """A committed record that is in more than one place: its value is in two rows, whatever their lineage, in two failed records, or in a
     row and a failed record."""
     ABORTED_READ = "aborted-read"
-    """A row or a failed record made of a record whose transaction was aborted."""
+    """A row or a failed record that comes from a record whose transaction was aborted."""
     POLL_SKIP = "poll-skip"
-    """Consecutive ledger rows with a gap between them, or a ledger that does not begin where the group began: the group has moved over
-    offsets that no batch has read."""
+    """Consecutive ledger rows with a gap between them, or a ledger that does not begin where the group began: the group moved over
+    offsets that no batch read."""
     NONMONOTONIC = "nonmonotonic"
     """Something went back. Between snapshots: a position, an epoch, the number of ledger rows, or the number of rows in a range that
     had been passed. In one ledger: a row that begins before its predecessor ends, so that offsets were read twice."""
     INCONSISTENT_OFFSETS = "inconsistent-offsets"
-    """Two places that state one offset disagree. The position is not the end of the ledger; rows or failed records lie at or above the
-    position; the sink gained another number of rows, or failed records, than the ledger says, or gained them below a position that had
-    been passed; a row carries an offset other than its record's, or a value that nobody has sent."""
+    """Two places disagree about an offset. The position is not the end of the ledger; rows or failed records lie at or above the
+    position; the number of new rows or failed records differs from the ledger's, or they are new below a position that had been passed;
+    a row has an offset other than its record's, or a value that was never sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """``count`` things of one kind, between offsets ``start`` and ``end`` of one partition of one group."""
+    """``count`` anomalies of one kind, between offsets ``start`` and ``end`` of one partition of one group."""
 
     kind: Kind
     where: Where
@@ -59,7 +59,7 @@ class Anomaly:
 
 
 def counted(anomalies: Iterable[Anomaly]) -> dict[Kind, int]:
-    """How many of each kind; every kind is there."""
+    """The number of anomalies of each kind, including kinds without any."""
     counts: Counter[Kind] = Counter()
     for anomaly in anomalies:
         counts[anomaly.kind] += anomaly.count
@@ -67,7 +67,7 @@ def counted(anomalies: Iterable[Anomaly]) -> dict[Kind, int]:
 
 
 def compare(before: View | None, now: View) -> list[Anomaly]:
-    """What is wrong with a partition in a snapshot: by itself, and after the snapshot before, from whose position ``now`` counts."""
+    """The anomalies of a partition in a snapshot: by itself, and compared with the one before, from whose position ``now`` counts."""
     return [*_went_back(before, now), *_chain(now.where, now.since, now.batches), *_disagreements(now)]
 
 
@@ -107,7 +107,7 @@ def _disagreements(now: View) -> Iterator[Anomaly]:
 
 
 def _chain(where: Where, first: int, batches: Iterable[Batch]) -> Iterator[Anomaly]:
-    """Gaps and overlaps of ledger rows, which are in order of their starts and should go on from ``first``."""
+    """Gaps and overlaps of ledger rows, which are sorted by start and should continue from ``first``."""
     reach = first
     for batch in batches:
         if batch.start > reach:
@@ -119,7 +119,7 @@ def _chain(where: Where, first: int, batches: Iterable[Batch]) -> Iterator[Anoma
 
 
 def judge(where: Where, log: Log, stored: Stored) -> list[Anomaly]:
-    """What is wrong with a partition's tables when all is over. ``log`` may still hold unknown outcomes: those may be there or not."""
+    """The anomalies in a partition's tables at the end. ``log`` may still have unknown outcomes: those records may be stored or not."""
     ledger = stored.ledger[np.lexsort((stored.ledger[:, 1], stored.ledger[:, 0]))]
     found = list(_chain(where, 0, (Batch(int(start), int(end), 0, 0) for start, end in ledger)))
     end = int(ledger[:, 1].max()) if len(ledger) else 0
@@ -131,7 +131,7 @@ def judge(where: Where, log: Log, stored: Stored) -> list[Anomaly]:
 
 
 def _records(where: Where, log: Log, stored: Stored, ledger: Int64s) -> Iterator[Anomaly]:
-    """Each record by its value: how often it is stored, where, and whether it may be."""
+    """Checks each record by its value: how often and where it is stored, and whether it may be."""
     sent = np.concatenate([log.values, log.unplaced_values])
     outcomes = np.concatenate([log.outcomes, log.unplaced_outcomes])
     offsets = np.concatenate([log.offsets, np.full(len(log.unplaced_values), -1, np.int64)])
@@ -174,7 +174,7 @@ def _records(where: Where, log: Log, stored: Stored, ledger: Int64s) -> Iterator
 
 
 def _covered(offsets: Int64s, ledger: Int64s) -> Flags:
-    """Which offsets lie inside a ledger row; ``ledger`` is in order of starts."""
+    """Which offsets lie inside a ledger row. ``ledger`` is sorted by start."""
     if not len(ledger):
         return np.zeros(len(offsets), bool)
     reach = np.maximum.accumulate(ledger[:, 1])

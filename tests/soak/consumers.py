@@ -1,4 +1,4 @@
-"""Consumers of a soak: the three forms of a transform, each a bounded run again and again, as Airflow would run and retry its task."""
+"""The consumers of a soak, one per form of a transform. Each makes one bounded run after another, as Airflow runs and retries a task."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tidemark.sink.steps import Step
 
 HOOK = "soak_hook:hook"
 ORDERS = "spark.soak.orders"
-"""The setting by which a driver's processes find their orders: it reaches the Python workers in the environment, as all settings do."""
+"""Tells a driver's processes where their orders are. Like all Spark settings, it reaches the Python workers through the environment."""
 HOLD_LIMIT_S = 30
 BETWEEN_TRIES_S = 0.3
 SMALL_JVM = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
-"""Several drivers share a small machine, and none lives long."""
+"""Several drivers share a small machine, and each of them is short-lived."""
 
 _REMAINDERS = {fate: remainder for remainder, fate in FATE_OF_REMAINDER.items()}
 _WORDS = {
@@ -112,7 +112,7 @@ def transform(records: DataFrame) -> DataFrame:
     rows = records.select("kafka_topic", "kafka_partition", "kafka_offset", number.alias("number"), said.alias("disposition"))
     return rows.repartition(2, "number") if attempt % 2 else rows
 """
-"""Every second attempt shuffles, so that direct and staged commits take over from each other."""
+"""Attempts with an odd number shuffle, so that direct and staged commits take over from each other."""
 
 _DDL = """
 CREATE SCHEMA IF NOT EXISTS soak;
@@ -126,7 +126,7 @@ CREATE TABLE {table} (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A consumer to be: its transform, topics, and Spark's master."""
+    """What a consumer is made of: its transform, its topics, and Spark's master."""
 
     name: str
     source: str
@@ -139,7 +139,7 @@ class Plan:
         return f"soak.{self.name}"
 
     def write(self, folder: Path, database_url: str) -> None:
-        """The consumer's file, its transform, the hook, and its sink."""
+        """Writes the consumer's file, its transform and the hook, and creates its sink."""
         for kind in ("consumers", "transforms"):
             (folder / kind).mkdir(exist_ok=True)
         (folder / "transforms" / f"soak_{self.name}.py").write_text(self.source.format(**_WORDS).lstrip())
@@ -158,15 +158,15 @@ class Plan:
 TOPICS: Mapping[str, int] = {"clicks": 2, "orders": 4, "payments": 1}
 CONSUMERS = (
     Plan("function", _FUNCTION, ("orders",), "local[2]", 4_000),
-    Plan("arrow", _ARROW, ("orders", "payments"), "local[2,3]", 20_000),  # Spark tries a failed task twice more: twins of one attempt
+    Plan("arrow", _ARROW, ("orders", "payments"), "local[2,3]", 20_000),  # Spark retries a failed task twice, within one attempt
     Plan("spark", _SPARK, ("clicks", "payments"), "local[2]", 5_000),
 )
-"""One of each form. Two groups read ``orders``, two ``payments``. Small batches have one slice, large ones several."""
+"""One per form. Two groups read ``orders``, and two read ``payments``. Small batches have one slice, large ones several."""
 
 
 @dataclass
 class Attempt:
-    """One try, from the writing of its row to the end of its driver."""
+    """One try, from writing its row until its driver ends."""
 
     attempt_id: int
     task: TaskIdentity
@@ -175,7 +175,7 @@ class Attempt:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def tree(self) -> list[psutil.Process]:
-        """Driver, JVM and Python workers that live, the driver first; none before it was started and after it has ended."""
+        """The running driver, JVM and Python workers, the driver first. Empty before the driver starts and after it ends."""
         if self.driver is None or self.driver.poll() is not None:
             return []
         try:
@@ -192,26 +192,26 @@ class Attempt:
         return None
 
     def order(self, step: Step) -> Path:
-        """Whoever of this attempt comes to that step next stops there."""
+        """The next process of this attempt that reaches the step stops there."""
         order = self.orders / step.name
         order.touch()
         return order
 
     def held(self, step: Step) -> Path | None:
-        """The taken order, while somebody stands at the step; removing it lets them go on."""
+        """The taken order, while a process waits at the step. Removing the file releases the process."""
         return next(self.orders.glob(f"{step.name}.*"), None)
 
 
 class Consumer:
-    """A consumer whose task is run again and again. After a failure the same run is tried again; after a success a new run begins."""
+    """A consumer whose task runs repeatedly. After a failure the same run is retried; after a success a new run begins."""
 
     def __init__(self, plan: Plan, folder: Path, database_url: str, servers: str) -> None:
         self.plan = plan
         self.name = plan.name
         self.attempts: Counter[str] = Counter()
-        """How attempts ended, by the class of the error."""
+        """The number of attempts by how they ended: committed, or the class of the error."""
         self.said: dict[str, str] = {}
-        """Of each kind of error the last text."""
+        """The last message of each kind of error."""
         self._folder = folder
         self._url = database_url
         self._servers = servers
@@ -223,14 +223,14 @@ class Consumer:
     # ---- attempts
 
     def again(self, until: Callable[[], bool]) -> None:
-        """Run after run, in the calling thread, which must live on until this returns: a driver dies with the thread that started it."""
+        """Makes one attempt after another in the calling thread, which must stay alive: a driver dies with the thread that started it."""
         pause = threading.Event()
         while not until():
             if not self.attempt() and not self._killed:
                 pause.wait(BETWEEN_TRIES_S)
 
     def attempt(self, *, another_run: bool = False) -> bool:
-        """One attempt, followed to its end: the next try of the current run, or the first of another run beside it. Was it committed?"""
+        """Makes one attempt: the next try of the current run, or the first try of a concurrent run. Returns whether it committed."""
         task = self._next_task(another_run)
         try:
             attempt_id = open_attempt(self._url, self.name, task)
@@ -289,15 +289,15 @@ class Consumer:
                 self._live.remove(attempt)
             attempt.ended.set()
 
-    # ---- what faults need
+    # ---- for the faults
 
     def live(self) -> list[Attempt]:
-        """Attempts whose drivers are followed now, the oldest first."""
+        """The attempts in progress, the oldest first."""
         with self._lock:
             return list(self._live)
 
     def kill_all(self, *, for_good: bool) -> None:
-        """Every driver; for good: also those that are started from now on."""
+        """Kills every driver, and with ``for_good`` also those that start later."""
         self._killed = for_good
         for attempt in self.live():
             if attempt.driver is not None:
@@ -315,7 +315,7 @@ class Consumer:
             return {Source(topic, partition): position for topic, partition, position in cursor.fetchall()}
 
     def behind(self, ends: Mapping[Source, int]) -> dict[Source, int]:
-        """Partitions that are not read up to ``ends``, with how much is missing."""
+        """The partitions that have not been read up to ``ends``, with the number of missing offsets."""
         at = self.positions()
         return {
             source: end - at.get(source, 0) for source, end in ends.items() if source.topic in self.plan.topics and at.get(source, 0) < end

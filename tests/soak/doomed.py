@@ -1,7 +1,7 @@
-"""A program: a producer with one open transaction, to be killed. It says on stdout how far it is, a JSON document a line.
+"""A program: a producer with one open transaction, which will be killed. It reports its progress on stdout, one JSON document per line.
 
-``placed`` (the offsets of what it sent), then either ``open``, after which it does nothing, or ``committing``, after which it commits and
-says ``committed``.
+First ``placed``, with the offsets of its records. Then either ``open``, after which it does nothing, or ``committing``, after which it
+commits and reports ``committed``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
         say("committed")
     else:
         say("open")
-    sys.stdin.read()  # until it is killed, or whoever started it has gone
+    sys.stdin.read()  # until it is killed, or its parent has ended
 
 
 def say(what: str, more: object = None) -> None:

@@ -1,4 +1,4 @@
-"""Strikes the planned faults, each in a thread of its own, and counts those that happened."""
+"""Injects the planned faults, each in a separate thread, and counts those that happened."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from tidemark.sink.steps import Step
 
 POLL_S = 0.02
 AT_ONCE = 4
-"""Faults under way at the same time; more than that wait."""
+"""The maximum number of faults in progress at the same time; others wait."""
 PROGRESS_BATCHES = 2
 STRIKE_LIMIT_S = 45.0
-"""How long a fault waits for a commit to come to its step. A server is struck without, after a shorter time."""
+"""How long a fault waits for a commit to reach its step. A fault on a server waits for a shorter time, and then happens without it."""
 SERVER_LIMIT_S = 5.0
 MARKERS_S = 1.0
-"""The broker answers who ends a transaction before it has written the markers."""
+"""The broker acknowledges the end of a transaction before it has written the markers."""
 TAKEOVER_FACTOR = 5
 TAKEOVER_LIMIT_S = 90.0
-"""One stopped driver in two wakes up after so many times its pause, the other when the newer attempt has ended, or after the limit."""
+"""Half of the stopped drivers resume after this multiple of their pause, the others after the limit, or when the newer attempt ends."""
 
 _TERMINATE = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE %s"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An attempt at work. ``order`` is there while one of its processes stands at a step of a commit."""
+    """A running attempt. The file ``order`` exists while one of its processes waits at a step of a commit."""
 
     attempt: Attempt
     order: Path | None
 
     @property
     def pid(self) -> int | None:
-        """Of the process that stands at the step."""
+        """The process that waits at the step."""
         return None if self.order is None else int(self.order.suffix[1:])
 
     def release(self) -> None:
@@ -57,10 +57,10 @@ class Held:
 
 
 class Injector:
-    """``over`` ends it: what waits then is given up, what is stopped goes on, what is down is started.
+    """Injects faults until ``over`` is set. Then waiting faults are given up, stopped processes resume, and stopped servers start.
 
-    Between two faults some batches must be committed, as ``batches`` counts them, but this is waited for ``patience_s`` only: on a slow
-    machine faults that come too fast would strike nothing but drivers that are starting.
+    Between two faults it waits, for at most ``patience_s``, until ``batches`` shows that some batches were committed. Otherwise, on a slow
+    machine, faults would only hit drivers that are still starting.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Injector:
     ) -> None:
         self.happened: Counter[Fault] = Counter()
         self.missed: Counter[Fault] = Counter()
-        """Planned, and the soak was over, or what was to be struck had gone."""
+        """Planned faults that did not happen: the soak was over, or their target was gone."""
         self.at_step: Counter[str] = Counter()
         self.begun: list[Future[bool]] = []
-        """Attempts that faults have started beside a consumer's own."""
+        """Attempts that faults have started in addition to the consumers' own."""
         self._stack = stack
         self._consumers = consumers
         self._setting = setting
@@ -95,7 +95,7 @@ class Injector:
         self._doomed: list[tuple[float, str]] = []
 
     def run(self, planned: Iterable[Planned]) -> None:
-        """Strikes one after the other at their times until ``over``; returns when all have ended. Raises what made one fail."""
+        """Starts each fault at its time until ``over`` is set, and returns when all have ended. Raises the error of a fault that failed."""
         under_way: list[Future[None]] = []
         for one in planned:
             if self._over.wait(one.after_s):
@@ -113,7 +113,7 @@ class Injector:
             strike.result()
 
     def resume_all(self) -> None:
-        """Nothing stays stopped."""
+        """Resumes all stopped processes."""
         with self._lock:
             for process in self._suspended:
                 with contextlib.suppress(psutil.Error):
@@ -121,7 +121,7 @@ class Injector:
             self._suspended.clear()
 
     def end_transactions(self, younger_s: float) -> None:
-        """Ends what doomed producers have left open in the last seconds; the broker's time-out has ended the others."""
+        """Ends transactions that doomed producers left open in the last ``younger_s``; the broker's time-out has ended the older ones."""
         now = time.monotonic()
         for since, transactional_id in self._doomed:
             if now - since < younger_s:
@@ -146,11 +146,11 @@ class Injector:
             (self.missed if done is None else self.happened)[planned.fault] += 1
         self._say(f"fault {planned.number} {'came to nothing' if done is None else 'struck: ' + done}")
 
-    # ---- whom to strike
+    # ---- targets
 
     @contextlib.contextmanager
     def _held(self, planned: Planned, limit_s: float = STRIKE_LIMIT_S) -> Iterator[Held | None]:
-        """An attempt of the consumer at work; with a step, while one of its commits stands there. None if there was none in time."""
+        """A running attempt of the consumer, with a commit waiting at the planned step, if any. None if there was none in time."""
         held = self._catch(self._consumers[planned.consumer], planned.step, time.monotonic() + limit_s)
         try:
             yield held
@@ -173,7 +173,7 @@ class Injector:
                 if (taken := attempt.held(step)) is not None:
                     return Held(attempt, taken)
             order.unlink(missing_ok=True)
-            if (taken := attempt.held(step)) is not None:  # in the last moment
+            if (taken := attempt.held(step)) is not None:  # taken at the last moment
                 taken.unlink(missing_ok=True)
         return None
 
@@ -199,7 +199,7 @@ class Injector:
             return None
 
     def _kill(self, process: psutil.Process, planned: Planned, held: Held) -> str | None:
-        """With the coin, whoever stands at the step stays there for the pause, and then goes on, if it lives."""
+        """With ``coin``, the process at the step waits there for the pause, and then continues if it is still alive."""
         try:
             name = process.name()
             process.send_signal(signal.SIGKILL)
@@ -255,7 +255,7 @@ class Injector:
     # ---- Postgres and Kafka
 
     def _terminate(self, planned: Planned) -> str | None:
-        """With the coin the commit goes on first, so that it is a race."""
+        """With ``coin``, the commit is released first, so that the two race."""
         with self._held(planned) as held:
             if held is None:
                 return None

@@ -1,4 +1,4 @@
-"""What is known of a soak: what producers did to each partition, what a snapshot saw, what the tables hold at the end. No service."""
+"""What is known about a soak: what producers did to each partition, what snapshots saw, and what the tables hold. Needs no service."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Int8s = npt.NDArray[np.int8]
 
 
 class Outcome(IntEnum):
-    """What became of a record as its producer knows it."""
+    """What happened to a record, as far as its producer knows."""
 
     COMMITTED = 1
     """Acknowledged: outside a transaction, or in one whose commit was acknowledged."""
     ABORTED = 2
     """Its transaction was aborted, or its producer died before it asked for the commit."""
     UNKNOWN = 3
-    """The producer died, or gave up, when it had asked and before it had the answer."""
+    """The producer died, or gave up, after its request and before the answer."""
 
 
 class Fate(IntEnum):
-    """What the consumers' transforms make of a record; its value alone decides it."""
+    """What the consumers' transforms do with a record. It depends only on the record's value."""
 
     LOAD = 1
     """One row, with the value."""
@@ -72,10 +72,10 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A partition's records as their producers know them. No value comes twice.
+    """A partition's records, as their producers know them. Each value occurs once.
 
-    ``offsets, values, outcomes`` are in the order of offsets. The ``unplaced`` ones were sent, and nobody was told at which offset they
-    stand, if at all.
+    ``offsets``, ``values`` and ``outcomes`` are in the order of offsets. The ``unplaced`` records were sent, but their producers never
+    learned their offsets. They may not be in the log at all.
     """
 
     offsets: Int64s
@@ -86,7 +86,7 @@ class Log:
 
 
 class Recorder:
-    """Collects what producers know. Any thread may add; 17 bytes a record."""
+    """Collects what producers know, in 17 bytes per record. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class Recorder:
         self.records: Counter[Outcome] = Counter()
 
     def placed(self, source: Source, offsets: Iterable[int], values: Iterable[int], outcome: Outcome) -> None:
-        """Records whose offsets the broker has told."""
+        """Adds records whose offsets the broker has reported."""
         with self._lock:
             before = len(self._placed[source][0])
             to_offsets, to_values, to_outcomes = self._placed[source]
@@ -106,7 +106,7 @@ class Recorder:
             self.records[outcome] += count
 
     def unplaced(self, source: Source, values: Iterable[int], outcome: Outcome) -> None:
-        """Records that were sent without an answer."""
+        """Adds records that were sent but not acknowledged."""
         with self._lock:
             to_values, to_outcomes = self._unplaced[source]
             before = len(to_values)
@@ -129,9 +129,9 @@ class Recorder:
 
 
 def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
-    """``log`` with every outcome decided by what a read_committed reader found in the partition, and where the two contradict.
+    """Decides every outcome in ``log`` by what a read_committed reader found in the partition. Returns that log and the contradictions.
 
-    A contradiction is no anomaly of a consumer: then Kafka, a producer or this harness is wrong, and the soak judges nothing.
+    A contradiction is not an anomaly of a consumer: Kafka, a producer or this harness is wrong, and the soak says nothing about consumers.
     """
     sent = np.concatenate([log.values, log.unplaced_values])
     told = np.concatenate([log.outcomes, log.unplaced_outcomes])
@@ -169,7 +169,7 @@ def _named(problem: str, values: Int64s) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A ledger row: ``[start, end)``, how many rows it put into the sink and how many records it handed to retry or failed."""
+    """A ledger row: the offsets ``[start, end)``, how many rows it stored in the sink, and how many records it sent to retry or failed."""
 
     start: int
     end: int
@@ -179,7 +179,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Recount:
-    """Rows in offsets ``[start, end)``, which an earlier snapshot had counted already."""
+    """The number of rows in the offsets ``[start, end)``, in an earlier snapshot and now."""
 
     start: int
     end: int
@@ -189,11 +189,11 @@ class Recount:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One partition of one group as one snapshot shows it.
+    """One partition of one group, as one snapshot shows it.
 
-    ``since`` is the position in the snapshot before, 0 in the first; topics are new, and every group starts at 0. ``batches`` are the
-    ledger rows that end behind ``since``, by start; ``ledger_rows`` counts, and ``ledger_end`` closes, the whole ledger (0 if it is empty).
-    ``rows``, ``last_row`` and ``rejected`` speak of the sink's rows and the failed records at or behind ``since``.
+    ``since`` is the position in the previous snapshot, or 0 in the first: topics are new, and every group starts at 0. ``batches`` are the
+    ledger rows that end after ``since``, ordered by start. ``ledger_rows`` is the number of rows in the whole ledger, ``ledger_end`` is its
+    end (0 if it is empty). ``rows``, ``last_row`` and ``rejected`` describe the sink's rows and the failed records at or after ``since``.
     """
 
     where: Where
@@ -211,7 +211,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One partition of one group when all is over. ``ledger`` has rows of ``start, end``. Everything is in any order."""
+    """One partition of one group at the end of a soak. ``ledger`` has rows of ``start, end``. All arrays are unordered."""
 
     position: int
     ledger: Int64s

@@ -1,4 +1,4 @@
-"""The faults of a seed: which, against whom, at which step of a commit, after what wait. Pure, and the same for the same seed."""
+"""The faults of a seed: which fault, on which consumer, at which step of a commit, after what wait. Pure: equal seeds give equal faults."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tidemark.sink.steps import Step
 
 class Fault(StrEnum):
     KILL_DRIVER = "kill-driver"
-    """SIGKILL of the driver; its JVM and its workers find out by themselves."""
+    """SIGKILL of the driver; its JVM and its workers have to notice it."""
     KILL_JVM = "kill-jvm"
     KILL_WORKER = "kill-worker"
-    """SIGKILL of the process that stands at a step of a commit: a Python worker, in a staged commit the driver."""
+    """SIGKILL of the process that waits at a step of a commit: a Python worker, or the driver in a staged commit."""
     STOP_DRIVER = "stop-driver"
-    """SIGSTOP, a newer attempt, SIGCONT: of the driver alone, or with its JVM and workers."""
+    """SIGSTOP, then a newer attempt, then SIGCONT, for the driver alone or with its JVM and workers."""
     TWIN_ATTEMPTS = "twin-attempts"
-    """A second attempt while the first is at work: the next try of the same task, or another run of it."""
+    """A second attempt while the first is running: the next try of the same task, or another run of it."""
     TERMINATE_BACKEND = "terminate-backend"
-    """``pg_terminate_backend`` of the sessions in which an attempt commits."""
+    """``pg_terminate_backend`` for the sessions in which an attempt commits."""
     CRASH_POSTGRES = "crash-postgres"
-    """Postgres stopped in mode immediate, and started again."""
+    """Postgres is stopped in immediate mode and started again."""
     KILL_BROKER = "kill-broker"
-    """SIGKILL of the broker, and a start."""
+    """SIGKILL of the broker, which is then started again."""
     HUNG_TRANSACTION = "hung-transaction"
-    """A producer killed with its transaction open; nobody ends that before its time-out."""
+    """A producer is killed with its transaction open. The transaction stays open until its time-out."""
     KILL_COMMITTING = "kill-committing-producer"
-    """A producer killed when it has asked for the commit: what became of it is not known."""
+    """A producer is killed after it has requested the commit, whose outcome is unknown."""
 
 
 PAUSE_LIMIT_S = 3.0
@@ -43,16 +43,16 @@ ON_CONSUMERS = (
     Fault.TERMINATE_BACKEND,
 )
 IN_TRANSACTION = (Step.MOVE_OFFSET, Step.COPY_ROWS, Step.COPY_FAILED, Step.LEDGER, Step.COMMIT)
-"""Steps before which the session's transaction is open, or opens with the first word."""
+"""Steps at which the session's transaction is open, or opens with the next statement."""
 ALWAYS_AT_A_STEP = {Fault.KILL_WORKER: tuple(Step), Fault.TERMINATE_BACKEND: IN_TRANSACTION}
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault to come, ``after_s`` behind the one before.
+    """A planned fault, ``after_s`` after the previous one.
 
-    ``step`` is where a commit of ``consumer`` is stopped first, None to strike at any moment. ``pause_s`` is how long what was stopped
-    stays so. ``coin`` decides between the two ways a fault has.
+    ``step`` is where a commit of ``consumer`` is stopped first; None means any moment. ``pause_s`` is how long the target stays stopped.
+    ``coin`` chooses between the two variants of a fault.
     """
 
     number: int
@@ -69,9 +69,9 @@ class Planned:
 
 
 def faults(seed: int, consumers: Sequence[str], every_s: float, kinds: Sequence[Fault] = tuple(Fault)) -> Iterator[Planned]:
-    """Faults without end, one ``every_s`` on average. Each kind comes once before any comes again, in an order of its own each time.
+    """An endless sequence of faults, ``every_s`` apart on average. Each kind occurs once before any is repeated, in a new order each time.
 
-    The faults on consumers go round the consumers in turn, beginning with any, so that none is spared.
+    Faults on consumers hit the consumers in turn, starting with a random one, so that none is spared.
     """
     random_ = random.Random(f"{seed}/faults")
     number = 0

@@ -1,4 +1,4 @@
-"""Producers: one that is only idempotent, others whose transactions commit or abort at random, and doomed ones. All values differ."""
+"""Producers: one that is only idempotent, some whose transactions commit or abort at random, and doomed ones. All values are different."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES_A_PRODUCER = 10**9
 TICK_S = 0.05
 TRANSACTION_TIMEOUT_MS = 8_000
 DOOMED_TIMEOUT_MS = 3_000
-"""The broker looks for transactions that are over their time every 10 s."""
+"""The broker looks for timed-out transactions every 10 s."""
 CALL_S = 10.0
 DOOMED_LIMIT_S = 25.0
 END_LIMIT_S = 60.0
@@ -38,14 +38,14 @@ _TICKS = (1, 40)
 
 @dataclass
 class Sent:
-    """What was sent together, until it is known what became of it."""
+    """Records that were sent together, until their outcome is known."""
 
     placed: dict[Source, tuple[list[int], list[int]]] = field(default_factory=lambda: defaultdict(lambda: ([], [])))
     waiting: dict[int, Source] = field(default_factory=dict)
-    """Values without an answer, and where they went."""
+    """Unacknowledged values, and where they were sent."""
 
     def send(self, producer: Producer, source: Source, value: int) -> bool:
-        """False if the producer's queue is full."""
+        """Returns False if the producer's queue is full."""
         try:
             producer.produce(source.topic, value=str(value), partition=source.partition, on_delivery=self._delivered)
         except BufferError:
@@ -76,14 +76,14 @@ class Sent:
 
 
 class Values:
-    """Numbers producers. Thread safe."""
+    """Gives each producer a separate range of values. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._producers = 0
 
     def next_producer(self) -> int:
-        """The first value of a producer that nobody else is."""
+        """Returns the first value of a new producer."""
         with self._lock:
             self._producers += 1
             return self._producers * VALUES_A_PRODUCER
@@ -99,21 +99,21 @@ class Setting:
     values: Values
     seed: int
     ending: threading.Lock = field(default_factory=threading.Lock)
-    """Held by who ends transactions, and by who kills the broker. A broker without others, killed between a transaction's end and its
-    markers, comes back without leaders for a moment, takes the partitions for deleted and skips the markers: it stays open for ever."""
+    """Held while a transaction is ended and while the broker is killed. A single broker that is killed between a transaction's end and its
+    markers restarts without leaders for a moment, takes the partitions for deleted and skips the markers: the transaction never ends."""
 
     def client(self, **settings: Any) -> Producer:
         return Producer({"bootstrap.servers": self.servers, "linger.ms": 10, "log_level": 0, "reconnect.backoff.max.ms": 500, **settings})
 
 
 def idempotent(setting: Setting, rate: float, stop: threading.Event) -> None:
-    """Sends ``rate`` records a second, in no transaction, until ``stop``."""
+    """Sends ``rate`` records per second outside transactions, until ``stop`` is set."""
     random_ = random.Random(f"{setting.seed}/idempotent")
     producer = setting.client(**{"enable.idempotence": True})
     value, sent, owed = setting.values.next_producer(), Sent(), 0.0
     while not stop.wait(TICK_S):
         producer.poll(0)
-        if not sent.waiting:  # all answered: what is known so far leaves memory
+        if not sent.waiting:  # all are acknowledged: this frees their memory
             sent.record(setting.recorder, Outcome.COMMITTED, unanswered=Outcome.UNKNOWN)
         owed = min(owed + rate * TICK_S, rate)
         source = random_.choice(setting.sources)
@@ -125,7 +125,7 @@ def idempotent(setting: Setting, rate: float, stop: threading.Event) -> None:
 
 
 class Transactional:
-    """Transactions of random size and length over random partitions, committed or aborted at random, one after the other."""
+    """Runs one transaction after another, of random size and length, over random partitions, committed or aborted at random."""
 
     def __init__(self, setting: Setting, number: int, rate: float) -> None:
         self._setting = setting
@@ -143,13 +143,13 @@ class Transactional:
                     producer.init_transactions(CALL_S)
                 while not stop.is_set():
                     self._transaction(producer, stop)
-            except KafkaException:  # an outage, or fenced: a new producer with the same id ends what this one has left open
+            except KafkaException:  # an outage or fencing: a new producer with this id ends the open transaction
                 stop.wait(0.5)
         end_transaction(self._setting, self._id)  # as the next start of this producer would
 
     def _transaction(self, producer: Producer, stop: threading.Event) -> None:
-        """Raises `KafkaException` if the producer can go on no more; what became of the transaction is recorded all the same."""
-        sent, outcome = Sent(), Outcome.ABORTED  # nobody has asked for its commit
+        """Raises `KafkaException` if the producer can no longer be used. The transaction's outcome is recorded in any case."""
+        sent, outcome = Sent(), Outcome.ABORTED  # its commit has not been requested
         try:
             producer.begin_transaction()
             sources = self._random.sample(list(self._setting.sources), self._random.randint(1, min(3, len(self._setting.sources))))
@@ -183,7 +183,7 @@ class Transactional:
 
 
 def _patiently(ask: Callable[[float], None]) -> None:
-    """Asks again as long as librdkafka says that this is right."""
+    """Repeats the request as long as librdkafka says that its error is retriable, for at most `END_LIMIT_S`."""
     deadline = time.monotonic() + END_LIMIT_S
     while True:
         try:
@@ -196,21 +196,21 @@ def _patiently(ask: Callable[[float], None]) -> None:
 
 
 def end_transaction(setting: Setting, transactional_id: str) -> None:
-    """A producer of that id starts, which aborts what its predecessor has left open."""
+    """Starts a producer with that id, which aborts the transaction that its predecessor left open."""
     producer = setting.client(**{"transactional.id": transactional_id})
     _patiently(producer.init_transactions)
 
 
 @dataclass
 class Doomed:
-    """A producer in a process of its own, which is killed."""
+    """A producer in a separate process, which is killed."""
 
     setting: Setting
     random: random.Random
     transactional_id: str = field(default_factory=lambda: f"doomed-{uuid.uuid4().hex[:8]}")
 
     def live_and_die(self, *, commit: bool, stop: threading.Event, pause_s: float) -> int | None:
-        """Returns how many records it had sent when it was killed; None if it did not get so far."""
+        """Returns how many records it had sent when it was killed; None if it did not get that far."""
         first = self.setting.values.next_producer()
         sources = self.random.sample(list(self.setting.sources), min(2, len(self.setting.sources)))
         send = [(source, first + 1000 * number, self.random.randint(1, 80)) for number, source in enumerate(sources)]
@@ -244,7 +244,7 @@ class Doomed:
 
 
 def _listen(process: subprocess.Popen[bytes], until: str) -> tuple[bool, bytes]:
-    """Whether it came so far, and all that it said."""
+    """Returns whether it got that far, and everything it has printed."""
     assert process.stdout is not None
     deadline = time.monotonic() + DOOMED_LIMIT_S
     told = b""
@@ -260,7 +260,7 @@ def _listen(process: subprocess.Popen[bytes], until: str) -> tuple[bool, bytes]:
 def _lines(told: bytes) -> dict[str, Any]:
     found = {}
     for line in told.splitlines():
-        with contextlib.suppress(ValueError):  # cut off by the kill, or not yet whole
+        with contextlib.suppress(ValueError):  # cut off by the kill, or not yet complete
             what, more = json.loads(line)
             found[what] = more
     return found

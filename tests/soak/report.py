@@ -1,4 +1,4 @@
-"""What a soak found, as a table and as JSON."""
+"""The result of a soak, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.soak.plan import Fault
 
 EXAMPLES = 20
 FOR_GOOD = ("AttemptRefused", "AttemptBroken", "AttemptFailed")
-"""Ends of an attempt after which nobody tries again before somebody has looked; no fault of a soak is a reason for one."""
+"""Errors after which an attempt is not retried until someone has looked into it. No fault of a soak should cause one."""
 
 
 @dataclass
 class Result:
-    """``contradictions``: what Kafka holds against what producers were told; then the soak says nothing about consumers."""
+    """``contradictions``: differences between Kafka's log and what producers know. With any, the soak says nothing about consumers."""
 
     seed: int
     seconds: float
@@ -50,11 +50,11 @@ class Result:
 
     @property
     def ended_for_good(self) -> dict[str, int]:
-        """Attempts that ended in a way that nobody would try again."""
+        """The number of attempts by error, for errors that are not retried."""
         return {kind: count for kind, count in self.attempts.items() if kind.startswith(FOR_GOOD)}
 
     def problems(self) -> list[str]:
-        """All that must not be; empty after a good soak."""
+        """Everything that must not happen; empty after a good soak."""
         return [
             *_first_of_each(self.anomalies),
             *(f"producers and log contradict: {text}" for text in self.contradictions),
@@ -84,7 +84,7 @@ class Result:
 
 
 def _first_of_each(anomalies: Sequence[Anomaly]) -> list[str]:
-    """Of each kind in each partition the first: what is wrong once is often seen in every snapshot that follows."""
+    """The first anomaly of each kind in each partition: every later snapshot often shows the same anomaly again."""
     found: dict[tuple[str, Where], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
         found[anomaly.kind, anomaly.where].append(anomaly)

@@ -1,9 +1,9 @@
 """A soak from its first server to its verdict.
 
-    ① servers, topics, sinks   ② producers, consumers, watcher and faults, for the time   ③ faults end, then producers; no transaction
-    stays open   ④ consumers are killed once more, and catch up   ⑤ judge what is stored   ⑥ stop everything
+    ① servers, topics, sinks   ② producers, consumers, watcher and faults, for the requested time   ③ faults end, then producers; no
+    transaction stays open   ④ consumers are killed once more and catch up   ⑤ judge what is stored   ⑥ stop everything
 
-A soak that is interrupted, or fails, goes to ⑥ at once. Nothing that it has started is left running.
+A soak that is interrupted or fails goes straight to ⑥. Nothing that it started is left running.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from tidemark.local import LocalStack
 from tidemark.quality import check_conservation
 
 MARK = "TIDEMARK_SOAK"
-"""In the environment of every process that a soak starts."""
+"""An environment variable of every process that a soak starts."""
 TRANSACTIONAL = 2
 IDEMPOTENT_SHARE = 0.4
 THREADS = 64
 YOUNG_S = 20.0
-"""A hung transaction is ended by the broker at the latest 3 s + 10 s after its producer died."""
+"""The broker ends a hung transaction at most 3 s + 10 s after its producer died."""
 MORE_S = 240.0
 CATCH_UP_LIMIT_S = 240.0
 CLOSE_LIMIT_S = 90.0
@@ -55,9 +55,9 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``rate``: records a second of all producers. ``every_s``: seconds between faults, on average; ``patience_s``: how much longer the
-    next fault waits for progress. ``enough``: do these faults suffice? If not when the time is up, faults go on, up to `MORE_S`. ``folder``
-    is kept; without one a temporary folder is made, and kept only if something is wrong."""
+    """``rate``: records per second of all producers together. ``every_s``: average seconds between faults; ``patience_s``: how much longer
+    the next fault may wait for progress. ``enough``: whether these faults suffice. If they do not when the time is up, the soak continues
+    for up to `MORE_S`. ``folder`` is kept; without one, a temporary folder is created, and kept only if something is wrong."""
 
     seconds: float
     seed: int
@@ -75,13 +75,13 @@ class Options:
 
 
 def soak(options: Options, say: Callable[[str], None]) -> Result:
-    """Runs a soak and returns what it found. ``say`` gets a line for each thing that happens, from several threads.
+    """Runs a soak and returns its result. ``say`` gets a line for each event, from several threads.
 
-    Raises `Unfinished` if the soak did not come to a verdict, and whatever made one of its threads fail.
+    Raises `Unfinished` if the soak did not reach a verdict, or the error of a thread that failed.
     """
     folder = options.folder or Path(tempfile.mkdtemp(prefix="tidemark-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o755)  # where root runs it, Postgres is another user
+    folder.chmod(0o755)  # if root runs this, Postgres runs as another user
     began = time.monotonic()
     lock = threading.Lock()
 
@@ -183,7 +183,7 @@ class _Soak:
         return self._judged()  # ⑤
 
     def _read_all_of(self, consumer: Consumer) -> Callable[[], bool]:
-        """Has the consumer nothing more to do?"""
+        """Returns a function that says whether the consumer has nothing more to do."""
 
         def done() -> bool:
             if self._quit.is_set() or time.monotonic() > self._deadline:
@@ -226,7 +226,7 @@ class _Soak:
     # ---- waiting
 
     def _wait(self, futures: Sequence[Future[Any]], until: float) -> None:
-        """Until the time; raises what one of them raises."""
+        """Waits until the given time. Raises the error of a future that fails."""
         told = time.monotonic()
         while (left := until - time.monotonic()) > 0:
             done, _ = wait(futures, min(left, _LOOK_S), return_when=FIRST_EXCEPTION)
@@ -263,7 +263,7 @@ class _Soak:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Drivers get their environment from this process."""
+    """Sets variables in this process during the block: drivers inherit its environment."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -277,7 +277,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _ended(mark: str) -> list[str]:
-    """Processes of this soak that were still there some time after its end; they are killed now."""
+    """Kills the processes of this soak that are still running some time after its end, and returns them."""
     deadline = time.monotonic() + END_LIMIT_S
     while (left := _marked(mark)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=_LOOK_S)

@@ -16,7 +16,7 @@ from tidemark.sink.steps import Step
 ON_DRIVERS = {Fault.KILL_DRIVER, Fault.KILL_JVM, Fault.KILL_WORKER, Fault.STOP_DRIVER, Fault.TWIN_ATTEMPTS, Fault.TERMINATE_BACKEND}
 ON_PRODUCERS = {Fault.HUNG_TRANSACTION, Fault.KILL_COMMITTING}
 SEED = 2333
-"""Its first faults are of all sorts: so are those that happen where the machine is slow."""
+"""Its first faults are of all sorts, so that a slow machine, where few faults happen, sees all sorts too."""
 
 
 def of_all_sorts(faults: Collection[Fault]) -> bool:
@@ -25,13 +25,13 @@ def of_all_sorts(faults: Collection[Fault]) -> bool:
 
 
 def test_short_soak_strikes_drivers_servers_and_producers_and_finds_no_anomaly(tmp_path: Path) -> None:
-    """Two groups on one topic, and faults of every sort for half a minute: all that was committed is stored once, and nothing else."""
+    """Two groups share a topic while faults of every sort happen for half a minute: all that was committed is stored once, nothing else."""
     lines: list[str] = []
     options = Options(27, SEED, rate=800, every_s=1.6, patience_s=0, consumers=("function", "arrow"), enough=of_all_sorts)
 
     def say(line: str) -> None:
         lines.append(line)
-        sys.stdout.write(f"{line}\n")  # shown if the soak does not come to its end
+        sys.stdout.write(f"{line}\n")  # pytest shows it if the soak does not finish
 
     result = soak(options, say)
     log = "\n".join(lines)
@@ -48,14 +48,14 @@ def test_short_soak_strikes_drivers_servers_and_producers_and_finds_no_anomaly(t
 
 
 def test_seed_gives_the_same_faults_again_and_another_seed_gives_others() -> None:
-    """Kind, victim, step and waits; so a finding can be looked for again."""
+    """The kind, target, step and waits are the same, so that a finding can be looked for again."""
     first, again, other = (list(itertools.islice(faults(seed, ["a", "b"], 5), 40)) for seed in (7, 7, 8))
     assert first == again
     assert first != other
 
 
 def test_each_kind_of_fault_comes_before_any_comes_again() -> None:
-    """A soak of a few minutes has struck everything; each consumer has its turn, and what needs a step has one."""
+    """A soak of a few minutes injects every kind of fault. Each consumer has its turn, and faults that need a step have one."""
     planned = list(itertools.islice(faults(3, ["a", "b", "c"], 5), 3 * len(Fault)))
     for number in range(3):
         assert {one.fault for one in planned[number * len(Fault) : (number + 1) * len(Fault)]} == set(Fault)

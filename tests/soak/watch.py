@@ -1,4 +1,4 @@
-"""Reads what is stored: a snapshot again and again while the soak runs, and all of it at the end."""
+"""Reads what is stored: repeated snapshots while the soak runs, and everything at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.soak.history import Batch, Recount, Source, Stored, View, Where
 EVERY_S = 0.7
 CONNECT_LIMIT_S = 5
 WINDOWS_KEPT = 200
-"""Ranges of a partition that a later snapshot may count again."""
+"""How many ranges of a partition are kept, so that a later snapshot may count them again."""
 
 _POSITIONS = """
 SELECT topic.name, topic_id, partition, next_offset, owner_epoch, group_id FROM tidemark.partition_offset
@@ -53,7 +53,7 @@ _COPY_HEADER_BYTES, _COPY_TRAILER_BYTES = 19, 2
 
 
 class Watcher:
-    """Takes snapshots (REPEATABLE READ, READ ONLY) until it is stopped, and compares each with the one before."""
+    """Takes snapshots (REPEATABLE READ, READ ONLY) until it is stopped, and compares each with the previous one."""
 
     def __init__(self, url: str, plans: Sequence[Plan], seed: int) -> None:
         self.snapshots = 0
@@ -65,7 +65,7 @@ class Watcher:
         self._windows: dict[Where, list[Recount]] = defaultdict(list)
 
     def batches(self) -> int:
-        """Ledger rows that the last snapshot showed."""
+        """The number of ledger rows in the last snapshot."""
         return sum(view.ledger_rows for view in list(self._before.values()))
 
     def run(self, stop: threading.Event) -> None:
@@ -76,7 +76,7 @@ class Watcher:
             stop.wait(EVERY_S)
 
     def look(self, connection: Any) -> None:
-        """One snapshot; what it shows counts only if it could be read to its end."""
+        """Takes one snapshot, which counts only if it could be read completely."""
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
         with connection, connection.cursor() as cursor:
             views = [view for plan in self._plans for view in self._views(cursor, plan)]
@@ -129,7 +129,7 @@ def opened(url: str) -> Iterator[psycopg2.extensions.connection]:
 
 
 def stored(cursor: Any, plan: Plan) -> Iterator[tuple[Where, Stored]]:
-    """All that is stored of each partition that the group has read, one after the other."""
+    """Yields all that is stored for each partition that the group has read."""
     cursor.execute(_POSITIONS, (plan.name,))
     for topic, topic_id, partition, position, _, group_id in cursor.fetchall():
         of_partition = (group_id, topic_id, partition)
@@ -152,7 +152,7 @@ def stored(cursor: Any, plan: Plan) -> Iterator[tuple[Where, Stored]]:
 
 
 def _copied(cursor: Any, query: str, parameters: tuple[object, ...]) -> tuple[Any, Any]:
-    """Two bigint columns as arrays: a tenth of the time and the memory that rows would take."""
+    """Returns two bigint columns as arrays, in a tenth of the time and memory that rows would take."""
     buffer = io.BytesIO()
     cursor.copy_expert(f"COPY ({cursor.mogrify(query, parameters).decode()}) TO STDOUT (FORMAT binary)", buffer)
     size = buffer.tell() - _COPY_HEADER_BYTES - _COPY_TRAILER_BYTES

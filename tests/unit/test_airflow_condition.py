@@ -1,4 +1,4 @@
-"""How a consumer is doing, as the page says it: each case, and that a worse one hides a better one."""
+"""The condition of a consumer, as the page shows it: each case, and that a worse condition hides a better one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES: dict[Condition, tuple[dict[str, Any], bool, bool | None]] = {
     Condition.STALLED: (DONE | {"lag": SimpleNamespace(verdict=Verdict.STALL, why="The lag grows.")}, True, False),
     Condition.CATCHING_UP: (DONE | {"lag": SimpleNamespace(verdict=Verdict.CATCHING_UP, why="The lag shrinks.")}, True, False),
 }
-"""What is known of the group, whether its file is valid, whether its DAG is paused."""
+"""For each condition: what is known about the group, whether its file is valid, and whether its DAG is paused."""
 
 
 @pytest.mark.parametrize("expected", CASES)
@@ -56,7 +56,7 @@ def test_failed_run_is_named() -> None:
 
 @given(st.lists(st.sampled_from([each for each in CASES if each not in (Condition.BAD_SPEC, Condition.NEW, Condition.OK)]), min_size=1))
 def test_several_things_together_are_as_bad_as_the_worst(together: list[Condition]) -> None:
-    """Of verdicts on the lag there is only one at a time: the worst."""
+    """There is only one verdict on the lag at a time: the worst."""
     row = dict(DONE)
     for each in sorted(together, key=lambda one: RANK[one], reverse=True):
         row |= {name: value for name, value in CASES[each][0].items() if DONE.get(name) != value}

@@ -1,4 +1,4 @@
-"""Airflow's connections become a database URL, librdkafka's settings and Spark's master, whatever they hold."""
+"""Airflow's connections become a database URL, librdkafka's settings and Spark's master, whatever they contain."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MARK = "hunter2-p@ss/w:rd?#%&+ é"
 
 @pytest.fixture
 def airflow_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow reads and writes in a folder of the test's own."""
+    """Airflow reads and writes in the test's temporary folder."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
 
 
 @pytest.fixture
 def connection(airflow_home: None) -> Callable[..., Any]:
-    """Makes a connection of Airflow's; ``extra`` is a mapping."""
+    """Returns a function that creates an Airflow connection; ``extra`` is a mapping."""
     from airflow.sdk import Connection
 
     def make(conn_id: str = "c", *, extra: Any = None, **fields: Any) -> Connection:
@@ -47,7 +47,7 @@ def spec(tmp_path: Path) -> ConsumerSpec:
 
 @pytest.fixture
 def known(connection: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The connections Airflow has, by id."""
+    """The connections that Airflow has, by id."""
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowNotFoundException
 
@@ -107,21 +107,21 @@ def as_libpq_reads(url: str) -> dict[str, str]:
     ],
 )
 def test_postgres_connection_means_the_same_to_libpq(spec, known, connection, fields, expected):
-    """Every field and every TLS setting arrives at libpq letter for letter; what is Airflow's or SQLAlchemy's own is left out."""
+    """Every field and every TLS setting reaches libpq unchanged; settings for Airflow or SQLAlchemy are omitted."""
     known["tidemark_postgres"] = connection("tidemark_postgres", **fields)
     assert as_libpq_reads(database_url(spec)) == expected
 
 
 @pytest.mark.parametrize("password", ["%41", "a b", "a+b", "ä€𝄞", "'\"\\", "postgresql://x", "{{ var }}", "p" * 500])
 def test_password_survives_the_way_to_the_driver(spec, known, connection, password):
-    """What the operator puts into the driver's environment is read there as the connection had it."""
+    """The driver reads the same password from its environment that the connection contains."""
     known["tidemark_postgres"] = connection("tidemark_postgres", host="db", login="l", password=password)
     env = resolve(spec).env()
     assert as_libpq_reads(from_env(env).database_url)["password"] == password
 
 
 def test_resolved_connections_do_not_show_secrets(spec, known):
-    """Neither ``repr`` nor ``str`` of what is handed round in the task holds a password."""
+    """Neither the ``repr`` nor the ``str`` of the resolved connections contains the password or the login."""
     known["tidemark_kafka"].extra = json.dumps({"bootstrap.servers": "k:9092", "sasl.password": MARK})
     shown = f"{resolve(spec)!r} {resolve(spec)}"
     assert MARK not in shown
@@ -129,7 +129,7 @@ def test_resolved_connections_do_not_show_secrets(spec, known):
 
 
 def test_connections_come_from_a_secrets_backend_and_each_run_asks_it_again(spec, tmp_path):
-    """Airflow's LocalFilesystemBackend in a process of its own, as a task has it: what its file says at the time is what is resolved."""
+    """With Airflow's LocalFilesystemBackend, in a separate process as in a task, each call resolves the current content of its file."""
     secrets = tmp_path / "connections.json"
     backend = "airflow.secrets.local_filesystem.LocalFilesystemBackend"
     told = {
@@ -164,7 +164,7 @@ for password in ("first", "second"):
 
 @pytest.mark.parametrize("kind", ["postgres", "kafka", "spark"])
 def test_missing_connection_is_named_with_its_consumer_and_the_fix(spec, known, kind):
-    """Somebody who never heard of the connection learns what it is for and where to add it."""
+    """A user who has never heard of the connection learns what it is for and where to add it."""
     del known[f"tidemark_{kind}"]
     with pytest.raises(BadInput) as raised:
         resolve(spec)
@@ -175,7 +175,7 @@ def test_missing_connection_is_named_with_its_consumer_and_the_fix(spec, known, 
 
 
 def test_spec_may_name_other_connections(tmp_path, known, connection):
-    """``connections:`` of the consumer's file decides which are looked up."""
+    """``connections:`` in the consumer's file decides which connections are looked up."""
     path = tmp_path / "other.yaml"
     path.write_text("topics: [t]\ntransform: t:t\nsink: {table: a.b}\nconnections: {postgres: lake, kafka: bus, spark: cluster}\n")
     known |= {
@@ -192,7 +192,7 @@ def test_spec_may_name_other_connections(tmp_path, known, connection):
 
 
 def test_kafka_settings_become_texts_as_librdkafka_writes_them(connection):
-    """Booleans are lower case, numbers are digits, null is left out, and the form's obligatory group.id is not believed."""
+    """Booleans become lower case and numbers become digits. Nulls are omitted, and so is group.id, which Airflow's form requires."""
     extra = {"bootstrap.servers": "a:1,b:2", "socket.keepalive.enable": True, "socket.timeout.ms": 5000, "client.id": None, "group.id": "x"}
     assert kafka_config(connection(extra=extra)) == {
         "bootstrap.servers": "a:1,b:2",
@@ -203,7 +203,7 @@ def test_kafka_settings_become_texts_as_librdkafka_writes_them(connection):
 
 @pytest.mark.parametrize("extra", [None, {}, {"bootstrap.servers": ""}, {"client.id": "x"}])
 def test_kafka_connection_without_servers_is_refused_by_name(connection, extra):
-    """The text names the connection, not only the setting."""
+    """The message names the connection, not only the setting."""
     with pytest.raises(BadInput, match=r"connection tidemark_kafka: .*bootstrap\.servers is missing"):
         kafka_config(connection("tidemark_kafka", extra=extra))
 
@@ -212,7 +212,7 @@ def test_kafka_connection_without_servers_is_refused_by_name(connection, extra):
     ("key", "value"), [("enable.auto.commit", False), ("auto.offset.reset", "latest"), ("isolation.level", "read_uncommitted")]
 )
 def test_kafka_setting_that_could_lose_or_double_records_is_refused(connection, key, value):
-    """Offsets are Tidemark's alone: such a setting stops the run and is named with the connection it stands in."""
+    """Only Tidemark manages offsets: such a setting stops the run. The message names it and its connection."""
     with pytest.raises(BadInput, match=f"connection bus: .*{key}"):
         kafka_config(connection("bus", extra={"bootstrap.servers": "k:1", key: value}))
 
@@ -235,12 +235,12 @@ def test_kafka_setting_that_could_lose_or_double_records_is_refused(connection, 
     ],
 )
 def test_spark_master_is_made_of_host_and_port(connection, fields, master):
-    """As Airflow's Spark provider reads them; a bare host is a standalone master."""
+    """The fields are read as by Airflow's Spark provider; a bare host is a standalone master."""
     assert spark_settings(connection(**fields)) == (master, {})
 
 
 def test_spark_settings_of_the_connection_are_texts(connection):
-    """``extra.conf`` is passed on, booleans as Spark writes them; a queue becomes YARN's unless conf names one."""
+    """``extra.conf`` is passed on, with booleans as Spark writes them. A queue becomes YARN's queue unless conf names one."""
     extra = {"conf": {"spark.executor.instances": 2, "spark.dynamicAllocation.enabled": False}, "queue": "night", "deploy-mode": "client"}
     assert spark_settings(connection(host="yarn", extra=extra))[1] == {
         "spark.executor.instances": "2",
@@ -255,14 +255,14 @@ def test_spark_settings_of_the_connection_are_texts(connection):
     "extra", [{"deploy-mode": "cluster"}, {"deploy_mode": "cluster"}, {"conf": {"spark.submit.deployMode": "cluster"}}]
 )
 def test_spark_cluster_mode_is_refused(connection, extra):
-    """A driver that runs elsewhere would outlive its task: it is refused before anything starts, with the way out."""
+    """A driver that runs elsewhere would outlive its task, so it is refused before anything starts. The message says what to do instead."""
     with pytest.raises(BadInput, match=r"connection hive.*cluster.*spark-submit"):
         spark_settings(connection("hive", host="yarn", extra=extra))
 
 
 @pytest.mark.parametrize("conf", ["spark.a=b", ["spark.a"], 7])
 def test_spark_conf_that_is_no_mapping_is_refused(connection, conf):
-    """With a text that shows how it is written."""
+    """The message says what is wrong with it."""
     with pytest.raises(BadInput, match=r"connection hive.*conf.*not a mapping"):
         spark_settings(connection("hive", host="yarn", extra={"conf": conf}))
 
@@ -277,12 +277,12 @@ def test_spark_conf_that_is_no_mapping_is_refused(connection, conf):
     ],
 )
 def test_registry_is_an_http_connection(connection, fields, url):
-    """As Airflow's HTTP provider reads them; a whole URL may be the host, because a registry may be below a path."""
+    """The fields are read as by Airflow's HTTP provider. The host may be a whole URL, because a registry may have a path."""
     assert registry_config(connection(**fields)) == {"url": url}
 
 
 def test_registry_gets_the_login_and_further_settings(spec, known, connection, tmp_path):
-    """Only a consumer whose format needs it asks for the connection."""
+    """Only a consumer whose format needs a registry uses the connection."""
     extra = {"ssl.ca.location": "/ca.pem", "timeout": 5}
     known["tidemark_registry"] = connection("tidemark_registry", host="registry", login="me", password=MARK, extra=extra)
     assert resolve(spec).registry is None

@@ -1,4 +1,4 @@
-"""When the drains are woken: once for what is due, and again when they have taken that up."""
+"""When drains are started early: once for the records that are due, and again after a drain has processed those."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B = ("postgres", "a"), ("postgres", "b")
 
 @pytest.fixture
 def due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, with a folder of the test's own for Airflow."""
+    """The module, with a temporary folder for Airflow."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
     from tidemark.airflow import due
 
@@ -26,7 +26,7 @@ def at(minute: int) -> datetime:
 
 
 def test_bell_rings_once_for_what_is_due_and_again_when_it_was_taken_up(due: Any) -> None:
-    """Not a second time while the drains are at it, and not for what became due behind it meanwhile, of which they may take some, too."""
+    """It does not ring again while the drains are at work, nor for records that become due meanwhile: the drains may process those, too."""
     bell = due.Bell()
     assert bell.rings({}) == []
     assert bell.rings({A: due.Waits(None, None, 30.0)}) == []
@@ -37,7 +37,7 @@ def test_bell_rings_once_for_what_is_due_and_again_when_it_was_taken_up(due: Any
 
 
 def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_other(due: Any) -> None:
-    """Whatever becomes due of it; another group of the same database rings for itself."""
+    """The bell does not ring for it again, whatever becomes due. It still rings for another group of the same database."""
     bell = due.Bell()
     assert bell.rings({A: due.Waits(at(0), at(0), None)}) == ["a"]
     for minute in range(1, 60):
@@ -46,7 +46,7 @@ def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_othe
 
 
 def test_bell_rings_anew_for_what_was_due_before_when_nothing_was_due_in_between(due: Any) -> None:
-    """A transaction that was long may commit what has been due for a while; a database that was away is forgotten, too."""
+    """A long transaction may commit records that have been due for a while. A database that was unavailable is also forgotten."""
     bell = due.Bell()
     assert bell.rings({A: due.Waits(at(5), at(5), None)}) == ["a"]
     assert bell.rings({}) == []
@@ -57,5 +57,5 @@ def test_bell_rings_anew_for_what_was_due_before_when_nothing_was_due_in_between
     ("next_s", "pause"), [((), 15.0), ((None,), 15.0), ((300.0,), 15.0), ((300.0, 7.5, None), 7.5), ((0.01,), 1.0), ((-3.0,), 1.0)]
 )
 def test_trigger_asks_again_when_the_next_record_is_due_and_seldom_else(due: Any, next_s: tuple[float | None, ...], pause: float) -> None:
-    """Every 15 s where nothing is near; never more than once a second."""
+    """Every 15 s if nothing is due soon; never more than once a second."""
     assert due.pause_s(due.Waits(None, None, one) for one in next_s) == pause

@@ -1,4 +1,4 @@
-"""What the DAGs of one consumer read from their forms: nothing that could name another."""
+"""The DAGs of one consumer read nothing from their forms that could name another consumer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_consumer_is_the_one_of_the_dags_id() -> None:
 
 
 def test_dag_of_one_consumer_acts_on_it() -> None:
-    """Airflow merges a conf into the params, so a param of that name is not looked at either."""
+    """Airflow merges a conf into the params, so a param of that name is ignored, too."""
     assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}, "orders").specs] == ["orders"]
     assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}).specs] == ["rides"]
     for form in (redrive, discard):
@@ -63,7 +63,7 @@ def test_conf_that_names_a_consumer_is_refused() -> None:
 
 
 def test_approval_of_a_redrive_is_for_its_digest() -> None:
-    """What Airflow records with the question. A plan from before the digests goes by its time."""
+    """Airflow records this text with the question. A plan from before digests existed is identified by its time."""
     at = datetime(2026, 3, 24, tzinfo=UTC)
     told = [redrive._words(SimpleNamespace(redrive_id=7, planned_at=at, digest=digest)) for digest in ("ab12", "cd34", None)]  # type: ignore[arg-type]
     assert told == ["redrive 7, digest ab12", "redrive 7, digest cd34", "redrive 7, planned at 2026-03-24T00:00:00+00:00"]

@@ -1,4 +1,4 @@
-"""How long a task waits for a broker or database that is away, by the settings that every DAG gives its tasks."""
+"""How long a task waits for an unavailable broker or database, with the settings that every DAG gives its tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemark.spec import AirflowSettings
 
 @pytest.fixture
 def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, with a folder of the test's own for Airflow."""
+    """The module, with a temporary folder for Airflow."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
     from tidemark.airflow import dags
 
@@ -22,18 +22,18 @@ def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def shortest_delays(task: dict[str, Any]) -> list[float]:
-    """What Airflow waits before each try at least (`TaskInstance.next_retry_datetime`); its jitter only adds to it."""
+    """How long Airflow waits at least before each retry (`TaskInstance.next_retry_datetime`); its jitter only adds to that."""
     delay, most = task["retry_delay"].total_seconds(), task["max_retry_delay"].total_seconds()
     return [min(most, delay * task["retry_exponential_backoff"] ** number) for number in range(task["retries"])]
 
 
 def test_ten_minutes_of_outage_cost_no_red_run_at_the_defaults(dags: Any) -> None:
-    """A try after ten minutes is still to come."""
+    """There is still a retry after ten minutes."""
     assert sum(shortest_delays(dags.retrying())) >= 600
 
 
 def test_delay_of_the_file_is_where_the_delays_begin(dags: Any) -> None:
-    """Also a long one is kept."""
+    """A long delay is not shortened."""
     settings = AirflowSettings.model_validate({"retries": 3, "retry_delay": "20m"})
     assert shortest_delays(dags.retrying(settings)) == [1200, 1200, 1200]
 
@@ -49,7 +49,7 @@ def test_delay_of_the_file_is_where_the_delays_begin(dags: Any) -> None:
     ],
 )
 def test_outage_is_tried_again(dags: Any, error: Exception) -> None:
-    """With the task's own delays: the policy states none."""
+    """The task's delays apply: the policy sets none."""
     decision = dags.RETRY_POLICY.evaluate(error, 1, 5)
     assert (decision.action.value, decision.retry_delay) == ("retry", None)
 
@@ -62,5 +62,5 @@ def test_outage_is_tried_again(dags: Any, error: Exception) -> None:
     ],
 )
 def test_what_another_try_cannot_help_fails_at_once(dags: Any, error: Exception) -> None:
-    """However many retries are left."""
+    """This holds however many retries are left."""
     assert dags.RETRY_POLICY.evaluate(error, 1, 5).action.value == "fail"

@@ -1,4 +1,4 @@
-"""What the page says of a plan that would be refused, and of rows side by side."""
+"""What the page shows for a plan that would be refused, and how it shows rows side by side."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_many_targets_outside_are_counted() -> None:
 
 
 def test_row_has_its_key_first_and_what_differs_is_marked() -> None:
-    """Lineage is left out, and a large number stays exact."""
+    """Lineage is omitted unless it is the key, and a large number stays exact."""
     was = {"kafka_offset": 7, "city": "Ulm", "people": 2**60, "tags": ["a"], "note": "x" * (CHARACTERS + 1)}
     now = {"kafka_offset": 9, "city": "Ulm", "people": None, "tags": ["a"], "note": "x" * (CHARACTERS + 2)}
     rows = side_by_side(Example(was, now), ("city",))

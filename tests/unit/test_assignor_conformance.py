@@ -1,4 +1,4 @@
-"""The assignors answer as Kafka's own did when its tests were executed; the facts are in ``tests/conformance/assignor_cases.json``."""
+"""The assignors give the answers that Kafka's gave in Kafka's tests, which are recorded in ``tests/conformance/assignor_cases.json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.cases import OWN_FILE, Case, load
 
 CASES = load(OWN_FILE)
 SCALE = 20
-"""Groups of a million partitions are run so many times smaller each way here; ``python -m tests.conformance`` runs them whole."""
+"""The factor by which groups of a million partitions are scaled down here; ``python -m tests.conformance`` runs them in full size."""
 
 
 def name(case: Case) -> str:
@@ -21,19 +21,19 @@ def name(case: Case) -> str:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.generator is None], ids=name)
 def test_assignor_answers_as_the_reference_does(case):
-    """Equality where Kafka's answer does not hang on the order of Java's hash maps; validity, balance and the stated properties always."""
+    """Answers are equal where Kafka's does not depend on the order of Java's hash maps; validity, balance and properties always hold."""
     assert judge.judge(case) == []
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.generator is not None], ids=name)
 def test_generated_groups_stay_valid_balanced_sticky_and_in_time(case):
-    """What the large and the random groups of Kafka's tests assert."""
+    """The assertions of Kafka's tests with large and random groups hold."""
     scale = SCALE if "LargeAssignmentAndGroup" in case.name else 1
     assert generators.run(case, scale=scale) == []
 
 
 def test_the_file_holds_every_case():
-    """465 written out, 427 of them with an answer to be equal to, and 10 generators."""
+    """465 explicit cases, 427 of them with an expected answer, and 10 generators."""
     assert len(CASES) == 475
     assert sum(case.generator is not None for case in CASES) == 10
     assert {case.assignor for case in CASES} == {"range", "roundrobin", "sticky", "cooperative-sticky"}
@@ -50,7 +50,7 @@ WRONG = {
 
 @pytest.mark.parametrize("facts", WRONG.values(), ids=WRONG)
 def test_command_reports_a_case_that_fails(facts, tmp_path: Path, capsys):
-    """A line for each failure with the assignor and the case, a count, and exit status 1."""
+    """It prints a line with the assignor and the case for each failure, then the counts, and exits with status 1."""
     base = {
         "assignor": "sticky",
         "name": "made up",
@@ -68,7 +68,7 @@ def test_command_reports_a_case_that_fails(facts, tmp_path: Path, capsys):
 
 
 def test_command_succeeds_when_all_cases_pass(tmp_path: Path, capsys):
-    """Exit status 0; topics that nobody subscribes to, and unknown ones, are nobody's."""
+    """It exits with status 0. Unknown topics, and topics without subscribers, are assigned to no member."""
     case = {
         "assignor": "roundrobin",
         "name": "unknown and unwanted topics",

@@ -1,4 +1,4 @@
-"""Assignors by name, what the group refuses of them, and what members report."""
+"""How assignors are found by name, which assignments the group refuses, and what members report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts(topic: str, *numbers: int) -> tuple[TopicPartition, ...]:
 
 
 class Fixed(Assignor):
-    """Answers what it is told to."""
+    """Returns the answer that the test sets."""
 
     name = "fixed"
     answer: Mapping[str, Sequence[TopicPartition]] = {}
@@ -64,7 +64,7 @@ def test_built_in_assignor_is_found_by_kafkas_name(name):
 
 
 def test_assignor_of_ones_own_is_found_by_module_and_class():
-    """``module:Class``; the example of one's own can be named in both ways."""
+    """It is written ``module:Class``. The example of a custom assignor also has a short name."""
     assert type(find_assignor("tidemark.group.assignors.random:RandomAssignor")) is RandomAssignor
 
 
@@ -79,7 +79,7 @@ def test_assignor_of_ones_own_is_found_by_module_and_class():
     ],
 )
 def test_unknown_assignor_is_refused_with_the_names_that_are_known(name, said):
-    """The answer says what is wrong with the name and lists what can be written instead."""
+    """The message says what is wrong with the name and lists the names that are known."""
     with pytest.raises(BadInput, match=said) as refused:
         find_assignor(name)
     assert all(known in str(refused.value) for known in ASSIGNORS)
@@ -89,7 +89,7 @@ def test_unknown_assignor_is_refused_with_the_names_that_are_known(name, said):
     ("cls", "said"), [(Unnamed, "has no name"), (Unfinished, "does not implement assign"), (Hasty, "neither eager nor cooperative")]
 )
 def test_class_that_is_only_half_an_assignor_is_refused(cls, said, monkeypatch):
-    """Before the group starts, and not in its first rebalance."""
+    """This happens before the group starts, not in its first rebalance."""
     import tests
 
     monkeypatch.setattr(tests, "Half", cls, raising=False)
@@ -112,34 +112,34 @@ TWO = {"a": Subscription(topics=("flights",), owned=parts("flights", 0, 1)), "b"
     ],
 )
 def test_assignment_that_cannot_be_carried_out_is_refused(answer, said):
-    """Whatever the protocol, and of any assignor."""
+    """This holds for both protocols and for any assignor."""
     for assignor in (Fixed(), CooperativeStickyAssignor()):
         with pytest.raises(BadInput, match=said):
             check_assignment(assignor, METADATA, TWO, answer)
 
 
 def test_custom_cooperative_assignor_that_hands_over_an_owned_partition_is_refused():
-    """As Kafka's leader does (ConsumerCoordinatorTest.testPerformAssignmentShouldValidateCooperativeAssignment)."""
+    """Kafka's leader does the same (ConsumerCoordinatorTest.testPerformAssignmentShouldValidateCooperativeAssignment)."""
     answer = {"a": parts("flights", 0), "b": parts("flights", 1)}
     with pytest.raises(BadInput, match="flights/1 was assigned to 'b' while 'a' reports it as its own"):
         check_assignment(FixedCooperative(), METADATA, TWO, answer)
-    check_assignment(Fixed(), METADATA, TWO, answer)  # an eager one may: everybody has let go of everything
+    check_assignment(Fixed(), METADATA, TWO, answer)  # an eager one may: all members have revoked all partitions
     check_assignment(CooperativeStickyAssignor(), METADATA, TWO, answer)  # as ...ShouldSkipValidateForBuiltInCooperativeStickyAssignor
 
 
 def test_custom_cooperative_assignor_may_leave_a_moving_partition_out():
-    """The round in between: it is nobody's, and the next round gives it away."""
+    """In this round the partition has no owner; the next round assigns it."""
     check_assignment(FixedCooperative(), METADATA, TWO, {"a": parts("flights", 0), "b": parts("flights", 2)})
 
 
 def test_stale_claim_does_not_keep_the_current_holder_from_its_partition():
-    """Both report it; who has it keeps it, so nothing is handed over."""
+    """Both members report the partition. The current holder keeps it, so nothing is handed over."""
     both = {**TWO, "b": Subscription(topics=("flights",), owned=parts("flights", 1), generation=7)}
     check_assignment(FixedCooperative(), METADATA, both, {"a": parts("flights", 0), "b": parts("flights", 1)})
 
 
 def test_subscription_survives_json():
-    """It travels through Postgres as jsonb: what comes back is equal, and equal subscriptions look equal there."""
+    """Postgres stores it as jsonb: it is equal when read back, and equal subscriptions have equal JSON."""
     one = Subscription(
         topics=frozenset({"flights", "trains"}),
         owned=(*parts("flights", 0, 4), *parts("trains", 1)),
@@ -154,7 +154,7 @@ def test_subscription_survives_json():
 
 
 def test_subscription_of_a_newer_member_is_read():
-    """Fields that this version does not know are left alone, absent ones have their defaults."""
+    """Fields that this version does not know are ignored, and missing ones have their defaults."""
     assert Subscription.from_json({"topics": ["t"], "colour": "blue"}) == Subscription(topics=frozenset({"t"}))
 
 
@@ -170,7 +170,7 @@ def test_members_are_served_static_first_by_instance_id_then_dynamic_by_member_i
 
 
 def test_zombie_that_comes_back_does_not_take_partitions_from_the_newer_generation():
-    """Claims of several: the newest generation is believed, whichever is read first (KIP-792)."""
+    """If several members claim a partition, the newest generation counts, whichever is read first (KIP-792)."""
     metadata = Metadata.of(flights=4)
     members = {
         "back": Subscription(topics=("flights",), owned=parts("flights", 0, 1), generation=1),
@@ -181,7 +181,7 @@ def test_zombie_that_comes_back_does_not_take_partitions_from_the_newer_generati
 
 
 def test_previous_owner_that_no_longer_subscribes_gets_nothing_back():
-    """Kafka 4.3 gives a partition to a member of an older generation that claimed it even if that one has unsubscribed since."""
+    """Kafka 4.3 gives a partition to a member of an older generation that claimed it, even if that member has since unsubscribed."""
     metadata = Metadata.of(t0=8, t1=2, t2=1)
     members = {
         "m00": Subscription(topics=("t0",), owned=parts("t0", 1), generation=3),
@@ -196,14 +196,14 @@ def test_previous_owner_that_no_longer_subscribes_gets_nothing_back():
 
 
 def test_topic_that_shrank_takes_claims_to_its_lost_partitions_with_it():
-    """A deleted and re-created topic may have fewer partitions; nobody keeps one that is no more."""
+    """A deleted and re-created topic may have fewer partitions. No member keeps one that no longer exists."""
     members = {"a": Subscription(topics=("t",), owned=parts("t", 0, 5), generation=1), "b": Subscription(topics=("t",))}
     for assignor in (StickyAssignor(), CooperativeStickyAssignor()):
         assert assignor.assign(Metadata.of(t=2), members) == {"a": list(parts("t", 0)), "b": list(parts("t", 1))}
 
 
 def test_racks_are_looked_at_only_where_they_can_matter():
-    """KIP-881: one rack for all partitions, or none known, and the answer is the one without racks."""
+    """KIP-881: if all partitions are on the same racks, or members have none, the answer is the same as without racks."""
     plain = {member: Subscription(topics=("t",)) for member in ("a", "b")}
     racked = {member: Subscription(topics=("t",), rack=rack) for member, rack in (("a", "east"), ("b", "west"))}
     apart = Metadata({"t": TopicInfo(2, [["west"], ["east"]])})

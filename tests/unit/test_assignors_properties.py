@@ -1,4 +1,4 @@
-"""What holds for every group, however strange: partitions are given once, to subscribers, evenly, stickily, and always in the same way."""
+"""What holds for every group, however strange: each partition is assigned once, to a subscriber, evenly, stickily and deterministically."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ Group = tuple[Metadata, dict[str, Subscription]]
 
 @st.composite
 def groups(draw: st.DrawFn, *, racks: bool | None = None, claims: str = "any") -> Group:
-    """Topics that nobody reads, members that read nothing, static and dynamic ones mixed, and claims of all kinds.
+    """Groups with topics that no member reads, members that read nothing, static and dynamic members, and claims of all kinds.
 
-    ``claims``: ``any`` (stale, contradictory, of partitions that are no more), ``honest`` (held by one, who subscribes to it), ``none``.
+    ``claims``: ``any`` (stale, contradictory, or of partitions that do not exist), ``honest`` (of at most one member, which subscribes to
+    the topic), ``none``.
     """
     counts = {topic: draw(st.integers(0, 7)) for topic in draw(st.sets(st.sampled_from(TOPICS)))}
     racks = draw(st.booleans()) if racks is None else racks
@@ -66,7 +67,7 @@ def groups(draw: st.DrawFn, *, racks: bool | None = None, claims: str = "any") -
 @some
 @given(group=groups())
 def test_every_subscribed_partition_is_given_once_and_to_a_subscriber(name, group: Group):
-    """Whatever the members claim; under the cooperative protocol all are given as soon as nobody holds any."""
+    """This holds whatever the members claim. Under the cooperative protocol, all partitions are assigned as soon as no member holds any."""
     metadata, members = group
     assignor = find_assignor(name)
     after = assignor.assign(metadata, members)
@@ -81,7 +82,7 @@ def test_every_subscribed_partition_is_given_once_and_to_a_subscriber(name, grou
 @some
 @given(group=groups(), dice=st.randoms(use_true_random=False))
 def test_equal_input_has_an_equal_answer_whatever_the_order_of_dictionaries(name, group: Group, dice):
-    """Two leaders that are told the same answer the same, also about the order of each member's partitions."""
+    """Two leaders with the same input give the same answer, including the order of each member's partitions."""
     metadata, members = group
 
     def shuffled(mapping):
@@ -137,7 +138,7 @@ def test_assignment_that_is_reported_back_does_not_change(name, group: Group):
 @some
 @given(group=groups(racks=False, claims="none"), data=st.data())
 def test_those_that_stay_keep_everything_when_a_member_of_an_equal_group_leaves(name, group: Group, data):
-    """Only the partitions of the one that left are given to others."""
+    """Only the partitions of the member that left are assigned to others."""
     metadata, members = group
     everything = frozenset(TOPICS)
     members = {member: dataclasses.replace(one, topics=everything) for member, one in members.items()} | {
@@ -164,9 +165,9 @@ def test_cooperative_round_takes_no_partition_from_one_and_gives_it_to_another(g
 @some
 @given(group=groups(racks=False))
 def test_cooperative_rebalances_are_over_after_four_rounds(group: Group):
-    """Each member feeds back what it was given until nobody has to let go of anything.
+    """Each member reports what it was assigned, until no member has to revoke anything.
 
-    Without racks: with them, and with unequal subscriptions, nearness and balance can pull a partition to and fro, in Kafka too.
+    Tested without racks: with racks and unequal subscriptions, nearness and balance can move a partition back and forth, in Kafka too.
     """
     metadata, members = group
     rounds, problems = judge.run_rounds(find_assignor("cooperative-sticky"), metadata, members)

@@ -1,4 +1,4 @@
-"""When a slice is given up because too many of its records fail: at the edge, just beyond it, and with nothing to judge."""
+"""When a slice is given up because too many of its records fail: at the limit, just beyond it, and with no judged records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def counts(loaded: int, retried: int, *, skipped: int = 0, failed: int = 0) -> R
     ],
 )
 def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found: RecordCounts, in_a_row: int, trips: bool) -> None:
-    """Scenario 37: ratio just under and over, consecutive count, minimum sample, no record that was judged at all."""
+    """Scenario 37: the ratio at and just over its limit, the consecutive count, the minimum sample, and no judged record at all."""
     if not trips:
         breaker.check(PART, found, in_a_row, REJECTS)
         return
@@ -54,7 +54,7 @@ def test_breaker_says_which_of_its_limits_it_was() -> None:
 
 
 def test_breaker_quotes_no_values_of_rows() -> None:
-    """Its error is logged: it ends before the DETAIL that a failed record may keep."""
+    """The breaker's error is logged, so its quote ends before the DETAIL, which a failed record may keep."""
     refused = reject(1, Disposition.FAIL, quoting("duplicate key.", "Key (city)=(secret) already exists."), "UniqueViolation")
     with pytest.raises(BreakerTripped) as raised:
         Breaker(0.5, None, 1).check(PART, counts(0, 1), 1, [refused])
@@ -66,7 +66,7 @@ def test_breaker_quotes_no_values_of_rows() -> None:
     [({}, 0), ({0: "f"}, 1), ({0: "r", 1: "f", 2: "r"}, 3), ({0: "r", 1: "s", 2: "r", 3: "r"}, 2), ({0: "r", 5: "f", 900: "r"}, 3)],
 )
 def test_records_in_a_row_are_counted_over_gaps_of_the_log(said: dict[int, str], longest: int) -> None:
-    """A record that was loaded or skipped ends a row of failures; an offset at which there is no record does not."""
+    """A record that was loaded or skipped ends a series of failures; an offset without a record does not."""
     tally = Tally(PART)
     words = {"r": Disposition.RETRY, "f": Disposition.FAIL}
     rejects = [reject(offset, words[word], "x") for offset, word in said.items() if word in words]

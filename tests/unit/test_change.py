@@ -1,4 +1,4 @@
-"""Change data: what becomes of envelopes and of Kafka Connect's types, in JSON and Avro."""
+"""Change data: how envelopes and Kafka Connect's types are loaded, from JSON and Avro."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at(*parts: int) -> dt.datetime:
 
 
 TYPES: dict[str, tuple[str, str, Any, Any, str, Any]] = {
-    # the name's end: type in JSON, type in Avro, value in JSON, value in Avro, type of the column, value in the table
+    # name: type in JSON, type in Avro, value in JSON, value in Avro, type of the column, value in the table
     "io.debezium.time.Date": ("int32", "int", 20_000, 20_000, "date", dt.date(2024, 10, 4)),
     "io.debezium.time.Time": ("int32", "int", 3_600_001, 3_600_001, "time(3) without time zone", dt.time(1, 0, 0, 1_000)),
     "io.debezium.time.MicroTime": ("int64", "long", 3_600_000_001, 3_600_000_001, "time without time zone", dt.time(1, 0, 0, 1)),
@@ -163,7 +163,7 @@ def test_types_of_json_with_schemas(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(BY_DEFAULT))
 def test_types_of_json_without_schemas(name: str) -> None:
-    """They are those that Debezium writes by default for a source column of the sink column's type."""
+    """Values are read as Debezium writes them by default for a source column of the sink column's type."""
     _, _, value, _, column, expected = TYPES[name]
     (row,) = result(fields({"x": column}), [envelope({"x": value})])
     assert (row["error"], row["x"]) == (None, expected)
@@ -171,7 +171,7 @@ def test_types_of_json_without_schemas(name: str) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_types_of_avro(name: str) -> None:
-    """The value, null and the newest schema's default are of the same type."""
+    """The value, null and the newest schema's default have the same type."""
     _, kind, _, value, _, expected = TYPES[name]
     inner: dict[str, Any] = {"type": kind, "connect.name": name}
     if kind == "record":
@@ -190,7 +190,7 @@ def test_types_of_avro(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "per_ms"), [("io.debezium.time.Timestamp", 1), ("io.debezium.time.MicroTimestamp", 1_000)])
 def test_infinite_timestamp_is_no_moment(name: str, per_ms: int) -> None:
-    """Debezium writes ones near the ends of 64 bits, in the year 294247."""
+    """Debezium writes infinite timestamps as values near the limits of 64 bits, in the year 294247."""
     schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": {"type": "long", "connect.name": name}}]}
     writer = parse(json.dumps(schema))
     for ms in (9_223_372_036_825_200, -9_223_372_036_832_400):
@@ -201,7 +201,7 @@ def test_infinite_timestamp_is_no_moment(name: str, per_ms: int) -> None:
 
 
 def test_default_of_a_logical_type_is_read_like_its_data() -> None:
-    """It is given in the type below: milliseconds, unscaled bytes."""
+    """The default is given in the underlying type: milliseconds, unscaled bytes."""
     moment = {"type": "long", "logicalType": "timestamp-millis"}
     price = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
     old: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}
@@ -212,7 +212,7 @@ def test_default_of_a_logical_type_is_read_like_its_data() -> None:
 
 
 def test_decimals_in_json() -> None:
-    """In base64 with the schema's scale, or by default the column's; otherwise as the schema says."""
+    """They are base64 with the schema's scale or, without a schema, the column's scale. Text needs a schema that says so."""
     scaled = {"type": "bytes", "name": f"{CONNECT}.Decimal", "parameters": {"scale": "2"}}
     columns = {"x": "numeric(12,2)"}
     values = [

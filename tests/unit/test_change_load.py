@@ -21,7 +21,7 @@ def test_a_seed_gives_the_same_load_again(seed: int) -> None:
 
 @given(st.randoms(use_true_random=False))
 def test_a_key_is_inserted_once_at_a_time(rng: Random) -> None:
-    """Also for a rng of Hypothesis', which shrinks. An update or a delete finds its row."""
+    """Every update and delete finds its row. The random generator is Hypothesis's, so that failing examples shrink."""
     live: set[int] = set()
     for statement, values in (each for transaction in load(rng, 10) for each in transaction):
         match statement.split()[0]:

@@ -1,4 +1,4 @@
-"""Options that mean the same everywhere are everywhere."""
+"""Common options exist for every command to which they apply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tidemark.cli.main import app
 
 WITHOUT_RESULT = {"sink ddl", "retries export", "metrics serve", "local down", "local reset", "local airflow down"}
-"""Those that print SQL, print JSON anyway, serve until they are stopped, or have nothing to say."""
+"""Commands that print SQL, print JSON anyway, serve until they are stopped, or have no result."""
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
@@ -29,10 +29,10 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_has_the_common_options(command: str) -> None:
-    """``--output`` where there is a result; ``--consumers`` wherever a consumer is named."""
+    """It has ``--output`` if it has a result, and ``--consumers`` if it takes the name of a consumer."""
     if command not in WITHOUT_RESULT:
         assert "output" in COMMANDS[command]
-    histories = {"erase list", "rewind list"}  # also of consumers whose files are gone
+    histories = {"erase list", "rewind list"}  # they also show consumers whose files are gone
     if {"name", "names"} & COMMANDS[command] and command not in histories:
         assert "consumers" in COMMANDS[command]
 

@@ -25,11 +25,11 @@ MAY_READ = {
     "_age_s": "the age of a file in the cache",
     "_exercise": "a record of the class-data archive, which is thrown away",
 }
-"""Functions that may read the wall clock, and for what. None of them hands it to a statement."""
+"""Functions that may read the wall clock, and why. None of them passes it to a statement."""
 STAND_STILL = {"0022_metrics.additive.sql": ["transaction_timestamp"]}
 """A column that says when a transaction began."""
 SESSIONS = {"cur", "cursor", "connection"}
-"""Who is given one of these may run a statement."""
+"""A function that gets one of these may run a statement."""
 
 
 def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.AST]]:
@@ -41,7 +41,7 @@ def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def called(tree: ast.AST) -> Iterator[tuple[str | None, str]]:
-    """``datetime.now(UTC)`` is ``("datetime", "now")``; also where the function is only named, as in ``default_factory=time.time``."""
+    """Yields ``("datetime", "now")`` for ``datetime.now(UTC)``, even if the function is not called, as in ``default_factory=time.time``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             value = node.value
@@ -53,7 +53,7 @@ def reads_wall_clock(tree: ast.AST) -> bool:
 
 
 def test_wall_clock_is_read_only_where_a_person_sees_it() -> None:
-    """A new reader of Python's clock has to say here what for. Lengths of time are measured by `time.monotonic`, which is no clock."""
+    """A new reader of Python's clock must be added to `MAY_READ`. Durations are measured by `time.monotonic`, which is not a wall clock."""
     found = set()
     for path in SOURCES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def test_wall_clock_is_read_only_where_a_person_sees_it() -> None:
 
 
 def kept(tree: ast.AST) -> set[str]:
-    """What a module keeps a reading of the wall clock in: names of variables and attributes."""
+    """The names of the variables and attributes in which a module keeps a reading of the wall clock."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and reads_wall_clock(node.value):
@@ -82,7 +82,7 @@ def kept(tree: ast.AST) -> set[str]:
 
 
 def statements_with_a_time(tree: ast.AST) -> list[str]:
-    """Calls that run SQL, or may, and whose arguments have a reading of the wall clock."""
+    """Calls that run SQL, or may run it, with a reading of the wall clock in their arguments."""
     times = kept(tree)
     found = []
     for node in ast.walk(tree):
@@ -97,7 +97,7 @@ def statements_with_a_time(tree: ast.AST) -> list[str]:
 
 
 def test_no_statement_is_given_a_time_of_python() -> None:
-    """Neither a reading itself nor a variable that keeps one is an argument of a call that runs SQL."""
+    """Neither a reading nor a variable that holds one is an argument of a call that runs SQL."""
     assert [one for path in SOURCES for one in statements_with_a_time(ast.parse(path.read_text(encoding="utf-8")))] == []
 
 
@@ -110,7 +110,7 @@ def test_no_statement_is_given_a_time_of_python() -> None:
     ],
 )
 def test_a_time_in_a_statement_would_be_found(code: str) -> None:
-    """A guard of the test above."""
+    """Checks that the test above can fail."""
     assert len(statements_with_a_time(ast.parse(code))) == 1
 
 
@@ -119,7 +119,7 @@ STATEMENTS = sorted([*LIBRARY.rglob("*.sql"), *(ROOT / "sql").glob("*.sql")])
 
 @pytest.mark.parametrize("path", STATEMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_statements_read_one_clock(path: Path) -> None:
-    """``now()`` and its kin stand still inside a transaction, which may have waited for a lock: only ``clock_timestamp()`` is compared."""
+    """``now()`` and its like stand still in a transaction, which may have waited for a lock, so only ``clock_timestamp()`` is used."""
     text = re.sub(r"--.*|'[^']*'", "", path.read_text(encoding="utf-8"))
     assert re.findall(
         r"\bnow\s*\(|\b(?:current|local)_?timestamp\b|\b(?:statement|transaction)_timestamp\b|\btimeofday\b", text, re.IGNORECASE
@@ -128,7 +128,7 @@ def test_statements_read_one_clock(path: Path) -> None:
 
 @pytest.mark.parametrize("path", STATEMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_deadline_is_compared_with_a_parameter(path: Path) -> None:
-    """A parameter is a time that some other clock has read."""
+    """A parameter would be a time from another clock."""
     text = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
     moment, parameter, compared = r"[\w.]*(?:due_at|deadline|expires_at|seen_at|session_ends|ends_at)\b", r"%\(\w+\)s", r"\s*(?:<=?|>=?)\s*"
     assert re.findall(f"{moment}{compared}{parameter}|{parameter}(?:::\\w+)?{compared}{moment}", text) == []

@@ -1,4 +1,4 @@
-"""Dockerfile and docker-compose.yaml agree with the compose schema, with one another and with the code, as far as no engine is needed."""
+"""Dockerfile and docker-compose.yaml agree with the compose schema, each other and the code, as far as that needs no container engine."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ OURS = [name for name, service in SERVICES.items() if service["image"].startswit
 AIRFLOW = [name for name in OURS if name.startswith("airflow-")]
 LONG_RUNNING = [name for name in SERVICES if name not in ("airflow-init", "tidemark-migrate", "tidemark-doctor")]
 PORTS = {"postgres": 5432, "kafka": 9092, "spark-master": 7077, "airflow-api-server": 8080}
-"""Where each server listens inside the network."""
+"""The port on which each server listens inside the network."""
 
 
 def commands() -> list[Any]:
-    """Every command of ours that the file runs: starts and health checks, without the word CMD."""
+    """Every command that the file runs in our image: start commands and health checks, without the word CMD."""
     found = [pytest.param(SERVICES[name]["command"], id=name) for name in OURS]
     return found + [pytest.param(SERVICES[name]["healthcheck"]["test"][1:], id=f"{name} health") for name in OURS if name in LONG_RUNNING]
 
 
 def image_env() -> dict[str, str]:
-    """What the Dockerfile's ENV sets."""
+    """The variables that the Dockerfile's ENV sets."""
     (block,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", DOCKERFILE, re.MULTILINE)
     return dict(word.split("=", 1) for word in shlex.split(block.replace("\\\n", " ")))
 
@@ -53,7 +53,7 @@ def in_checkout(path: str) -> Path:
 
 
 def test_the_file_is_valid_by_the_compose_schema() -> None:
-    """The schema of the Compose specification, as the package check-jsonschema brings it."""
+    """The schema of the Compose specification comes from the package check-jsonschema."""
     checker = pytest.importorskip("check_jsonschema", reason="check-jsonschema, which brings the schema, is not installed")
     import jsonschema
 
@@ -62,7 +62,7 @@ def test_the_file_is_valid_by_the_compose_schema() -> None:
 
 
 def test_services_are_the_ones_that_a_deployment_needs() -> None:
-    """Kafka, Postgres, a Spark master with two workers, and Airflow's four processes, from one image but for Postgres."""
+    """Kafka, Postgres, a Spark master with two workers, and Airflow's four processes, all from one image except Postgres."""
     assert set(SERVICES) == {
         *("postgres", "kafka", "spark-master", "spark-worker-1", "spark-worker-2", "tidemark-migrate", "tidemark-doctor"),
         *("airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
@@ -99,7 +99,7 @@ def test_a_service_knows_only_keys_services_and_volumes_that_exist(name: str) ->
 
 
 def test_services_wait_for_health_of_servers_and_for_the_end_of_jobs() -> None:
-    """A condition that can never come true would hang the start."""
+    """With a condition that can never become true, the start would hang."""
     for service in SERVICES.values():
         for needed, how in service.get("depends_on", {}).items():
             expected = "service_healthy" if needed in LONG_RUNNING else "service_completed_successfully"
@@ -108,7 +108,7 @@ def test_services_wait_for_health_of_servers_and_for_the_end_of_jobs() -> None:
 
 @pytest.mark.parametrize("command", commands())
 def test_each_command_exists(command: list[str]) -> None:
-    """Its program is in the environment, or its script in the image; a Spark class is in pyspark's jars; Python code compiles."""
+    """Its program is in the environment, or its script in the image. Python code compiles, and the module that it imports exists."""
     program, *words = command
     if program.startswith("/"):
         script = in_checkout(program)
@@ -125,7 +125,7 @@ def test_each_command_exists(command: list[str]) -> None:
 
 
 def test_the_classes_that_spark_runs_exist() -> None:
-    """In pyspark's jars; `tests/integration/test_cluster_guarded.py` starts them with the same script."""
+    """They are in pyspark's jars; `tests/integration/test_cluster_guarded.py` starts them with the same script."""
     home = Path(str(importlib.util.find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
     (jar,) = home.glob("jars/spark-core_*.jar")
     names = zipfile.ZipFile(jar).namelist()
@@ -136,7 +136,7 @@ def test_the_classes_that_spark_runs_exist() -> None:
 
 
 def test_each_subcommand_exists(tmp_path: Path) -> None:
-    """``tidemark`` and ``airflow`` know the words that follow them, in starts and in health checks."""
+    """``tidemark`` and ``airflow`` know the subcommands that start commands and health checks use."""
     import typer.main
 
     from tidemark.cli.main import app
@@ -165,7 +165,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def test_every_variable_is_known_to_the_program_that_reads_it() -> None:
-    """Airflow's options exist in its own list, ours are read by the code, those of the scripts by a script."""
+    """Airflow's options exist in its configuration reference, our variables in our code, and those of the scripts in a script."""
     config = yaml.safe_load(resources.files("airflow.config_templates").joinpath("config.yml").read_text())
     ours = "".join(path.read_text() for path in (ROOT / "include" / "tidemark").rglob("*.py"))
     scripts = "".join(path.read_text() for path in (ROOT / "docker").glob("*.sh"))
@@ -184,7 +184,7 @@ def test_every_variable_is_known_to_the_program_that_reads_it() -> None:
 
 
 def test_connections_are_those_that_tidemark_reads_and_lead_to_the_services() -> None:
-    """The three default connections, with the keys of the local Airflow's, addresses of services and the ports these listen on."""
+    """The three default connections have the names and types of the local Airflow's, and the addresses and ports of the services."""
     wanted = connections_env("postgresql://a:b@c:1/d", {"bootstrap.servers": "kafka:9092"}, "spark://c:1")
     environment = SERVICES["airflow-scheduler"]["environment"]
     found = {name: json.loads(text) for name, text in environment.items() if name.startswith("AIRFLOW_CONN_")}
@@ -229,7 +229,7 @@ def test_ports_are_the_same_wherever_they_are_named() -> None:
 
 
 def test_every_secret_comes_from_the_env_file_and_has_no_default() -> None:
-    """A variable without a value stops compose; no password stands in a file."""
+    """A variable without a value stops compose, and no file contains a password."""
     text = (ROOT / "docker-compose.yaml").read_text()
     used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
     assert {name for name, _ in used} == set(EXAMPLE)
@@ -238,10 +238,10 @@ def test_every_secret_comes_from_the_env_file_and_has_no_default() -> None:
 
 
 def test_versions_are_those_of_the_lock() -> None:
-    """Image tag, Python, Java, Postgres and the broker are what the project is tested with."""
+    """Image tag, Python, Java and Postgres are the versions that the project is tested with."""
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {SERVICES[name]["image"] for name in OURS} == {f"tidemark:{metadata['version']}"}
-    python = metadata["requires-python"].removeprefix(">=").partition(",")[0]  # the full suite runs on the oldest
+    python = metadata["requires-python"].removeprefix(">=").partition(",")[0]  # the full suite runs on the oldest version
     assert f"FROM python:{python}-slim" in DOCKERFILE
     assert f"/lib/python{python}/" in image_env()["SPARK_HOME"]
     assert "openjdk-17-jre" in DOCKERFILE
@@ -251,7 +251,7 @@ def test_versions_are_those_of_the_lock() -> None:
 
 
 def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkout() -> None:
-    """What `tidemark init` writes runs under the same compose file: the same base, user, folders and variables, the version of this one."""
+    """A project that `tidemark init` writes runs under the same compose file: same base, user, folders and variables, and this version."""
     theirs = (ROOT / "template" / "Dockerfile").read_text()
     same = DOCKERFILE[DOCKERFILE.index("FROM") : DOCKERFILE.index("\n\n# As the Makefile does it")]
     assert same in theirs
@@ -261,7 +261,7 @@ def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkou
 
 
 def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -> None:
-    """The context leaves out all that is not named, so what is copied must be named."""
+    """The context excludes everything that is not listed, so it must list everything that is copied."""
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {line.removeprefix("!") for line in ignore if line.startswith("!")}
     lines = re.findall(r"^COPY --chown=tidemark (.*) \S+$", DOCKERFILE, re.MULTILINE)
@@ -272,7 +272,7 @@ def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -
 
 
 def test_the_image_does_not_run_as_root_and_installs_with_hashes() -> None:
-    """The last USER is an ordinary one, and nothing is installed that the lock does not name."""
+    """The only USER is an ordinary one, and nothing is installed that is not in the lock."""
     assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE) == ["tidemark"]
     installs = [line for line in DOCKERFILE.splitlines() if re.search(r"pip (install|sync)", line)]
     assert len(installs) == 3
@@ -280,7 +280,7 @@ def test_the_image_does_not_run_as_root_and_installs_with_hashes() -> None:
 
 
 def test_paths_of_the_image_lead_where_the_code_looks() -> None:
-    """Home, DAGs and scripts in the image are the checkout's; volumes lie where the processes write."""
+    """The DAGs folder in the image is the checkout's, and volumes are mounted where the processes write."""
     assert in_checkout(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW__CORE__DAGS_FOLDER"]) == ROOT / "dags"
     assert "log.dirs=/var/lib/kafka/" in (ROOT / "docker" / "kafka.properties").read_text()
     assert SERVICES["kafka"]["volumes"] == ["kafka:/var/lib/kafka"]
@@ -290,7 +290,7 @@ def test_paths_of_the_image_lead_where_the_code_looks() -> None:
     made = re.search(r"install -d -o tidemark -g tidemark (.*)", DOCKERFILE)
     assert made is not None
     for volume in ("/var/lib/kafka", "/var/lib/airflow", "/var/lib/spark", image_env()["TIDEMARK_CACHE"]):
-        assert volume in made[1].split()  # the owner of an empty volume is that of the folder below it
+        assert volume in made[1].split()  # an empty volume gets the owner of the folder below it
 
 
 def test_the_role_of_the_compose_files_airflow_gets_the_documented_profiles() -> None:

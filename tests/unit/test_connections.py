@@ -1,4 +1,4 @@
-"""Addresses and credentials travel in the environment, and nowhere else."""
+"""Addresses and credentials are passed in the environment, and nowhere else."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ WORDS = st.text(min_size=1, max_size=8).filter(str.strip)
     WORDS,
 )
 def test_what_env_writes_from_env_reads(kafka: dict[str, str], spark: dict[str, str], servers: str, master: str) -> None:
-    """The driver gets what the Airflow task had."""
+    """The driver gets the same connections as the Airflow task."""
     given_connections = Connections("postgresql://me@db/x", {"bootstrap.servers": servers, **kafka}, master, spark)
     assert from_env(given_connections.env()) == given_connections
 
 
 def test_defaults_are_few() -> None:
-    """Spark runs on this machine unless told otherwise; database and broker have to be named."""
+    """Spark runs on this machine by default; database and broker have no default."""
     found = from_env(GOOD)
     assert (found.spark_master, found.spark_conf, found.kafka) == ("local[*]", {}, {"bootstrap.servers": "kafka:9092"})
 
@@ -66,7 +66,7 @@ def test_an_unusable_variable_is_named(env: dict[str, str], what: str) -> None:
 
 
 def test_servers_may_stand_among_the_kafka_settings() -> None:
-    """An Airflow connection has them there; the variable of their own wins."""
+    """An Airflow connection has them there; the separate variable takes precedence."""
     extra = {KAFKA_CONFIG: '{"bootstrap.servers": "other:1", "client.id": "x"}'}
     assert connections.kafka_config(extra) == {"bootstrap.servers": "other:1", "client.id": "x"}
     assert connections.kafka_config(GOOD | extra)["bootstrap.servers"] == "kafka:9092"
@@ -74,7 +74,7 @@ def test_servers_may_stand_among_the_kafka_settings() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """Each secret in a file of its own, with the newline that editors and `kubectl create secret` leave behind."""
+    """Each secret in a separate file, with the newline that editors and `kubectl create secret` leave behind."""
     texts = {
         DATABASE_URL: GOOD[DATABASE_URL],
         KAFKA_CONFIG: json.dumps({"bootstrap.servers": "kafka:9092", "sasl.password": SECRET}),
@@ -101,13 +101,13 @@ def test_secrets_may_stand_in_files(files: dict[str, str]) -> None:
 
 
 def test_a_connection_of_airflows_overrides_an_inherited_file(files: dict[str, str]) -> None:
-    """What a task resolves is what its driver gets, whatever the worker's environment names."""
+    """The driver gets what its task has resolved, whatever the worker's environment contains."""
     resolved = Connections("postgresql://airflow/x", {"bootstrap.servers": "k:1"})
     assert from_env(files | resolved.env()) == resolved
 
 
 def test_a_file_is_read_again(files: dict[str, str]) -> None:
-    """A new password is in force at the next read of the connections."""
+    """A new password takes effect when the connections are next read."""
     found = from_env(files)
     before = found.read()
     Path(files[FILES[DATABASE_URL]]).write_text("postgresql://me:new@db/x")
@@ -118,14 +118,14 @@ def test_a_file_is_read_again(files: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_variable_and_its_file_are_not_set_at_once(files: dict[str, str], name: str) -> None:
-    """Which of them counts would be a guess."""
+    """It would be unclear which of them counts."""
     with pytest.raises(BadInput, match=f"{FILES[name]}: {name} is set too. Set one of them.") as raised:
         from_env(files | {name: GOOD.get(name, "{}")})
     assert SECRET not in str(raised.value)
 
 
 def test_a_file_that_cannot_be_used_is_named_without_its_text(files: dict[str, str]) -> None:
-    """A missing or empty file may be about to be replaced: an outage. A file that is not JSON is a mistake."""
+    """A missing or empty file may be about to be replaced, so it counts as an outage. A file that is not JSON is a mistake."""
     database, kafka = (Path(files[FILES[name]]) for name in (DATABASE_URL, KAFKA_CONFIG))
     kafka.write_text(f"{{ {SECRET}")
     with pytest.raises(BadInput, match=rf"{FILES[KAFKA_CONFIG]} \({kafka}\): it is not JSON") as raised:
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_used_is_named_without_its_text(files: dict[str, s
 
 
 def test_no_repr_shows_a_secret() -> None:
-    """Values end up in logs and tracebacks; credentials are not printed with them, but travel with a task."""
+    """Objects end up in logs and tracebacks, so their repr hides credentials. Pickling keeps them, because tasks need them."""
     found = Connections(GOOD[DATABASE_URL], {"bootstrap.servers": "k:1", "sasl.password": SECRET}, spark_conf={"spark.ui.key": SECRET})
     target = Target(found.database_url, 1, 2, (Layout("a.b", ()),))
     work = Work(target, found.kafka, Form.FUNCTION, len)
@@ -160,7 +160,7 @@ def test_no_repr_shows_a_secret() -> None:
     ],
 )
 def test_a_database_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> None:
-    """libpq's own message quotes what it could not read: the password, if it was that."""
+    """libpq's own message quotes the part that it could not read, which may be the password."""
     with pytest.raises(BadInput, match="database URL") as raised:
         connect(url)
     assert SECRET not in str(raised.value)
@@ -182,7 +182,7 @@ def parts_of(password: str) -> set[str]:
 @example(",7777\x00")
 @settings(deadline=None)
 def test_no_part_of_a_password_that_is_not_encoded_is_shown(password: str) -> None:
-    """Neither in the error nor in what led to it, which a traceback would print: libpq takes parts of it for host, port or database."""
+    """Neither the error nor its causes, which a traceback would print, contain any. libpq takes parts of it for host, port or database."""
     with pytest.raises((BadInput, DatabaseUnavailable)) as raised:
         connect(f"postgresql://me:{password}@127.0.0.1:1/x")
     error: BaseException | None = raised.value
@@ -194,7 +194,7 @@ def test_no_part_of_a_password_that_is_not_encoded_is_shown(password: str) -> No
 @given(st.text(min_size=1, max_size=20).filter(lambda password: "\x00" not in password))
 @settings(deadline=None)
 def test_password_that_is_percent_encoded_is_taken_whatever_it_holds(password: str) -> None:
-    """The URL is good; nobody listens at its port."""
+    """The URL is valid, but nothing listens on its port."""
     with pytest.raises(DatabaseUnavailable, match=r'connection to server at "127.0.0.1", port 1 failed'):
         connect(f"postgresql://me:{quote(password, safe='')}@127.0.0.1:1/x")
 
@@ -213,7 +213,7 @@ def test_command_line_shows_no_part_of_such_a_password(
 
 
 def test_password_with_an_unencoded_slash_is_refused_without_being_shown() -> None:
-    """libpq takes what follows for the port, and quotes it in its message."""
+    """libpq takes the part before the slash for the port, and quotes it in its message."""
     with pytest.raises(BadInput) as refused:
         connect("postgresql://user:secret/word@127.0.0.1:5432/db")
     assert "secret" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""What a driver loads before it knows whether there is anything to read."""
+"""Which modules a driver imports before it knows whether there is anything to read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def test_run_that_is_taken_by_hand_brings_nothing_heavy() -> None:
-    """The operator imports it too, in every task. Assignors bring numpy, an engine brings Spark and Arrow: later, if at all."""
+    """The operator imports it too, in every task. Assignors need numpy, and engines need Spark and Arrow, but only later, if at all."""
     heavy = ("numpy", "pyarrow", "pyspark", "great_expectations")
     code = f"import sys, tidemark.consume.run; sys.exit(', '.join(name for name in {heavy} if name in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

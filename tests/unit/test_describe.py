@@ -1,4 +1,4 @@
-"""What a transform returns, found out without a record."""
+"""How Tidemark finds out what a transform returns, without a record."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ COLUMNS = {"city": pa.string(), "population": pa.int64()}
     ids=str,
 )
 def test_a_typed_dict_names_the_columns_wherever_it_stands_in_the_result(annotation: Any) -> None:
-    """One row, several, or none."""
+    """The result may be one row, several, or none."""
     assert declared_columns(returning(annotation)) == COLUMNS
 
 
@@ -81,7 +81,7 @@ def test_a_typed_dict_names_the_columns_wherever_it_stands_in_the_result(annotat
     ids=str,
 )
 def test_a_result_without_a_typed_dict_declares_nothing(annotation: Any) -> None:
-    """Also where the names in it are seen by a type checker only."""
+    """This includes annotations with names that only a type checker knows."""
     assert declared_columns(returning(annotation)) is None
     with pytest.raises(OutputUnknown, match="departures:transform does not say what columns it returns"):
         outputs_of(returning(annotation), [ONLY], no_spark, input_schema())
@@ -123,7 +123,7 @@ def arrow_of(kind: Any) -> pa.DataType:
     ids=str,
 )
 def test_a_python_type_goes_into_every_column_that_holds_its_values(kind: Any, postgres: list[str]) -> None:
-    """The rows are made in the table's own types, so the declared type need not be the column's, only agree with it."""
+    """Rows are created in the table's types, so the declared type need not be the column's type, only compatible with it."""
     for column_type in postgres:
         columns = [*LINEAGE_COLUMNS, Column("x", column_type)]
         schema = _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns)  # type: ignore[operator]
@@ -145,14 +145,14 @@ def test_a_python_type_goes_into_every_column_that_holds_its_values(kind: Any, p
     ids=str,
 )
 def test_a_python_type_that_disagrees_with_its_column_is_refused_before_a_record_is_read(kind: Any, postgres: str) -> None:
-    """A mistake in the function is found once, not once a record."""
+    """A mistake in the function is found once, not once per record."""
     columns = [*LINEAGE_COLUMNS, Column("x", postgres)]
     with pytest.raises(SinkMismatch, match="column x"):
         match("a.b", columns, _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns), lineage_index=True)  # type: ignore[operator]
 
 
 def test_a_function_that_declares_nothing_may_return_every_column_without_a_default() -> None:
-    """Those that the table fills in itself are left to it."""
+    """Columns that the table fills in itself are not expected."""
     columns = [
         *LINEAGE_COLUMNS,
         Column("city", "text"),
@@ -163,13 +163,13 @@ def test_a_function_that_declares_nothing_may_return_every_column_without_a_defa
 
 
 def test_the_output_of_a_declared_function_has_lineage() -> None:
-    """It is filled in for it."""
+    """Tidemark fills it in."""
     schema = outputs_of(returning(Row), [ONLY], no_spark, input_schema())[ONLY]
     assert schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
 
 
 def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
-    """Its answer has the columns of every later one."""
+    """Its answer has the same columns as every later one."""
     seen: list[pa.RecordBatch] = []
 
     def function(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -188,7 +188,7 @@ def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
     ],
 )
 def test_an_arrow_transform_that_cannot_answer_an_empty_batch_is_told_so(function: Callable[..., Any], problem: str) -> None:
-    """Before anything is read."""
+    """This happens before anything is read."""
     with pytest.raises(TransformFailed, match=problem):
         outputs_of(transform(function, Form.ARROW), [ONLY], no_spark, input_schema())
 

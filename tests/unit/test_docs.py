@@ -1,4 +1,4 @@
-"""What the documentation shows works: its snippets are read from the pages and tried."""
+"""The examples in the documentation work: they are read from the pages and tested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_readme_consumer_is_a_good_file() -> None:
 
 
 def test_readme_transform_answers_as_its_comments_say() -> None:
-    """A tombstone is skipped, a record without a name fails, any other is a row."""
+    """A tombstone is skipped, a record without a name fails, and any other record becomes a row."""
     names: dict[str, object] = {}
     exec((TEMPLATE / "spark_jobs/transforms/cities.py").read_text(encoding="utf-8"), names)
     transform = names["transform"]
@@ -59,7 +59,7 @@ def test_readme_suite_can_be_loaded() -> None:
 
 
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
-    """The page's example is a good file. It has all keys but those that go with none of its others: another page shows them."""
+    """The page's examples are valid files. They have all keys except those that exclude the others, which another page shows."""
     shown = snippets("docs/consumers.md", "yaml")
     text, continuous, several = (next(one for one in shown if word in one) for word in ("every key", "run: continuous", "sinks:"))
     (tmp_path / "orders.yaml").write_text(text)
@@ -78,7 +78,7 @@ def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_exist(page: str) -> None:
-    """Links and paths to tests and modules are kept true when something moves."""
+    """Links and paths to tests and modules have to be updated when something moves."""
     text = text_of(page)
     linked = {(ROOT / page).parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text)}
     named = {ROOT / path for path in re.findall(r"`((?:tests|docs|spark_jobs|include|dags|sql|benchmarks)/[\w/.-]+\.\w+)`", text)}

@@ -1,6 +1,6 @@
-"""What the documentation names exists: files, tests, modules, commands with their options, keys, environment variables, anchors.
+"""Everything that the documentation names exists: files, tests, modules, commands with their options, keys, environment variables, anchors.
 
-Its blocks are tried in ``test_snippets.py``.
+``test_snippets.py`` tests its code blocks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tidemark.spec.model import FILLED_IN
 LIBRARY = ROOT / "include" / "tidemark"
 CLI = typer.main.get_command(app)
 MADE_BY_THE_READER = {"cities"}
-"""Consumers that a page has the reader write."""
+"""Consumers that a page asks the reader to write."""
 COUNTERS = re.compile(rf"tidemark\.(\w+\.consume\.)?(records|{'|'.join(field.name for field in fields(PartitionResult))})")
-"""In Airflow's statistics, which `tidemark.airflow.statistics` sends by the names of the counts."""
+"""Counters in Airflow's statistics, which `tidemark.airflow.statistics` sends under the names of the counts."""
 
 
 def inline(page: str) -> list[str]:
-    """What a page puts between backticks, outside its blocks."""
+    """The texts between backticks on a page, outside its code blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL))
 
 
@@ -43,7 +43,7 @@ def inline(page: str) -> list[str]:
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words name, and the words that it is given."""
+    """The command that the words name, and its arguments."""
     command: Any = CLI
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
@@ -67,14 +67,14 @@ def test_commands_that_a_sentence_names_exist(page: str) -> None:
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
-    """The models in a type: ``Breaker | None``, ``tuple[...]``."""
+    """The models in a type such as ``Breaker | None`` or ``tuple[...]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [one for part in get_args(annotation) for one in models(part)]
 
 
 def unknown(keys: list[str], model: type[BaseModel]) -> str | None:
-    """The first of the keys, from the outermost on, that the model does not have."""
+    """The first key, starting from the outermost, that the model does not have."""
     if not keys or "root" in model.model_fields:
         return None
     if keys[0] not in model.model_fields or keys[0] in FILLED_IN:
@@ -94,7 +94,7 @@ NESTED = {name for name, field in ConsumerSpec.model_fields.items() if models(fi
 
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_of_a_consumers_file_exist(page: str) -> None:
-    """``retry.max_held``, and mappings: ``retry: {topics: {create: false}}``."""
+    """Keys are written as ``retry.max_held``, or as mappings: ``retry: {topics: {create: false}}``."""
     named = [tuple(code.split(".")) for code in inline(page) if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", code) and code.split(".")[0] in NESTED]
     written = [code for code in inline(page) if code.split(":")[0] in ConsumerSpec.model_fields and re.match(r"[a-z_]+: ", code)]
     written += snippets(page, "yaml")
@@ -122,7 +122,7 @@ NAMES = {path.name for path in SOURCES} | {path.name for path in ROOT.iterdir()}
 
 @pytest.mark.parametrize("page", PAGES)
 def test_short_names_of_files_exist(page: str) -> None:
-    """``sink/commit.py`` below the library, ``test_deaths.py`` anywhere."""
+    """``sink/commit.py`` exists below the library, ``test_deaths.py`` anywhere."""
     for code in inline(page):
         if re.fullmatch(r"[\w/]+\.(?:py|sql)", code) and Path(code).stem not in MADE_BY_THE_READER and "NNNN" not in code:
             short = code.removeprefix("tidemark/")
@@ -131,7 +131,7 @@ def test_short_names_of_files_exist(page: str) -> None:
 
 
 def exists(name: str) -> bool:
-    """A module, or a name that its source defines; a table of the schema, or one of its columns; a header of a retry message."""
+    """Whether it is a module, a name in the source of a module, or a table of the schema. A column after a table's name is not checked."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         below = LIBRARY.joinpath(*parts[1:length])
@@ -160,7 +160,7 @@ def test_modules_and_tables_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_environment_variables_exist(page: str) -> None:
-    """Each is read somewhere."""
+    """Each variable is read somewhere."""
     readers = "".join(path.read_text(encoding="utf-8") for path in SOURCES if path.suffix in (".py", ".sh", ".yaml"))
     readers += text_of("docker-compose.yaml") + text_of("Dockerfile") + text_of("Makefile")
     named = set(re.findall(r"(?<![A-Z_])TIDEMARK_[A-Z_]*[A-Z]", text_of(page)))
@@ -197,7 +197,7 @@ def files(nav: Any) -> Iterator[str]:
 
 
 def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> None:
-    """The navigation names exactly the pages that ``docs/site.py`` writes; each reference page has what the code has."""
+    """The navigation lists exactly the pages that ``docs/site.py`` writes, and the reference pages match the code."""
     subprocess.run([sys.executable, ROOT / "docs" / "site.py", tmp_path], check=True)
     written = {str(path.relative_to(tmp_path / "docs")) for path in (tmp_path / "docs").rglob("*.md")}
     assert set(files(yaml.safe_load((tmp_path / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])) == written
@@ -231,7 +231,7 @@ def test_invariants_name_their_code_and_their_tests() -> None:
     "package", sorted(path.parent for path in LIBRARY.glob("**/__init__.py") if path.parent != LIBRARY), ids=lambda path: path.name
 )
 def test_front_page_lists_the_packages_modules(package: Path) -> None:
-    """After the line ``Modules::``, a line for each module and package beside it, and no others. A new module adds its line there."""
+    """The lines after ``Modules::`` list each module and package in the folder, and no others. A new module needs a line there."""
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     _, found, block = docstring.partition("Modules::\n\n")
     assert found, f"{package.name}/__init__.py has no list of its modules"

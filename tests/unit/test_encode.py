@@ -1,4 +1,4 @@
-"""Arrow batches as a binary COPY stream: framing, counting, and failures that stay what they are."""
+"""Arrow batches as a binary COPY stream: framing, counting, and errors that keep their type."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def batch(rows: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
 
 
 def read_all(stream: CopyStream) -> bytes:
-    """As psycopg2 does: until a read is empty."""
+    """Reads as psycopg2 does, until a read returns nothing."""
     return b"".join(iter(lambda: stream.read(8192), b""))
 
 
 def decoded(data: bytes) -> list[tuple[int | None, str | None]]:
-    """A reader of the format by Postgres' page on COPY, for these two columns."""
+    """Reads these two columns in the format that Postgres' page on COPY describes."""
     assert data.startswith(HEADER)
     at, rows = len(HEADER), []
 
@@ -57,7 +57,7 @@ ROWS = st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none(
 @settings(max_examples=examples(150))
 @given(st.lists(ROWS, max_size=4))
 def test_any_batches_make_one_stream_with_every_row_in_order(batches: list[list[tuple[int | None, str | None]]]) -> None:
-    """One header, one trailer, empty batches among them or none at all; ``rows`` counts what was encoded."""
+    """There is one header and one trailer, even with empty batches or none at all. ``rows`` counts the encoded rows."""
     stream = CopyStream(COLUMNS, iter([batch(rows) for rows in batches]))
     rows = [row for rows in batches for row in rows]
     assert decoded(read_all(stream)) == rows
@@ -67,7 +67,7 @@ def test_any_batches_make_one_stream_with_every_row_in_order(batches: list[list[
 
 @pytest.mark.parametrize("count", [ROWS_A_CHUNK - 1, ROWS_A_CHUNK, ROWS_A_CHUNK + 1, 3 * ROWS_A_CHUNK])
 def test_a_batch_longer_than_a_chunk_is_encoded_in_chunks(count: int) -> None:
-    """No row is lost or doubled at the seams."""
+    """No row is lost or duplicated at the boundaries."""
     rows = [(n, str(n)) for n in range(count)]
     stream = CopyStream(COLUMNS, iter([batch(rows)]))
     assert decoded(read_all(stream)) == rows
@@ -75,12 +75,12 @@ def test_a_batch_longer_than_a_chunk_is_encoded_in_chunks(count: int) -> None:
 
 
 def test_no_batch_is_a_copy_of_no_rows() -> None:
-    """Postgres wants header and trailer all the same."""
+    """Postgres requires a header and a trailer even then."""
     assert read_all(CopyStream(COLUMNS, iter([]))) == EMPTY
 
 
 def test_batches_are_asked_for_one_at_a_time() -> None:
-    """A slice of any size needs the memory of one batch."""
+    """A slice of any size needs memory for one batch only."""
     asked = []
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -95,14 +95,14 @@ def test_batches_are_asked_for_one_at_a_time() -> None:
 
 
 def test_a_batch_of_another_type_is_refused() -> None:
-    """The encoder was made for the first one."""
+    """The encoder was created for the types of the first batch."""
     other = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([1])], names=["n", "city"])
     with pytest.raises(TypesChanged, match=r"city: string(.|\n)*city: int64"):
         read_all(CopyStream(COLUMNS, iter([batch([(1, "a")]), other])))
 
 
 def test_what_the_batches_raise_is_kept() -> None:
-    """psycopg2 makes a cancelled statement of it, so the commit asks the stream."""
+    """psycopg2 reports a cancelled statement instead, so the commit asks the stream."""
     failure = LookupError("gone")
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -116,7 +116,7 @@ def test_what_the_batches_raise_is_kept() -> None:
 
 
 def test_a_value_that_has_no_place_in_its_column_is_refused() -> None:
-    """Nothing is rounded: a nanosecond that is no whole microsecond has no place in a timestamp."""
+    """Nothing is rounded: a timestamp cannot hold a fraction of a microsecond."""
     moments = pa.RecordBatch.from_arrays([pa.array([1], pa.timestamp("ns"))], names=["at"])
     with pytest.raises(NotEncodable, match="column at does not fit timestamp without time zone"):
         read_all(CopyStream([("at", "timestamp without time zone")], iter([moments])))
@@ -130,6 +130,6 @@ def test_a_value_that_has_no_place_in_its_column_is_refused() -> None:
     ],
 )
 def test_a_moment_that_postgres_cannot_count_to_is_refused(postgres: str, value: pa.Array) -> None:
-    """Postgres counts from 2000: the very earliest moments of Arrow have no number there."""
+    """Postgres counts from 2000, so it has no number for the very earliest moments of Arrow."""
     with pytest.raises(NotEncodable, match=r".*2000-01-01"):
         read_all(CopyStream([("x", postgres)], iter([pa.RecordBatch.from_arrays([value], names=["x"])])))

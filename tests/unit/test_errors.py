@@ -1,4 +1,4 @@
-"""Errors travel from executors to the driver as bytes: every class in the package, built from its own fields."""
+"""Errors are sent from executors to the driver as bytes. Tested for every error class in the package, with sample values in its fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAMPLES: dict[Any, Any] = {
 
 
 def modules_with_errors() -> list[str]:
-    """Modules whose text names the base class or one of the four kinds; found by reading, so that nothing heavy is imported for it."""
+    """Modules that define a class with a base class. They are found by parsing, so that no heavy module is imported for the search."""
     found = []
     for module in pkgutil.walk_packages(tidemark.__path__, "tidemark."):
         if module.name.startswith("tidemark.airflow"):
@@ -60,7 +60,7 @@ CLASSES = sorted({*subclasses(TidemarkError)} - {Refused, Fenced, Unavailable, B
 
 
 def sample(kind: Any, choice: int) -> Any:
-    """A value of an error's field."""
+    """A sample value for an error's field of this type."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return None if choice and type(None) in inner else sample(inner[0], choice)
@@ -88,14 +88,14 @@ def made(cls: type[TidemarkError], choice: int) -> TidemarkError:
 
 
 def test_the_walk_finds_the_errors() -> None:
-    """A guard of the tests below."""
+    """Otherwise the tests below would check nothing."""
     assert {"OffsetFenced", "BadOutput", "SinkRejected", "RangeGone", "SpecInvalid", "TransformFailed"} <= {cls.__name__ for cls in CLASSES}
 
 
 @pytest.mark.parametrize("choice", [0, 1], ids=["full", "with None"])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_an_error_survives_pickling_and_copying(cls: type[TidemarkError], choice: int) -> None:
-    """Class, fields and text arrive; a custom constructor would lose them."""
+    """Class, fields and text are preserved. A custom constructor would lose them."""
     error = made(cls, choice)
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(other) is cls
@@ -105,9 +105,9 @@ def test_an_error_survives_pickling_and_copying(cls: type[TidemarkError], choice
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_an_error_is_of_one_kind_and_says_something(cls: type[TidemarkError]) -> None:
-    """One of the four kinds, or its own ``retriable``, decides what a caller does; the text is a sentence with the values in it."""
+    """The kind, or the class's ``retriable``, decides what a caller does. The text is a sentence that contains the values."""
     kinds = [kind for kind in (Refused, Fenced, Unavailable, Broken) if issubclass(cls, kind)]
-    if not cls.__subclasses__():  # a base of others leaves it to them
+    if not cls.__subclasses__():  # a base class leaves this to its subclasses
         assert len(kinds) == 1 or "retriable" in vars(cls)
     assert len(kinds) <= 1
     error = made(cls, 0)
@@ -119,12 +119,12 @@ def test_an_error_is_of_one_kind_and_says_something(cls: type[TidemarkError]) ->
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_an_error_with_a_name_in_kafka_has_the_name_as_kafka_writes_it(cls: type[TidemarkError]) -> None:
-    """``OFFSET_OUT_OF_RANGE``; most errors have none."""
+    """For example ``OFFSET_OUT_OF_RANGE``. Most errors have none."""
     assert cls.kafka_name is None or re.fullmatch(r"[A-Z]+(_[A-Z]+)+", cls.kafka_name)
 
 
 def test_fields_are_given_by_keyword() -> None:
-    """Facts have names."""
+    """Positional arguments would not say what a value means."""
     for cls in CLASSES:
         if dataclasses.is_dataclass(cls) and dataclasses.fields(cls):
             with pytest.raises(TypeError):

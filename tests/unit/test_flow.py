@@ -1,4 +1,4 @@
-"""What an operator's word leaves open, from numbers alone."""
+"""Which partitions may be read under an operator's settings, without a database or a broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def claim(partition: TopicPartition, position: int = 0) -> Claim:
 
 
 def opened(flow: Flow, **left: int) -> list[str]:
-    """Topics that are read, of those that have so much left."""
+    """The topics that are read, given how many records each has left."""
     claims = [claim(TopicPartition(topic, 0)) for topic in left]
     return [one.partition.topic for one in flow.open(claims, {one.partition: left[one.partition.topic] for one in claims})]
 
@@ -57,7 +57,7 @@ def first_at_or_after(logs: dict[TopicPartition, list[int]], time: int) -> dict[
 def test_no_batch_of_any_topic_goes_beyond_the_bound_where_times_rise(
     orders: list[int], clicks: list[int], other: list[int], ahead: int
 ) -> None:
-    """Also not the batch of the topic that is behind: one batch could carry it past all others."""
+    """This includes the topic that is behind: a single batch could carry it past all others."""
     logs = {ORDERS: orders, CLICKS: clicks, TopicPartition("orders", 1): other}
     ends = {partition: len(log) for partition, log in logs.items()}
     positions = dict.fromkeys(logs, 0)
@@ -81,7 +81,7 @@ def test_no_batch_of_any_topic_goes_beyond_the_bound_where_times_rise(
 
 @given(orders=times, clicks=times, ahead=st.integers(1, 300))
 def test_no_topic_runs_further_ahead_than_it_may_and_both_are_read_to_their_ends(orders: list[int], clicks: list[int], ahead: int) -> None:
-    """Timestamps in any order: the topic that is behind always has something to read, so the run ends."""
+    """Timestamps may be in any order. The topic that is behind always has something to read, so the run ends."""
     logs = {ORDERS: orders, CLICKS: clicks}
     ends = {partition: len(log) for partition, log in logs.items()}
     positions = dict.fromkeys(logs, 0)

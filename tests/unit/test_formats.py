@@ -227,7 +227,7 @@ orders = st.builds(
 
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[bytes | None, Any]:
-    """A message, and what it holds: an order, None, or a class of exceptions."""
+    """A message and its expected content: an order, None, or an exception class."""
     kind = draw(st.sampled_from(["good", "good", "good", "null", "cut", "longer", "other id", "no id", "noise"]))
     order = draw(orders)
     datum = written(ORDER, order)
@@ -259,7 +259,7 @@ def read_alone(datum: bytes) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=12))
 def test_broken_data_fails_alone(given_: list[tuple[bytes | None, Any]]) -> None:
-    """Whatever is among them, every other record has exactly its own values."""
+    """Whatever is wrong with some records, every other record has exactly its own values."""
     one = decoder(writers={7: ORDER, 9: None})
     made = batch([message for message, _ in given_])
     decoded, wrong = one.batch(made)
@@ -273,7 +273,7 @@ def test_broken_data_fails_alone(given_: list[tuple[bytes | None, Any]]) -> None
 
 
 def test_data_that_would_move_into_the_next_record_is_noticed() -> None:
-    """Together the two are as long as two good ones."""
+    """Together, the two records are as long as two valid ones."""
     first, second = (written(ORDER, {"id": at, "city": "x", "lines": []}) for at in (1, 2))
     with pytest.raises(BadDatum):
         decode(pa.array([first + second, b""], pa.binary()), parse(json.dumps(ORDER)))
@@ -332,7 +332,7 @@ def test_data_that_the_newest_schema_cannot_read_fails(kind: Any, said: str) -> 
 
 
 def test_decimal_that_is_invalid_is_what_is_below_it() -> None:
-    """Avro's specification says to ignore the logical type. Debezium writes a numeric(5,-2) so."""
+    """Avro's specification says to ignore the logical type. Debezium writes a numeric(5,-2) like this."""
     price = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2046}
     schema = {"type": "record", "name": "R", "fields": [{"name": "price", "type": price}]}
     found, wrong = decoder(reader=schema, writers={7: schema}).batch(batch([framed(7, b"\x02a"), framed(7, b"\x04a")]))
@@ -382,7 +382,7 @@ def test_schemas_that_the_driver_has_not_sent_are_asked_for() -> None:
 
 
 def test_value_that_its_type_does_not_have_fails_alone_and_names_the_field() -> None:
-    """Debezium's infinite timestamp, and one that Arrow has no number for."""
+    """The values are Debezium's infinite timestamp, and a timestamp that Arrow cannot represent."""
     at = {"type": "long", "connect.name": "io.debezium.time.Timestamp"}
     row = {"type": "record", "name": "Row", "fields": [{"name": "at", "type": at}]}
     schema = {"type": "record", "name": "Change", "fields": [{"name": "after", "type": ["null", row]}]}
@@ -408,7 +408,7 @@ def test_schema_file_reads_data_without_ids() -> None:
 
 
 def texts(encoding: Encoding, data: list[bytes | None], headers: list[Any] | None = None) -> tuple[list[Any], dict[int, str]]:
-    """The decoded column, and why records fail. Objects are the same ones, parsed."""
+    """The decoded column, and why records fail. Checks that ``objects`` returns the same values, parsed."""
     one = decoder(value=encoding)
     decoded, wrong = one.batch(batch(data, headers=headers))
     column = decoded["value"].to_pylist()
@@ -451,7 +451,7 @@ def test_json_schema() -> None:
 
 
 def test_many_broken_data_are_found_without_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer may have written nothing but data of another schema."""
+    """A producer may have written only data of another schema."""
     calls = []
     real = avro.decode
     monkeypatch.setattr(avro, "decode", lambda datums, schema: calls.append(len(datums)) or real(datums, schema))

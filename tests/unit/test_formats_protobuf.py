@@ -85,7 +85,7 @@ NONE = {
     "f_card": None, "f_cash": None, "f_timestamp": None, "f_duration": None, "f_wrapper": None, "f_text_wrapper": None, "f_struct": None,
     "f_value": None, "f_list": None, "f_any": None, "f_enums": [], "f_structs": [],
 }  # fmt: skip
-"""What an empty message holds."""
+"""The decoded fields of an empty message."""
 SAMPLES: dict[str, tuple[Any, Any, str]] = {
     # field: as JSON, read, Arrow type
     "f_double": (1.5, 1.5, "double"),
@@ -155,7 +155,7 @@ def read(*data: bytes) -> list[Any]:
 
 @pytest.mark.parametrize("field", SAMPLES)
 def test_each_type_has_one_arrow_type(field: str) -> None:
-    """A field that is absent is null if Protobuf can tell, else it has its default."""
+    """A missing field is null if Protobuf can tell that it is missing; otherwise it has its default."""
     value, expected, arrow = SAMPLES[field]
     assert read(written(**{field: value}), b"") == [NONE | {field: expected}, NONE]
     assert str(order().type().field(field).type) == arrow
@@ -172,7 +172,7 @@ def test_unknown_number_of_an_enum_is_its_text() -> None:
 
 
 def test_fields_of_other_versions_are_ignored_or_empty() -> None:
-    """A newer producer's field is unknown here; an older one has not written this one."""
+    """A newer producer writes fields that are unknown here, and an older one does not write all fields that are known here."""
     older = compiled('syntax = "proto3"; message Order { int32 f_int32 = 3; string gone = 99; }', {})
     assert older.decode(pa.array([written(f_int32=5, f_string="x")], pa.binary())).to_pylist() == [{"f_int32": 5, "gone": ""}]
 
@@ -259,9 +259,9 @@ def test_message_that_is_cut_off_is_refused_as_google_refuses_it(order: dict[str
 
 @given(noise)
 def test_noise_that_google_reads_is_read_alike_or_refused(data: bytes) -> None:
-    """A map's entry without its value is the one thing that is refused. Google's Python library drops a map's entry that has unknown
-    fields, which is read here. Some noise that Google refuses is read: ptars does not check which field's number an unknown group ends
-    with, nor that a tag fits into 32 bits."""
+    """Only a map entry without a value is refused although Google reads it. Google's Python library drops a map entry with unknown fields,
+    which is read here. Some noise that Google refuses is read: ptars checks neither the field number at the end of an unknown group, nor
+    that a tag fits into 32 bits."""
     try:
         message = google().FromString(data)
     except DecodeError:
@@ -284,7 +284,7 @@ def framed(data: bytes, indexes: bytes = b"\0") -> bytes:
 def decoder(message: Message, *, framed: bool = True) -> Decoder:
     encodings = {"key": Encoding.BYTES, "value": Encoding.PROTOBUF}
     made = Decoder(encodings, {("orders", "value"): message}, framed={"key": True, "value": framed})
-    return pickle.loads(pickle.dumps(made))  # as it travels to the workers
+    return pickle.loads(pickle.dumps(made))  # as it is sent to the workers
 
 
 def batch(values: list[bytes | None], headers: list[Any] | None = None) -> pa.RecordBatch:

@@ -31,7 +31,7 @@ LEGAL = {
     (COMPLETING, STABLE),
     (EMPTY, DEAD),
 }
-"""Kafka's GroupMetadata.validPreviousStates. Kafka also unloads a group of any state into Dead when its coordinator moves; ours cannot."""
+"""Kafka's GroupMetadata.validPreviousStates. In Kafka, any state also becomes Dead when the coordinator moves; ours does not move."""
 
 
 @pytest.mark.parametrize(("source", "target", "why"), list(itertools.product(GroupState, GroupState, Why)))
@@ -46,18 +46,18 @@ def test_a_change_of_state_is_allowed_if_the_table_has_it(source: GroupState, ta
 
 
 def test_the_table_has_kafkas_ways_and_no_other() -> None:
-    """Kafka: testCanRebalanceWhen{Stable,CompletingRebalance}, testCannotRebalanceWhen{PreparingRebalance,Dead} and the rest of them."""
+    """Kafka: testCanRebalanceWhen{Stable,CompletingRebalance}, testCannotRebalanceWhen{PreparingRebalance,Dead} and similar tests."""
     assert {(row.source, row.target) for row in TRANSITIONS} == LEGAL
 
 
 def test_the_table_has_no_row_twice() -> None:
-    """And a reason stands for one target only: it says what happened."""
+    """Each reason has exactly one target, because it says what happened."""
     assert len(set(TRANSITIONS)) == len(TRANSITIONS)
     assert {why: len({row.target for row in TRANSITIONS if row.why is why}) for why in Why} == dict.fromkeys(Why, 1)
 
 
 def test_nothing_leaves_dead_and_every_other_state_can_become_empty() -> None:
-    """A deleted group stays deleted; a group whose members are all gone does not stay stuck."""
+    """A deleted group stays deleted; a group whose members are all gone does not get stuck."""
     nexts = {state: {row.target for row in TRANSITIONS if row.source is state} for state in GroupState}
     assert nexts[DEAD] == set()
     for state in (PREPARING, COMPLETING, STABLE):
@@ -83,13 +83,13 @@ def test_the_vote_is_for_the_first_protocol_that_all_support() -> None:
 
 @pytest.mark.parametrize("leader", ["a", "b"])
 def test_an_even_vote_is_decided_by_the_leaders_order(leader: str) -> None:
-    """Kafka leaves it to the order of a hash map."""
+    """In Kafka, the order of a hash map decides."""
     members = [member("a", "range", "sticky"), member("b", "sticky", "range")]
     assert vote(members, leader) == {"a": "range", "b": "sticky"}[leader]
 
 
 def test_an_even_vote_is_decided_between_the_tied_only() -> None:
-    """What the leader wants most counts only if it has as many votes as any other."""
+    """The leader's first choice counts only if no other protocol has more votes."""
     members = [member("leader", "mine", "a", "b"), *(member(f"a{n}", "a", "b", "mine") for n in range(2)),
                *(member(f"b{n}", "b", "a", "mine") for n in range(2))]  # fmt: skip
     assert vote(members, "leader") == "a"
@@ -102,7 +102,7 @@ names = st.permutations(["range", "sticky", "cooperative-sticky", "mine"]).flatm
 
 @given(st.lists(names, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_the_vote_depends_on_nothing_but_the_lists_and_the_leader(lists: list[tuple[str, ...]], chance: object) -> None:
-    """Whatever the order of the members; the winner is supported by all, and nothing has more votes."""
+    """The order of the members does not matter. All members support the winner, and no protocol has more votes."""
     members = [member(str(number), "common", *protocols) if number % 2 else member(str(number), *protocols, "common")
                for number, protocols in enumerate(lists)]  # fmt: skip
     won = vote(members, "0")
@@ -129,7 +129,7 @@ def test_the_vote_depends_on_nothing_but_the_lists_and_the_leader(lists: list[tu
     ],
 )
 def test_topics_are_read_from_metadata_of_our_form_only(metadata: object, topics: set[str]) -> None:
-    """Kafka: testSubscribedTopics(NonConsumerGroup): metadata is the assignor's, and may be anything."""
+    """Kafka: testSubscribedTopics(NonConsumerGroup). Metadata belongs to the assignor and may be anything."""
     assert topics_of(metadata) == topics
 
 
@@ -146,7 +146,7 @@ def group(**config: int | None) -> Group:
 
 
 def test_a_group_takes_its_generations_from_outside() -> None:
-    """Kafka: testInitNextGeneration, testInitNextGenerationEmptyGroup; one for each end of a join phase, and one for becoming empty."""
+    """Kafka: testInitNextGeneration, testInitNextGenerationEmptyGroup. One when a join phase ends, and one when the group becomes empty."""
     it = group()
     joined = it.join(request("a"), "a-1")
     assert joined is not None
@@ -158,7 +158,7 @@ def test_a_group_takes_its_generations_from_outside() -> None:
 
 
 def test_the_timers_say_what_the_database_is_to_do() -> None:
-    """The machine knows no moment: a timer is kept, started with a length, or stopped."""
+    """The machine does not know the time: it keeps a timer, starts it with a duration, or stops it."""
     it = group(initial_rebalance_delay_ms=3000)
     assert it.join(request("a", rebalance_timeout_ms=50_000), "a-1") is None
     assert (it.deadline.ms, it.initial.ms) == (50_000, 3000)
@@ -171,7 +171,7 @@ def test_the_timers_say_what_the_database_is_to_do() -> None:
 
 
 def test_what_is_due_is_run_in_the_order_of_its_causes() -> None:
-    """The one who did not sync and the one whose session ended go in one call, and the group is empty, with a line for each change."""
+    """One call removes members that did not sync and members whose sessions ended. The group becomes empty, and each change is recorded."""
     it = group(initial_rebalance_delay_ms=3000)
     for name in "ab":
         it.join(request(name), f"{name}-1")
@@ -204,7 +204,7 @@ KINDS = {
 
 
 def test_every_error_of_the_protocol_is_of_the_kind_that_a_client_acts_on() -> None:
-    """Fenced: what is held is lost. Unavailable: join again. Refused: somebody has to change something."""
+    """Fenced: the member has lost what it held. Unavailable: it should join again. Refused: someone has to change something."""
     assert set(KINDS) == set(errors.GroupError.__subclasses__())
     for cls, kind in KINDS.items():
         assert issubclass(cls, kind), cls
@@ -212,6 +212,6 @@ def test_every_error_of_the_protocol_is_of_the_kind_that_a_client_acts_on() -> N
 
 
 def test_the_errors_have_kafkas_names() -> None:
-    """Only the one that Kafka cannot have, because it knows no results, has none."""
+    """Only `OffsetHasResults` has none, because Kafka knows no results."""
     spelled = {cls: "".join("_" + char if char.isupper() else char for char in cls.__name__).strip("_").upper() for cls in KINDS}
     assert {cls: cls.kafka_name for cls in KINDS} == {**spelled, errors.OffsetHasResults: None}

@@ -1,4 +1,4 @@
-"""One set of Kafka settings for two clients: nothing is lost in translation, and nothing that Tidemark decides is the user's."""
+"""One set of Kafka settings for two clients: nothing is lost in translation, and users cannot change what Tidemark decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRET = "s3cr3t"
 
 
 def test_settings_become_text_as_librdkafka_reads_it() -> None:
-    """An Airflow connection's extra is JSON: numbers, booleans and nulls come as such."""
+    """An Airflow connection's extra is JSON, so it may contain numbers, booleans and nulls."""
     given_settings = {**SERVERS, "enable.ssl.certificate.verification": True, "request.timeout.ms": 3000, "client.rack": None}
     assert checked(given_settings) == {**SERVERS, "enable.ssl.certificate.verification": "true", "request.timeout.ms": "3000"}
 
@@ -28,13 +28,13 @@ def test_settings_without_servers_are_refused(config: dict[str, object]) -> None
 
 @pytest.mark.parametrize("name", sorted(OURS - {"group.id"}))
 def test_a_setting_that_decides_what_is_read_or_committed_is_refused(name: str) -> None:
-    """It could lose or double records, so the start stops, naming the setting and its value."""
+    """It could lose or duplicate records, so the start fails. The message names the setting and its value."""
     with pytest.raises(BadInput, match=f"Kafka setting {name}: it is 'latest'"):
         checked({**SERVERS, name: "latest"})
 
 
 def test_a_group_id_is_dropped() -> None:
-    """Airflow's connection form asks for one; the group is the spec's, and Kafka's own is never joined."""
+    """Airflow's connection form asks for one, but the spec names the group, and Tidemark never joins a group of Kafka's."""
     assert checked({**SERVERS, "group.id": "airflow"}) == SERVERS
 
 
@@ -51,18 +51,18 @@ def test_a_setting_that_both_clients_have_is_handed_on(name: str) -> None:
 
 
 def test_a_setting_that_only_librdkafka_has_is_left_out_for_the_jvm() -> None:
-    """Queue sizes and statistics change nothing in what is read."""
+    """Queue sizes and statistics do not affect what is read."""
     assert jvm({**SERVERS, "queued.max.messages.kbytes": "1", "statistics.interval.ms": "5"}) == SERVERS
 
 
 def test_names_are_not_checked_where_librdkafka_says_so() -> None:
-    """It calls that ``none``, the JVM calls it nothing: to the JVM ``none`` is an algorithm that it does not know."""
+    """librdkafka calls this ``none``, while the JVM expects an empty string: it would take ``none`` for an unknown algorithm."""
     assert jvm({**SERVERS, "ssl.endpoint.identification.algorithm": "none"})["ssl.endpoint.identification.algorithm"] == ""
 
 
 @pytest.mark.parametrize("name", ["ssl.keystore.password", "sasl.oauthbearer.client.secret"])
 def test_a_security_setting_that_the_jvm_has_not_is_refused_without_its_value(name: str) -> None:
-    """Leaving it out would connect in another way than asked; what it holds may be a secret."""
+    """Without it, the client would connect differently than requested. Its value may be a secret."""
     with pytest.raises(BadInput, match=name.replace(".", r"\.")) as raised:
         jvm({**SERVERS, name: SECRET})
     assert SECRET not in str(raised.value)
@@ -72,7 +72,7 @@ def test_a_security_setting_that_the_jvm_has_not_is_refused_without_its_value(na
     "setting", [{"no.such.setting": "1"}, {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}], ids=["unknown", "missing file"]
 )
 def test_setting_that_the_client_cannot_use_is_refused_as_bad_input(setting: dict[str, str]) -> None:
-    """It fails again until somebody mends it, so it must not be tried again as an outage would be."""
+    """It fails until someone corrects it, so it must not be retried like an outage."""
     cluster = Cluster({"bootstrap.servers": "127.0.0.1:1", **setting})
     with pytest.raises(BadInput, match="Kafka settings"):
         cluster.matching("x")

@@ -1,4 +1,4 @@
-"""What a broker answers is checked for being an offset.
+"""Every offset in a broker's answer is checked to be one.
 
 No real broker can be made to answer -1001 (librdkafka: "unknown", while a leader moves), so the client's answers are scripted here.
 """
@@ -20,7 +20,7 @@ PLACE = TopicPartition("flights", 3)
 
 
 class Answers:
-    """An admin client that answers ``list_offsets`` with one offset after the other; the last one stays."""
+    """An admin client that answers ``list_offsets`` with one offset after the other; the last one is repeated."""
 
     def __init__(self, *offsets: int, leader_epoch: int = 7) -> None:
         self.offsets, self.leader_epoch = list(offsets), leader_epoch
@@ -42,14 +42,14 @@ def cluster_that_answers(*offsets: int, **more: int) -> Cluster:
 
 @pytest.mark.parametrize("answer", [-1001, -1, -2])
 def test_an_answer_that_is_no_offset_is_asked_again(answer: int) -> None:
-    """As where the leader is not known: for a moment that is no outage."""
+    """The leader may be unknown for a moment, which is not an outage."""
     assert cluster_that_answers(answer, answer, 5).stable_ends([PLACE]) == {PLACE: 5}
     assert cluster_that_answers(answer, 5).log_starts([PLACE]) == {PLACE: 5}
 
 
 @pytest.mark.parametrize("answer", [-1001, -1])
 def test_an_answer_that_stays_no_offset_is_an_outage(answer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never reaches a position, a lag or a plan."""
+    """Such an answer never reaches a position, a lag or a plan."""
     monkeypatch.setattr(module, "LEADER_WAIT_S", 0.2)
     for look in (Cluster.stable_ends, Cluster.log_starts, Cluster.logs):
         with pytest.raises(BrokerUnavailable, match=f"flights/3 is {answer}, which is not an offset"):
@@ -57,7 +57,7 @@ def test_an_answer_that_stays_no_offset_is_an_outage(answer: int, monkeypatch: p
 
 
 def test_no_record_of_a_time_is_an_answer_and_an_unknown_offset_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka's -1 says that no record is that late; taking -1001 for it would send a rewind to the end."""
+    """Kafka's -1 means that no record is that late. If -1001 were taken for it, a rewind would go to the end."""
     monkeypatch.setattr(module, "LEADER_WAIT_S", 0.2)
     assert cluster_that_answers(-1).offsets_for_time([PLACE], 1) == {}
     assert cluster_that_answers(-1001, 8).offsets_for_time([PLACE], 1) == {PLACE: 8}
@@ -66,6 +66,6 @@ def test_no_record_of_a_time_is_an_answer_and_an_unknown_offset_is_none(monkeypa
 
 
 def test_a_log_has_its_leaders_epoch_if_the_broker_says_one() -> None:
-    """Logs of old brokers have none."""
+    """Old brokers report none."""
     assert cluster_that_answers(5).logs([PLACE]) == {PLACE: Log(PLACE, 5, 5, 7)}
     assert cluster_that_answers(5, leader_epoch=-1).logs([PLACE]) == {PLACE: Log(PLACE, 5, 5, None)}

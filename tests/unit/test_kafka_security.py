@@ -1,4 +1,4 @@
-"""Security settings under librdkafka's names and the JVM's: translated exactly, or refused without showing a secret."""
+"""Security settings by librdkafka's names and by the JVM's are translated exactly, or refused without showing a secret."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ EXACT = {
 
 @pytest.mark.parametrize("case", EXACT)
 def test_each_client_gets_the_same_settings_by_its_own_names(case: str) -> None:
-    """What has a counterpart is translated in both directions, and the two translations undo each other."""
+    """Settings with a counterpart are translated in both directions, and the two translations are inverses."""
     ours, theirs = EXACT[case]
     assert to_jvm(ours) == theirs
     assert to_librdkafka(theirs) == ours
@@ -92,27 +92,27 @@ def test_each_client_gets_the_same_settings_by_its_own_names(case: str) -> None:
 
 @pytest.mark.parametrize("case", EXACT)
 def test_librdkafkas_own_names_stay_as_they_are(case: str) -> None:
-    """A user of librdkafka's names gets exactly what was written."""
+    """Users who write librdkafka's names get exactly what they wrote."""
     ours, _ = EXACT[case]
     assert to_librdkafka(ours) == ours
 
 
 def test_settings_without_a_bearing_on_security_are_left_to_their_client() -> None:
-    """Tuning reaches librdkafka unchanged; the JVM gets what it knows by the same name."""
+    """Tuning settings reach librdkafka unchanged; the JVM gets those that it knows by the same name."""
     config = checked({**SERVERS, "queued.min.messages": 1000, "client.id": "loads", "sasl.mechanism": "PLAIN"})
     assert config == {**SERVERS, "queued.min.messages": "1000", "client.id": "loads", "sasl.mechanism": "PLAIN"}
     assert jvm(config) == {**SERVERS, "client.id": "loads", "sasl.mechanism": "PLAIN"}
 
 
 def test_kafka_settings_of_either_kind_are_kept_under_librdkafkas_names() -> None:
-    """`checked` is the one door: below it there is one spelling."""
+    """All settings pass through `checked`; the code behind it sees one spelling only."""
     ours, theirs = EXACT["SCRAM over TLS"]
     assert checked({**SERVERS, **theirs}) == {**SERVERS, **ours}
 
 
 @given(st.text(), st.text())
 def test_any_user_and_password_survive_the_way_through_a_jaas_line(user: str, password: str) -> None:
-    """Quotes, backslashes, semicolons and line ends in a password are its own, not the line's."""
+    """Quotes, backslashes, semicolons and line breaks in a password are part of the password, not syntax of the line."""
     config = {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": user, "sasl.password": password}
     assert to_librdkafka(to_jvm(config)) == config
 
@@ -129,7 +129,7 @@ def test_any_user_and_password_survive_the_way_through_a_jaas_line(user: str, pa
     ],
 )
 def test_a_jaas_value_is_read_as_the_jvm_reads_it(written: str, read: str) -> None:
-    """Both kinds of quotes, escapes and bare words, as in Java's StreamTokenizer."""
+    """Both kinds of quotes, escapes and bare words are read as by Java's StreamTokenizer."""
     line = f"{SCRAM}  required\n username = {written}\n password={quoted(SECRET)} ;"
     assert to_librdkafka({"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": line})["sasl.username"] == read
 
@@ -186,7 +186,7 @@ REFUSED_BY_LIBRDKAFKA = {
 
 @pytest.mark.parametrize("case", REFUSED_BY_LIBRDKAFKA)
 def test_a_jvm_setting_that_librdkafka_cannot_follow_is_refused_by_its_name_alone(case: str) -> None:
-    """Nothing is dropped or guessed, and the text names the setting but never its secret."""
+    """Nothing is dropped or guessed; the message names the setting but never its secret."""
     settings, named = REFUSED_BY_LIBRDKAFKA[case]
     with pytest.raises(BadInput) as caught:
         checked({**SERVERS, **settings})
@@ -213,7 +213,7 @@ REFUSED_BY_THE_JVM = {
 
 @pytest.mark.parametrize("case", REFUSED_BY_THE_JVM)
 def test_a_librdkafka_setting_that_the_jvm_cannot_follow_is_refused_by_its_name_alone(case: str) -> None:
-    """A security setting is never left out: the Spark form then says which one stands in its way."""
+    """A security setting is never dropped: the Spark form reports the one that it cannot use."""
     settings, named = REFUSED_BY_THE_JVM[case]
     config = checked({**SERVERS, **settings})
     with pytest.raises(BadInput) as caught:
@@ -223,6 +223,6 @@ def test_a_librdkafka_setting_that_the_jvm_cannot_follow_is_refused_by_its_name_
 
 
 def test_a_setting_given_under_both_names_with_one_value_is_taken_once() -> None:
-    """A connection that serves JVM tools too may keep both spellings."""
+    """A connection that is also used by JVM tools may keep both spellings."""
     ours, theirs = EXACT["SCRAM over TLS"]
     assert to_librdkafka({**ours, **theirs}) == ours

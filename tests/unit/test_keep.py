@@ -1,4 +1,4 @@
-"""How short a time archives and payloads may be kept: a setting of the deployment, and not of who asks."""
+"""The shortest time for which archives and payloads must be kept is a setting of the deployment, not of the user who asks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_week_is_the_least_unless_the_settings_say_otherwise() -> None:
 
 @pytest.mark.parametrize(("floor", "good", "bad"), [("0s", "0s", None), ("12h", "12h", "11h"), ("60d", "60d", KEEP)])
 def test_the_settings_may_lower_and_raise_it(monkeypatch: pytest.MonkeyPatch, floor: str, good: str, bad: str | None) -> None:
-    """Raised above the default, it is the default."""
+    """A floor above the default becomes the default."""
     monkeypatch.setenv(FLOOR_VARIABLE, floor)
     parse_keep(good)
     assert parse_keep(default_keep()) == max(parse_duration(KEEP), parse_duration(floor))

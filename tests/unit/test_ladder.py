@@ -1,4 +1,4 @@
-"""Where a record goes that was not loaded, decided from numbers alone."""
+"""Where a record that was not loaded goes next, decided from numbers alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOW = timedelta()
 
 
 def test_each_delay_of_the_ladder_has_its_topic_and_equal_delays_share_one() -> None:
-    """Scenario 1: try k goes to the topic of delay k, exactly; the same topic may be entered twice (2)."""
+    """Scenario 1: try k goes exactly to the topic of delay k. A record may enter the same topic twice (2)."""
     rungs = [DESIGN.after(tries, NOW) for tries in range(6)]
     assert [rung and rung.topic.removeprefix("departures.") for rung in rungs] == [
         "retry.5m", "retry.5m", "retry.30m", "retry.30m", "retry.30m", "retry.1h"
@@ -34,21 +34,21 @@ def test_delays_of_one_length_share_a_topic_however_they_are_written() -> None:
 
 
 def test_without_delays_everything_has_failed_and_goes_nowhere() -> None:
-    """Scenario 8: no terminal topic is named, and none is needed: the record stays in its table."""
+    """Scenario 8: there is no terminal topic, and none is needed, because the record stays in its table."""
     assert not Ladder("g")
     assert (Ladder("g").rung(1), Ladder("g").topics, Ladder("g").failed_topic) == (None, (), None)
 
 
 @pytest.mark.parametrize(("age", "goes"), [(54, True), (55, True), (56, False), (600, False)])
 def test_no_try_is_begun_behind_the_budget(age: int, goes: bool) -> None:
-    """Scenario 5: a failure whose next try would come due behind the budget is the last one."""
+    """Scenario 5: if the next try would be due after the budget ends, the failure is final."""
     ladder = Ladder("g", (timedelta(minutes=5),) * 3, timedelta(minutes=60))
     assert (ladder.after(1, timedelta(minutes=age)) is not None) is goes
 
 
 @given(DELAYS, st.integers(0, 10))
 def test_a_ladder_that_was_changed_goes_on_behind_as_many_delays_as_the_record_has_had(delays: tuple[timedelta, ...], tries: int) -> None:
-    """Scenario 7: a shorter ladder is over, a longer or another one goes on with its own next delay."""
+    """Scenario 7: a shorter ladder has ended; a longer or different one continues with its own next delay."""
     rung = Ladder("g", delays).after(tries, timedelta(days=400))
     if tries >= len(delays):
         assert rung is None

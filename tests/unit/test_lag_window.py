@@ -1,4 +1,4 @@
-"""What a sample says compared with earlier ones: counters, trend, rates, the risk of loss."""
+"""What a sample shows compared with earlier ones: counters, trend, rates, and the risk of loss."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_trend_compares_what_waits_with_what_was_consumed_since_the_base() -> No
 
 
 def test_what_is_produced_between_two_runs_is_no_slow_reading() -> None:
-    """A trend that reading had lasts until something is read again."""
+    """The last trend of the reading stays until something is read again."""
     assert after(seen(0, 0, 10), seen(1, 10, 10), seen(2, 10, 500)).trend is Trend.WAITING
     assert after(seen(0, 0, 500), seen(1, 100, 610), seen(2, 100, 700)).trend is Trend.FALLING_BEHIND
     assert after(seen(0, 0, 500), seen(1, 100, 610), seen(2, 700, 700)).trend is Trend.KEEPING_UP
@@ -70,7 +70,7 @@ def test_a_rewind_is_no_consumption_and_begins_a_new_window() -> None:
 
 
 def test_a_run_that_begins_opens_a_new_window() -> None:
-    """The hour before it does not count as slow reading."""
+    """The hour before the run does not count as slow reading."""
     idle = after(seen(0, 100, 100), seen(60, 100, 1000))
     assert idle.trend is Trend.WAITING
     begun = advance(idle, seen(60.5, 100, 1000), new_window=True)
@@ -78,7 +78,7 @@ def test_a_run_that_begins_opens_a_new_window() -> None:
 
 
 def test_first_unread_record_is_lost_if_it_waits_longer_than_retention_leaves_it() -> None:
-    """Unless the reading moves in event time at least as fast as the clock, as after a rewind."""
+    """It is not lost if the reading advances in event time at least as fast as the clock, as after a rewind."""
     day = timedelta(days=1)
     first = seen(0, 0, 500, next_at=START - day, retention=4 * day)
     assert after(first).losing_from == START + day
@@ -91,7 +91,7 @@ def test_time_to_catch_up_needs_more_out_than_in() -> None:
     assert catch_up(100, 5.0, 15.0) == timedelta(seconds=10)
     assert catch_up(100, 15.0, 15.0) is None
     assert grows(100, 15.0, 15.0)
-    assert not grows(100, 15.0, 0.0)  # nobody reads: that is not slow reading
+    assert not grows(100, 15.0, 0.0)  # nothing is read: that is not slow reading
     assert not grows(100, None, None)
     assert catch_up(0, None, None) == timedelta()
     assert rate(10, 0, timedelta()) is None
@@ -101,7 +101,7 @@ steps = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 50), st.integers(
 
 
 def story(moves: Iterable[tuple[int, int, int, int]]) -> tuple[list[Sample], int, int]:
-    """Samples of a partition that is produced to, read and rewound; with what was really produced and consumed."""
+    """Samples of a partition with records produced, read and rewound, and the numbers of records really produced and consumed."""
     sample = advance(None, seen(0, 0, 0))
     samples, at_s, position, end, total_read, rewinds = [sample], 0, 0, 0, 0, 0
     for seconds, produced, wanted, back in moves:

@@ -1,4 +1,4 @@
-"""The order of the packages, as pyproject.toml states it: no import points upwards, lazy and type-only ones included."""
+"""The packages' layers in pyproject.toml: no import points upwards, not even a lazy or type-only one."""
 
 from __future__ import annotations
 

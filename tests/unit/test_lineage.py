@@ -1,4 +1,4 @@
-"""The names that lineage gives to clusters and databases."""
+"""The names of clusters and databases in lineage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_cluster_is_named_by_its_first_server(servers: str, address: str) -> Non
     ],
 )
 def test_database_is_named_by_its_first_server_without_the_login(url: str, address: tuple[str, str], tmp_path: Path) -> None:
-    """Also if the URL is in a file."""
+    """The same holds if the URL is in a file."""
     file = tmp_path / "url"
     file.write_text(url)
     assert postgres_address(url) == postgres_address(file) == address

@@ -1,4 +1,4 @@
-"""What the processes of the local Airflow are told, and what the REST client makes of the answers."""
+"""The environment of the local Airflow's processes, and how the REST client handles responses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _own(folder: Path, **env: str) -> dict[str, str]:
 
 
 def test_no_variable_of_another_airflow_reaches_the_processes(own):
-    """Settings, connections and the home of an Airflow the user works with do not leak into the local one."""
+    """Settings, connections and the home of another Airflow of the user do not leak into the local one."""
     base = {"AIRFLOW_HOME": "/theirs", "AIRFLOW__CORE__EXECUTOR": "X", "AIRFLOW_CONN_X": "x", "_AIRFLOW__AS_LIBRARY": "1", "LANG": "C"}
     told = settings.environment(base, own, process="scheduler")
     assert told["AIRFLOW_HOME"] == own["AIRFLOW_HOME"]
@@ -53,7 +53,7 @@ def test_no_variable_of_another_airflow_reaches_the_processes(own):
 
 
 def test_the_virtual_environment_is_the_one_of_the_running_python(own):
-    """``PATH`` begins with its commands, once; what another activated environment left is dropped, and byte code is written."""
+    """``PATH`` starts with its commands, once. Variables of another activated environment are dropped, and byte code is written."""
     commands = str(Path(sys.executable).parent)
     base = {"VIRTUAL_ENV": "/theirs", "PYTHONHOME": "/theirs", "PYTHONDONTWRITEBYTECODE": "1", "PATH": f"/theirs/bin:{commands}:/usr/bin"}
     told = settings.environment(base, own, process="scheduler")
@@ -62,25 +62,25 @@ def test_the_virtual_environment_is_the_one_of_the_running_python(own):
 
 
 def test_loopback_is_reached_without_the_proxy_of_the_environment(own):
-    """Tasks talk to the api-server on loopback, where no proxy leads; exceptions that are there stay."""
+    """Tasks reach the api-server on loopback, which no proxy can reach. Existing exceptions are kept."""
     told = settings.environment({"HTTP_PROXY": "http://proxy:3128", "no_proxy": "corp"}, own, process="scheduler")
     assert told["NO_PROXY"] == told["no_proxy"] == "corp,127.0.0.1,localhost"
 
 
 def test_airflow_does_not_learn_that_it_was_started_by_a_test(own):
-    """It logs differently when it sees pytest's variables."""
+    """Airflow logs differently when it sees pytest's variables."""
     assert "PYTEST_CURRENT_TEST" not in settings.environment({"PYTEST_CURRENT_TEST": "x"}, own, process="scheduler")
 
 
 def test_every_process_bears_a_mark_of_its_own(own, tmp_path):
-    """By the mark, which children inherit, everything that one process of one folder has started is found."""
+    """Children inherit the mark, so everything that a process of this folder has started can be found."""
     marks = {settings.environment({}, own, process=name)[settings.MARK] for name in PROCESSES}
     assert marks == {f"{name}:{tmp_path}" for name in PROCESSES}
     assert settings.environment({}, own, process="scheduler")["SPT_NOENV"] == "1"
 
 
 def test_the_callers_variables_win_over_the_quick_settings_only(tmp_path):
-    """A caller may slow it down or add connections, but not move it to another database or port."""
+    """The caller may slow Airflow down or add connections, but not move it to another database or port."""
     own = _own(tmp_path, AIRFLOW__CORE__PARALLELISM="2", AIRFLOW__API__PORT="1", TIDEMARK_DATABASE_URL="postgresql://x/y")
     assert own["AIRFLOW__CORE__PARALLELISM"] == "2"
     assert own["AIRFLOW__API__PORT"] == "28080"
@@ -88,7 +88,7 @@ def test_the_callers_variables_win_over_the_quick_settings_only(tmp_path):
 
 
 def test_no_secret_stands_on_a_command_line(own, tmp_path):
-    """Command lines are public on a machine; passwords and keys travel in the environment."""
+    """Every user of the machine can see command lines, so passwords and keys are passed in the environment."""
     secrets = settings.Secrets.of(tmp_path)
     hidden = {"hidden", secrets.admin_password, secrets.jwt_secret, secrets.api_secret_key, secrets.fernet_key}
     lines = [" ".join(settings.command(*arguments)) for arguments in [*PROCESSES.values(), ("db", "migrate")]]
@@ -97,7 +97,7 @@ def test_no_secret_stands_on_a_command_line(own, tmp_path):
 
 
 def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path):
-    """The four processes agree on them across restarts, and the sign-in stays the same."""
+    """The four processes share the same secrets across restarts, and the login stays the same."""
     first = settings.Secrets.of(tmp_path)
     assert settings.Secrets.of(tmp_path) == first
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("secrets.json", "passwords.json")] == [0o600, 0o600]
@@ -116,13 +116,13 @@ def test_every_quick_setting_exists_in_the_locked_airflow():
 
 
 def test_changed_settings_change_the_fingerprint(tmp_path):
-    """``up`` tells by it that what runs is not what was asked for."""
+    """It shows ``up`` that the running processes do not have the requested settings."""
     assert settings.fingerprint(_own(tmp_path)) == settings.fingerprint(_own(tmp_path))
     assert settings.fingerprint(_own(tmp_path)) != settings.fingerprint(_own(tmp_path, TIDEMARK_DATABASE_URL="postgresql://other/y"))
 
 
 def test_connections_say_where_the_stack_is():
-    """Three connections under the names specs use by default; the parts of the URL are decoded."""
+    """There are three connections with the names that specs use by default. The parts of the URL are decoded."""
     env = settings.connections_env("postgresql://me:p%40ss@127.0.0.1:5433/tidemark", {"bootstrap.servers": "127.0.0.1:9092"}, "local[2]")
     assert {name: json.loads(value) for name, value in env.items()} == {
         "AIRFLOW_CONN_TIDEMARK_POSTGRES": {
@@ -139,7 +139,7 @@ def test_connections_say_where_the_stack_is():
 
 
 def test_connection_to_the_registry_has_its_whole_url():
-    """An HTTP connection's host may be a URL; there is no other place for its path. Without a registry there is no connection."""
+    """An HTTP connection's host may be a URL, because there is no other field for the path. Without a registry there is no connection."""
     url = "http://127.0.0.1:8081/apis/ccompat/v7"
     env = settings.connections_env("postgresql://me@/tidemark", {}, "local[1]", url)
     assert json.loads(env.pop("AIRFLOW_CONN_TIDEMARK_REGISTRY")) == {"conn_type": "http", "host": url}
@@ -147,7 +147,7 @@ def test_connection_to_the_registry_has_its_whole_url():
 
 
 def test_connection_to_a_socket_folder_and_to_a_spark_master():
-    """A socket folder in the URL's query is the host, other options are kept; a master's port is a field of its own."""
+    """A socket folder in the URL's query becomes the host, and other options are kept. A master's port has a separate field."""
     env = settings.connections_env("postgresql://me@/tidemark?host=/run/pg&sslmode=disable", {}, "spark://127.0.0.1:7077")
     postgres = json.loads(env["AIRFLOW_CONN_TIDEMARK_POSTGRES"])
     spark = json.loads(env["AIRFLOW_CONN_TIDEMARK_SPARK"])
@@ -156,14 +156,14 @@ def test_connection_to_a_socket_folder_and_to_a_spark_master():
 
 
 def test_the_api_server_is_stopped_last():
-    """Tasks that are ended report to it."""
+    """Tasks report to it when they are stopped."""
     steps = [together for together, _ in STOP_ORDER]
     assert (steps[0], steps[-1]) == (("scheduler",), ("api-server",))
     assert sorted(name for together in steps for name in together) == sorted(PROCESSES)
 
 
 def test_port_of_another_program_is_refused_before_anything_starts(tmp_path):
-    """A port that was asked for is never quietly exchanged for another."""
+    """A requested port is never silently replaced by another."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -177,7 +177,7 @@ def test_port_of_another_program_is_refused_before_anything_starts(tmp_path):
 
 
 def test_folder_that_never_ran_has_a_status_and_nothing_to_stop(tmp_path):
-    """``down`` and ``status`` need no more than the folder; the address is known after the first ``up``."""
+    """``down`` and ``status`` need only the folder. The address is known after the first ``up``."""
     airflow = LocalAirflow.at(tmp_path / "home")
     airflow.down()
     assert not (tmp_path / "home").exists()
@@ -187,20 +187,20 @@ def test_folder_that_never_ran_has_a_status_and_nothing_to_stop(tmp_path):
 
 
 def test_status_command_fails_unless_all_are_healthy(tmp_path):
-    """Scripts wait on its exit code; people read one line a process."""
+    """Scripts check its exit code; people read one line per process."""
     shown = CliRunner().invoke(airflow_app, ["status", "--folder", str(tmp_path)])
     assert shown.exit_code == 1
     assert shown.stdout.splitlines() == ["url=never started", *(f"{name} pid=- stopped" for name in PROCESSES)]
 
 
 def test_process_that_is_none_of_the_four_is_refused(tmp_path):
-    """The answer names the four."""
+    """The message names the four."""
     with pytest.raises(BadInput, match="api-server, scheduler, dag-processor, triggerer"):
         LocalAirflow.at(tmp_path).kill("webserver")
 
 
 def test_pid_of_a_later_process_is_not_taken_for_ours():
-    """The same number with another start time is somebody else."""
+    """The same pid with another start time is a different process."""
     here = processes.Started.now(os.getpid())
     assert here.runs()
     assert not processes.Started(pid=here.pid, created=here.created - 60).runs()
@@ -208,7 +208,7 @@ def test_pid_of_a_later_process_is_not_taken_for_ours():
 
 
 def test_errors_survive_pickling_and_say_what_to_look_at():
-    """Fields are facts; the end of the log is part of the text."""
+    """Pickling keeps the fields, and the message includes the end of the log."""
     error = AirflowUnavailable(process="scheduler", cause="it ended while it was starting", log="Traceback\nBoom")
     again = pickle.loads(pickle.dumps(error))
     assert (again.process, again.retriable) == ("scheduler", True)
@@ -216,7 +216,7 @@ def test_errors_survive_pickling_and_say_what_to_look_at():
 
 
 class _Server:
-    """Answers requests from a list and remembers them."""
+    """Answers requests with the responses of a list, and records the requests."""
 
     def __init__(self, *answers: httpx.Response | type[httpx.TransportError]) -> None:
         self.answers = list(answers)
@@ -239,7 +239,7 @@ class _Server:
 
 
 def test_token_that_ran_out_is_renewed_once():
-    """A long run outlives its token; a second refusal is an answer."""
+    """A long run outlives its token. A second refusal in a row is raised."""
     server = _Server(httpx.Response(401), httpx.Response(200, json={"state": "running"}), httpx.Response(401), httpx.Response(401))
     with server.client() as client:
         assert client.run("d", "r") == "running"
@@ -250,7 +250,7 @@ def test_token_that_ran_out_is_renewed_once():
 
 
 def test_trigger_that_may_have_arrived_is_not_repeated():
-    """A connection lost after the request was sent leaves open whether the run exists; starting another would double it."""
+    """If the connection is lost after the request was sent, the run may exist, and a second request would start another one."""
     server = _Server(httpx.ReadError)
     with server.client() as client, pytest.raises(AirflowUnavailable):
         client.trigger("d")
@@ -259,7 +259,7 @@ def test_trigger_that_may_have_arrived_is_not_repeated():
 
 @pytest.mark.parametrize(("lost", "method"), [(httpx.ConnectError, "POST"), (httpx.ReadError, "GET")])
 def test_request_that_did_no_harm_is_repeated(lost, method):
-    """A POST that never left, and any GET, are sent again."""
+    """A POST that was never sent, and any GET, are sent again."""
     server = _Server(lost, httpx.Response(200, json={"dag_run_id": "r", "state": "queued"}))
     with server.client() as client:
         assert (client.trigger("d") if method == "POST" else client.run("d", "r")) in {"r", "queued"}
@@ -267,7 +267,7 @@ def test_request_that_did_no_harm_is_repeated(lost, method):
 
 
 def test_ids_are_quoted_in_paths():
-    """Run ids hold colons and pluses."""
+    """Run ids contain colons and plus signs."""
     server = _Server(httpx.Response(200, json={"state": "queued"}))
     with server.client() as client:
         client.run("d", "manual__2026-01-01T00:00:00+00:00")
@@ -275,7 +275,7 @@ def test_ids_are_quoted_in_paths():
 
 
 def test_run_that_does_not_end_says_how_far_its_tasks_got():
-    """Whoever waits in vain sees which task it hangs on."""
+    """The error shows which task the run is waiting for."""
     task = {"task_id": "t", "map_index": 2, "state": "queued", "try_number": 1, "start_date": None, "end_date": None}
     server = _Server(httpx.Response(200, json={"state": "running"}), httpx.Response(200, json={"task_instances": [task]}))
     with server.client() as client, pytest.raises(RunUnfinished, match=r"still running after 0 s; tasks: t\[2\]=queued"):
@@ -283,7 +283,7 @@ def test_run_that_does_not_end_says_how_far_its_tasks_got():
 
 
 def test_log_is_text_with_the_logged_fields_and_the_exception():
-    """Structured events become lines; who logged them, and for which task, is left out."""
+    """Structured events become lines, without the logger's name and the task's identifiers."""
     content = [
         {"event": "batch", "timestamp": "2026-01-01T00:00:00Z", "level": "info", "logger": "x", "dag_id": "d", "rows": 7},
         {"event": "Task failed", "error_detail": [{"exc_type": "ValueError", "exc_value": "once"}]},
@@ -295,7 +295,7 @@ def test_log_is_text_with_the_logged_fields_and_the_exception():
 
 
 def test_tries_come_in_order_with_their_times():
-    """The first try first, times aware."""
+    """The first try comes first, and the times have a time zone."""
     found = [
         {"task_id": "t", "map_index": 0, "state": state, "try_number": number, "start_date": "2026-01-01T00:00:00Z", "end_date": None}
         for number, state in ((2, "running"), (1, "failed"))
@@ -311,7 +311,7 @@ def test_tries_come_in_order_with_their_times():
 
 
 def test_airflow_has_died_if_it_was_started_not_stopped_and_does_not_run(tmp_path):
-    """`tidemark local up` starts that one again, and no other."""
+    """`tidemark local up` restarts an Airflow that has died, and no other."""
     airflow = LocalAirflow(tmp_path, metadata_url="postgresql://x@127.0.0.1/airflow", env={}, dags=tmp_path, plugins=None)
     assert not airflow.has_died()
     running = processes.Started.now(os.getpid())

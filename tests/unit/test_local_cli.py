@@ -1,4 +1,4 @@
-"""``tidemark local`` where no server is needed: refusals, quoting, the shape of the output."""
+"""The parts of ``tidemark local`` that need no server: refusals, quoting, and the format of the output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def local(*words):
 
 
 def test_env_of_a_stack_that_is_down_is_refused_and_prints_nothing(tmp_path):
-    """``eval`` of an empty text changes nothing."""
+    """``eval`` of empty output changes nothing."""
     result = local("env", "--folder", str(tmp_path))
     assert isinstance(result.exception, NotUp)
     assert "tidemark local up" in str(result.exception)
@@ -27,7 +27,7 @@ def test_env_of_a_stack_that_is_down_is_refused_and_prints_nothing(tmp_path):
 
 
 def test_env_is_quoted_for_the_shell(tmp_path, monkeypatch):
-    """Whatever a value contains, ``eval`` sets exactly that."""
+    """``eval`` sets exactly the given value, whatever characters it contains."""
     monkeypatch.setattr(LocalStack, "env", lambda self: {"TIDEMARK_DATABASE_URL": "postgresql://a'b $c"})
     printed = local("env", "--folder", str(tmp_path)).stdout
     shell = subprocess.run(["sh", "-c", f'{printed}\nprintf %s "$TIDEMARK_DATABASE_URL"'], capture_output=True, text=True, check=True)
@@ -38,7 +38,7 @@ def test_env_is_quoted_for_the_shell(tmp_path, monkeypatch):
 
 
 def test_status_of_a_folder_without_a_stack_is_stopped_and_makes_nothing(tmp_path):
-    """Looking changes nothing; JSON has every field."""
+    """``status`` creates no files, and its JSON has every field."""
     result = local("status", "--folder", str(tmp_path / "none"), "--output", "json")
     assert [(server["name"], server["state"], server["pid"], server["data_bytes"]) for server in json.loads(result.stdout)] == [
         ("Postgres", "stopped", None, 0),
@@ -60,7 +60,7 @@ def test_reset_asks_and_no_is_no(tmp_path):
 
 
 def test_reset_leaves_folders_that_only_have_our_names(tmp_path):
-    """A wrong ``--folder`` must not cost somebody a folder called postgres."""
+    """A wrong ``--folder`` must not delete an unrelated folder that happens to be called postgres."""
     (tmp_path / "postgres").mkdir()
     (tmp_path / "postgres" / "notes.txt").touch()
     LocalStack(tmp_path).reset()
@@ -68,6 +68,6 @@ def test_reset_leaves_folders_that_only_have_our_names(tmp_path):
 
 
 def test_the_jars_are_had_without_the_servers_packages():
-    """A Spark driver imports `tidemark.jvm.jars` where Tidemark is installed without the extra ``local``."""
+    """A Spark driver imports `tidemark.jvm.jars` even if Tidemark is installed without the extra ``local``."""
     code = "import sys, tidemark.jvm.jars; sys.exit(bool({'psutil', 'psycopg2', 'confluent_kafka'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

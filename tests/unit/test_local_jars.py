@@ -1,4 +1,4 @@
-"""The cache of jars: fetched once, whole or not at all. A script stands for Java and Ivy; nothing is downloaded."""
+"""The cache of jars is filled once, completely or not at all. A script replaces Java and Ivy; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ echo 22 > $target/spark/connector-4.2.0.jar
 
 @pytest.fixture
 def ivy(tmp_path, monkeypatch):
-    """Make an Ivy that takes ``pause`` seconds and ends with the shell lines ``end``; call the result for how often it has run."""
+    """Creates an Ivy that takes ``pause`` seconds and ends with the shell lines ``end``. Returns a function that counts its runs."""
     monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
     monkeypatch.delenv("TIDEMARK_MAVEN_MIRROR", raising=False)
@@ -49,7 +49,7 @@ def names(paths):
 
 
 def test_jars_are_fetched_once_and_serve_both_users(ivy):
-    """One resolution has the broker's class path and the connector's jars; the second call starts nothing."""
+    """One resolution fetches the broker's class path and the connector's jars. The second call starts no process."""
     runs, told = ivy(), []
     assert names(jars.broker_jars(told.append)) == ["kafka_2.13-4.3.1.jar"]
     assert names(jars.spark_jars(told.append)) == ["connector-4.2.0.jar"]
@@ -58,7 +58,7 @@ def test_jars_are_fetched_once_and_serve_both_users(ivy):
 
 
 def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
-    """Its jars keep their folders, the archive goes. It is fetched for itself: users without a registry never download it."""
+    """Its jars keep their folders, and the archive is deleted. It is fetched separately: users without a registry never download it."""
     pack = (
         "cd $target; mkdir lib registry; echo 1 > lib/a.jar; echo 22 > app-runner.jar; tar czf registry/app-2.5.tar.gz app-runner.jar lib"
     )
@@ -75,7 +75,7 @@ def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
 
 
 def test_a_registry_that_cannot_be_fetched_is_named(ivy):
-    """Kafka's jars may well be there."""
+    """Kafka's jars may still be available, so the message names the registry's."""
     ivy(end="echo 'Server access error at url http://127.0.0.1:9/m/x.pom'; exit 1")
     with pytest.raises(JarsUnavailable, match=r"^The jars of the schema registry are not in .* and could not be fetched"):
         jars.registry_jars()
@@ -89,7 +89,7 @@ def test_cached_jars_need_no_java(ivy, tmp_path):
 
 
 def test_a_jar_that_vanished_or_was_cut_off_is_fetched_again(ivy):
-    """The list has names and sizes."""
+    """The cache has a list of the jars' names and sizes."""
     runs = ivy()
     jars.broker_jars()[0].unlink()
     assert jars.broker_jars()[0].is_file()
@@ -99,7 +99,7 @@ def test_a_jar_that_vanished_or_was_cut_off_is_fetched_again(ivy):
 
 
 def test_two_processes_at_once_fetch_once(ivy):
-    """The second waits for the first and finds its jars."""
+    """The second process waits for the first and uses its jars."""
     runs = ivy(pause=0.5)
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=jars.broker_jars) for _ in range(2)]
@@ -112,7 +112,7 @@ def test_two_processes_at_once_fetch_once(ivy):
 
 
 def test_a_killed_fetch_leaves_nothing_that_counts(ivy):
-    """Its temporary folder is not the cache; the next process removes it and fetches anew."""
+    """Its temporary folder is not part of the cache. The next process removes it and fetches the jars again."""
     runs = ivy(pause=5)
     process = multiprocessing.get_context("spawn").Process(target=jars.broker_jars)
     process.start()
@@ -128,7 +128,7 @@ def test_a_killed_fetch_leaves_nothing_that_counts(ivy):
 
 
 def test_a_failed_fetch_tells_ivys_reason_and_what_to_do(ivy, monkeypatch):
-    """Nothing of it is kept. A password in the mirror's URL is not printed; the error survives the way from executor to driver."""
+    """Nothing of the fetch is kept. A password in the mirror's URL is not printed, and the error can be pickled."""
     ivy(end="echo 'Server access error at url http://u:secret@127.0.0.1:9/m/x.pom (java.net.ConnectException: Connection refused)'; exit 1")
     monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", "http://u:secret@127.0.0.1:9/m")
     with pytest.raises(JarsUnavailable) as failed:

@@ -1,4 +1,4 @@
-"""Which Java the embedded stack takes, and what it says if it takes none."""
+"""Which Java the embedded stack uses, and its message if it finds no usable one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemark.jvm.java import find_java, major, released
 
 
 def java(folder, version, status=0):
-    """A ``java`` that only tells its version, in ``folder/bin``; the answer is ``folder``."""
+    """Creates a ``java`` in ``folder/bin`` that only prints its version. Returns ``folder``."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\nexit {status}\n")
@@ -36,7 +36,7 @@ def machine(monkeypatch):
     ],
 )
 def test_the_major_version_is_read_from_every_form_of_answer(text, version):
-    """Old releases count 1.8, early access ones have a suffix, and a line about options may come first."""
+    """Old releases are numbered 1.8, early access releases have a suffix, and a line about options may come first."""
     assert major(text) == version
 
 
@@ -45,7 +45,7 @@ def test_the_major_version_is_read_from_every_form_of_answer(text, version):
     [('IMPLEMENTOR="x"\nJAVA_VERSION="17.0.15"\n', 17), ('JAVA_VERSION="25-ea"\n', 25), ('IMPLEMENTOR="x"\n', None), (None, None)],
 )
 def test_the_major_version_is_read_from_a_javas_home_also_through_a_link(tmp_path, text, version):
-    """Not each vendor's Java says it there."""
+    """Not every vendor's Java states its version in the ``release`` file."""
     home = java(tmp_path / "home", "0")
     if text is not None:
         (home / "release").write_text(text)
@@ -54,7 +54,7 @@ def test_the_major_version_is_read_from_a_javas_home_also_through_a_link(tmp_pat
 
 
 def test_java_home_goes_before_path(machine, tmp_path):
-    """As everywhere in Java's world."""
+    """Java tools generally use this order."""
     home = java(tmp_path / "home", "21.0.1")
     machine.setenv("PATH", str(java(tmp_path / "path", "17.0.1") / "bin"))
     machine.setenv("JAVA_HOME", str(home))
@@ -72,7 +72,7 @@ def test_no_java_at_all_is_told_with_what_to_do(machine):
 
 
 def test_a_java_home_without_java_is_refused_though_path_has_one(machine, tmp_path):
-    """Spark reads JAVA_HOME too: passing it over here would only move the failure."""
+    """Spark reads JAVA_HOME too: ignoring it here would only delay the failure."""
     machine.setenv("PATH", str(java(tmp_path / "path", "17.0.1") / "bin"))
     machine.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(JavaUnusable, match=r"JAVA_HOME is .*gone: it has no bin/java"):
@@ -87,14 +87,14 @@ def test_an_old_java_is_refused_with_the_version_found(machine, tmp_path):
 
 
 def test_a_java_that_fails_is_refused_with_its_first_words(machine, tmp_path):
-    """Some systems have a ``java`` that only says where to get one."""
+    """Some systems have a ``java`` that only says where to get Java."""
     machine.setenv("JAVA_HOME", str(java(tmp_path, "17.0.1", status=1)))
     with pytest.raises(JavaUnusable, match="it does not print its version"):
         find_java()
 
 
 def test_a_java_that_was_killed_while_it_answered_is_asked_once_more(machine, tmp_path):
-    """As when somebody ends processes at random: that is no word about Java."""
+    """A process that was killed from outside says nothing about its Java."""
     home = java(tmp_path / "seventeen", "17.0.15")
     program, first = home / "bin" / "java", tmp_path / "first"
     program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n[ -e {first} ] || {{ : > {first}; kill -9 $$; }}\n"))

@@ -1,4 +1,4 @@
-"""Processes that outlive their starter, ports, and the folder's lock."""
+"""Processes that outlive the process that started them, ports, and the folder's lock."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def mark(tmp_path):
 
 @pytest.fixture
 def sleeper(tmp_path):
-    """Start processes with the signature `mark`, as `processes.spawn` does; they end with the test."""
+    """Starts processes with the signature `mark` by `processes.spawn`. They are killed after the test."""
     pids = []
 
     def start():
         command = ["sleep", "100", mark(tmp_path).argument]
         pids.append(processes.spawn(command, log=tmp_path / "log", folder=tmp_path, account=None, environment=os.environ))
-        while processes.find(mark(tmp_path), pids[-1]) is None:  # between fork and exec it is still the shell
+        while processes.find(mark(tmp_path), pids[-1]) is None:  # between fork and exec the process is still the shell
             time.sleep(0.01)
         return pids[-1]
 
@@ -46,14 +46,14 @@ def sleeper(tmp_path):
 
 
 def test_a_spawned_process_is_nobodys_child_and_in_another_session(sleeper):
-    """It gets no Ctrl-C of the terminal and is never a zombie of its starter."""
+    """It does not get the terminal's Ctrl-C, and never becomes a zombie of the process that started it."""
     pid = sleeper()
     assert os.getsid(pid) != os.getsid(0)
     assert pid not in {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def test_a_process_is_found_by_its_signature_though_its_pid_was_lost(sleeper, tmp_path):
-    """A start that was killed before it had noted the pid."""
+    """The pid is lost if the start was killed before it stored the pid."""
     pid = sleeper()
     found = processes.find(mark(tmp_path), None)
     assert found is not None
@@ -61,12 +61,12 @@ def test_a_process_is_found_by_its_signature_though_its_pid_was_lost(sleeper, tm
 
 
 def test_another_process_with_the_remembered_pid_is_not_taken_for_ours(tmp_path):
-    """After a reboot the pid may be anybody's."""
+    """After a reboot, any process may have the pid."""
     assert processes.find(mark(tmp_path), os.getpid()) is None
 
 
 def test_a_program_that_only_mentions_the_argument_is_not_ours(tmp_path):
-    """An editor or a pager that has the file open."""
+    """It may be an editor or a pager that has the file open."""
     other = subprocess.Popen([sys.executable, "-c", "input()", mark(tmp_path).argument], stdin=subprocess.PIPE)
     try:
         assert processes.find(mark(tmp_path), other.pid) is None
@@ -75,7 +75,7 @@ def test_a_program_that_only_mentions_the_argument_is_not_ours(tmp_path):
 
 
 def test_a_zombie_has_ended():
-    """In a container without an init process nobody may ever collect it."""
+    """In a container without an init process, a zombie may never be reaped."""
     child = subprocess.Popen(["true"])
     process = psutil.Process(child.pid)
     assert processes.wait_gone(process, limit_s=5)
@@ -94,7 +94,7 @@ def test_a_program_that_fails_is_told_in_its_own_words(tmp_path):
 
 
 def test_the_lines_shown_of_a_log_are_those_around_its_last_error():
-    """With a little before it: a broker says much more after the line that matters, Postgres tells the particulars before it."""
+    """A few lines before it are included: a broker logs much more after the relevant line, and Postgres logs the details before it."""
     log = ["INFO a", "2026 ERROR first", *["INFO b"] * 40, "2026 ERROR second", *["\tat x"] * 40]
     assert processes.telling_lines(log).splitlines() == [*["INFO b"] * 3, "2026 ERROR second", *["\tat x"] * 8]
     assert processes.telling_lines(["a", "b", "c"], count=2) == "b\nc"
@@ -114,7 +114,7 @@ def test_a_port_with_a_listener_is_not_free_and_not_chosen():
 
 
 def test_a_cluster_id_is_never_taken_for_an_option():
-    """One in 64 would begin with a dash if all 16 bytes were free."""
+    """One id in 64 would begin with a dash if all 16 bytes were random."""
     ids = {cluster_id() for _ in range(500)}
     assert len(ids) == 500
     assert {len(found) for found in ids} == {22}
@@ -122,7 +122,7 @@ def test_a_cluster_id_is_never_taken_for_an_option():
 
 
 def test_a_second_command_on_a_folder_is_refused_at_once(tmp_path):
-    """It names the process that works there; when that has ended the folder is free again."""
+    """The error names the process that holds the folder. When that process has finished, the folder is free again."""
     with state_folder.held(tmp_path):
         with pytest.raises(FolderBusy, match=f"process {os.getpid()}") as refused, state_folder.held(tmp_path):
             pass
@@ -132,7 +132,7 @@ def test_a_second_command_on_a_folder_is_refused_at_once(tmp_path):
 
 
 def test_a_lock_file_that_was_deleted_meanwhile_does_not_count(tmp_path):
-    """A reset deletes the file it holds: whoever opened it before must not believe to hold the folder."""
+    """A reset deletes the lock file that it holds. A process that had opened that file must not assume that it holds the folder."""
     with state_folder.held(tmp_path):
         (tmp_path / "lock").unlink()
         with state_folder.held(tmp_path):
@@ -140,7 +140,7 @@ def test_a_lock_file_that_was_deleted_meanwhile_does_not_count(tmp_path):
 
 
 def test_a_folder_that_was_there_keeps_its_permissions(tmp_path):
-    """Only what the stack makes itself is closed to others."""
+    """Only folders that the stack creates are closed to other users."""
     (tmp_path / "theirs").mkdir(mode=0o770)
     before = (tmp_path / "theirs").stat().st_mode
     state_folder.make(tmp_path / "theirs")
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
 def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command_that_helps(tmp_path):
-    """Permissions of folders that are not the stack's are left as they are."""
+    """The stack does not change the permissions of folders that it did not create."""
     nobody = Account(name="nobody", uid=65534, gid=65534)
     closed = tmp_path / "closed"
     (closed / "state").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Objectives: what is known of a consumer, whether that misses an objective, and what of it is reported."""
+"""Objectives: what is known about a consumer, whether it misses an objective, and what is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ago(number: float) -> datetime:
 
 
 def look(at: float = 1, position: int | None = 5, end: int = 9, lag: int | None = 4, next_at: float | None = 3) -> Look:
-    """A sample: five records are read, four wait; the first one for three minutes."""
+    """A sample. By default five records are read and four wait, the first of them for three minutes."""
     return Look(ago(at), position, end, lag, None if next_at is None else ago(next_at))
 
 
@@ -58,12 +58,12 @@ LAG: dict[str, tuple[Part, State, str]] = {
 
 @pytest.mark.parametrize(("part", "state", "text"), LAG.values(), ids=LAG)
 def test_lag_is_the_age_of_the_first_record_that_is_not_committed(part: Part, state: State, text: str) -> None:
-    """Unknown is neither met nor missed, until nothing has been known for as long as the objective."""
+    """An unknown lag is neither met nor missed, until it has been unknown for longer than the objective."""
     assert judge(Objectives(lag="10m"), Facts(NOON, (part,), 0)) == {Objective.LAG: Verdict(state, text)}
 
 
 def test_worst_partition_decides() -> None:
-    """A known miss is reported before an unknown lag; what is uncertain hides neither."""
+    """A known miss is reported before an unknown lag; an uncertain partition hides neither."""
     parts = [Part(5, ago(9), look()), Part(7, ago(0), look(next_at=90))]
     objectives = Objectives(lag="10m")
     assert judge(objectives, Facts(NOON, tuple(parts), 0))[Objective.LAG].state is State.UNCERTAIN
@@ -89,7 +89,7 @@ def test_worst_partition_decides() -> None:
     ],
 )
 def test_consumer_is_fresh_unless_records_wait_without_any_commit(part: Part, text: str) -> None:
-    """A topic without new records raises no alarm, as long as somebody looks."""
+    """A topic without new records raises no alarm, as long as it is sampled."""
     verdict = judge(Objectives(freshness="60m"), Facts(NOON, (part,), 0))[Objective.FRESHNESS]
     assert verdict == Verdict(State.MISSED if text else State.MET, text)
 
@@ -107,8 +107,8 @@ STEPS = st.lists(st.sampled_from(["append", "commit one", "commit all", "sample"
 
 @given(steps=STEPS, gaps=st.lists(st.integers(0, 20), min_size=30, max_size=30), limit=st.integers(1, 60))
 def test_verdict_never_contradicts_the_log(steps: list[str], gaps: list[int], limit: int) -> None:
-    """Whatever was produced, committed and sampled, in whatever order: the true age is within the bounds, so a lag that is called met is
-    met, and one that is called missed is missed, unless it is called unknown."""
+    """For any order of appends, commits and samples, the true age is within the bounds. A lag reported as met is met, and one reported as
+    missed is missed, unless it is reported as unknown."""
     now, committed_at, position, log, seen = NOON, NOON, 0, list[datetime](), None
     for step, gap in zip([*steps, "look"], [*gaps, 0], strict=False):
         now += minutes(gap)
@@ -134,8 +134,8 @@ def test_verdict_never_contradicts_the_log(steps: list[str], gaps: list[int], li
 
 
 class Reporting(RuleBasedStateMachine):
-    """Runs of the DAG ``watch`` over verdicts that change at any time. A run may die before it stores what it found, or after that: then
-    its task has failed, which reports a miss."""
+    """Runs of the DAG ``watch``, with verdicts that change at any time. A run may die before it stores what it found. If it dies after
+    that, its failed task reports a miss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Reporting(RuleBasedStateMachine):
             assert told == ["missed", "met"] * (len(told) // 2) + ["missed"] * (len(told) % 2)
 
     def teardown(self) -> None:
-        """The next run that ends tells all that others have not. Then there is no more news."""
+        """The next run that completes reports everything that earlier runs did not. After it there is no more news."""
         uncertain = {one for one, verdict in self.verdicts.items() if verdict.state is State.UNCERTAIN}
         before = self.stored
         self.run(dies_before_it_stores=False)

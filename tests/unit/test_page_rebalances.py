@@ -1,4 +1,4 @@
-"""What the page says of a rebalance: what moved from which member to which."""
+"""How the page shows a rebalance: which partitions moved from which member to which."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def row(generation: int, assignment: Assignment) -> dict[str, object]:
 
 
 def test_partitions_are_listed_by_the_members_they_moved_between() -> None:
-    """In the notation of a scope; nobody is None."""
+    """They are written in the notation of a scope. None stands for no member."""
     before = {"a": {"orders": [0, 1, 2, 5]}, "b": {"orders": [3], "rides": [0]}}
     after = {"b": {"orders": [0, 1, 2, 3]}, "c": {"orders": [5], "rides": [0]}}
     assert moves(before, after) == [
@@ -32,7 +32,7 @@ def test_partitions_are_listed_by_the_members_they_moved_between() -> None:
 
 
 def test_moves_of_the_oldest_known_generation_are_unknown() -> None:
-    """What came before it is not stored. A generation that moves nothing has no moves."""
+    """The generation before it is not stored. A generation that moves nothing has an empty list of moves."""
     one = {"a": {"orders": [0]}}
     said = rebalances([row(9, {}), row(8, one), row(5, one)])
     assert [(each["generation"], each["members"], each["moves"]) for each in said] == [
@@ -48,7 +48,7 @@ partitions = st.dictionaries(st.integers(0, 30), st.sampled_from(["a", "b", "c"]
 
 @given(partitions, partitions)
 def test_moves_applied_to_the_old_assignment_give_the_new_one(before: dict[int, str], after: dict[int, str]) -> None:
-    """Each partition is in at most one move, from its old owner to its new one."""
+    """Each partition is in at most one move, which leads from its old owner to its new one."""
 
     def assignment(owners: dict[int, str]) -> Assignment:
         return {member: {"t": [part for part, owner in owners.items() if owner == member]} for member in set(owners.values())}

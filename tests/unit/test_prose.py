@@ -1,4 +1,4 @@
-"""Documentation, docstrings, comments and messages are plain technical English: unidiomatic phrases do not come back."""
+"""Documentation, docstrings, comments and messages are in plain technical English: banned phrases must not come back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BANNED = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page_has_no_banned_phrase(page: str) -> None:
-    """Blocks of code, and what they quote, are exempt."""
+    """Code blocks and inline code are exempt."""
     text = re.sub(r"^```.*?^```|`[^`\n]+`", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found = {match[0]: instead for phrase, instead in BANNED.items() for match in re.finditer(rf"\b{phrase}", text, re.IGNORECASE)}
     assert found == {}
@@ -38,7 +38,7 @@ def test_page_has_no_banned_phrase(page: str) -> None:
 
 @pytest.mark.parametrize("folder", ["include", "dags", "spark_jobs", "demo", "template", "docker", "benchmarks"])
 def test_source_has_no_banned_phrase(folder: str) -> None:
-    """Docstrings, comments, messages and statements alike."""
+    """This covers docstrings, comments, messages and SQL statements."""
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}: {instead}"
         for path in sorted((ROOT / folder).rglob("*"))

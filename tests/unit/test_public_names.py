@@ -1,4 +1,4 @@
-"""What users import: each name is documented, is found where the front pages say, and brings nothing that it does not need."""
+"""The names that users import: each is documented, is where the front pages say, and loads no module that it does not need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLIC = [(door, name) for door in DOORS for name in importlib.import_module(doo
 
 @pytest.mark.parametrize(("door", "name"), PUBLIC)
 def test_public_name_is_documented(door: str, name: str) -> None:
-    """By a docstring of its own, not by one that it inherits."""
+    """Each name has its own docstring, not an inherited one."""
     found = getattr(importlib.import_module(door), name)
     assert found.__name__ == name
     assert inspect.cleandoc(found.__doc__ or "")
@@ -25,7 +25,7 @@ def test_public_name_is_documented(door: str, name: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_front_page_lists_its_names_and_refuses_others(door: str) -> None:
-    """As any module does; completion in a shell shows them before they are used."""
+    """Front pages behave like ordinary modules, so completion in a shell offers their names before they are used."""
     module = importlib.import_module(door)
     assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match=f"module '{door}' has no attribute 'Nothing'"):
@@ -38,7 +38,7 @@ def test_version_is_that_of_the_distribution() -> None:
 
 @pytest.mark.parametrize("door", ["tidemark", "tidemark.transform"])
 def test_names_for_transforms_need_neither_spark_nor_airflow(door: str) -> None:
-    """A transform's module can be imported, and tried, where nothing else is installed."""
+    """A transform's module can be imported and tested where neither is installed."""
     code = f"import sys; from {door} import *; print(*sorted({{name.partition('.')[0] for name in sys.modules}} & {set(HEAVY)}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
 

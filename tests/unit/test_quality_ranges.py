@@ -1,4 +1,4 @@
-"""Which offsets a run wrote."""
+"""The ranges of offsets that a run wrote."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ slices = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0,
 
 
 def test_adjacent_batches_of_a_partition_are_one_range() -> None:
-    """A run of a thousand batches is one index scan a partition."""
+    """A run of a thousand batches needs one index scan per partition."""
     assert merge_ranges((1, 0, start, start + 10) for start in range(0, 10_000, 10)) == {(1, 0): [(0, 10_000)]}
 
 
 def test_a_gap_keeps_two_ranges_apart() -> None:
-    """What another run wrote in between is not judged."""
+    """Rows that another run wrote in between are not validated."""
     assert merge_ranges([(1, 0, 20, 30), (1, 0, 0, 10)]) == {(1, 0): [(0, 10), (20, 30)]}
 
 
 def test_partitions_and_topics_are_never_merged() -> None:
-    """Offsets of different partitions have nothing to do with one another; the order is that of locks."""
+    """Offsets of different partitions are unrelated. The order of the ranges is the order of locking."""
     assert list(merge_ranges([(2, 0, 0, 5), (1, 1, 5, 9), (1, 0, 5, 9)])) == [(1, 0), (1, 1), (2, 0)]
 
 
 @given(slices)
 def test_merged_ranges_hold_exactly_the_offsets_of_the_slices(parts: list[tuple[int, int, int, int]]) -> None:
-    """Nothing is added, nothing is lost, and no two ranges touch."""
+    """No offset is added or lost, and no two ranges touch."""
     merged = merge_ranges(parts)
     offsets = {(topic, partition, n) for topic, partition, start, end in parts for n in range(start, end)}
     assert {(*key, n) for key, spans in merged.items() for start, end in spans for n in range(start, end)} == offsets
@@ -39,7 +39,7 @@ def test_merged_ranges_hold_exactly_the_offsets_of_the_slices(parts: list[tuple[
 
 
 def test_an_offset_outside_is_not_covered() -> None:
-    """The end of a range belongs to the next one."""
+    """The end of a range is exclusive."""
     ranges = merge_ranges([(1, 0, 0, 10)])
     assert not covers(ranges, 1, 0, 10)
     assert not covers(ranges, 1, 1, 5)

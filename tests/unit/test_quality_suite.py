@@ -1,4 +1,4 @@
-"""Suite files, and the verdict of results. Great Expectations is imported once for this module."""
+"""Suite files, and the verdict on results. This module imports Great Expectations once."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def problems(folder: Path, *expectations: object, **keys: object) -> list[str]:
 
 
 def test_a_suite_written_by_hand_needs_types_and_arguments_only(tmp_path: Path) -> None:
-    """The name is the file's, the severity critical, numbers count from 1."""
+    """By default the name is the file's and the severity is critical. Expectations are numbered from 1."""
     suite = load_suite(written(tmp_path, {"expectations": [NOT_NULL, {**NOT_NULL, "severity": "warning"}]}))
     assert suite.name == "departures"
     assert [(item.number, item.severity) for item in suite.expectations] == [(1, Severity.CRITICAL), (2, Severity.WARNING)]
 
 
 def test_a_suite_as_great_expectations_writes_it_is_read(tmp_path: Path) -> None:
-    """``suite.to_json_dict()``, with its ids, notes and meta."""
+    """The file has the output of ``suite.to_json_dict()``, with ids, notes and meta."""
     gx = great_expectations()
     suite = gx.ExpectationSuite("mine", expectations=[gx.expectations.ExpectColumnToExist(column="carrier", severity="info", notes="x")])
     document: dict[str, Any] = json.loads(json.dumps(suite.to_json_dict()))
@@ -54,7 +54,7 @@ def test_a_suite_as_great_expectations_writes_it_is_read(tmp_path: Path) -> None
 
 
 def test_all_problems_of_a_suite_are_told_at_once_with_their_places(tmp_path: Path) -> None:
-    """Position in the list, type, what is wrong, and the nearest word that exists."""
+    """Each problem has the position in the list, the type, the mistake, and the most similar valid word."""
     found = problems(
         tmp_path,
         NOT_NULL,
@@ -76,13 +76,13 @@ def test_all_problems_of_a_suite_are_told_at_once_with_their_places(tmp_path: Pa
 
 
 def test_a_query_that_reads_other_rows_than_the_runs_is_refused(tmp_path: Path) -> None:
-    """Without ``{batch}`` the verdict would be about rows that this run did not write."""
+    """Without ``{batch}`` the verdict would cover rows that this run did not write."""
     query = {"type": "unexpected_rows_expectation", "kwargs": {"unexpected_rows_query": "SELECT 1 FROM analytics.departures"}}
     assert "select FROM {batch}" in problems(tmp_path, query)[0]
 
 
 def test_parameters_that_nobody_fills_in_are_refused(tmp_path: Path) -> None:
-    """Great Expectations would fail on them when the run is already written."""
+    """Otherwise Great Expectations would fail on them after the run was written."""
     between = {"type": "expect_column_max_to_be_between", "kwargs": {"column": "a", "max_value": {"$PARAMETER": "limit"}}}
     assert "$PARAMETER" in problems(tmp_path, between)[0]
 
@@ -92,19 +92,19 @@ def test_parameters_that_nobody_fills_in_are_refused(tmp_path: Path) -> None:
     [("{", "is not JSON: line 1, column 2"), ("[]", "is not a suite"), ('{"expectations": {}}', "is not a suite")],
 )
 def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    """With the place in the file where JSON ends."""
+    """The error shows where in the file the JSON is broken."""
     with pytest.raises(BadSuite, match=problem):
         check_suite(written(tmp_path, text))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """By name."""
+    """The error names the file."""
     with pytest.raises(BadSuite, match=r"nowhere\.json: cannot be read: No such file"):
         check_suite(tmp_path / "nowhere.json")
 
 
 def test_a_verdict_is_the_worst_failure() -> None:
-    """Critical blocks; warning and info report."""
+    """Critical failures block; warnings and infos are only reported."""
 
     def result(severity: Severity, success: bool) -> ExpectationResult:
         return ExpectationResult(1, "x", severity, success, "x")
@@ -116,7 +116,7 @@ def test_a_verdict_is_the_worst_failure() -> None:
 
 
 def test_a_verdict_is_json_without_its_details() -> None:
-    """It goes into asset events and XComs, which are no place for details."""
+    """The JSON goes into asset events and XComs, which are not meant for details."""
     verdict = ValidationReport(
         Verdict.PASSED, "departures", results=(ExpectationResult(1, "x", Severity.INFO, True, "x", detail={"big": 1}),)
     )
@@ -127,13 +127,13 @@ def test_a_verdict_is_json_without_its_details() -> None:
 
 @pytest.mark.parametrize("parts", [{}, {"dag_id": "d"}, {"run_id": "r"}, {"dag_id": "d", "run_id": "r", "attempt_id": 1}])
 def test_a_run_is_a_dag_run_or_an_attempt(parts: dict[str, Any]) -> None:
-    """Never half of one, never both."""
+    """Half of an identifier is refused, and so are both together."""
     with pytest.raises(ValueError, match="give dag_id and run_id, or attempt_id"):
         ValidatedRun(**parts)
 
 
 def test_great_expectations_is_imported_by_the_task_only() -> None:
-    """It takes seconds: neither a DAG file nor the command line may pay for them by importing this package."""
+    """The import takes seconds, so neither DAG files nor the command line may trigger it by importing this package."""
     heavy = ("great_expectations", "sqlalchemy", "pandas", "pyarrow", "pyspark")
     code = f"import sys, tidemark.quality; sys.exit(', '.join(name for name in {heavy} if name in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -141,7 +141,7 @@ def test_great_expectations_is_imported_by_the_task_only() -> None:
 
 
 def test_great_expectations_is_imported_without_what_few_of_its_types_use(tmp_path: Path) -> None:
-    """They are imported when they are used. The process is afterwards as it was."""
+    """These modules are imported when they are used. The import leaves no changes in the process."""
     code = """
         import gc, sys
         from tidemark.quality.suite import great_expectations
@@ -157,7 +157,7 @@ def test_great_expectations_is_imported_without_what_few_of_its_types_use(tmp_pa
         assert {"scipy.optimize", "altair.vegalite"} <= sys.modules.keys()
         print("done")
     """
-    program = tmp_path / "program.py"  # with -c, pyspark would take the process for one of its doctests, and end it
+    program = tmp_path / "program.py"  # with -c, pyspark would mistake the process for one of its doctests, and end it
     program.write_text(textwrap.dedent(code))
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

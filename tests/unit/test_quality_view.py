@@ -9,7 +9,7 @@ from tidemark.quality import validated_view, validated_view_ddl
 
 
 def test_the_view_stands_beside_its_sink() -> None:
-    """``schema.table`` has ``schema.table_validated``."""
+    """The view of ``schema.table`` is ``schema.table_validated``."""
     assert validated_view("analytics.departures") == "analytics.departures_validated"
     assert validated_view_ddl("analytics.departures", ["departures"]).startswith(
         'CREATE OR REPLACE VIEW "analytics"."departures_validated" AS\nSELECT sink.* FROM "analytics"."departures" sink'
@@ -18,19 +18,19 @@ def test_the_view_stands_beside_its_sink() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 63, "x" * 54, "é" * 31, "ü" * 27 + "x"])
 def test_a_long_name_is_cut_to_what_postgres_keeps(name: str) -> None:
-    """63 bytes, not characters; and the cut name still ends in _validated."""
+    """The limit is 63 bytes, not characters. The truncated name still ends in _validated."""
     view = validated_view(f"analytics.{name}").removeprefix("analytics.")
     assert len(view.encode()) <= 63
     assert view.endswith("_validated")
 
 
 def test_two_long_names_with_one_beginning_stay_two_views() -> None:
-    """Else the second sink's view would replace the first's."""
+    """Otherwise the second sink's view would replace the first one's."""
     assert validated_view("a." + "x" * 60 + "one") != validated_view("a." + "x" * 60 + "two")
 
 
 def test_names_are_quoted_whatever_they_hold() -> None:
-    """A quote in a group's or table's name is part of the name."""
+    """A quotation mark in the name of a group or table is part of the name."""
     ddl = validated_view_ddl('a."odd" Name', ["o'clock", "back\\slash"])
     assert '"a"."""odd"" Name"' in ddl
     assert "'o''clock'" in ddl
@@ -39,12 +39,12 @@ def test_names_are_quoted_whatever_they_hold() -> None:
 
 @pytest.mark.parametrize("table", ["departures", "a.b.c", "a.", ".b", "a." + "x" * 64])
 def test_what_is_not_a_table_is_refused(table: str) -> None:
-    """Postgres would cut a longer name without a word, and the view would be of another table."""
+    """Postgres would silently truncate a longer name, and the view would show another table."""
     with pytest.raises(BadInput, match=r"schema\.table"):
         validated_view(table)
 
 
 def test_a_view_of_no_group_is_refused() -> None:
-    """It would be empty for ever."""
+    """It would always be empty."""
     with pytest.raises(BadInput, match="no group writes into it"):
         validated_view_ddl("a.b", [])

@@ -1,4 +1,4 @@
-"""What a batch reads: `plan_batch` over any claims, ends and budgets."""
+"""What a batch reads: `plan_batch` with any claims, ends and budgets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ quick = settings(max_examples=examples(300))
 
 
 def claims_of(lags: list[int]) -> tuple[list[Claim], dict[TopicPartition, int]]:
-    """A claim for each lag, on two topics and at positions of their own."""
+    """A claim for each lag, on two topics and at different positions, and the end of each partition."""
     claims = [
         Claim(TopicPartition(f"t{number % 2}", number), 1 + number % 2, 1000 * number, Epoch(number + 1)) for number in range(len(lags))
     ]
@@ -31,7 +31,7 @@ def sizes(slices: list[Slice]) -> list[int]:
 @quick
 @given(LAGS, BUDGETS)
 def test_slices_begin_at_the_position_end_by_the_end_and_stay_within_the_budget(lags: list[int], budget: int) -> None:
-    """At most ``max_records`` offsets in all, one slice a partition, each ``[position, <= end)`` under the claim's epoch."""
+    """At most ``max_records`` offsets in total, one slice per partition, each ``[position, <= end)`` under the claim's epoch."""
     claims, ends = claims_of(lags)
     slices = plan_batch(claims, ends, budget)
     held = {claim.partition: claim for claim in claims}
@@ -46,7 +46,7 @@ def test_slices_begin_at_the_position_end_by_the_end_and_stay_within_the_budget(
 @quick
 @given(LAGS, BUDGETS)
 def test_everything_is_read_when_it_fits_and_the_budget_is_used_up_when_it_does_not(lags: list[int], budget: int) -> None:
-    """With room for all of it a batch is all of it."""
+    """If everything fits, the batch contains everything."""
     claims, ends = claims_of(lags)
     read = sum(sizes(plan_batch(claims, ends, budget)))
     if sum(lags) <= budget:
@@ -58,7 +58,7 @@ def test_everything_is_read_when_it_fits_and_the_budget_is_used_up_when_it_does_
 @quick
 @given(LAGS.filter(any), st.integers(1, 2_000_000))
 def test_no_partition_with_much_to_read_gets_a_slice_too_small_for_a_task(lags: list[int], budget: int) -> None:
-    """`RECORDS_A_TASK` or more where there are that many and the budget allows one such slice; what is shared is shared evenly."""
+    """A slice has at least `RECORDS_A_TASK` records if there are that many and the budget allows it. The budget is shared evenly."""
     claims, ends = claims_of(lags)
     slices = plan_batch(claims, ends, budget)
     for part in slices:
@@ -72,7 +72,7 @@ def test_no_partition_with_much_to_read_gets_a_slice_too_small_for_a_task(lags: 
 @quick
 @given(LAGS, st.integers(1, 2_000_000))
 def test_those_with_most_to_read_come_first(lags: list[int], budget: int) -> None:
-    """A partition that is left out has no more to read than any that is taken."""
+    """A partition that is not chosen has no more to read than any chosen one."""
     claims, ends = claims_of(lags)
     taken = {part.partition for part in plan_batch(claims, ends, budget)}
     waiting = [ends[claim.partition] - claim.position for claim in claims if claim.partition not in taken]
@@ -86,7 +86,7 @@ def test_those_with_most_to_read_come_first(lags: list[int], budget: int) -> Non
 @settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 300_000), max_size=6), st.integers(20_000, 400_000))
 def test_batch_after_batch_reaches_every_end_and_then_there_is_none(lags: list[int], budget: int) -> None:
-    """Every batch moves something, so a run ends."""
+    """Every batch advances a position, so a run ends."""
     claims, ends = claims_of(lags)
     for _ in range(200):
         slices = plan_batch(claims, ends, budget)
@@ -114,7 +114,7 @@ def test_the_plan_does_not_depend_on_the_order_of_the_claims(lags: list[int], bu
         ([0, 0], 10, []),
         ([3], 10, [3]),
         ([3, 0, 4], 10, [3, 4]),
-        ([30, 30], 10, [10]),  # both would get less than a task is worth
+        ([30, 30], 10, [10]),  # with both, each would get fewer records than a task is worth
         ([300_000, 300_000], 250_000, [125_000, 125_000]),
         ([300_000, 300_000, 300_000], 250_000, [125_000, 125_000]),
         ([300_000, 100_000], 300_000, [200_000, 100_000]),
@@ -124,18 +124,18 @@ def test_the_plan_does_not_depend_on_the_order_of_the_claims(lags: list[int], bu
     ],
 )
 def test_the_budget_is_shared(lags: list[int], budget: int, expected: list[int]) -> None:
-    """What the smallest leave goes to the others; who would get too little waits for the next batch."""
+    """What the smallest partitions do not use goes to the others. A partition that would get too little waits for the next batch."""
     assert sizes(plan_batch(*claims_of(lags), budget)) == expected
 
 
 def test_a_partition_whose_end_is_not_known_or_lies_behind_the_position_is_not_read() -> None:
-    """Ends are a snapshot: the position may be beyond it, and a topic may have grown since."""
+    """Ends are a snapshot: a position may already be beyond its end, and a topic may have new partitions."""
     claims = [Claim(TopicPartition("t", 0), 1, 10, Epoch(1)), Claim(TopicPartition("t", 1), 1, 10, Epoch(1))]
     assert plan_batch(claims, {TopicPartition("t", 0): 7}, 100) == []
 
 
 def test_an_empty_slice_cannot_be_made() -> None:
-    """A slice is something to read: ``start < end``."""
+    """A slice contains something to read: ``start < end``."""
     for end in (5, 4):
         with pytest.raises(ValueError, match=r"t/0: \[5, \d\) is empty"):
             Slice(TopicPartition("t", 0), 1, 5, end, Epoch(1))
@@ -145,7 +145,7 @@ def test_an_empty_slice_cannot_be_made() -> None:
 @quick
 @given(LAGS, BUDGETS)
 def test_retry_topics_share_evenly_whatever_waits_in_one_of_them(lags: list[int], budget: int) -> None:
-    """Scenario 38: fair over the delays. Each partition gets all that it has, or an even share at the least."""
+    """Scenario 38: the delays are treated fairly. Each partition gets everything it has, or at least an even share."""
     claims, ends = claims_of(lags)
     slices = {part.partition: part for part in plan_batch([replace(claim, drained=True) for claim in claims], ends, budget)}
     behind = [claim for claim, lag in zip(claims, lags, strict=True) if lag]

@@ -1,4 +1,4 @@
-"""What follows from a verdict, for every kind of run and every ``on_failure``."""
+"""The reaction to a verdict, for every kind of run and every ``on_failure``."""
 
 from __future__ import annotations
 

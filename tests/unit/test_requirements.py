@@ -1,4 +1,4 @@
-"""The lock needs nothing beside itself: any installer that checks hashes can install it."""
+"""The lock file is complete: any installer that checks hashes can install it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LOCKED = {
     for name, marker in re.findall(r"^([\w.-]+)==[^\s;]+(?: ; (.*?))? \\$", LOCK, re.MULTILINE)
     if not marker or Marker(marker).evaluate()
 }
-"""What is installed under this Python; the lock also has what others need."""
+"""The packages for this Python; the lock file also has those for others."""
 
 
 def test_lock_has_all_that_its_packages_require() -> None:
-    """An override that leaves a package out holds in the project's folder only."""
+    """An override that omits a package is known only in the project's folder."""
     missing = {
         f"{name} requires {requirement.name}"
         for name in LOCKED

@@ -1,4 +1,4 @@
-"""Where a partition starts, and what happens when its position is not in the log: every situation beside every setting."""
+"""Where a partition starts, and what happens if its position is not in the log: every situation with every setting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EARLIEST, LATEST, NONE = OffsetReset.EARLIEST, OffsetReset.LATEST, OffsetReset.N
         (EARLIEST, False, 100),
         (EARLIEST, True, 100),
         (LATEST, False, 200),
-        (LATEST, True, 100),  # added to a topic that is read already: what came before anyone noticed is not skipped
+        (LATEST, True, 100),  # added to a topic that is already read: records that arrived before it was noticed are not skipped
         (NONE, False, NoPosition),
         (NONE, True, NoPosition),
     ],
@@ -54,22 +54,22 @@ SITUATIONS = [
     # position, reset, outcome
     (100, None, None),
     (150, None, None),
-    (200, None, None),  # at the end: nothing to read, nothing wrong
+    (200, None, None),  # at the end: nothing to read, and no error
     (99, None, REFUSED),
     (99, NONE, REFUSED),
     (99, EARLIEST, Jump(100, (99, 100), "retention")),
     (0, EARLIEST, Jump(100, (0, 100), "retention")),
-    (99, LATEST, Jump(200, (99, 200), "reset to latest")),  # what is skipped is lost, retained or not
+    (99, LATEST, Jump(200, (99, 200), "reset to latest")),  # skipped records are lost, whether retained or not
     (201, None, TRUNCATED),
     (201, NONE, TRUNCATED),
-    (201, EARLIEST, TRUNCATED),  # a truncated log holds other records than those that were loaded: no setting allows that
+    (201, EARLIEST, TRUNCATED),  # a truncated log has other records than those that were loaded: no setting allows that
     (201, LATEST, TRUNCATED),
 ]
 
 
 @pytest.mark.parametrize(("position", "reset", "outcome"), SITUATIONS)
 def test_a_position_is_good_or_jumps_or_is_refused(position: int, reset: OffsetReset | None, outcome: Any) -> None:
-    """Nothing is clamped: a jump names exactly what is lost, and without the user's leave there is none (I5)."""
+    """Nothing is clamped: a jump names exactly what is lost, and without the user's permission there is no jump (I5)."""
     if outcome == REFUSED:
         with pytest.raises(OffsetOutOfRange) as raised:
             check_position(LOG, position, reset)
@@ -85,7 +85,7 @@ def test_a_position_is_good_or_jumps_or_is_refused(position: int, reset: OffsetR
 
 @pytest.mark.parametrize("reset", [None, *OffsetReset])
 def test_a_log_that_holds_nothing_is_read_to_its_end(reset: OffsetReset | None) -> None:
-    """A position at the end of an emptied log is a good one."""
+    """A position at the end of an emptied log is valid."""
     assert check_position(EMPTY, 100, reset) is None
     if reset is not NONE:
         assert first_position(EMPTY, reset, topic_known=False) == 100
@@ -93,7 +93,7 @@ def test_a_log_that_holds_nothing_is_read_to_its_end(reset: OffsetReset | None) 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 120), st.sampled_from([EARLIEST, LATEST]))
 def test_a_jump_leaves_out_exactly_what_it_says_is_lost(start: int, length: int, position: int, reset: OffsetReset) -> None:
-    """``lost`` begins at the position, ends where reading goes on, and lies in front of it."""
+    """``lost`` begins at the position and ends where the reading continues."""
     log = Log(PARTITION, start, start + length)
     try:
         jump = check_position(log, position, reset)
@@ -108,7 +108,7 @@ def test_a_jump_leaves_out_exactly_what_it_says_is_lost(start: int, length: int,
 
 
 def test_the_texts_say_what_was_lost_and_what_to_write() -> None:
-    """Each refusal names the partition, the numbers and the way on."""
+    """Each refusal names the partition, the numbers and what to do."""
     gone = OffsetOutOfRange(partition=PARTITION, position=10, start=100, end=200)
     assert "records 10 to 99 are gone" in str(gone)
     assert "offset_reset: earliest" in str(gone)

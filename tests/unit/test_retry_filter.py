@@ -1,4 +1,4 @@
-"""What an operator means with a filter is kept with each action, and reads back as the same."""
+"""The filter of an operator's action is stored with the action and reads back unchanged."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def filters(draw: st.DrawFn) -> Filter:
 
 @given(filters())
 def test_a_filter_reads_back_as_the_same(wanted: Filter) -> None:
-    """Also a zero, an empty key and an empty text, which say something."""
+    """This includes a zero, an empty key and an empty text, which differ from None."""
     assert Filter.from_json(json.loads(json.dumps(wanted.as_json()))) == wanted
     assert bool(wanted) == (wanted != Filter())
     assert str(wanted)
 
 
 def test_every_field_is_a_part_of_the_condition() -> None:
-    """What is asked of a record is what the statement asks."""
+    """Every field of the filter is a parameter of the SQL condition."""
     parameters = Filter(tier="failed").parameters("departures")
     assert set(re.findall(r"%\((\w+)\)s", CONDITION)) == set(parameters)
     assert len(parameters) == len(fields(Filter))

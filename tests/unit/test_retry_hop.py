@@ -1,4 +1,4 @@
-"""What a failed record looks like as a message."""
+"""A failed record as a message on a retry topic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def record(**changed: Any) -> Row:
 
 
 def test_our_headers_say_in_text_where_the_record_comes_from_and_what_happened() -> None:
-    """UTF-8, numbers in digits, times in ISO 8601; null where there is nothing to say."""
+    """Headers are UTF-8, with numbers in digits and times in ISO 8601. A missing value is null."""
     moment = datetime(2026, 3, 24, 13, 0, 0, 123_000, tzinfo=UTC)
     said = dict(ours("departures", record(due_millis=round(moment.timestamp() * 1000), error_text="né Zürich")))
     assert said == {
@@ -46,7 +46,7 @@ HEADERS = st.lists(st.tuples(st.text() | st.sampled_from(NAMES), st.none() | st.
 
 @given(HEADERS)
 def test_the_records_own_headers_come_first_and_unchanged(headers: list[tuple[str, bytes | None]]) -> None:
-    """Scenarios 10 to 12: duplicates, null values, no headers at all, and headers that forge ours; ours are taken off by their number."""
+    """Scenarios 10 to 12: duplicates, null values, no headers at all, and headers that forge ours. Ours are removed by their number."""
     kept = [[name, None if value is None else base64.b64encode(value).decode()] for name, value in headers]
     made = outgoing("departures", record(headers=json.dumps(kept)), 3)
     assert list(own_headers(made.headers)) == headers
@@ -55,7 +55,7 @@ def test_the_records_own_headers_come_first_and_unchanged(headers: list[tuple[st
 
 @pytest.mark.parametrize(("partitions", "expected"), [(1, 0), (3, 2), (5, 0), (6, 5), (64, 5)])
 def test_a_record_keeps_its_partition_modulo_what_there_is(partitions: int, expected: int) -> None:
-    """Scenarios 20 and 41: as many, fewer, one; partition 5 of the origin."""
+    """Scenarios 20 and 41: a record of partition 5, on topics with more partitions, as many, fewer, or one."""
     assert outgoing("departures", record(), partitions).partition == expected
 
 
@@ -67,7 +67,7 @@ def test_a_text_is_cut_between_two_characters(text: str, size: int) -> None:
 
 
 def test_our_headers_never_take_more_than_the_room_that_is_kept_for_them() -> None:
-    """Scenario 11: a huge stack trace, the longest names that Kafka and a group may have, the greatest numbers."""
+    """Scenario 11: a huge stack trace, the longest names that Kafka and a group allow, and the largest numbers."""
     longest = record(
         failed_record_id=2**63 - 1, topic="t" * 249, partition=2**31 - 1, record_offset=2**63 - 1, retry_number=2**31 - 1,
         record_millis=-210_866_803_200_000, due_millis=253_402_214_400_000,
@@ -75,7 +75,7 @@ def test_our_headers_never_take_more_than_the_room_that_is_kept_for_them() -> No
     )  # fmt: skip
     made = ours("g" * 255, longest)
     framing = 10 * len(made)
-    """A header has two lengths before it, of 5 bytes at most."""
+    """Two lengths of at most 5 bytes precede each header."""
     assert sum(len(name) + len(value or b"") for name, value in made) + framing <= HEADER_BYTES
     assert len(made) == COUNT
     assert len(dict(made)["tidemark.error_text"] or b"") <= TEXT_BYTES

@@ -1,4 +1,4 @@
-"""Which records are held, whatever the form of the transform: `KeyOrder` and `TurnOrder` beside a model in plain Python."""
+"""Which records are held, for any form of transform: `KeyOrder` and `TurnOrder` compared with a model in plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ quick = settings(max_examples=examples(300))
 ANSWERS = st.sampled_from(("load", "skip", "retry", "fail"))
 RECORDS = st.lists(st.tuples(st.sampled_from((b"a", b"b", b"", None)), ANSWERS), max_size=SPAN)
 LISTS = st.lists(st.integers(1, 8), min_size=SPAN, max_size=SPAN)
-"""How many records are read at once, again and again."""
+"""The number of records in each successive read."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Message:
 
 
 def by_list(order: Order, messages: list[Message]) -> dict[int, str]:
-    """What becomes of each where the transform takes them all at once."""
+    """The outcome of each record if the transform takes them all at once."""
     blocked = order.split((message.at, message.key) for message in messages)
     free = [message for message in messages if message.at not in blocked]
     batch = pa.RecordBatch.from_pydict(
@@ -56,7 +56,7 @@ def by_list(order: Order, messages: list[Message]) -> dict[int, str]:
 
 
 def one_by_one(order: Order, messages: list[Message]) -> dict[int, str]:
-    """The same where it takes them one by one."""
+    """The outcome of each record if the transform takes them one by one."""
     said = {}
     for message in messages:
         if order.behind(message.at, message.key) is not None:
@@ -80,7 +80,7 @@ def in_lists(messages: list[Message], sizes: list[int]) -> list[list[Message]]:
 def test_both_forms_hold_the_same_records_of_a_slice(
     records: list[tuple[bytes | None, str]], sizes: list[int], blocked: dict[bytes, int]
 ) -> None:
-    """Held is what lies behind the first record of its key that waits, from before or of this slice; a record without a key never is."""
+    """A record is held if an earlier record of its key is waiting, from this slice or before it. A record without a key is never held."""
     first, model = dict(blocked), {}
     messages = [Message(START + index, key, answer) for index, (key, answer) in enumerate(records)]
     for message in messages:
@@ -105,8 +105,8 @@ def test_both_forms_hold_the_same_records_of_a_slice(
 def test_both_forms_try_the_records_of_a_key_in_order_however_they_were_published(
     records: list[tuple[bytes | None, str]], random: Any, sizes: list[int], elsewhere: set[int]
 ) -> None:
-    """A record of a retry topic is tried if the one of its key before it was settled in this slice; ``elsewhere`` are those that wait in
-    other topics. So what is tried of a key is a beginning of it, and in order."""
+    """A record of a retry topic is tried once the previous record of its key is settled in this slice. Records in ``elsewhere`` wait in
+    other topics. So the records of a key that are tried are its first ones, in order."""
     last: dict[bytes, int] = {}
     messages, before = [], {}
     for index, (key, answer) in enumerate(records):
@@ -132,7 +132,7 @@ def test_both_forms_try_the_records_of_a_key_in_order_however_they_were_publishe
 
 
 def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first_beyond_the_limit() -> None:
-    """Those that are held already count, and nothing is refused where this slice holds none."""
+    """Records that are already held count. A slice that holds no records is never refused."""
     order = KeyOrder(5)
     order.begin([Blocked(b"a", 7, 3), Blocked(b"\xff", 9, 1)])
     for offset, key in enumerate((b"a", b"\xff", b"c")):

@@ -1,4 +1,4 @@
-"""A redrive as people see it: in a log, and on Airflow's approval page."""
+"""A redrive as shown to users: in a log, and on Airflow's approval page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def preview(**facts: object) -> Preview:
 
 
 def test_plan_is_shown_with_counts_examples_and_what_is_no_part_of_it() -> None:
-    """One line each, long texts cut, what stands in a record's error on one line."""
+    """Each item has one line. Long texts are truncated, and a record's error is put on one line."""
     said = lines(replace(preview(per_second=50), waiting=3, worn_out=2))
     assert said == [
         "Redrive 7 (PLANNED): 1,200 records of departures to the first delay, at most 50 per second",
@@ -60,7 +60,7 @@ def test_plan_is_shown_with_counts_examples_and_what_is_no_part_of_it() -> None:
 
 
 def test_plan_quotes_no_values_of_rows() -> None:
-    """Airflow logs it: an example's text ends before the DETAIL that a failed record may keep."""
+    """Airflow logs the plan, so an example's text ends before the DETAIL that a failed record may keep."""
     refused = quoting("duplicate key.", "Key (city)=(secret) already exists.")
     made = replace(preview(), errors=[{"records": 1, "error_type": "E", "example": refused}], examples=[{**EXAMPLE, "error_text": refused}])
     for text in ("\n".join(lines(made)), markdown(made)):
@@ -69,7 +69,7 @@ def test_plan_quotes_no_values_of_rows() -> None:
 
 
 def test_redrive_that_has_begun_is_shown_with_what_became_of_its_records() -> None:
-    """Examples of a plan are none of what is done."""
+    """A plan's examples are not shown once the redrive has begun."""
     done = preview(state=Phase.DONE, destination=Destination.NOW, started_at=AT, planned=0, redriven=1150, passed_over=50)
     said = lines(replace(done, passed_over={"was loaded meanwhile": 50}))
     assert said[0] == "Redrive 7 (DONE): 1,200 records of departures for one immediate try"
@@ -78,7 +78,7 @@ def test_redrive_that_has_begun_is_shown_with_what_became_of_its_records() -> No
 
 
 def test_no_mark_of_a_records_error_counts_on_the_approval_page() -> None:
-    """Users' texts are shown letter by letter, whatever Markdown or HTML is in them."""
+    """Users' texts are shown literally, with any Markdown or HTML in them."""
     page = markdown(preview(reason="a *bug* | of <i>Tuesday</i>"))
     assert r"Reason: a \*bug\* \| of \<i\>Tuesday\</i\>" in page
     assert r"- 4711: flights/3@12 KeyError: '\*dest\*' \<b\>" in page

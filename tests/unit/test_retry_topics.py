@@ -1,4 +1,4 @@
-"""Which topics a consumer needs, and what is wrong with one."""
+"""Which topics a consumer needs, and the problems of a topic."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def spec_of(folder: Path, retry: str = "retry: {delays: [5m, 5m, 30m, 30m, 30m, 
 
 
 def found(one: Wanted, *, partitions: int = 1, copies: int = 1, stated: bool = True, **changed: str) -> Found:
-    """A topic as Tidemark makes it, but for what was changed."""
+    """A topic as Tidemark creates it, except for what was changed."""
     values = settings_of(one, LARGEST) | {"min.insync.replicas": "1"} | {name.replace("_", "."): text for name, text in changed.items()}
     racks = ((None,) * copies,) * partitions
     return Found(one, Topic(one.name, "uuid", partitions, racks), {name: Setting(value, stated) for name, value in values.items()})
 
 
 def test_one_topic_for_each_distinct_delay_one_for_tries_at_once_and_the_failed_topic(tmp_path: Path) -> None:
-    """Scenario 1; without a ladder there is only the one that a redrive needs, where that is asked for."""
+    """Scenario 1. Without a ladder there is only the topic for redrives, and only on request."""
     tail = [one.name.removeprefix("departures.") for one in wanted(spec_of(tmp_path))]
     assert tail == ["retry.5m", "retry.30m", "retry.1h", "retry.now", "failed"]
     without = spec_of(tmp_path, "")
@@ -66,7 +66,7 @@ def test_a_setting_that_loses_or_delays_records_is_told_with_what_to_set(
 
 
 def test_retention_of_the_failed_topic_is_what_somebody_said_or_for_ever(tmp_path: Path) -> None:
-    """The broker's default of a week is nobody's word; the same number is fine where it was said for the topic."""
+    """The broker's default of a week is refused, because it was not chosen. The same value is accepted if it was set for the topic."""
     spec = spec_of(tmp_path)
     (problem,) = unfit(found(FAILED, stated=False, retention_ms="604800000"), spec, LARGEST)
     assert "the broker's default" in problem

@@ -1,4 +1,4 @@
-"""What is left of a backfill, and how a plan says what becomes of skipped records."""
+"""What is left of a backfill, and how a plan says what happens to skipped records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
     ids=["not begun", "half", "done", "cut ahead", "cut behind", "withdrawn"],
 )
 def test_what_is_left_ends_where_the_group_reads_itself(position: int, end: int, left: int) -> None:
-    """What the rewind had skipped stays what it was."""
+    """The number of records that the rewind skipped does not change."""
     part = Part(FLIGHTS, 1, "uuid", 30, position, end, 70)
     whole = Backfill(7, "departures", 1, "side", 2, (part, part))
     assert (part.left, whole.left, whole.skipped) == (left, 2 * left, 80)
@@ -45,7 +45,7 @@ def plan_of(part: PartitionPlan, **changes: object) -> Plan:
 
 
 def test_a_plan_says_what_becomes_of_what_it_skips() -> None:
-    """Permanently, or until the backfill; an undo puts it back, and says that; and of an applied one how much is left."""
+    """Records are skipped permanently, or until the backfill. An undo shows none as skipped. An applied plan says how much is left."""
     skips = PartitionPlan(FLIGHTS, 1, 30, 70)
     assert "40 skipped permanently;" in markdown(plan_of(skips))
     assert "40 skipped, to be read by the backfill;" in markdown(plan_of(skips, backfill=True))

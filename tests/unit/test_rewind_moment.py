@@ -1,4 +1,4 @@
-"""Times and lengths of time, as people write them for a rewind."""
+"""Times and durations as users write them for a rewind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMES = st.datetimes(min_value=datetime.fromisoformat("1971-01-01"), max_value=d
 
 
 def refusal(read: Callable[..., object], *arguments: str) -> str | None:
-    """What is said, if the text is refused."""
+    """The error message, or None if the text is accepted."""
     try:
         read(*arguments)
     except BadInput as told:
@@ -40,13 +40,13 @@ def refusal(read: Callable[..., object], *arguments: str) -> str | None:
     ],
 )
 def test_rfc_3339_names_a_moment_by_its_offset(text):
-    """RFC 3339, and the offsets without a colon that Kafka's tool takes (its testResetOffsetsToZonedDateTime)."""
+    """RFC 3339, and the offsets without a colon that Kafka's tool accepts (its testResetOffsetsToZonedDateTime)."""
     assert parse_moment(text) == datetime(2026, 3, 29, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["2026-03-29 14:00", "2026-03-29T14:00", "2026-03-29T14:00:00", "2026-03-29 14:00:00,000"])
 def test_local_time_needs_its_zone(text):
-    """With T or a blank; seconds may be left out. Without a zone it is refused, where Kafka's tool silently takes UTC."""
+    """The separator is T or a space, and seconds are optional. A time without a zone is refused; Kafka's tool silently assumes UTC."""
     assert parse_moment(text, "Europe/Berlin") == datetime(2026, 3, 29, 12, tzinfo=UTC)
     assert parse_moment(text, "America/New_York") == datetime(2026, 3, 29, 18, tzinfo=UTC)
     with pytest.raises(BadInput, match=r"has no zone\. Name its zone"):
@@ -54,7 +54,7 @@ def test_local_time_needs_its_zone(text):
 
 
 def test_time_that_the_clock_shows_twice_is_refused_with_both_moments():
-    """Either reading is given with its offset and in UTC, ready to be copied."""
+    """Both interpretations are given, with their offsets and in UTC, ready to copy."""
     with pytest.raises(BadInput) as told:
         parse_moment("2026-10-25 02:30", "Europe/Berlin")
     assert "occurs twice in Europe/Berlin" in told.value.found
@@ -62,7 +62,7 @@ def test_time_that_the_clock_shows_twice_is_refused_with_both_moments():
 
 
 def test_time_that_the_clock_leaves_out_is_refused_with_both_neighbours():
-    """Half an hour before the change, and half an hour after."""
+    """The neighbours are half an hour before the change of the clock and half an hour after it."""
     with pytest.raises(BadInput) as told:
         parse_moment("2026-03-29 02:30", "Europe/Berlin")
     assert "does not exist in Europe/Berlin" in told.value.found
@@ -120,20 +120,20 @@ def test_offset_and_zone_may_say_the_same_but_not_different_things():
     ],
 )
 def test_what_is_no_time_is_refused_with_what_to_write(text, told):
-    """Times before 1970 too: below it, Kafka's numbers have other meanings (-1 latest, -2 earliest)."""
+    """Times before 1970 are refused too: in Kafka, negative timestamps have special meanings (-1 latest, -2 earliest)."""
     with pytest.raises(BadInput, match=told):
         parse_moment(text)
 
 
 def test_finer_moment_becomes_the_next_millisecond():
-    """A record of the millisecond before is not at or after it."""
+    """A record with the previous millisecond is before the moment, not at or after it."""
     assert parse_moment("2026-03-29T12:00:00.0000001Z") == datetime(2026, 3, 29, 12, 0, 0, 1000, tzinfo=UTC)
     assert parse_moment("2026-03-29T12:00:00.001Z") == datetime(2026, 3, 29, 12, 0, 0, 1000, tzinfo=UTC)
 
 
 @given(TIMES, st.sampled_from(ZONES))
 def test_local_time_is_taken_if_the_zones_clock_shows_it_exactly_once(local, zone):
-    """The moments at which a clock shows a time, counted by walking over all offsets that the zone may have: none, one or two."""
+    """The test counts the moments at which the clock shows the time, over all offsets that the zone may have: none, one or two."""
     local = local.replace(second=0, microsecond=0)
     there = zoneinfo.ZoneInfo(zone)
     offsets = {(local + timedelta(days=day)).replace(tzinfo=UTC).astimezone(there).utcoffset() for day in (-2, -1, 0, 1, 2)}
@@ -148,7 +148,7 @@ def test_local_time_is_taken_if_the_zones_clock_shows_it_exactly_once(local, zon
 
 @given(TIMES, st.integers(-14 * 60, 14 * 60))
 def test_moment_is_told_as_it_is_read(local, minutes):
-    """`iso` writes what `parse_moment` reads, in any offset, to the millisecond."""
+    """`parse_moment` reads what `iso` writes, for any offset, to the millisecond."""
     moment = local.replace(microsecond=local.microsecond // 1000 * 1000, tzinfo=timezone(timedelta(minutes=minutes)))
     assert parse_moment(iso(moment)) == parse_moment(moment.isoformat()) == moment
     assert iso(moment).endswith("Z")
@@ -168,7 +168,7 @@ def test_moment_is_told_as_it_is_read(local, minutes):
     ],
 )
 def test_duration_is_iso_8601_as_kafka_reads_it(text, length):
-    """PT1M and PT0.1S are those of Kafka's testResetOffsetsByDuration and …ByDurationToEarliest."""
+    """PT1M and PT0.1S are from Kafka's testResetOffsetsByDuration and …ByDurationToEarliest."""
     assert parse_iso_duration(text) == length
 
 

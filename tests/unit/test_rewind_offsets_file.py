@@ -1,4 +1,4 @@
-"""Files of offsets: what Kafka's tool exports, what we print, and what is wrong with others."""
+"""Files of offsets: exports of Kafka's tool, our own output, and the problems of other files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
 
 
 def test_export_of_one_group_has_topic_partition_offset():
-    """Kafka's testExportImportPlanSingleGroupArg. Its CSV writer quotes names of more than 24 characters."""
+    """Kafka's testExportImportPlanSingleGroupArg. Kafka's CSV writer quotes names of more than 24 characters."""
     long = TopicPartition("a-topic-with-more-than-24-letters", 3)
     assert parse_offsets(f'flights,0,1200\nflights,1,0\n"{long.topic}",3,{MAX_OFFSET}\n') == {None: {P0: 1200, P1: 0, long: MAX_OFFSET}}
 
@@ -33,12 +33,12 @@ def test_export_of_several_groups_has_the_group_first():
     ["flights,0,5\r\n", "\ufeffflights,0,5", "topic,partition,offset\nflights,0,5\n", '\n\n "flights", 0 , 5 \n\n', '"flights","0","5"\n'],
 )
 def test_what_editors_and_spreadsheets_do_to_a_file_is_no_matter(text):
-    """Line ends of Windows, a byte order mark, a heading, blank lines, blanks, quotes everywhere."""
+    """Windows line endings, a byte order mark, a header, blank lines, spaces, and quotes around every value."""
     assert parse_offsets(text) == {None: {P0: 5}}
 
 
 def test_json_of_our_own_is_a_list_or_a_plan():
-    """``tidemark rewind plan --output json`` may be edited and given back: its new offsets count."""
+    """The output of ``tidemark rewind plan --output json`` may be edited and used as a file: its new offsets count."""
     entries = [{"topic": "flights", "partition": 0, "offset": 5}, {"topic": "flights", "partition": 1, "offset": 6}]
     assert parse_offsets(json.dumps(entries)) == {None: {P0: 5, P1: 6}}
     assert parse_offsets(json.dumps([{**entry, "group": "g"} for entry in entries])) == {"g": {P0: 5, P1: 6}}
@@ -125,7 +125,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_groups_get_what_the_file_says_of_them():
-    """A file without groups is for any; one with groups must name each, and be of one mind where two share a partition."""
+    """A file without groups is for any group. One with groups must name each, with the same offset for partitions that two groups share."""
     assert of_groups({None: {P0: 5}}, ["g1", "g2"]) == {P0: 5}
     assert of_groups({"g1": {P0: 5}, "g2": {P1: 6}}, ["g1"]) == {P0: 5}
     assert of_groups({"g1": {P0: 5}, "g2": {P0: 5, P1: 6}}, ["g1", "g2"]) == {P0: 5, P1: 6}
@@ -142,7 +142,7 @@ ROWS = st.dictionaries(st.tuples(GROUPS, TOPICS, st.integers(0, 2**31 - 1)), st.
 
 @given(ROWS, st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC, csv.QUOTE_ALL]))
 def test_any_offsets_survive_csv_and_json(rows, quoting):
-    """Whatever the groups are called, and however the writer quotes."""
+    """This holds for any group names and any style of quoting."""
     text = io.StringIO()
     csv.writer(text, quoting=quoting).writerows([*key, offset] for key, offset in rows.items())
     wanted: dict[str, dict[TopicPartition, int]] = {}
@@ -165,7 +165,7 @@ def test_any_text_is_read_or_refused_and_never_anything_else(text):
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=8))
 def test_the_first_key_that_stands_twice_is_told(keys):
-    """The oracle compares each key with all before it."""
+    """The test's own model compares each key with all keys before it."""
     text = "[{" + ", ".join(f'"{key}": 1' for key in keys) + "}]"
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     with pytest.raises(OffsetsFileInvalid) as told:
@@ -185,14 +185,14 @@ def test_the_first_key_that_stands_twice_is_told(keys):
     ids=["keys", "groups", "problems"],
 )
 def test_the_work_grows_with_the_text_and_no_faster(text, problems):
-    """With the square of any of these numbers the test would take minutes."""
+    """If the work grew with the square of any of these numbers, the test would take minutes."""
     with pytest.raises(OffsetsFileInvalid) as told:
         parse_offsets(text)
     assert len(told.value.problems) == problems
 
 
 def test_a_text_that_is_too_long_is_refused_before_it_is_read(tmp_path):
-    """Pasted or in a file."""
+    """This holds for pasted text and for files."""
     text = "flights,0,5\n" * (MAX_BYTES // 12 + 1)
     (tmp_path / "plan.csv").write_text(text)
     for act in (lambda: parse_offsets(text), lambda: read_offsets(tmp_path / "plan.csv")):

@@ -1,4 +1,4 @@
-"""A rewind's scenarios: Kafka's words, JSON, a sentence."""
+"""A rewind's scenarios in three forms: Kafka's option names, JSON, and a sentence."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ SAID = [
 
 @pytest.mark.parametrize(("words", "scenario", "sentence"), SAID, ids=[" ".join(filter(None, words)) for words, _, _ in SAID])
 def test_words_mean_a_scenario_that_is_told_in_a_sentence(words, scenario, sentence):
-    """The names are those of Kafka's tool, in any case, and ours where it has none; the undo of rewind 17 may be written #17."""
+    """The names are those of Kafka's tool, or ours if it has none, in upper or lower case."""
     assert parse(*words) == parse(words[0].upper(), words[1]) == scenario
     assert (said(scenario), name_of(scenario)) == (sentence, words[0])
 
 
 def test_file_is_read_for_the_groups_that_move(tmp_path):
-    """From a path, or from contents that were pasted into a form; then no path is needed."""
+    """The offsets come from a path, or from contents pasted into a form, which need no path."""
     (tmp_path / "plan.csv").write_text('"g1","flights",0,5\n"g2","flights",1,6\n')
     wanted = FromFile({TopicPartition("flights", 0): 5})
     assert parse("from-file", str(tmp_path / "plan.csv"), groups=["g1"]) == wanted
@@ -85,7 +85,7 @@ def test_file_is_read_for_the_groups_that_move(tmp_path):
 
 
 def test_every_scenario_has_a_word_and_every_word_a_scenario():
-    """A scenario that is added to the model needs its name, its sentence and its JSON. An adoption has a command of its own."""
+    """A scenario added to the model needs a name, a sentence and JSON. An adoption has a separate command."""
     assert {type(scenario) for _, scenario, _ in SAID} | {FromFile, Adopt} == set(get_args(Scenario))
     assert {words[0] for words, _, _ in SAID} | {"from-file"} == set(WORDS)
 
@@ -98,7 +98,7 @@ def test_adoption_has_a_sentence_and_comes_back_from_json():
 
 @pytest.mark.parametrize("name", [name for name, word in WORDS.items() if word.value and name != "from-file"])
 def test_example_of_each_word_is_a_good_value(name):
-    """What an error or a form shows as an example can be copied."""
+    """The examples in errors and forms are valid and can be copied."""
     assert name_of(parse(name, WORDS[name].example, zone="Europe/Berlin" if name == "to-datetime" else None)) == name
 
 
@@ -142,7 +142,7 @@ def test_all_problems_come_at_once():
 
 
 def test_problems_of_problems_are_one_list():
-    """Who collects gets each problem once; a single one is raised as itself."""
+    """Each problem is collected once, even if several come in one error. Without problems, nothing is raised."""
     problems = Problems()
     problems.attempt(lambda: parse("to-latest", "5", zone="UTC"))
     assert problems.attempt(lambda: parse("to-latest")) == ToLatest()
@@ -155,7 +155,7 @@ def test_problems_of_problems_are_one_list():
 
 @pytest.mark.parametrize("reason", [None, "", "too short", "  a   b   c  "])
 def test_reason_of_less_than_ten_characters_is_refused(reason):
-    """Blanks do not count twice."""
+    """Repeated spaces count once."""
     with pytest.raises(BadInput, match="Say why in at least 10 characters"):
         check_reason(reason)
 
@@ -165,7 +165,7 @@ def test_reason_is_one_line():
 
 
 def test_expiry_is_a_length_of_time():
-    """As in a consumer's file, or ISO 8601."""
+    """It is written as in a consumer's file, or in ISO 8601."""
     assert parse_expiry("30m") == parse_expiry("PT30M") == timedelta(minutes=30)
     assert parse_expiry(None) == parse_expiry(" ") == EXPIRES_IN
     for text in ("soon", "0s", "P1M", "99999d"):
@@ -190,7 +190,7 @@ SCENARIOS = st.one_of(
 
 @given(SCENARIOS)
 def test_any_scenario_survives_json(scenario):
-    """What is stored is what was planned, to the microsecond; and everything can be told in one line."""
+    """A stored scenario equals the planned one, to the microsecond, and every scenario has a sentence."""
     assert from_json(json.loads(json.dumps(to_json(scenario)))) == scenario
     assert said(scenario).endswith(".")
 
@@ -209,7 +209,7 @@ def test_any_scenario_survives_json(scenario):
     ],
 )
 def test_stored_scenario_of_another_kind_is_refused(stored):
-    """A newer Tidemark may know more of them; nothing is guessed."""
+    """A newer Tidemark may have more scenarios; nothing is guessed."""
     with pytest.raises(BadInput, match="Use the Tidemark version that stored it"):
         from_json(stored)
 
@@ -233,7 +233,7 @@ def consumer_with(folder: Path, rewind: str) -> RewindSettings:
 
 
 def test_file_says_whether_a_rewind_needs_an_approval(tmp_path):
-    """Without a word it does, and anybody may give it."""
+    """By default an approval is required, and anyone may give it, including the requester."""
     assert consumer_with(tmp_path, "") == RewindSettings(approval=Approval.REQUIRED, own=True)
     assert consumer_with(tmp_path, "rewind: {approval: none}") == RewindSettings(approval=Approval.NONE, own=True)
     assert consumer_with(tmp_path, "rewind: {own: false}") == RewindSettings(approval=Approval.REQUIRED, own=False)

@@ -1,4 +1,4 @@
-"""A plan as a table, as JSON, as Markdown."""
+"""A plan as a table, as JSON, and as Markdown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def printed(plan: Plan, width: int = 80) -> str:
 
 
 def test_table_says_what_where_from_and_where_to():
-    """A table for each topic; sums, losses, lag, what was announced."""
+    """There is a table for each topic, with totals, losses, the lag, and what was announced."""
     assert [line.rstrip() for line in printed(PLAN).splitlines()] == TABLE.splitlines()
 
 
@@ -83,7 +83,7 @@ failed records taken out and kept for an undo."""
 
 @pytest.mark.parametrize("great", [10**9, 10**12 - 1, 10**12, 10**15 - 1, 10**15, 2**63 - 1])
 def test_table_fits_a_terminal_whatever_the_offsets_and_names(great):
-    """80 columns, no number cut, and a topic of Kafka's greatest length is folded and whole."""
+    """The table has at most 80 columns, no number is cut off, and a topic's name of the maximum length is wrapped, not truncated."""
     topic = "t" * 249
     partitions = (part(99_999, great, 0, 10**8, 10**4, topic=topic), part(100_000, 0, great, topic=topic))
     text = printed(replace(PLAN, groups=(replace(GROUP, partitions=partitions),)))
@@ -94,7 +94,7 @@ def test_table_fits_a_terminal_whatever_the_offsets_and_names(great):
 
 
 def test_plan_that_was_applied_no_longer_guesses():
-    """No "at least", no lag, nothing of an expiry."""
+    """It shows no "at least", no lag, and no expiry."""
     done = replace(
         PLAN, state=RewindState.APPLIED, decided_by="bob", decided_at=NOON, applied_by="cron", applied_at=NOON + timedelta(hours=1)
     )
@@ -114,7 +114,7 @@ def test_what_is_not_known_is_said():
 
 
 def test_json_has_everything_and_is_a_file_of_offsets():
-    """It may be kept, edited, and given to from-file."""
+    """The JSON may be kept, edited, and used with from-file."""
     told = json.loads(json.dumps(as_json(PLAN)))
     assert (told["rewind_id"], told["state"], told["scenario"]) == (
         7,
@@ -151,7 +151,7 @@ def test_markdown_is_a_table_an_approver_can_read():
 
 
 def test_an_undo_says_what_comes_back_and_what_goes():
-    """The approver sees that: in the text, and for each partition."""
+    """The approver sees this in the text and for each partition."""
     group = replace(GROUP, partitions=(replace(part(0, 1_000, 251_000, 1_200, 3), rows_back=238_750, failed_back=6_250),))
     undo = replace(PLAN, scenario=Undo(5), undo_of=5, groups=(group,))
     text = markdown(undo)
@@ -177,7 +177,7 @@ def test_markdown_of_a_very_large_plan_is_cut_and_summed():
 
 
 def test_what_users_write_has_no_effect_in_any_form():
-    """Neither Markdown nor HTML, neither rich's marks nor control characters of a terminal; the words are all there."""
+    """Markdown, HTML, rich's markup and terminal control characters have no effect, but the words are all shown."""
     plan = replace(PLAN, reason=EVIL, planned_by="[link=http://x]eve[/link]")
     shown = printed(plan, 200)
     assert "[red]c[/red]" in shown
@@ -191,7 +191,7 @@ def test_what_users_write_has_no_effect_in_any_form():
 
 @given(st.text())
 def test_escaped_text_has_no_mark_left_and_reads_the_same(text):
-    """Each mark has its backslash, and without the backslashes it is the text again, on one line."""
+    """Each special character has a backslash. Without the backslashes, the result is the text on one line."""
     done = escaped(text)
     assert not re.search(r"(?<!\\)(?:\\\\)*[`*_{}\[\]<>#|~&]", done)
     plain = " ".join("".join(char if char.isprintable() else " " for char in text).split())
@@ -207,6 +207,6 @@ def test_length_of_time_is_told_as_a_person_says_it(seconds, told):
 
 
 def test_slow_group_is_not_shown_as_one_that_reads_nothing() -> None:
-    """A small topic is read at less than one record a second."""
+    """A small topic may be read at less than one record per second."""
     text = markdown(replace(PLAN, groups=(replace(GROUP, lag=3, records_per_s=0.27),)))
     assert "- lag afterwards: 3 offsets; about 11 s at 0.3 records/s" in text.splitlines()

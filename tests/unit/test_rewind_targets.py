@@ -1,4 +1,4 @@
-"""From a scenario's targets to moves: numbers in, numbers out."""
+"""How a scenario's targets become moves, as plain numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ places = st.builds(lambda log, position: place(position, *log), logs, st.integer
 
 @given(at=places, target=st.integers(-20, 150), allow_loss=st.booleans())
 def test_a_move_is_in_the_log_or_it_is_refused(at: Place, target: int, allow_loss: bool) -> None:
-    """Never clamped in silence: only with allow_loss, only at the start of the log, and what lies between is known as lost (I5)."""
+    """A target is never silently clamped: only with allow_loss, only to the start of the log, and the gap is recorded as lost (I5)."""
     found, outside = moves(ToOffset(target), [at], {at.partition: target}, allow_loss=allow_loss)
     if at.start <= target <= at.end:
         assert [(move.target, move.to) for move in found] == [(target, target)]
@@ -36,7 +36,7 @@ def test_a_move_is_in_the_log_or_it_is_refused(at: Place, target: int, allow_los
 
 @given(at=places, scenario=st.sampled_from([ToCurrent(), ToLatest()]))
 def test_what_stays_is_held_wherever_the_group_goes_on_to(at: Place, scenario: ToCurrent | ToLatest) -> None:
-    """Also a position that the log has not any more: nothing is moved. To-latest holds only who is there already."""
+    """This holds even for a position that is no longer in the log: nothing moves. To-latest holds only partitions already at the end."""
     target = at.position if isinstance(scenario, ToCurrent) else at.end
     (move,), _ = moves(scenario, [at], {at.partition: target}, allow_loss=False)
     assert move.hold is (target == at.position)

@@ -1,4 +1,4 @@
-"""A sample of a matrix has every value of the parameters it is made for, is small, and follows from the seed."""
+"""A sample of a matrix has every value of its parameters, is small, and depends only on the seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def matrix(sizes: tuple[int, ...]) -> dict[tuple[int, ...], set[tuple[str, int]]
 
 @given(SIZES, st.integers())
 def test_sample_has_every_value_in_as_few_sets_as_possible(sizes: tuple[int, int], seed: int) -> None:
-    """As in a Latin square, seven steps and three faults need seven sets."""
+    """For example, seven steps and three faults need seven sets, as in a Latin square."""
     values = matrix(sizes)
     kept = covering(values, random.Random(seed))
     assert set().union(*(values[cell] for cell in kept)) == set().union(*values.values())
@@ -32,7 +32,7 @@ def test_sample_of_a_matrix_without_parameters_is_one_set() -> None:
 
 
 def test_seed_repeats_the_sample_and_another_takes_other_sets() -> None:
-    """So a run can be repeated, and many runs together try everything."""
+    """So a run can be repeated, and many runs together cover everything."""
     values = matrix((7, 3))
     assert covering(values, random.Random(5)) == covering(values, random.Random(5))
     assert {cell for seed in range(50) for cell in covering(values, random.Random(seed))} == set(values)
@@ -40,7 +40,7 @@ def test_seed_repeats_the_sample_and_another_takes_other_sets() -> None:
 
 @given(st.integers(0, 9), st.integers(1, 4), st.integers())
 def test_values_that_are_dealt_to_several_tests_come_once_each(count: int, tests: int, seed: int) -> None:
-    """In their order, because a test may build on it."""
+    """Each test gets its values in their original order, because it may depend on that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "ALL", False)
         hands = [dealt(range(count), number, tests, seed) for number in range(tests)]

@@ -1,8 +1,8 @@
 """Each claim of docs/security.md is in ``tests/security_claims.txt``, with the tests that prove it.
 
-There, a claim stands on a line of its own. Each line below it, indented, is a test (``file::function``), or one of two words: ``advice``
+In the register, each claim has a separate line. Each indented line below it is a test (``file::function``) or one of two words: ``advice``
 tells the reader what to do or where to look, ``elsewhere`` states what other software does. A claim is a sentence, or a row of a table; in
-the table "What a stolen role can do", an item. A row may be cut with ``…`` where its test compares it with the code, cell by cell.
+the table "What a stolen role can do", it is an item. A row may be cut with ``…`` if its test compares it with the code, cell by cell.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITEMS = ["role", "can", "cannot"]
 
 
 def claims(page: str) -> list[str]:
-    """The claims of a page in Markdown, in their order."""
+    """The claims of a Markdown page, in order."""
     text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
     return [claim for block in re.split(r"\n\s*\n", text) if not block.strip().startswith("#") for claim in _of_block(block)]
 
@@ -45,7 +45,7 @@ def _of_block(block: str) -> Iterator[str]:
 
 @cache
 def register() -> dict[str, list[str]]:
-    """Each claim with its proofs. Two claims with the same words are one."""
+    """Each claim with its proofs. Claims with the same words count as one."""
     found: dict[str, list[str]] = {}
     proofs: list[str] = []
     for line in text_of(REGISTER).splitlines():
@@ -64,7 +64,7 @@ def functions(path: str) -> set[str]:
 
 
 def _cuts(entry: str, found: Sequence[str]) -> bool:
-    """Whether the entry is the cut form of one of the rows."""
+    """Whether the entry is the truncated form of one of the rows."""
     return entry.startswith("|") and entry.endswith("…") and any(one.startswith(entry.removesuffix("…")) for one in found)
 
 

@@ -1,7 +1,7 @@
-"""Every fenced block of the documentation is tried: `CHECKS` has a check for each language, and a block without one fails.
+"""Every fenced block of the documentation is tested: `CHECKS` has a check for each language, and a block without a check fails.
 
-Here: consumers' files are loaded, JSON and exported variables are read by the code that reads them, Python runs, and each command of a
-shell block can be typed. Elsewhere, with servers: the quickstart and the tutorials (``test_wheel.py``), SQL and Postgres' settings
+This module loads consumers' files, parses JSON and exported variables with the product's code, runs Python, and parses each command of a
+shell block. Other tests run, with servers, the quickstart and the tutorials (``test_wheel.py``), and SQL and Postgres' settings
 (``test_grants.py``).
 """
 
@@ -37,7 +37,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)) | {
 
 
 def consumers_file(block: Block, folder: Path) -> None:
-    """The spec's loader takes the keys, in the place of those of the quickstart's consumer, or as a file of their own."""
+    """The spec's loader accepts the keys, as a whole file or in place of the same keys of the quickstart's consumer."""
     keys = yaml.safe_load(block.code)
     is_whole = {"sink", "sinks"} & set(keys) and {"transform", "format"} & set(keys)
     whole = keys if is_whole else yaml.safe_load(CITIES.read_text(encoding="utf-8")) | keys
@@ -69,7 +69,7 @@ def settings_of_spark(value: dict[str, Any], folder: Path) -> None:
 
 
 def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
-    """Through the REST API: these keys, and the form's defaults for the others."""
+    """The DAG accepts these keys through the REST API, with the form's defaults for the others."""
     from tidemark.airflow.rewind_form import form, read_form
 
     defaults = {name: param.value for name, param in form((), None).items()}
@@ -78,7 +78,7 @@ def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
 
 
 def asset_event(value: dict[str, Any], folder: Path) -> None:
-    """``tests/e2e/test_rewind_dag.py`` compares it with an event of Airflow's."""
+    """``tests/e2e/test_rewind_dag.py`` compares it with an event from Airflow."""
 
 
 JSON_READERS: dict[str, Callable[[dict[str, Any], Path], None]] = {
@@ -90,7 +90,7 @@ JSON_READERS: dict[str, Callable[[dict[str, Any], Path], None]] = {
 
 
 def python(block: Block, folder: Path) -> None:
-    """Runs. A DAG file is the README's, from which Airflow loads DAGs in ``test_wheel.py``."""
+    """The code runs. A DAG file must be the README's, from which Airflow loads DAGs in ``test_wheel.py``."""
     if "airflow" in block.code:
         assert block.code == snippets("README.md", "python")[0]
     else:
@@ -101,7 +101,7 @@ def python(block: Block, folder: Path) -> None:
 
 
 def shell(block: Block, folder: Path) -> None:
-    """Bash can read it, and each command in it can be typed."""
+    """Bash can parse the block, and each command in it is valid."""
     done = subprocess.run(["bash", "-n"], input=block.code, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     for code in HEREDOC.findall(block.code):
@@ -116,7 +116,7 @@ def shell(block: Block, folder: Path) -> None:
 
 
 def tidemark(words: list[str]) -> None:
-    """Typer reads the line: the command, its options, and all that it requires."""
+    """Typer parses the line: the command, its options, and everything that it requires."""
     command: Any = typer.main.get_command(app)
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
@@ -144,13 +144,13 @@ def an_interpreter(words: list[str]) -> None:
         case ["-m", "benchmarks", *options]:
             benchmarks._options(benchmarks._parser().parse_args(options))
         case ["-"]:
-            pass  # the block of the quickstart runs in test_wheel.py
+            pass  # test_wheel.py runs the quickstart's block
         case _:
-            assert words[:2] == ["-m", "venv"], words  # as test_wheel.py makes one, with uv
+            assert words[:2] == ["-m", "venv"], words  # test_wheel.py creates one with uv
 
 
 def pip(words: list[str]) -> None:
-    """Not run, because it downloads; ``test_wheel.py`` installs the wheel. The files and the packages are those that there are."""
+    """Not run, because it downloads; ``test_wheel.py`` installs the wheel. The files and packages must exist."""
     for word in words:
         if word.endswith("==..."):
             assert re.search(rf"^{word.removesuffix('...')}", text_of("requirements.txt"), re.MULTILINE | re.IGNORECASE), word
@@ -159,7 +159,7 @@ def pip(words: list[str]) -> None:
 
 
 def export(words: list[str]) -> None:
-    """The variable can be read. A pair says the same: Tidemark's own, and Airflow's connection."""
+    """The variable can be read. Tidemark's variable and Airflow's connection must be equivalent."""
     name, _, value = words[0].partition("=")
     assert name == "PATH" or name in EXPORTED, f"{name}: name what reads it in EXPORTED"
     if name != "PATH":
@@ -186,7 +186,7 @@ def postgres_of_airflow(value: str) -> None:
 
 
 def exported() -> dict[str, str]:
-    """What ``docs/deployment.md`` exports."""
+    """The variables that ``docs/deployment.md`` exports."""
     words = [words for block in blocks("sh", page="docs/deployment.md") for words in commands(block.code) if words[0] == "export"]
     return dict(word.split("=", 1) for _, word in words)
 
@@ -211,14 +211,14 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "python3.11": an_interpreter,
     "pip": pip,
     "export": export,
-    "eval": elsewhere,  # what it evaluates is a command of its own
-    "airflow": elsewhere,  # run in tests/e2e/test_teams.py
-    "jq": elsewhere,  # run in test_roles.py
+    "eval": elsewhere,  # the command that it evaluates is checked separately
+    "airflow": elsewhere,  # tests/e2e/test_teams.py runs it
+    "jq": elsewhere,  # test_roles.py runs it
     "kafka-consumer-groups": elsewhere,  # test_mirror.py runs its class
-    "kcat": elsewhere,  # a program that is not installed here: test_roles.py produces the same lines
-    "psql": elsewhere,  # runs in test_wheel.py
-    ".": elsewhere,  # the environment's own file
-    "venv-pack": elsewhere,  # a program that is not installed here
+    "kcat": elsewhere,  # not installed here: test_roles.py produces the same lines
+    "psql": elsewhere,  # test_wheel.py runs it
+    ".": elsewhere,  # a file of the virtual environment
+    "venv-pack": elsewhere,  # not installed here
 }
 
 
@@ -259,13 +259,13 @@ def test_block_does_what_it_shows(block: Block, tmp_path: Path, monkeypatch: pyt
 
 
 def test_every_fence_is_the_edge_of_a_block() -> None:
-    """No block is missed because it is indented or nested in another way than `blocks` knows."""
+    """No block is missed because of indentation or nesting that `blocks` does not recognize."""
     for page in {block.page for block in blocks()}:
         assert len(re.findall(r"^\s*(?:```|~~~)", text_of(page), re.MULTILINE)) == 2 * len(blocks(page=page)), page
 
 
 def test_quickstart_of_a_new_project_is_the_readmes() -> None:
-    """Comments apart. So the README's blocks run where the project's do."""
+    """Only comments may differ. So a test that runs the project's blocks also covers the README's."""
 
     def plain(page: str) -> list[str]:
         return [line.split("  #")[0].rstrip() for code in snippets(page, "sh") for line in code.splitlines()]

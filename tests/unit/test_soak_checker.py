@@ -1,4 +1,4 @@
-"""The soak's checker finds each anomaly under its name in a history that has it, and nothing in a history that has none."""
+"""The soak test's checker reports each anomaly of a history by its name, and nothing for a history without anomalies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.soak.history import (
 SOURCE = Source("orders", 1)
 WHERE = Where("books", SOURCE)
 STRANGER = 10**12
-"""A value that nobody sends."""
+"""A value that no producer sends."""
 SKIPPED, RETRIED, FAILED = (next(value for value, fate in FATE_OF_REMAINDER.items() if fate is each) for each in list(Fate)[1:])
 
 C, A, U = Outcome.COMMITTED, Outcome.ABORTED, Outcome.UNKNOWN
@@ -43,7 +43,7 @@ def ints(values: Sequence[int]) -> Any:
 
 
 def log_of(records: Sequence[tuple[int, int, Outcome]], unplaced: Sequence[tuple[int, Outcome]] = ()) -> Log:
-    """Offset, value, outcome of each record; value and outcome of those without an offset."""
+    """A log from each record's offset, value and outcome, and the value and outcome of records without an offset."""
     return Log(
         ints([offset for offset, _, _ in records]),
         ints([value for _, value, _ in records]),
@@ -55,7 +55,7 @@ def log_of(records: Sequence[tuple[int, int, Outcome]], unplaced: Sequence[tuple
 
 @dataclass(frozen=True)
 class Tables:
-    """`Stored` in Python's own types, to be changed easily."""
+    """`Stored` as Python types, which are easy to change."""
 
     position: int
     ledger: tuple[tuple[int, int], ...]
@@ -71,7 +71,7 @@ def names(anomalies: Sequence[Anomaly]) -> set[Kind]:
     return {anomaly.kind for anomaly in anomalies}
 
 
-# ---- by hand: the tables at the end
+# ---- examples: the tables at the end
 
 LOG = log_of(
     [
@@ -84,11 +84,11 @@ LOG = log_of(
 """Offsets 3, 7 and 10 are transaction markers."""
 CLEAN = Tables(
     10, ((0, 4), (4, 7), (7, 10)), ((0, 100), (1, 101), (8, 108), (3, 121)), ((5, 50 + RETRIED), (6, 50 + FAILED))
-)  # 109 is not there, 111 is not read yet
+)  # 109 is missing, 111 is not read yet
 
 
 def test_clean_tables_have_no_anomaly():
-    """Skipped records, unknown ones on either side, and records above the position are as they should be."""
+    """Skipped records, unknown records (stored or not), and records beyond the position are no anomalies."""
     assert judge(WHERE, LOG, CLEAN.stored()) == []
     assert judge(WHERE, LOG, Tables(0, (), ()).stored()) == []
 
@@ -117,18 +117,18 @@ def test_clean_tables_have_no_anomaly():
     ],
 )
 def test_anomaly_of_the_tables_is_told_by_its_name_and_place(kind, start, count, tables):
-    """One fault, one anomaly: where it is, and how many records it concerns."""
+    """One fault gives one anomaly, with its place and the number of records."""
     assert [(one.kind, one.start, one.count) for one in judge(WHERE, LOG, tables.stored())] == [(kind, start, count)]
 
 
 def test_whole_batch_that_nobody_read_is_a_poll_skip_and_no_lost_write():
-    """Records that no ledger row covers are named once, as what the group has moved over."""
+    """Records that no ledger row covers are reported once, as records that the group has skipped."""
     tables = replace(CLEAN, ledger=((0, 4), (7, 10)), rejects=())
     assert names(judge(WHERE, LOG, tables.stored())) == {Kind.POLL_SKIP}
 
 
 def test_record_is_lost_in_whichever_batch_covers_it():
-    """Also where a short batch lies within a long one: two faults, two names."""
+    """A short batch within a long one is a second fault, with a separate name."""
     tables = Tables(10, ((0, 10), (1, 3)), ((0, 100), (1, 101)))
     assert [(one.kind, one.start, one.end, one.count) for one in judge(WHERE, LOG, tables.stored())] == [
         (Kind.NONMONOTONIC, 1, 10, 1),
@@ -142,14 +142,14 @@ def test_every_kind_is_counted():
     assert str(found[0]) == "lost-write: books orders/1 [5, 7): committed, passed, and stored nowhere: offsets 5, 6"
 
 
-# ---- by hand: snapshots
+# ---- examples: snapshots
 
 FIRST = View(WHERE, 0, 4, 1, (Batch(0, 4, 2, 0),), 1, 4, 2, 1, 0)
 SECOND = View(WHERE, 4, 10, 2, (Batch(4, 7, 0, 2), Batch(7, 10, 1, 0)), 3, 10, 1, 8, 2, Recount(0, 4, 2, 2))
 
 
 def test_clean_snapshots_have_no_anomaly():
-    """Also one in which nothing has happened since the last, and one before anything has."""
+    """This includes a snapshot without changes since the last one, and one before the first batch."""
     idle = View(WHERE, 10, 10, 2, (), 3, 10, 0, None, 0)
     empty = View(WHERE, 0, 0, 1, (), 0, 0, 0, None, 0)
     history = [None, empty, FIRST, SECOND, idle]
@@ -174,7 +174,7 @@ def test_clean_snapshots_have_no_anomaly():
     ],
 )
 def test_anomaly_of_a_snapshot_is_told_by_its_name(kind, view):
-    """Against the snapshot before, or by what the snapshot itself contradicts."""
+    """The snapshot contradicts the previous one, or itself."""
     assert [anomaly.kind for anomaly in compare(FIRST, view)] == [kind]
 
 
@@ -182,7 +182,7 @@ def test_anomaly_of_a_snapshot_is_told_by_its_name(kind, view):
 
 
 def test_log_settles_what_producers_do_not_know():
-    """Unknown records are committed if a reader finds them; one without an offset gets its own."""
+    """An unknown record is committed if a reader finds it. If it had no offset, it gets the one found."""
     log = log_of([(0, 100, C), (1, 101, A), (2, 102, U), (3, 103, U)], [(104, U), (105, U), (106, A)])
     decided, problems = settled(log, ints([0, 2, 6]), ints([100, 102, 104]))
     assert problems == []
@@ -204,13 +204,13 @@ def test_log_settles_what_producers_do_not_know():
     ],
 )
 def test_log_that_contradicts_its_producers_is_told(problem, offsets, values):
-    """Then nothing is said about consumers."""
+    """The contradiction is reported; consumers are not judged in that case."""
     _, problems = settled(log_of([(0, 100, C), (1, 101, A)]), ints(offsets), ints(values))
     assert any(text.startswith(problem) for text in problems)
 
 
 def test_recorder_puts_records_in_the_order_of_their_offsets():
-    """Transactions end in another order than their records stand in the log."""
+    """Transactions may end in a different order from that of their records in the log."""
     recorder = Recorder()
     recorder.placed(SOURCE, [4, 5], [40, 50], C)
     recorder.placed(SOURCE, [1], [10], A)
@@ -226,12 +226,12 @@ def vars_of(log: Log) -> list[Any]:
     return [log.offsets, log.values, log.outcomes, log.unplaced_values, log.unplaced_outcomes]
 
 
-# ---- any history
+# ---- random histories
 
 
 @dataclass(frozen=True)
 class History:
-    """A partition's records, its tables, and the snapshots taken on the way."""
+    """A partition's records, its tables, and the snapshots taken in between."""
 
     log: Log
     tables: Tables
@@ -247,7 +247,7 @@ class History:
 
 @st.composite
 def clean_histories(draw: st.DrawFn) -> History:
-    """Records with gaps between them, read in batches of any size up to any position, and looked at after any of the batches."""
+    """Records with gaps between them, read in batches of any size up to any position, with snapshots after any of the batches."""
     values = draw(st.lists(st.integers(0, 4 * FATE_PERIOD), min_size=1, max_size=30, unique=True))
     outcomes = [draw(st.sampled_from(Outcome)) for _ in values]
     offsets = list(itertools.accumulate(draw(st.integers(1, 3)) for _ in values))
@@ -296,7 +296,7 @@ def within(pairs: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple
 
 
 Plant = Callable[[History, st.DataObject], History | None]
-"""Puts one fault into a history; None if there is no place for it."""
+"""Puts one fault into a history. Returns None if the history has no place for it."""
 
 
 def _pick(data: st.DataObject, among: Sequence[Any]) -> Any:
@@ -332,7 +332,7 @@ def store_an_aborted_record(history: History, data: st.DataObject) -> History | 
 
 
 def move_over_a_batch(history: History, data: st.DataObject) -> History | None:
-    """With its rows, or only in the ledger."""
+    """Removes the batch's ledger row, with or without its sink rows and failed records."""
     one, tables = _pick(data, history.tables.ledger[:-1]), history.tables
     if one is None:
         return None
@@ -360,7 +360,7 @@ def read_offsets_twice(history: History, data: st.DataObject) -> History | None:
 
 
 def go_back(history: History, data: st.DataObject) -> History | None:
-    """The last snapshot shows an older state, whole in itself, or fewer rows in a range that was passed."""
+    """The last snapshot shows an older, consistent state, or fewer rows in a range that was already counted."""
     if not history.views or history.views[-1].since == 0:
         return None
     last, before = history.views[-1], history.views[-2]
@@ -430,7 +430,7 @@ def test_every_kind_of_anomaly_is_planted():
 @settings(deadline=None)
 @given(clean_histories())
 def test_history_without_a_fault_is_clean(history):
-    """Whatever was committed, aborted or unknown, wherever batches ended and whenever somebody looked."""
+    """This holds for any outcomes of the records, any ends of batches, and any times of snapshots."""
     assert history.judged() == []
 
 
@@ -438,7 +438,7 @@ def test_history_without_a_fault_is_clean(history):
 @settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(history=clean_histories(), data=st.data())
 def test_single_fault_is_reported_under_its_name_and_nothing_else(plant, history, data):
-    """Names exclude each other: a fault does not show under a second one."""
+    """The names are mutually exclusive: a fault does not appear under a second name."""
     planted = plant(history, data)
     assume(planted is not None)
     assert names(planted.judged()) == {PLANTS[plant]}

@@ -1,4 +1,4 @@
-"""The class-data archive: which one belongs to a driver, who has it made, and when. A script stands for the Python that makes it."""
+"""The class-data archive: which one a driver uses, which driver starts building one, and when. A script replaces the builder's Python."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def archive(tmp_path: Path) -> Archive:
 
 @pytest.fixture
 def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stands for the interpreter of the process that makes an archive; notes each start in the archive's folder."""
+    """A script in place of the builder's Python interpreter. It records each start in the archive's folder."""
     script = tmp_path / "maker"
     script.write_text(MAKER)
     script.chmod(0o755)
@@ -56,8 +56,8 @@ def made(archive: Archive, content: str = "0123456789", size: int | None = None)
 
 
 def started(archive: Archive, least: int = 0) -> list[list[str]]:
-    """What each process that was started to make the archive found around it; waits for those that have just been started, and for as
-    many as ``least``: a process has no command line while it becomes another program."""
+    """What each builder process found in its environment. Waits for running builders to end and for ``least`` records, because a process
+    has no command line while it becomes another program."""
     script, notes = str(archive.folder.with_name("maker")), archive.folder / "started"
 
     def found() -> list[list[str]]:
@@ -89,7 +89,7 @@ def test_no_archive_is_found_where_there_is_none_or_no_folder(archive: Archive) 
 
 
 def test_an_archive_that_was_cut_off_is_not_used(archive: Archive) -> None:
-    """The JVM would map what is left of it, and crash: the size in the name is compared first."""
+    """The JVM would map the truncated file and crash, so the size is first compared with the one in the name."""
     made(archive, "0123", size=10)
     assert archive.find() is None
 
@@ -101,7 +101,7 @@ def test_an_archive_for_another_java_or_class_path_is_not_used(archive: Archive)
 
 @pytest.mark.parametrize("change", ["java", "connector", "newer connector", "spark", "spark home", "one more"])
 def test_each_java_and_class_path_has_an_archive_of_its_own(tmp_path: Path, change: str) -> None:
-    """Whatever the JVM would refuse an archive for makes it another one; else none would ever be made anew."""
+    """Every change for which the JVM would refuse the archive changes its key. Otherwise the archive would never be rebuilt."""
 
     def place(name: str, text: str = "x") -> Path:
         path = tmp_path / name
@@ -135,7 +135,7 @@ def test_each_java_and_class_path_has_an_archive_of_its_own(tmp_path: Path, chan
 def test_it_is_made_beside_the_run_in_a_session_of_its_own_at_a_low_priority(
     archive: Archive, maker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher kills the driver's process group when the driver has ended; and what makes an archive needs no credentials."""
+    """The launcher kills the driver's process group when the driver has ended. The builder needs no credentials."""
     monkeypatch.setenv("TIDEMARK_CACHE", "the-cache")
     monkeypatch.setenv("TIDEMARK_DATABASE_URL", "postgresql://secret")
     archive._begin()
@@ -170,7 +170,7 @@ def test_a_cache_that_cannot_be_written_to_is_left_alone(archive: Archive, maker
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_it_is_begun_when_the_driver_has_ended_by_itself(archive: Archive, maker: Path, killed: bool) -> None:
-    """Not before, so that the run has both cores; and not by a driver that is killed."""
+    """It is not started earlier, so that the run has all cores. A driver that is killed does not start it."""
     python = Path(sys.prefix) / "bin" / "python"
     command = [python, "-W", "error", "-c", LATER, archive.folder, maker]
     driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -214,7 +214,7 @@ def test_a_cluster_is_given_the_connector_as_ever(master: str) -> None:
 
 
 def test_where_spark_is_configured_by_files_or_arguments_they_say_the_class_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``spark-defaults.conf`` may have a class path and options of its own, which what the driver sets would replace."""
+    """``spark-defaults.conf`` may have a class path and options, which the driver's settings would replace."""
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraClassPath /opt/jdbc.jar\n")

@@ -1,4 +1,4 @@
-"""What becomes of a call to a JVM that is gone, and what a worker keeps from one task to the next."""
+"""What happens to a call if the JVM is gone, and what a worker keeps from one task to the next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemark.spark.errors import SparkFailed, lost_jvm
     "error", [Py4JError("An error occurred while calling o53.read"), Py4JNetworkError("closed"), ConnectionRefusedError()]
 )
 def test_a_jvm_that_is_gone_is_an_outage_wherever_it_shows(error: Exception) -> None:
-    """The soak met it while a plan was being built: the attempt ended as failed in a way that nobody knows."""
+    """The soak test lost the JVM while a plan was being built, and the attempt failed with an unknown error."""
     with pytest.raises(SparkFailed) as raised, lost_jvm():
         raise error
     assert raised.value.retriable
@@ -31,7 +31,7 @@ def test_what_is_wrong_for_another_reason_stays_what_it_is() -> None:
 
 
 def test_a_worker_does_not_look_through_what_it_has_imported_after_each_task() -> None:
-    """Spark collects garbage after each of a worker's tasks: among 100,000 objects that took 50 ms of it, as much as 15,000 records."""
+    """Spark collects garbage after each task of a worker. With 100,000 objects that took 50 ms, as long as 15,000 records."""
     code = "import gc, pyarrow; from tidemark.spark import engine; {}; pyarrow.array([1]); print(len(gc.get_objects()))"
     asked = [code.format(task) for task in ("engine._answer(lambda: None)", "list(engine._idle(None, iter(())))", "0")]
     found = [int(subprocess.run([sys.executable, "-c", each], capture_output=True, check=True).stdout) for each in asked]
@@ -40,7 +40,7 @@ def test_a_worker_does_not_look_through_what_it_has_imported_after_each_task() -
 
 @given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=60), st.integers(1, 20))
 def test_slices_are_shared_evenly_among_tasks(sizes: list[int], tasks: int) -> None:
-    """Each slice once, in no more shares than tasks; no share is larger than the smallest one and one more slice."""
+    """Each slice is in one share, and there are at most as many shares as tasks. Their sizes differ by at most the largest slice."""
     slices = [Slice(TopicPartition("t", number), 1, 10, 10 + size, Epoch(1)) for number, size in enumerate(sizes)]
     shares = packed(slices, tasks)
     assert sorted(part.partition.partition for share in shares for part in share) == list(range(len(sizes)))

@@ -1,4 +1,4 @@
-"""A JVM that hangs while it starts does not hold a driver for longer than is written down."""
+"""A JVM that hangs during its start does not block a driver for longer than the limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except session.JvmHangs as error:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel tells a process's children")
 def test_jvm_that_hangs_while_it_starts_is_killed_and_is_an_outage(tmp_path: Path) -> None:
-    """pyspark itself would wait for it permanently."""
+    """pyspark itself would wait indefinitely."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "spark-submit").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "bin" / "spark-submit").chmod(0o755)

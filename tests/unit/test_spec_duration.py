@@ -24,7 +24,7 @@ from tidemark.text.duration import format_duration, parse_duration
     ],
 )
 def test_a_number_and_a_unit_are_a_duration(text, length):
-    """Seconds, minutes, hours and days have one letter each."""
+    """The unit is one letter, for seconds, minutes, hours or days."""
     assert parse_duration(text) == length
 
 
@@ -32,7 +32,7 @@ def test_a_number_and_a_unit_are_a_duration(text, length):
     "text", ["", "5", "m", "30 m", " 30m", "30m\n", "-5m", "1.5h", "1h30m", "5M", "5min", "٣m", "3651d", "999999999d", "1234567890s"]
 )
 def test_anything_else_is_refused(text):
-    """No sign, no fraction, no space, no second unit, no digits but 0 to 9, nothing longer than ten years."""
+    """No sign, fraction, space, second unit or digits other than 0 to 9, and nothing longer than ten years."""
     with pytest.raises(BadInput) as caught:
         parse_duration(text)
     assert caught.value.found == f'"{text}"'
@@ -52,6 +52,6 @@ def test_a_duration_is_written_in_its_longest_whole_unit(seconds, text):
 
 @pytest.mark.parametrize("length", [timedelta(seconds=-1), timedelta(milliseconds=1500)])
 def test_what_has_no_such_text_is_not_written(length):
-    """A negative length, or a part of a second, is refused and not rounded."""
+    """A negative duration or a fraction of a second is refused, not rounded."""
     with pytest.raises(BadInput):
         format_duration(length)

@@ -1,4 +1,4 @@
-"""Whatever stands in a file, the answer is a spec or `SpecInvalid`, and every place it names is in the file."""
+"""Any file gives a spec or `SpecInvalid`, and every place that the error names is in the file."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ def check_places(error: SpecInvalid, content: bytes) -> None:
 @quick
 @given(MAPPINGS, st.booleans())
 def test_any_mapping_is_a_spec_or_refused(mapping, flow):
-    """No value, however odd, gets past the checks as another error."""
+    """No value, however strange, causes any other error."""
     answer(yaml.safe_dump(mapping, allow_unicode=True, default_flow_style=flow).encode())
 
 
 @quick
 @given(st.text(alphabet="ab:-[]{}&*!|>'\"%@`,#?\n\t =<~.0\u2028é", max_size=40))
 def test_any_text_is_a_spec_or_refused(text):
-    """Broken YAML is told in our shape."""
+    """Broken YAML is reported in the same format as other problems."""
     answer(text.encode())
 
 
 @quick
 @given(st.binary(max_size=30))
 def test_any_bytes_are_a_spec_or_refused(content):
-    """So is what is not even text."""
+    """Even bytes that are not text are reported in the same format."""
     answer(content)
 
 
 @quick
 @given(st.lists(CRON, min_size=4, max_size=6).map(" ".join))
 def test_any_schedule_is_accepted_or_refused(schedule):
-    """The cron library's own errors stay inside."""
+    """The cron library's own errors are never raised."""
     small = {"topics": ["a"], "transform": "m:f", "sink": {"table": "t"}, "schedule": schedule}
     answer(yaml.safe_dump(small).encode())

@@ -1,4 +1,4 @@
-"""Good files, folders, and names: what `tidemark.spec` gives to those who read consumers."""
+"""Valid files, folders, and names: what `tidemark.spec` returns to code that reads consumers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write(tmp_path):
 
 
 def test_a_small_file_gets_every_default(write):
-    """Three keys make a consumer: the group is named after the file, the table is in public, nothing is limited or scheduled."""
+    """Three keys are enough: the group is named after the file, the table is in schema public, and there is no limit or schedule."""
     spec = load_consumer(write(SMALL))
     assert (spec.name, spec.group, spec.topics, spec.topic_pattern) == ("departures", "departures", ("flights",), None)
     assert (spec.sink.table, spec.sink.schema_name, spec.sink.table_name) == ("public.departures", "public", "departures")
@@ -89,7 +89,7 @@ def test_a_small_file_gets_every_default(write):
 
 
 def test_a_full_file_is_read_as_it_stands(write):
-    """Every key has a typed value; Spark's settings become text as spark-submit takes them."""
+    """Every key has a typed value. Spark's settings become text, as spark-submit expects them."""
     spec = load_consumer(write(FULL))
     assert (spec.name, spec.group, spec.topics) == ("departures", "departures-v2", ("flights", "flights.corrected"))
     assert spec.retry.permanent == ("ValueError", "departures.BadRow")
@@ -107,7 +107,7 @@ def test_a_full_file_is_read_as_it_stands(write):
 
 
 def test_fixed_partitions_are_written_as_numbers_and_ranges(write):
-    """YAML reads a lone one as a number, and needs quotes around a comma between braces."""
+    """YAML reads a single partition as a number, and a comma between braces needs quotes."""
     spec = load_consumer(write(SMALL + 'partitions: {flights: "7,0-2"}\n'))
     assert str(spec.fixed) == "flights:0-2,7"
     assert str(load_consumer(write(SMALL + "partitions:\n  flights: 3\n")).fixed) == "flights:3"
@@ -116,7 +116,7 @@ def test_fixed_partitions_are_written_as_numbers_and_ranges(write):
 
 
 def test_a_spec_is_a_value(write):
-    """Specs are frozen, compare and hash by what they say, and survive pickling and copying."""
+    """Specs are frozen, compare and hash by value, and survive pickling and copying."""
     path = write(FULL)
     spec, twin = load_consumer(path), load_consumer(path)
     assert spec == twin
@@ -128,7 +128,7 @@ def test_a_spec_is_a_value(write):
 
 
 def test_an_error_survives_pickling(write):
-    """Executors hand errors to the driver: the text and the problems arrive."""
+    """Executors pass errors to the driver; the message and the problems are preserved."""
     with pytest.raises(Refused) as caught:
         load_consumer(write("topics: flights\n"))
     again = pickle.loads(pickle.dumps(caught.value))
@@ -137,7 +137,7 @@ def test_an_error_survives_pickling(write):
 
 
 def test_later_checks_add_problems_with_their_place(write):
-    """A spec knows where each of its values stands; a default points at the mapping that could have said otherwise."""
+    """A spec knows the place of each of its values. A default has the place of the mapping that could have set it."""
     spec = load_consumer(write(FULL))
     suite = spec.problem(("validation", "suite"), 'validation.suite: there is no suite "departures"', "write one that exists")
     assert (suite.line, suite.column, suite.length, suite.key) == (17, 21, 10, "validation.suite")
@@ -149,7 +149,7 @@ def test_later_checks_add_problems_with_their_place(write):
 
 
 def test_anchors_are_values_like_others(write):
-    """An alias stands for what its anchor says."""
+    """An alias has the value of its anchor."""
     spec = load_consumer(write(SMALL.replace("[flights]", "&names [flights]") + "airflow: {tags: *names}\n"))
     assert spec.airflow.tags == ("flights",)
 
@@ -164,19 +164,19 @@ def test_what_airflow_schedules_is_accepted(write, schedule):
     "text", ["schedule: null\n", "batch: {max_failed_records: null}\n", "airflow: {execution_timeout: null, pool: null}\n"]
 )
 def test_null_says_no_limit_and_no_schedule(write, text):
-    """Where None is a meaning of its own, null may be written out."""
+    """Where None has a meaning, null may be written explicitly."""
     assert load_consumer(write(SMALL + text)) is not None
 
 
 def test_a_byte_order_mark_and_windows_lines_do_no_harm(tmp_path):
-    """Files of Windows' editors are read, and their places are right."""
+    """Files from Windows editors are read, and their places are correct."""
     path = tmp_path / "departures.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode())
     assert load_consumer(path).problem(("transform",), "x", "y").column == 12
 
 
 def test_a_folder_is_read_whatever_one_file_says(tmp_path, write):
-    """The good consumers are there, sorted; each bad file has its error. Other files and hidden ones are no consumers."""
+    """The valid consumers are returned, sorted, and each invalid file has an error. Other files and hidden files are ignored."""
     write(SMALL, "b.yaml")
     write(SMALL, "a.yml")
     write("topics: x\n", "bad.yaml")
@@ -193,7 +193,7 @@ def test_a_folder_is_read_whatever_one_file_says(tmp_path, write):
 
 
 def test_two_consumers_of_one_group_are_both_refused(tmp_path, write):
-    """They would take each other's offsets. Each names the other, also where one is refused for something else or defaults its group."""
+    """They would share offsets. Each error names the others, even if one has other problems or a default group."""
     write("group: c\n" + SMALL, "a.yaml")
     write("group: c\nmembers: x\n" + SMALL, "b.yaml")
     write(SMALL, "c.yaml")
@@ -212,7 +212,7 @@ def test_two_consumers_of_one_group_are_both_refused(tmp_path, write):
 
 
 def test_two_files_of_one_name_are_both_refused(tmp_path, write):
-    """The name is the DAG's: a.yaml and a.yml cannot both have it."""
+    """The name is also the DAG's, so a.yaml and a.yml cannot both have it."""
     write(SMALL, "a.yaml")
     write(SMALL, "a.yml")
     good, bad = read_folder(tmp_path)
@@ -224,7 +224,7 @@ def test_two_files_of_one_name_are_both_refused(tmp_path, write):
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(tmp_path, write):
-    """And with all that exist."""
+    """The error also lists all existing names."""
     write(SMALL, "departures.yaml")
     write(SMALL, "arrivals.yaml")
     with pytest.raises(UnknownConsumer) as caught:
@@ -235,20 +235,20 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path, write):
 
 
 def test_a_missing_folder_is_refused(tmp_path):
-    """An empty folder has no consumers; a folder that is not there is a mistake."""
+    """An empty folder has no consumers; a folder that does not exist is an error."""
     assert read_folder(tmp_path) == ({}, [])
     with pytest.raises(BadInput):
         read_folder(tmp_path / "nowhere")
 
 
 def test_a_missing_file_is_told_like_every_other_problem(tmp_path):
-    """load_consumer raises SpecInvalid, whatever is wrong with the file."""
+    """load_consumer raises SpecInvalid for any problem with the file."""
     with pytest.raises(SpecInvalid, match=r"cannot be read: No such file"):
         load_consumer(tmp_path / "nothing.yaml")
 
 
 def test_importing_the_spec_is_cheap():
-    """DAG files import it whenever Airflow parses them: no heavy library comes along."""
+    """DAG files import it whenever Airflow parses them, so it must not import heavy libraries."""
     heavy = ("pyspark", "pyarrow", "pandas", "confluent_kafka", "great_expectations", "airflow", "psycopg2", "croniter")
     imports = "import sys, tidemark.spec, tidemark.spec.transform, tidemark.transform"
     code = f"{imports}; print([name for name in {heavy} if name in sys.modules])"
@@ -257,7 +257,7 @@ def test_importing_the_spec_is_cheap():
 
 
 def test_finding_a_consumer_reads_its_file_and_those_that_may_claim_its_group(tmp_path, write, monkeypatch):
-    """A task needs one of a hundred consumers. What two files can only do together is still refused, however the group is spelled."""
+    """A task needs one of a hundred consumers. A group that two files claim is still refused, however its name is written."""
     write(SMALL, "a.yaml")
     for name, group in (("b", "a"), ("c", '"\\x61"'), ("d", "a.other"), ("e", "e")):
         write(f"group: {group}\n{SMALL}", f"{name}.yaml")
@@ -297,7 +297,7 @@ def test_names_of_consumers_are_known_without_reading_their_files(tmp_path, writ
     ],
 )
 def test_what_is_right_in_a_refused_file_is_kept(write, broken):
-    """Unknown keys, wrong values, and text that is not YAML: the other keys keep their values, and a wrong one has its default."""
+    """With unknown keys, wrong values, or text that is not YAML, other keys keep their values, and a wrong one gets its default."""
     kept = "group: g\nairflow: {owner: ann, tags: [gold], retries: no}\nschedule: '*/5 * * * *'\nconnections: {postgres: dwh}\n"
     path = write(broken + kept)
     with pytest.raises(SpecInvalid):
@@ -309,7 +309,7 @@ def test_what_is_right_in_a_refused_file_is_kept(write, broken):
 
 @given(start=st.integers(0, len(FULL)), length=st.integers(0, 40), text=st.text(max_size=10))
 def test_a_file_always_has_a_partial_spec(tmp_path_factory, start, length, text):
-    """Whatever somebody does to a file, its DAG stays."""
+    """The DAG of a file stays, however the file is changed."""
     path = tmp_path_factory.getbasetemp() / "mutated.yaml"
     path.write_text(FULL[:start] + text + FULL[start + length :], encoding="utf-8", errors="replace")
     assert partial_spec(path).name == "mutated"

@@ -1,4 +1,4 @@
-"""Bad files: everything wrong with one is said at once, with its place and what to write instead."""
+"""Invalid files: all problems of a file are reported at once, with their places and what to write instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from tidemark.spec import SpecInvalid, explain, load_consumer, model
 
-SMALL = "topics: [flights]\ntransform: departures:transform\nsink: {table: departures}\n"  # three lines: the key under test is the fourth
+SMALL = "topics: [flights]\ntransform: departures:transform\nsink: {table: departures}\n"  # three lines: the tested key is in the fourth
 
 
 def refused(folder: Path, content: str | bytes, name: str = "departures.yaml") -> SpecInvalid:
@@ -24,7 +24,7 @@ def refused(folder: Path, content: str | bytes, name: str = "departures.yaml") -
 
 @pytest.fixture
 def consumers(tmp_path, monkeypatch):
-    """The folder of consumers of a project."""
+    """A project's folder of consumers."""
     monkeypatch.setenv("TIDEMARK_HOME", str(tmp_path))
     folder = tmp_path / "include" / "consumers"
     folder.mkdir(parents=True)
@@ -32,7 +32,7 @@ def consumers(tmp_path, monkeypatch):
 
 
 def test_all_problems_of_a_file_are_told_in_the_order_of_its_lines(consumers):
-    """The whole output: place, what is wrong, the line, a caret, the fix; the nearest known key; the count and the consumer."""
+    """The whole output: place, problem, line, carets and fix; the most similar known key; the count and the consumer."""
     text = """\
 group: departures
 topics: flights
@@ -180,7 +180,7 @@ def test_a_continuous_run_has_no_schedule_and_time_to_hand_over(tmp_path):
 
 @pytest.mark.parametrize(("line", "column", "length", "message", "fix"), WRONG, ids=[row[0][:40] for row in WRONG])
 def test_a_wrong_value_is_pointed_at_and_told_with_its_fix(tmp_path, line, column, length, message, fix):
-    """A wrong value points at the value, an unknown key at the key, a missing key at the mapping that lacks it."""
+    """A wrong value is reported at the value, an unknown key at the key, and a missing key at the mapping that lacks it."""
     problems = [one for one in refused(tmp_path, f"{SMALL}{line}\n").problems if one.line == 4]
     found = [one for one in problems if message in one.message]
     assert found, problems
@@ -207,7 +207,7 @@ FIXED = [
 
 @pytest.mark.parametrize(("line", "column", "length", "message", "fix"), FIXED, ids=[row[0] for row in FIXED])
 def test_fixed_partitions_are_numbers_of_topics_that_the_consumer_reads(tmp_path, line, column, length, message, fix):
-    """Each topic has its entry, and each entry is of a topic; one consumer reads them, without group management."""
+    """Each topic needs an entry, and each entry needs a topic. A single member reads the partitions, without group management."""
     text = line.strip("{}").replace(", members", "\nmembers") if line.startswith("{") else line
     (found,) = [one for one in refused(tmp_path, f"{SMALL}{text}\n").problems if message in one.message]
     assert (found.line, found.column, found.length) == (4, column, length)
@@ -215,7 +215,7 @@ def test_fixed_partitions_are_numbers_of_topics_that_the_consumer_reads(tmp_path
 
 
 def test_partitions_of_topics_that_come_by_a_pattern_cannot_be_fixed(tmp_path):
-    """Which topics those are is not known before the run."""
+    """The topics that match are not known before the run."""
     text = "topic_pattern: flights-.*\ntransform: m:f\nsink: {table: t}\npartitions: {flights-eu: 0}\n"
     (problem,) = refused(tmp_path, text).problems
     assert (problem.line, problem.message) == (4, "partitions cannot be combined with topic_pattern")
@@ -238,7 +238,7 @@ SOURCES = [
 
 @pytest.mark.parametrize(("line", "message", "fix"), SOURCES, ids=[row[0] for row in SOURCES])
 def test_a_consumer_says_in_one_way_what_it_reads(tmp_path, line, message, fix):
-    """Either a list of distinct topics that Kafka accepts or one regular expression."""
+    """It is either a list of distinct topics with valid names or one regular expression."""
     (problem,) = refused(tmp_path, f"{line}\ntransform: departures:transform\nsink: {{table: departures}}\n").problems
     assert message in problem.message
     assert fix in problem.fix
@@ -259,7 +259,7 @@ TRANSFORMS = [
 
 @pytest.mark.parametrize(("name", "fix"), TRANSFORMS)
 def test_a_transform_is_named_as_module_and_function(tmp_path, name, fix):
-    """What looks like a path or a dotted name is answered with the spelling that was meant."""
+    """For a path or a dotted name, the error suggests the intended spelling."""
     (problem,) = refused(tmp_path, f"topics: [a]\ntransform: '{name}'\nsink: {{table: t}}\n").problems
     assert problem.message == f'transform is not module:function: "{name}"'
     assert problem.fix == fix
@@ -289,7 +289,7 @@ SINKS = [
 
 @pytest.mark.parametrize(("sink", "message"), SINKS, ids=[row[0][:40] for row in SINKS])
 def test_a_sink_is_a_table_that_postgres_names_without_quotes(tmp_path, sink, message):
-    """Lower case, 63 bytes at most, not in a schema that is not the user's; key columns with upsert only, and there always."""
+    """The name is lower case, at most 63 bytes, not in a schema of Tidemark or Postgres. Upsert requires key columns; append has none."""
     problems = refused(tmp_path, f"topics: [a]\ntransform: m:f\nsink: {sink}\n").problems
     assert any(message in problem.message for problem in problems)
     assert {problem.line for problem in problems} == {3}
@@ -297,7 +297,7 @@ def test_a_sink_is_a_table_that_postgres_names_without_quotes(tmp_path, sink, me
 
 @pytest.mark.parametrize("value", ["json", "json_schema"])
 def test_table_that_is_the_schema_cannot_evolve(tmp_path, value):
-    """With a transform, or a schema, it can."""
+    """With a transform or a schema, it can evolve."""
     text = f"topics: [a]\nformat: {{value: {value}}}\nsink: {{table: t, evolve: add}}\n"
     (problem,) = refused(tmp_path, text).problems
     assert (problem.line, problem.message) == (3, f"sink.evolve needs a schema, and {value} is read without one")
@@ -308,7 +308,7 @@ def test_table_that_is_the_schema_cannot_evolve(tmp_path, value):
 
 @pytest.mark.parametrize(("sink", "message"), [(sink, message) for sink, message in SINKS if sink.startswith("{")])
 def test_each_of_several_sinks_is_checked_as_an_only_one(tmp_path, sink, message):
-    """Its problems name it."""
+    """Its problems name the sink."""
     text = f"topics: [a]\ntransform: m:f\nsinks:\n  lines: {sink}\n  orders: {{table: shop.orders}}\n"
     problems = refused(tmp_path, text).problems
     assert any(message.replace("sink.", "sinks.lines.").replace("in sink", "in sinks.lines") in problem.message for problem in problems)
@@ -336,12 +336,12 @@ SEVERAL = [
 
 @pytest.mark.parametrize(("text", "message"), SEVERAL, ids=[row[1] for row in SEVERAL])
 def test_sinks_and_their_suites_belong_together(tmp_path, text, message):
-    """One sink without a name, or several with names; a suite for the one, or suites by name."""
+    """There is either one sink without a name, with one suite, or several with names, with suites by name."""
     assert any(message in problem.message for problem in refused(tmp_path, f"topics: [a]\ntransform: m:f\n{text}\n").problems)
 
 
 def test_several_sinks_need_a_transform(tmp_path):
-    """Fields of a record without code go into one table."""
+    """Without a transform, a record's fields go into one table."""
     text = f"topics: [a]\nformat: {{value: json}}\nsinks: {{{ORDERS}}}\n"
     assert [problem.message for problem in refused(tmp_path, text).problems] == [
         "sinks needs a transform, which says what goes into which table"
@@ -376,14 +376,14 @@ SYNTAX = [
 
 @pytest.mark.parametrize(("content", "line", "column", "message"), SYNTAX, ids=[f"{row[3]} {row[0][:12]!r}" for row in SYNTAX])
 def test_what_is_no_yaml_mapping_is_told_in_the_same_shape(tmp_path, content, line, column, message):
-    """One problem, its place, a fix; never a parser's stack, and never the end of the process."""
+    """There is one problem with its place and a fix, never a parser's traceback or a crash of the process."""
     (problem,) = refused(tmp_path, content).problems
     assert (problem.line, problem.column, problem.message) == (line, column, message)
     assert problem.fix
 
 
 def test_many_aliases_of_aliases_are_answered_at_once(tmp_path):
-    """A value is built once however often it is named: a small file cannot fill the memory."""
+    """Each value is built once, however many aliases name it, so a small file cannot fill the memory."""
     levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30)]
     error = refused(tmp_path, "\n".join(["l0: &l0 [x]", *levels, "topics: *l29", ""]))
     assert len(error.problems) < 50
@@ -391,7 +391,7 @@ def test_many_aliases_of_aliases_are_answered_at_once(tmp_path):
 
 @pytest.mark.parametrize("name", ["my consumer.yaml", "größe.yaml", f"{'x' * 242}.yaml"])
 def test_a_file_is_named_as_a_dag_can_be(tmp_path, name):
-    """The file's stem is the consumer's name and part of a DAG's id."""
+    """The file's stem is the consumer's name and part of the DAG's id."""
     (problem,) = [one for one in refused(tmp_path, SMALL, name).problems if one.key == ""]
     assert "a consumer's name" in problem.message
     assert "rename the file" in problem.fix
@@ -410,20 +410,20 @@ def test_a_file_is_named_as_a_dag_can_be(tmp_path, name):
     ],
 )
 def test_a_secret_in_a_file_is_refused_and_not_repeated(tmp_path, line):
-    """Neither the shown line nor the message has it: errors are printed, logged and shown in Airflow."""
+    """Neither the quoted line nor the message contains it, because errors are printed, logged and shown in Airflow."""
     error = refused(tmp_path, f"{SMALL}{line}\n")
     assert "hunter2" not in str(error)
     assert not any("hunter2" in repr(problem) for problem in error.problems)
 
 
 def test_a_secret_belongs_in_the_connection(tmp_path):
-    """Spark's settings end up in logs and on Spark's own pages."""
+    """Spark's settings appear in logs and on Spark's web pages."""
     (problem,) = refused(tmp_path, f"{SMALL}spark: {{conf: {{spark.my.ACCESS_TOKEN: x}}}}\n").problems
     assert (problem.column, problem.length, problem.fix) == (16, 21, "put it in the connection")
 
 
 def test_a_long_line_is_shown_around_its_place(tmp_path):
-    """What is shown stays on a screen, and the caret stays under its character."""
+    """The excerpt fits on a screen, and the carets stay under the wrong value."""
     error = refused(tmp_path, f"topics: [{', '.join(f'topic-{n}' for n in range(100))}, a b]\ntransform: m:f\nsink: {{table: t}}\n")
     head, shown, caret, _ = str(error).splitlines()
     assert head.endswith('topics[100] is not a topic\'s name: "a b"')
@@ -436,11 +436,11 @@ def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
     for name, field in kind.model_fields.items():
         if kind is model.ConsumerSpec and name in model.FILLED_IN:
             continue
-        if name == "root":  # the model is its one value, a mapping
+        if name == "root":  # the model consists of a single value, a mapping
             paths.append(f"{above}*")
             continue
         paths.append(f"{above}{name}")
-        inner = explain._model_of(field.annotation) if name != "sinks" else None  # each sink has the words of `sink`
+        inner = explain._model_of(field.annotation) if name != "sinks" else None  # each sink has the same words as `sink`
         paths += _paths(inner, f"{above}{name}.") if inner else []
         paths += [f"{above}{name}[]"] if "tuple[" in str(field.annotation) else []
         paths += [f"{above}{name}.*"] if "Mapping[" in str(field.annotation) else []
@@ -448,7 +448,7 @@ def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
 
 
 def test_every_key_has_words_of_its_own():
-    """A key that is added to the model needs its words, and no words are left for a key that is gone."""
+    """A key added to the model needs words, and a removed key has none."""
     assert set(_paths(model.ConsumerSpec)) == set(explain._WORDS)
     required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"sink\.table", path)}
     assert required == set(explain._REQUIRED)
@@ -456,7 +456,7 @@ def test_every_key_has_words_of_its_own():
 
 @pytest.mark.parametrize(("topic", "fix"), [("retry.5m", "tidemark retries drain reads it"), ("failed", "it holds failed records")])
 def test_consumer_does_not_read_its_own_retry_topics(tmp_path, topic, fix):
-    """They hold what it could not load; also where the group is named after the file."""
+    """They hold records that it could not load. This also applies to a group that is named after the file."""
     text = SMALL.replace("topics: [flights]", f"topics: [flights, departures.{topic}]")
     (problem,) = refused(tmp_path, text).problems
     assert problem.message == f'topics[1] is the consumer\'s own retry or failed topic: "departures.{topic}"'
@@ -464,7 +464,7 @@ def test_consumer_does_not_read_its_own_retry_topics(tmp_path, topic, fix):
 
 
 def test_group_whose_name_leaves_no_room_for_its_retry_topics_is_refused(tmp_path):
-    """Kafka takes 249 characters; the message says how many are left for the group."""
+    """Kafka allows 249 characters; the message says how many remain for the group."""
     fits = 249 - len(".retry.5m")
     text = f"{SMALL}group: {'g' * (fits + 1)}\nretry: {{delays: [5m]}}\n"
     (problem,) = refused(tmp_path, text).problems

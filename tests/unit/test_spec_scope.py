@@ -1,4 +1,4 @@
-"""Which partitions a rewind moves, in words."""
+"""The text form of the partitions that a rewind moves."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ NUMBERS = st.sets(st.integers(0, 40), min_size=1)
 
 @given(st.dictionaries(st.from_regex(r"\A[a-c._-]{1,5}\Z"), NUMBERS, min_size=1))
 def test_scope_selects_exactly_the_numbers_that_were_written(wanted):
-    """For any topics and sets of numbers; and its text reads back as the same."""
+    """This holds for any topics and numbers, and the scope's text reads back as the same scope."""
     scope = Scope.parse([f"{topic}:{spans(numbers)}" for topic, numbers in wanted.items()])
     there = [TopicPartition(topic, number) for topic in wanted for number in range(50)]
     assert {(part.topic, part.partition) for part in scope.select(there)} == {

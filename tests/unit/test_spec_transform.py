@@ -1,4 +1,4 @@
-"""The user's transform: found, imported, and its form told; and the words that users write it with."""
+"""Finds and imports the user's transform and recognizes its form; and the names that users import for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = count()
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Writes a module of transforms and a consumer that names it; gives the spec and the folder. Each module has a name of its own."""
+    """Writes a module of transforms with a unique name and a consumer that uses it. Returns the spec, the folder and the module's name."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     folder = tmp_path / "transforms"
@@ -76,7 +76,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("imports", "signature", "form"), FORMS, ids=[f"{row[0][-30:]} {row[1]}".strip() for row in FORMS])
 def test_the_form_is_told_by_type_and_else_by_name(project, imports, signature, form):
-    """The type of the first parameter or of the result, as an object or as text, however imported; without types the name."""
+    """The type of the first parameter or the result decides, as an object or as text, however imported. Without types, the name decides."""
     spec, folder, name = project(f"{imports}\ndef transform{signature}: ...\n")
     transform = load_transform(spec, [folder])
     assert (transform.form, transform.module, transform.name) == (form, name, "transform")
@@ -110,7 +110,7 @@ UNCLEAR = [
 
 @pytest.mark.parametrize(("code", "message", "fix"), UNCLEAR, ids=[row[0].replace("\n", " ") for row in UNCLEAR])
 def test_a_form_that_cannot_be_told_is_refused_at_the_transform(project, code, message, fix):
-    """The problem stands at the consumer's `transform:`, and says what to write."""
+    """The problem is reported at the consumer's `transform:`, and says what to write."""
     spec, folder, _ = project(code)
     with pytest.raises(SpecInvalid) as caught:
         load_transform(spec, [folder])
@@ -121,7 +121,7 @@ def test_a_form_that_cannot_be_told_is_refused_at_the_transform(project, code, m
 
 
 def test_a_callable_object_is_a_function_too(project):
-    """What counts is that it can be called with one argument."""
+    """It only has to be callable with one argument."""
     spec, folder, _ = project("class Made:\n    def __call__(self, record): ...\ntransform = Made()\n")
     assert load_transform(spec, [folder]).form is Form.FUNCTION
 
@@ -137,7 +137,7 @@ FAILING = [
 
 @pytest.mark.parametrize(("code", "message", "place"), FAILING, ids=[row[1] for row in FAILING])
 def test_a_module_that_fails_is_told_with_the_users_own_line(project, code, message, place):
-    """The last frame in the user's files, not the one deep in a library; the cause is kept."""
+    """The error shows the last frame in the user's files, not one deep in a library. The cause is kept."""
     spec, folder, name = project(code)
     with pytest.raises(SpecInvalid) as caught:
         load_transform(spec, [folder])
@@ -148,7 +148,7 @@ def test_a_module_that_fails_is_told_with_the_users_own_line(project, code, mess
 
 
 def test_a_module_that_is_not_there_is_answered_with_the_nearest(project):
-    """Else with the file that is looked for, and where."""
+    """If there is no similar module, the error names the missing file and its folder."""
     spec, folder, name = project("", module="spec_transform_cas_0")
     with pytest.raises(SpecInvalid, match='transform: module "spec_transform_cas_0" not found') as caught:
         load_transform(spec, [folder])
@@ -160,7 +160,7 @@ def test_a_module_that_is_not_there_is_answered_with_the_nearest(project):
 
 
 def test_a_function_that_is_not_there_is_answered_with_the_nearest(project):
-    """Functions of the module itself are offered, imported ones are not."""
+    """The module's own functions are suggested, imported ones are not."""
     spec, folder, name = project("from json import dumps\ndef transform(record): ...\n", function="transfrom")
     with pytest.raises(SpecInvalid) as caught:
         load_transform(spec, [folder])
@@ -169,7 +169,7 @@ def test_a_function_that_is_not_there_is_answered_with_the_nearest(project):
 
 
 def test_the_folders_lead_the_path_once(project, tmp_path):
-    """In the order given, however often a transform is loaded."""
+    """They keep the given order, however often a transform is loaded."""
     spec, folder, _ = project("def transform(record): ...\n")
     other = tmp_path / "more"
     before = list(sys.path)
@@ -179,14 +179,14 @@ def test_the_folders_lead_the_path_once(project, tmp_path):
 
 
 def test_any_importable_function_may_be_named(project):
-    """An installed package's as well as a file's."""
+    """The function may be in an installed package or in a file."""
     spec, folder, _ = project("", module="textwrap", function="dedent")
     with pytest.raises(SpecInvalid, match="does not show the form"):
         load_transform(spec, [folder])
 
 
 def test_a_file_named_like_a_module_of_python_is_refused(project):
-    """It would be hidden by Python's own, or hide it from everybody else."""
+    """Python's module would hide it, or it would hide Python's module from all other code."""
     spec, folder, _ = project("", module="json")
     (folder / "json.py").write_text("def transform(record): ...\n")
     with pytest.raises(SpecInvalid, match="has the name of the standard library's module json"):
@@ -194,7 +194,7 @@ def test_a_file_named_like_a_module_of_python_is_refused(project):
 
 
 def test_a_file_hidden_by_an_imported_module_is_refused(project):
-    """A function of that other module would run instead."""
+    """A function of the other module would run instead."""
     spec, folder, _ = project("", module="yaml")
     (folder / "yaml.py").write_text("def transform(record): ...\n")
     with pytest.raises(SpecInvalid, match=r"yaml is .*__init__\.py, which hides .*yaml\.py"):
@@ -202,7 +202,7 @@ def test_a_file_hidden_by_an_imported_module_is_refused(project):
 
 
 def test_permanent_exceptions_are_classes(project):
-    """Built-in ones by name, others by module; they are there before the first record is read."""
+    """Built-in exceptions are given by name, others by module and name. All are loaded before the first record is read."""
     spec, folder, name = project("class BadRow(Exception): ...\ndef transform(record): ...\n", permanent="[ValueError, MODULE.BadRow]")
     kinds = load_permanent(spec, [folder])
     assert kinds == (ValueError, sys.modules[name].BadRow)
@@ -210,7 +210,7 @@ def test_permanent_exceptions_are_classes(project):
 
 @pytest.mark.parametrize(("class_name", "fix"), [("BadRaw", "write MODULE.BadRow"), ("Helper", "name a class that is an Exception")])
 def test_a_permanent_exception_that_is_none_is_refused_in_its_place(project, class_name, fix):
-    """The entry of the list is pointed at."""
+    """The problem is reported at the entry in the list."""
     spec, folder, name = project("class BadRow(Exception): ...\nclass Helper: ...\n", permanent=f"[KeyError, MODULE.{class_name}]")
     with pytest.raises(SpecInvalid) as caught:
         load_permanent(spec, [folder])
@@ -223,7 +223,7 @@ WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_a_record_reads_its_value_as_text_and_as_json():
-    """A tombstone is None in both; what is neither raises ValueError, as a permanent failure is usually listed."""
+    """A tombstone is None in both. An invalid value raises ValueError, which users usually list as permanent."""
     assert Record("a", 0, 1, WHEN, None, b'{"a": "\xc3\xa9"}').json() == {"a": "é"}
     assert Record("a", 0, 1, WHEN, None, b"\xc3\xa9").text() == "é"
     assert Record("a", 0, 1, WHEN, None, None).text() is None
@@ -235,7 +235,7 @@ def test_a_record_reads_its_value_as_text_and_as_json():
 
 @pytest.mark.parametrize("kind", [Skip, Fail, Retry])
 def test_a_verdict_carries_its_reason_across_processes(kind):
-    """It is raised in a worker and told by the driver."""
+    """It is raised in a worker and reported by the driver."""
     again = pickle.loads(pickle.dumps(kind("no carrier")))
     assert (type(again), again.reason, str(again)) == (kind, "no carrier", "no carrier")
     assert issubclass(kind, Verdict)
@@ -243,7 +243,7 @@ def test_a_verdict_carries_its_reason_across_processes(kind):
 
 @pytest.mark.parametrize(("signature", "refused"), [("(records)", True), ("(batch)", False), ("(record)", False)])
 def test_order_by_key_is_refused_where_rows_do_not_say_which_key_they_were_made_of(project, signature, refused):
-    """The problem stands at the key of the file that asks for it."""
+    """The problem is reported at the file's key `retry.order`."""
     spec, folder, name = project(f"def transform{signature}: ...", permanent="[], delays: [5m], order: key")
     if not refused:
         assert load_transform(spec, [folder]).form is not Form.SPARK
@@ -256,7 +256,7 @@ def test_order_by_key_is_refused_where_rows_do_not_say_which_key_they_were_made_
 
 
 def test_the_examples_of_the_users_page_run():
-    """The plain-function example as a doctest, the others as modules of the form that they show."""
+    """The plain-function example runs as a doctest. The others run as modules and have the form that they show."""
     assert doctest.testmod(tidemark.transform).failed == 0
     assert doctest.testmod(tidemark.transform).attempted > 3
     page = tidemark.transform.__doc__ or ""

@@ -15,7 +15,7 @@ from tidemark.sink.spool import SpoolFailed, spooled
 
 @pytest.mark.parametrize("memory", [1, 2**20], ids=["on disk", "in memory"])
 def test_what_is_spooled_is_read_in_order_and_by_index(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as needed, whatever the types of the rows are from one item to the next."""
+    """The list can be read repeatedly, and the rows' types may differ from item to item."""
     monkeypatch.setattr(spool_module, "MEMORY_BYTES", memory)
     rows = [pa.array([1, 2]), pa.array(["a", None]), pa.nulls(1), pa.array([b"x" * 5000]).slice(0, 1)]
     items = [
@@ -31,7 +31,7 @@ def test_what_is_spooled_is_read_in_order_and_by_index(memory: int, monkeypatch:
 
 
 def test_disk_without_room_is_told_with_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slice can be tried again when there is room."""
+    """The slice can be retried when there is space."""
     monkeypatch.setattr(spool_module, "MEMORY_BYTES", 1)
     full = Path("/dev/full")
     if not full.exists():

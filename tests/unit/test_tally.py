@@ -1,4 +1,4 @@
-"""Every record of a slice is accounted for once, every row is numbered: `Tally` and `split_output` beside a model in plain Python."""
+"""Each record of a slice is counted once and each row is numbered: `Tally` and `split_output` compared with a model in plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ quick = settings(max_examples=examples(300))
 
 
 def rows(*offsets: int | None, **columns: Any) -> pa.RecordBatch:
-    """Rows of these records; ``columns`` take the place of what a good row has."""
+    """Rows of these records; ``columns`` replace those of a valid row, and None removes one."""
     count = len(offsets)
     data: dict[str, Any] = {
         "city": pa.array([f"c{offset}" for offset in offsets], pa.string()),
@@ -41,8 +41,8 @@ def tally() -> Tally:
 
 
 def test_suppressed_record_is_skipped_whatever_became_of_it() -> None:
-    """Loaded, skipped, to be retried, failed or held: no row, no failed record, no vote in the breaker. One that is not in the output is
-    not mentioned."""
+    """Whether it would be loaded, skipped, retried, failed or held, it has no row and no failed record, and the breaker ignores it. A
+    suppressed record that is not in the output stays unaccounted."""
     counted = Tally(PART, frozenset(range(START, START + 8)))
     output = rows(START, START, START + 9)
     said = [reject(START + number, kind, "x") for number, kind in ((2, Disposition.RETRY), (3, Disposition.FAIL), (4, Disposition.HELD))]
@@ -59,7 +59,7 @@ OUTPUT = st.lists(st.tuples(OFFSETS, st.sampled_from(sorted(WORDS))), max_size=2
 
 @st.composite
 def agreeing(draw: st.DrawFn) -> list[list[tuple[int, str]]]:
-    """Batches of (offset, disposition) in any order, rows of a record in any batch, each record with one disposition."""
+    """Batches of (offset, disposition) in any order. A record's rows may be in any batch, but have the same disposition."""
     said = {offset: draw(st.sampled_from(sorted(WORDS))) for offset in range(START, START + SPAN)}
     return [[(offset, said[offset]) for offset in batch] for batch in draw(st.lists(st.lists(OFFSETS, max_size=20), max_size=5))]
 
@@ -67,7 +67,7 @@ def agreeing(draw: st.DrawFn) -> list[list[tuple[int, str]]]:
 @quick
 @given(agreeing())
 def test_any_interleaving_of_rows_accounts_for_every_offset_once(batches: list[list[tuple[int, str]]]) -> None:
-    """Counts add up to the span whatever the order; rows of one record are numbered 0..n-1 in the order in which they came."""
+    """The counts add up to the span for any order. A record's rows are numbered 0..n-1 in the order of their arrival."""
     counted, model = tally(), dict[int, str]()
     given_rows: list[int] = []
     stored: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ def test_any_interleaving_of_rows_accounts_for_every_offset_once(batches: list[l
 @quick
 @given(st.lists(OUTPUT, max_size=4))
 def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_comes(batches: list[list[tuple[int, str]]]) -> None:
-    """Compared with a dictionary: refused exactly when some offset is given another word than before."""
+    """Compared with a dictionary: the batch is refused exactly if an offset gets a different word than before."""
     counted, model, clash = tally(), dict[int, str](), False
     for batch in batches:
         for offset, word in batch:
@@ -114,7 +114,7 @@ def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_
 @quick
 @given(st.lists(st.integers(START - 3, START + SPAN + 2), min_size=1, max_size=6), st.sampled_from(sorted(WORDS)))
 def test_an_offset_outside_the_slice_is_refused_in_every_role(offsets: list[int], word: str) -> None:
-    """A row, a skip or a reject of a record that was not read belongs to somebody else's slice."""
+    """A row, skip or reject of a record that was not read belongs to another slice."""
     judged = split_output(rows(*offsets, disposition=pa.array([word] * len(offsets))), PART)
     if all(START <= offset < START + SPAN for offset in offsets):
         tally().take(judged, LAYOUT)
@@ -138,7 +138,7 @@ STRANGERS = {
 @pytest.mark.parametrize("word", sorted(WORDS))
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
 def test_a_row_that_no_record_of_the_slice_explains_is_refused_in_every_role(stranger: dict[str, Any], word: str) -> None:
-    """Lineage is null, of another partition, or not what was given: also on rows that are only skipped or failed."""
+    """The lineage is null, of another partition, or changed. Rows that are only skipped or failed are refused too."""
     batch = rows(START, **stranger).append_column("disposition", pa.array([word]))
     with pytest.raises(BadOutput, match="Nothing of this slice was stored"):
         tally().take(split_output(batch, PART), LAYOUT)
@@ -158,7 +158,7 @@ def test_a_row_that_no_record_of_the_slice_explains_is_refused_in_every_role(str
     ids=lambda same: str(next(iter(same.values())).type),
 )
 def test_lineage_may_come_in_another_representation(same: dict[str, Any]) -> None:
-    """A transform that goes through pandas or a dictionary hands back the same values in another type."""
+    """A transform that uses pandas or dictionary encoding returns the same values with another type."""
     taken = tally().take(split_output(rows(START, **same), PART), LAYOUT)
     assert taken is not None
     assert taken.column("kafka_offset").to_pylist() == [START]
@@ -184,7 +184,7 @@ def test_without_a_disposition_everything_is_loaded_and_null_means_load() -> Non
 
 
 def test_disposition_and_error_do_not_reach_the_sink() -> None:
-    """They are said to Tidemark, not to the table."""
+    """They are meant for Tidemark, not for the table."""
     extra = {"disposition": pa.array(["load", "fail"]), "error": pa.array([None, "KeyError: 'city'"])}
     judged = split_output(rows(START, START + 1, **extra), PART)
     assert ONLY in judged.rows
@@ -205,7 +205,7 @@ def test_disposition_and_error_do_not_reach_the_sink() -> None:
     ],
 )
 def test_an_output_that_changed_its_shape_is_refused(columns: dict[str, Any], problem: str) -> None:
-    """The layout was checked on an empty batch; what comes later must be the same."""
+    """The layout was checked with an empty batch; later batches must have the same layout."""
     with pytest.raises(BadOutput, match=problem):
         tally().take(split_output(rows(START, **columns), PART), LAYOUT)
 
@@ -226,12 +226,12 @@ def test_an_output_that_changed_its_shape_is_refused(columns: dict[str, Any], pr
     ],
 )
 def test_the_reason_of_a_reject_is_text_that_postgres_stores(error: str | None, error_type: str | None, expected: tuple[str, str]) -> None:
-    """Its type is split off at the colon where it is not known; NUL and broken Unicode are spelled out."""
+    """An unknown type is taken from the text before the colon. NUL and invalid Unicode are escaped."""
     made = reject(START, Disposition.RETRY, error, error_type)
     assert (made.error_type, made.error_text) == expected
     assert pa.array([made.error_text], pa.string()).to_pylist() == [made.error_text]
 
 
 def test_a_long_reason_is_cut() -> None:
-    """Some exceptions carry their whole input."""
+    """Some exceptions contain their whole input."""
     assert len(reject(START, Disposition.FAIL, "x" * 50_000, "E").error_text) == ERROR_TEXT_LIMIT

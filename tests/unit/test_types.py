@@ -1,4 +1,4 @@
-"""The guard in front of binary COPY: which Arrow type goes into which Postgres type, pair by pair."""
+"""The guard before binary COPY: which Arrow types fit which Postgres types, pair by pair."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SCALARS: dict[str, list[pa.DataType]] = {
     "numeric(38,0)": [pa.decimal128(38, 0)],
     "numeric(5,-2)": [],
 }
-"""The whole table: what is not here does not fit."""
+"""The complete table: pairs that are not listed do not fit."""
 OTHERS = ["money", "inet", "point", "int4range", "time with time zone", "xml", "interval year to month", "bit(3)", '"char"', "mood"]
 ELEMENTS = [
     "boolean", "smallint", "integer", "bigint", "real", "double precision", "text", "bytea", "date", "time without time zone",
@@ -89,7 +89,7 @@ POSTGRES = [*SCALARS, *OTHERS, *(f"{name}[]" for name in [*SCALARS, *OTHERS])]
 
 @pytest.mark.parametrize("postgres", POSTGRES)
 def test_fits_says_what_the_table_says(postgres: str) -> None:
-    """Every pair: binary COPY is not type checked, so one wrong yes is stored as garbage."""
+    """Every pair is tested: binary COPY is not type checked, so one wrong answer would store garbage."""
     wanted = table(postgres)
     for arrow in ARROW + LISTS + DICTIONARIES:
         assert fits(arrow, postgres) is (arrow in wanted), f"{arrow} -> {postgres}"
@@ -97,7 +97,7 @@ def test_fits_says_what_the_table_says(postgres: str) -> None:
 
 @pytest.mark.parametrize("postgres", POSTGRES)
 def test_a_column_of_nothing_but_nulls_fits_every_column_that_can_be_written(postgres: str) -> None:
-    """A column without a value has no type of its own."""
+    """A column without values has no particular type."""
     target = arrow_type(postgres)
     assert fits(pa.null(), postgres) is (target is not None)
     if target is not None:
@@ -116,7 +116,7 @@ def test_the_column_that_is_made_for_a_type_takes_it(arrow: pa.DataType) -> None
 
 @pytest.mark.parametrize("postgres", [name for name in POSTGRES if table(name)])
 def test_what_fits_is_brought_into_exactly_the_encoders_type(postgres: str) -> None:
-    """One form for each column; decimals keep their own scale, which the encoder writes with the value."""
+    """Each Postgres type has one Arrow type. Decimals keep their scale, which the encoder writes with the value."""
     target = arrow_type(postgres)
     for arrow in table(postgres):
         empty = (
@@ -183,7 +183,7 @@ def test_a_value_that_would_have_to_be_rounded_or_cut_is_refused(column: pa.Arra
 @settings(max_examples=examples(300))
 @given(st.integers(1, 38), st.integers(0, 38), st.integers(1, 38), st.integers(-5, 38))
 def test_a_decimal_fits_a_numeric_that_holds_all_its_digits(precision: int, scale: int, wide: int, fraction: int) -> None:
-    """As many places before the point and after it."""
+    """The numeric needs at least as many digits before and after the decimal point."""
     scale = min(scale, precision)
     expected = scale <= fraction and precision - scale <= wide - fraction
     assert fits(pa.decimal128(precision, scale), f"numeric({wide},{fraction})") is expected
@@ -192,7 +192,7 @@ def test_a_decimal_fits_a_numeric_that_holds_all_its_digits(precision: int, scal
 @pytest.mark.parametrize("postgres", ["numeric", "numeric(12,2)", "numeric(38,0)"])
 @pytest.mark.parametrize("digits", [38, 39, 57, 77, 2_046])
 def test_decimal_with_many_digits_after_the_point_does_not_become_zero(postgres: str, digits: int) -> None:
-    """Arrow makes 0 of some."""
+    """Arrow turns some of these numbers into 0."""
     for number in (decimal.Decimal("12300." + digits * "0"), decimal.Decimal("1." + (digits - 1) * "0" + "1")):
         found, wrong = from_python([number], postgres)
         assert wrong or found.to_pylist() == [number]

@@ -1,4 +1,4 @@
-"""The verdict on a lag: the cases of the table in docs/operating.md, and what holds in all cases."""
+"""The verdict on a lag: the cases of the table in docs/operating.md, and properties of all cases."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ schedules = st.none() | st.builds(Schedule, st.just("dag"), st.booleans(), momen
 
 @given(any_facts, any_runs, schedules)
 def test_every_situation_has_a_verdict_with_a_reason(given_facts: Facts, runs: Runs, schedule: Schedule | None) -> None:
-    """Also: without records that wait nothing stops, and a lag that is not known is never called good."""
+    """In addition, the verdict is never STOP unless records wait, and an unknown lag is never reported as good."""
     judged = judge(given_facts, runs, schedule)
     assert judged.why
     if not given_facts.waiting:

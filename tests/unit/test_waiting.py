@@ -1,4 +1,4 @@
-"""What a run waits for is in its log after half a minute."""
+"""A run that waits for half a minute logs what it waits for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemark.waiting import REPORT_AFTER_S, report, waiting
 
 
 def test_long_wait_is_reported_after_half_a_minute_and_then_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
-    """A line each time that the wait has doubled: a batch of an hour writes eight."""
+    """A line is logged each time the wait has doubled: at most eight for a batch of an hour."""
     caplog.set_level(logging.INFO)
     with waiting("a batch slices=4"):
         begun = time.monotonic()
@@ -23,7 +23,7 @@ def test_long_wait_is_reported_after_half_a_minute_and_then_ever_more_rarely(cap
 
 
 def test_wait_that_is_over_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """However it ended; of two at the same time each is reported by itself, the older first."""
+    """This also applies to a wait that ended with an error. Simultaneous waits are reported separately, the oldest first."""
     caplog.set_level(logging.INFO)
     with pytest.raises(ValueError, match="x"), waiting("what raises"):
         raise ValueError("x")

@@ -1,4 +1,4 @@
-"""What is missing where Postgres, Kafka and Spark are reached across a network. Loopback and Unix sockets need nothing."""
+"""Missing protection of Postgres, Kafka and Spark across a network. Loopback and Unix sockets need none."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_kafka_needs_tls_that_verifies_the_broker(settings: dict[str, str], word
     ],
 )
 def test_postgres_below_verify_full_is_found_for_the_hosts_that_are_not_here(url: str, hosts: str | None) -> None:
-    """For each host of the URL; the text says which."""
+    """Each host of the URL is checked, and the text names the remote ones."""
     told = [str(one) for one in of_postgres(url)]
     assert [f"Postgres at {hosts} is not verified" in one and PASSWORD not in one for one in told] == ([] if hosts is None else [True])
 
@@ -96,7 +96,7 @@ def test_nothing_is_asked_of_spark_on_this_machine(master: str) -> None:
 
 @pytest.mark.parametrize("master", [REMOTE, "spark://127.0.0.1:7077,m2:7077", "yarn", "k8s://https://127.0.0.1:6443"])
 def test_spark_across_a_network_has_to_be_authenticated_or_said_to_be_open(master: str) -> None:
-    """Kubernetes' API may be on loopback, but the executors are not. Where Spark generates the secret, none is asked for."""
+    """Kubernetes' API may be on loopback, but the executors are not. If Spark generates the secret, the user needs none."""
     with pytest.raises(BadInput, match=r"spark\.authenticate is not set.*set spark\.authenticate to false") as raised:
         guarded(master, {})
     assert (SECRET in str(raised.value)) is master.startswith("spark://")
@@ -108,7 +108,7 @@ def test_spark_across_a_network_has_to_be_authenticated_or_said_to_be_open(maste
 
 
 def test_a_standalone_cluster_needs_the_secret_that_its_master_has() -> None:
-    """Spark would say so too, but as a Java exception."""
+    """Spark would report this too, but as a Java exception."""
     with pytest.raises(BadInput, match=r"spark\.authenticate\.secret: it is not set.*TIDEMARK_SPARK_CONF_FILE"):
         guarded(REMOTE, {AUTHENTICATE: "true"})
     assert guarded("yarn", {AUTHENTICATE: "true"}) != {}
@@ -116,7 +116,7 @@ def test_a_standalone_cluster_needs_the_secret_that_its_master_has() -> None:
 
 @given(st.dictionaries(st.sampled_from([*ENCRYPTED_BY, "spark.io.encryption.enabled"]), st.sampled_from(["true", "false"])))
 def test_an_authenticated_application_is_encrypted_unless_its_settings_decide_otherwise(chosen: dict[str, str]) -> None:
-    """No setting of the user's is replaced; of the ways to encrypt RPC none is added to another."""
+    """No user setting is replaced, and no second way to encrypt RPC is added."""
     conf = {AUTHENTICATE: "true", SECRET: PASSWORD, **chosen}
     added = guarded(REMOTE, conf)
     assert not added.keys() & conf.keys()
@@ -128,7 +128,7 @@ def test_an_authenticated_application_is_encrypted_unless_its_settings_decide_ot
 
 
 def test_start_of_spark_warns_of_what_stays_open(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is added to an application that spark-submit has started."""
+    """Nothing is added to an application that was started by spark-submit."""
     authenticated = {AUTHENTICATE: "true", SECRET: PASSWORD}
     assert _guards(REMOTE, authenticated).keys() == ENCRYPTION.keys()
     assert caplog.messages == []

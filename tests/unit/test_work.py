@@ -1,4 +1,4 @@
-"""What a task makes of messages: batches for a transform, rows and verdicts from a plain function, payloads of failed records."""
+"""How a task processes messages: batches for a transform, rows and verdicts from a plain function, payloads of failed records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sent(
     millis: int | None = 1_714_564_800_000,
     headers: list[tuple[str, bytes | None]] | None = None,
 ) -> Message:
-    """A message as confluent-kafka hands it over."""
+    """A message as confluent-kafka returns it."""
     timestamp = (TIMESTAMP_NOT_AVAILABLE, 0) if millis is None else (TIMESTAMP_CREATE_TIME, millis)
     return Message(topic="flights", partition=3, offset=offset, key=key, value=value, headers=headers, timestamp=timestamp)
 
@@ -55,13 +55,13 @@ def sent(
 def judged(
     function: Callable[[Record], Any], *messages: Any, layout: Layout = LAYOUT, permanent: tuple[type[Exception], ...] = ()
 ) -> TransformOutput:
-    """What a plain function makes of messages (by default of one)."""
+    """The output of a plain function for messages, by default for one."""
     task = Work(Target("", 1, 1, (layout,)), {}, Form.FUNCTION, function, permanent)
     return forms.by_record(task, PART, rows(PART, chunk_of(messages or [sent()])))
 
 
 def stored(postgres: str, value: Any) -> Any:
-    """What a column of this type gets for a Python value, or the reason of the record's failure."""
+    """The value that a column of this type gets for a Python value, or the reason why the record failed."""
     answer = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),), error_detail=True))
     if answer.rejects:
         assert ONLY not in answer.rows or answer.rows[ONLY].num_rows == 0
@@ -71,11 +71,11 @@ def stored(postgres: str, value: Any) -> Any:
     return answer.rows[ONLY].column("x")[0].as_py()
 
 
-# ---- what a transform is given
+# ---- the input of a transform
 
 
 def test_messages_become_a_batch_with_kafkas_columns_and_lineage() -> None:
-    """The schema is the same in the Arrow and the Spark form; a record without timestamp, key, value or headers has nulls there."""
+    """The Arrow and the Spark form have the same schema. A missing timestamp, key, value or list of headers is null."""
     batch, _ = records(PART, chunk_of([sent(100, headers=[("a", b"1"), ("a", None)]), sent(103, None, None, None)]))
     assert batch.schema.equals(input_schema())
     first, second = batch.to_pylist()
@@ -87,13 +87,13 @@ def test_messages_become_a_batch_with_kafkas_columns_and_lineage() -> None:
 
 
 def test_a_plain_function_is_given_one_record() -> None:
-    """All that Kafka says of it, with an aware timestamp."""
+    """The record has everything that Kafka returns, with an aware timestamp."""
     seen: list[Record] = []
     judged(seen.append, sent(107, b"v", None, headers=[("h", b"x")]))
     assert seen == [Record("flights", 3, 107, NOON, None, b"v", [("h", b"x")])]
 
 
-# ---- what becomes of a record
+# ---- the outcome of a record
 
 
 @dataclass
@@ -122,7 +122,7 @@ def raising(error: BaseException, cause: BaseException | None = None) -> Callabl
         (raising(KeyError("city")), "retry"),
         (raising(Fail("no city")), "fail"),
         (raising(ValueError("permanent by the spec")), "fail"),
-        (raising(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")), "fail"),  # is a ValueError
+        (raising(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")), "fail"),  # a subclass of ValueError
         (raising(KeyError("x"), cause=ValueError("y")), "fail"),
         (raising(KeyError("x"), cause=Fail("y")), "fail"),
         (lambda record: "text", "retry"),
@@ -131,7 +131,7 @@ def raising(error: BaseException, cause: BaseException | None = None) -> Callabl
     ],
 )
 def test_what_a_function_answers_decides_what_becomes_of_the_record(function: Callable[[Record], Any], expected: str) -> None:
-    """Whatever it raises is that record's answer, and the record is accounted for."""
+    """Any exception that it raises is the record's answer, and the record is counted once."""
     answer = judged(function, permanent=(ValueError,))
     tally = Tally(PART)
     tally.take(answer, LAYOUT)
@@ -141,7 +141,7 @@ def test_what_a_function_answers_decides_what_becomes_of_the_record(function: Ca
 
 
 def test_a_generator_that_breaks_in_the_middle_gives_no_row() -> None:
-    """A record is loaded whole or not at all."""
+    """A record is loaded completely or not at all."""
 
     def function(record: Record) -> Any:
         yield {"city": "a"}
@@ -153,7 +153,7 @@ def test_a_generator_that_breaks_in_the_middle_gives_no_row() -> None:
 
 
 def test_the_records_beside_a_bad_one_are_loaded() -> None:
-    """One poison record does not stop its batch, nor does one of two rows of a record go in alone."""
+    """One poison record does not stop its batch, and none of its rows is loaded alone."""
 
     def function(record: Record) -> Any:
         population = "many" if record.offset == 101 else 1
@@ -175,7 +175,7 @@ def test_the_records_beside_a_bad_one_are_loaded() -> None:
     ],
 )
 def test_value_that_does_not_fit_is_not_quoted_unless_the_file_allows_it(postgres: str, value: Any, text: str) -> None:
-    """By default the text names the column and what is wrong. With ``sink.error_detail`` a line of its own quotes the value."""
+    """By default the text names the column and the problem. With ``sink.error_detail``, a separate line quotes the value."""
     (default,) = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),))).rejects
     assert default.error_text == text
     allowed = stored(postgres, value)
@@ -183,14 +183,14 @@ def test_value_that_does_not_fit_is_not_quoted_unless_the_file_allows_it(postgre
 
 
 def test_a_column_that_the_table_has_not_stops_the_slice() -> None:
-    """A mistake in the function's code, not in a record."""
+    """The mistake is in the function's code, not in a record."""
     unknown = r"flights/3 offset 100: it returned 'country', which is not a column of analytics\.departures"
     with pytest.raises(TransformFailed, match=unknown):
         judged(lambda record: {"country": "DE"})
 
 
 def test_a_column_that_is_left_out_is_null() -> None:
-    """As in any INSERT."""
+    """An INSERT behaves in the same way."""
     answer = judged(lambda record: {"city": "a"})
     assert ONLY in answer.rows
     assert answer.rows[ONLY].column("population").to_pylist() == [None]
@@ -199,7 +199,7 @@ def test_a_column_that_is_left_out_is_null() -> None:
 @settings(max_examples=examples(150))
 @given(st.lists(st.sampled_from(["row", "rows", "none", "skip", "fail", "retry", "misfit"]), min_size=1, max_size=30))
 def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: list[str]) -> None:
-    """Compared with a count by hand."""
+    """The counts are compared with those of the expected answers."""
 
     def function(record: Record) -> Any:
         match answers[record.offset - 100]:
@@ -229,7 +229,7 @@ def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: lis
 
 
 def test_held_record_whose_schema_is_not_known_yet_is_held() -> None:
-    """It may be known by the time of its turn; a record that can never be read fails at once."""
+    """The schema may be known when the record's turn comes. A record that can never be read fails at once."""
     node = parse(json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}))
     decoder = Decoder({"value": Encoding.AVRO, "key": Encoding.BYTES}, {("flights", "value"): node}, {9: None}, {"value": True})
     task = Work(Target("", 1, 1, (LAYOUT,)), {}, Form.FUNCTION, lambda record: None, (), decoder)
@@ -281,7 +281,7 @@ KEPT: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.parametrize(("postgres", "value", "expected"), KEPT, ids=str)
 def test_a_python_value_is_stored_as_it_is(postgres: str, value: Any, expected: Any) -> None:
-    """Exactly, in the column's own type."""
+    """The value is stored exactly, in the column's type."""
     assert stored(postgres, value) == expected
 
 
@@ -324,7 +324,7 @@ LOST: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("postgres", "value", "why"), LOST, ids=str)
 def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgres: str, value: Any, why: str) -> None:
-    """Nothing is rounded, cut, wrapped or taken for something else: the record fails with the column and the reason."""
+    """Nothing is rounded, truncated, wrapped or reinterpreted: the record fails, and the text names the column and the reason."""
     reason = stored(postgres, value)
     assert isinstance(reason, str)
     assert reason.startswith(f"x does not fit {postgres}: ")
@@ -334,7 +334,7 @@ def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgr
 @settings(max_examples=examples(200))
 @given(st.floats())
 def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
-    """A ``real`` has fewer digits, as everywhere in Postgres, but what is finite stays finite."""
+    """A ``real`` has fewer digits, as always in Postgres, but a finite number stays finite."""
     found = stored("real", value)
     if isinstance(found, str):
         assert abs(value) > 3.4e38
@@ -354,17 +354,17 @@ def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
     ],
 )
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
-    """Whole columns at once, so it is the batch that fails; another try may help where the user's code met an outage."""
+    """It processes whole columns at once, so the whole batch fails. A retry may help if the user's code hit an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
         forms.called(function, records(PART, chunk_of([sent(100), sent(101)]))[0], PART)
     assert raised.value.retriable
 
 
-# ---- what is kept of a failed record
+# ---- the stored data of a failed record
 
 
 def test_failed_records_are_read_again_with_all_that_is_needed_to_retry_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only those offsets, from the first to the last; headers in order, in base64, whatever bytes they hold."""
+    """Only those offsets are kept, from one read of the range from the first to the last. Headers stay in order, in base64."""
     asked: list[tuple[int, int]] = []
 
     def read(_config: object, _partition: object, start: int, end: int, _leader_epoch: int | None) -> Any:

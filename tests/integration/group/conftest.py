@@ -1,4 +1,4 @@
-"""One database for all tests of the coordinator, and a group of its own for each."""
+"""One database for all tests of the coordinator, and a separate group for each test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemark.local import LocalStack
 
 @pytest.fixture(scope="session")
 def groups_url(stack: LocalStack, template: str, url_of: Callable[[str], str]) -> str:
-    """A migrated database that the tests share; each has another group in it."""
+    """A migrated database that the tests share. Each test has a separate group in it."""
     name = f"groups_{uuid.uuid4().hex[:12]}"
     with contextlib.closing(psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])) as admin:
         admin.autocommit = True
@@ -27,6 +27,6 @@ def groups_url(stack: LocalStack, template: str, url_of: Callable[[str], str]) -
 
 @pytest.fixture
 def scene(groups_url: str) -> Iterator[Scene]:
-    """No group yet; the first member to join makes it."""
+    """The group does not exist yet; the first member that joins creates it."""
     with scene_on(groups_url, f"group-{uuid.uuid4().hex[:8]}") as scene:
         yield scene

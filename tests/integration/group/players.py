@@ -1,6 +1,7 @@
-"""Members played by hand against the real coordinator: who joins, syncs, beats, leaves and dies, and when time passes.
+"""Members played by hand against the real coordinator: a test decides when they join, sync, send heartbeats, leave and die.
 
-Time passes by ageing rows: nobody sleeps. The name of a member is its client id, and the start of its member id.
+The test also decides when time passes: it makes rows older instead of sleeping. A player's name is its client id, with which the id of a
+dynamic member starts.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from tidemark.group.errors import GroupError, MemberIdRequired, RebalanceInProgr
 from tidemark.group.states import GroupState
 
 AT_ONCE = GroupConfig(initial_rebalance_delay_ms=0)
-"""The first member alone makes the first generation."""
+"""The first member forms the first generation alone."""
 DAY_MS = 86_400_000
 
 
 @dataclass
 class Player:
-    """One process that is, or wants to be, a member. What it believes of itself may be out of date."""
+    """A process that is, or wants to be, a member. What it knows about itself may be out of date."""
 
     scene: Scene
     name: str
@@ -53,7 +54,7 @@ class Player:
         )
 
     def ask_for_id(self) -> str:
-        """The first JoinGroup of a dynamic member."""
+        """Sends the first JoinGroup of a dynamic member, and returns the member id from the answer."""
         try:
             self.coordinator.join(self.request())
         except MemberIdRequired as required:
@@ -62,7 +63,7 @@ class Player:
         raise AssertionError("no MEMBER_ID_REQUIRED")
 
     def join(self, reason: str = "") -> Joined | None:
-        """JoinGroup, with the round trip for the id where one is needed."""
+        """Sends JoinGroup, after the round trip for a member id if one is needed."""
         if not self.member_id and self.instance_id is None:
             self.ask_for_id()
         return self.take(self.coordinator.join(self.request(reason)))
@@ -80,7 +81,7 @@ class Player:
         return self.answer is not None and self.answer.leader == self.member_id
 
     def sync(self, assignments: Mapping[str, Any] | None = None, *, generation: int | None = None, protocol: str | None = "own") -> Any:
-        """SyncGroup, as a follower or with the assignments that are given."""
+        """Sends SyncGroup, as a follower or with the given assignments."""
         protocol = self.protocol if protocol == "own" else protocol
         got = self.coordinator.sync(
             self.member_id, self.instance_id, self.generation if generation is None else generation, protocol, assignments
@@ -89,7 +90,7 @@ class Player:
         return got
 
     def assign(self) -> Any:
-        """SyncGroup of the leader: every member's assignment says whose it is, and of which generation."""
+        """Sends the leader's SyncGroup. Every assignment names its member and its generation."""
         assert self.leads
         assert self.answer is not None
         return self.sync({member: {"of": member, "generation": self.generation} for member in self.answer.members})
@@ -104,7 +105,7 @@ class Player:
 
 @dataclass
 class Scene:
-    """A group on a real database, its players, and the hand on the clock."""
+    """A group on a real database, its players, and the control over time."""
 
     url: str
     connection: Connection
@@ -124,7 +125,7 @@ class Scene:
         topics: Iterable[str] = ("flights",),
         config: GroupConfig | None = None,
     ) -> Player:
-        """A member to be; it joins when it is told to."""
+        """A process that has not joined yet."""
         offered = protocols if isinstance(protocols, Mapping) else {each: {"topics": list(topics)} for each in protocols}
         player = Player(
             self, name, tuple(offered.items()), instance, session_ms, rebalance_ms, expected, self.coordinator(config=config)
@@ -135,7 +136,7 @@ class Scene:
     def coordinator(self, connection: Connection | None = None, config: GroupConfig | None = None) -> Coordinator:
         return Coordinator(connection or self.connection, self.group, config or self.config)
 
-    # ---- what is stored
+    # ---- the stored state
 
     def sql(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with self.connection, self.connection.cursor() as cur:
@@ -172,7 +173,7 @@ class Scene:
     # ---- time
 
     def age(self, *players: Player, ms: int) -> None:
-        """As much time passes for the sessions of these members, and nothing is heard of them."""
+        """Lets this much time pass for the sessions of these members, without a request from them."""
         for player in players:
             self.sql("UPDATE tidemark.group_member SET seen_at = seen_at - %s * interval '1 ms' WHERE member_id = %s", ms, player.member_id)
 
@@ -187,7 +188,7 @@ class Scene:
         )
 
     def pass_deadline(self) -> None:
-        """The rebalance timeout passes, of the join phase or of the SyncGroups."""
+        """Lets the rebalance timeout pass, for the join phase or for the SyncGroups."""
         self.sql(
             "UPDATE tidemark.consumer_group SET deadline = now, initial_until = CASE WHEN initial_until IS NOT NULL THEN now END"
             "  FROM clock_timestamp() AS now WHERE name = %s AND deadline IS NOT NULL",
@@ -195,14 +196,14 @@ class Scene:
         )
 
     def tick(self) -> str | None:
-        """Somebody runs what is due; returns the state."""
+        """Runs everything that is due, and returns the state."""
         self.coordinator().tick()
         return self.state
 
     # ---- whole phases
 
     def start(self, *players: Player) -> None:
-        """A new group: these join within the initial delay, the first leads, and all have their assignment."""
+        """Starts a new group: these players join within the initial delay, the first leads, and all get an assignment."""
         for player in players:
             player.coordinator = self.coordinator(config=GroupConfig())
             assert player.join() is None
@@ -218,7 +219,7 @@ class Scene:
         assert self.state == GroupState.COMPLETING_REBALANCE
 
     def finish_sync(self, *players: Player) -> None:
-        """The leader assigns, the others get theirs."""
+        """The leader assigns, and all members get their assignments."""
         (leader,) = [player for player in players if player.leads]
         leader.assign()
         for player in players:
@@ -226,7 +227,7 @@ class Scene:
         assert self.state == GroupState.STABLE
 
     def rebalance(self, *players: Player) -> None:
-        """These join again, and go through to Stable; who has not joined before must be the first."""
+        """These players join, and the group becomes Stable. A player that has not joined before must be the first."""
         for player in players:
             player.join()
         self.finish_join(*players)
@@ -234,7 +235,7 @@ class Scene:
 
 
 def settle(players: Sequence[Player], rounds: int = 20) -> None:
-    """Everybody does what its answers tell it, until all have an assignment of one generation. Fails after so many rounds."""
+    """Each player acts on its answers until all have an assignment of the same generation. Fails after ``rounds`` rounds."""
     for _ in range(rounds):
         for player in players:
             one_step(player)
@@ -249,7 +250,7 @@ def settle(players: Sequence[Player], rounds: int = 20) -> None:
 
 
 def one_step(player: Player) -> None:
-    """As a client does: the error's name decides what comes next."""
+    """Takes the next step of a client. After an error, its name decides what the next step is."""
     try:
         if player.answer is None:
             if not player.member_id and player.instance_id is None:
@@ -274,7 +275,7 @@ def scene_on(url: str, group: str = "departures") -> Iterator[Scene]:
 
 
 def waits_for_a_lock(connection: Connection) -> bool:
-    """Does any session of this database wait for a lock that another one holds?"""
+    """Whether a session of this database is waiting for a lock that another one holds."""
     with connection, connection.cursor() as cur:
         cur.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
         row = cur.fetchone()

@@ -1,4 +1,4 @@
-"""What operators ask: lists, descriptions, positions, and deletion of groups and of positions, as in Kafka's GroupCoordinatorTest."""
+"""Requests of operators: lists, descriptions, positions, and deletion of groups and of positions, as in Kafka's GroupCoordinatorTest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemark.records.ranges import TopicPartition
 
 @pytest.fixture
 def ledger(scene: Scene) -> Iterator[Group]:
-    """Two partitions with positions, for the group of the scene."""
+    """Two partitions with positions, for the scene's group."""
     with contextlib.closing(psycopg2.connect(scene.url)) as watch:
         watch.autocommit = True
         with watch.cursor() as cur:
@@ -53,7 +53,7 @@ def test_groups_are_listed_with_their_state(scene: Scene) -> None:
 
 
 def test_groups_are_listed_by_name(scene: Scene) -> None:
-    """Their order does not depend on who was changed last."""
+    """Their order does not depend on which group was changed last."""
     names = [f"{scene.group}-{number}" for number in (2, 1, 3)]
     for name in names:
         Scene(scene.url, scene.connection, name).player("a").ask_for_id()
@@ -61,7 +61,7 @@ def test_groups_are_listed_by_name(scene: Scene) -> None:
 
 
 def test_a_group_that_does_not_exist_has_no_description(scene: Scene) -> None:
-    """Kafka: testDescribeGroupInactiveGroup (Dead, and no error, there)."""
+    """Kafka: testDescribeGroupInactiveGroup (there, the group is Dead, without an error)."""
     assert scene.coordinator().describe() is None
 
 
@@ -85,7 +85,7 @@ def test_a_stable_group_is_described_with_members_and_assignments(scene: Scene) 
 
 
 def test_a_rebalancing_group_is_described_without_assignments(scene: Scene) -> None:
-    """Kafka: testDescribeGroupRebalancing; ids that were given out are shown as pending."""
+    """Kafka: testDescribeGroupRebalancing. Ids that were given out are shown as pending."""
     a, b, c = (scene.player(name) for name in "abc")
     scene.start(a, b)
     b.leave("gone fishing")
@@ -98,7 +98,7 @@ def test_a_rebalancing_group_is_described_without_assignments(scene: Scene) -> N
 
 
 def test_a_description_shows_who_is_overdue_and_changes_nothing(scene: Scene) -> None:
-    """A page that is looked at must not need the right to write; `tick` runs what is due."""
+    """Viewing a page must not require write permission; `tick` runs what is due."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     scene.expire(b)
@@ -112,7 +112,7 @@ def test_a_description_shows_who_is_overdue_and_changes_nothing(scene: Scene) ->
 
 
 def test_a_tick_without_a_group_does_nothing(scene: Scene) -> None:
-    """Whoever looks after all groups may come too early."""
+    """A process that looks after all groups may run before this one exists."""
     assert scene.tick() is None
 
 
@@ -141,7 +141,7 @@ def test_a_group_with_members_is_not_deleted(scene: Scene, state: GroupState) ->
 
 
 def test_a_group_whose_members_are_all_overdue_is_deleted(scene: Scene) -> None:
-    """What is due is run first: a group that everybody left without a word is empty."""
+    """What is due runs first: a group whose members all disappeared without a LeaveGroup is empty."""
     a = scene.player("a")
     scene.start(a)
     scene.expire(a)
@@ -150,7 +150,7 @@ def test_a_group_whose_members_are_all_overdue_is_deleted(scene: Scene) -> None:
 
 
 def test_an_empty_group_is_deleted_and_its_name_is_free(scene: Scene) -> None:
-    """Kafka: testDeleteEmptyGroup, testClassicGroupDelete. Its old members are unknown to the next group of the name."""
+    """Kafka: testDeleteEmptyGroup, testClassicGroupDelete. The next group with this name does not know the old members."""
     a, pending, b = scene.player("a"), scene.player("pending"), scene.player("b")
     scene.start(a)
     pending.ask_for_id()
@@ -169,7 +169,7 @@ def test_an_empty_group_is_deleted_and_its_name_is_free(scene: Scene) -> None:
 
 
 def test_a_deleted_group_stays_as_history(scene: Scene, ledger: Group) -> None:
-    """Kafka: testDeleteEmptyGroupWithStoredOffsets. The ledger explains rows that are in a sink; the next group of the name starts anew."""
+    """Kafka: testDeleteEmptyGroupWithStoredOffsets. The ledger still explains rows in a sink; the next group with this name starts over."""
     ledger.commit(ledger.slice(20))
     scene.coordinator().delete_group()
     assert scene.coordinator().fetch_offsets() == {}
@@ -185,7 +185,7 @@ def test_a_deleted_group_stays_as_history(scene: Scene, ledger: Group) -> None:
 
 
 def test_who_still_holds_a_partition_of_a_deleted_group_is_fenced(scene: Scene, ledger: Group) -> None:
-    """Whatever takes a partition away raises its epoch (I2)."""
+    """Taking a partition away always raises its epoch (I2)."""
     zombie = ledger.slice(20)
     scene.coordinator().delete_group()
     with pytest.raises(OffsetFenced):
@@ -193,7 +193,7 @@ def test_who_still_holds_a_partition_of_a_deleted_group_is_fenced(scene: Scene, 
 
 
 def test_a_deletion_waits_for_a_commit_in_flight_but_not_for_ever(scene: Scene, ledger: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the group's lock meanwhile; nothing of it is stored when it gives up."""
+    """The deletion holds the group's lock while it waits. If it gives up, nothing is stored."""
     monkeypatch.setitem(coordinator_module._LIMITS, "lock_ms", "200")
     with psycopg2.connect(scene.url) as writer, writer.cursor() as cur:
         cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s AND partition = 1 FOR UPDATE", (ledger.group_id,))
@@ -206,7 +206,7 @@ def test_a_deletion_waits_for_a_commit_in_flight_but_not_for_ever(scene: Scene, 
 
 
 def test_a_join_that_waits_for_a_deletion_makes_a_new_group(scene: Scene) -> None:
-    """Kafka: testJoinGroupUnknownConsumerNewDeadGroup: COORDINATOR_NOT_AVAILABLE; here the name is free by then."""
+    """Kafka: testJoinGroupUnknownConsumerNewDeadGroup (there, COORDINATOR_NOT_AVAILABLE). Here, the name is free by then."""
     a = scene.player("a")
     scene.start(a)
     a.leave()
@@ -226,7 +226,7 @@ def test_a_join_that_waits_for_a_deletion_makes_a_new_group(scene: Scene) -> Non
 
 
 def test_positions_are_served_to_anybody_in_every_state(scene: Scene, ledger: Group) -> None:
-    """Kafka: testFetchOffsets, testFetchAllOffsets, testFetchOffsetForUnknownPartition; no generation is asked for."""
+    """Kafka: testFetchOffsets, testFetchAllOffsets, testFetchOffsetForUnknownPartition. No generation is required."""
     ledger.commit(ledger.slice(20))
     first, second, unknown = (TopicPartition(ledger.topic, number) for number in (0, 1, 7))
     a, b = scene.player("a"), scene.player("b")
@@ -244,7 +244,7 @@ def test_a_group_that_does_not_exist_has_no_positions(scene: Scene) -> None:
 
 
 def test_only_the_newest_topic_of_a_name_has_positions(scene: Scene, ledger: Group) -> None:
-    """A topic that was created again starts over (I5); the old one's positions are history."""
+    """A topic that was created again starts over (I5); the positions of the old one are history."""
     ledger.commit(ledger.slice(20))
     (topic_id,) = ledger.sql("INSERT INTO tidemark.topic (name, kafka_uuid) VALUES (%s, 'another') RETURNING topic_id", ledger.topic)[0]
     ledger.sql(
@@ -261,7 +261,7 @@ def test_positions_of_a_group_that_does_not_exist_are_not_deleted(scene: Scene) 
 
 
 def test_positions_of_an_empty_group_are_deleted(scene: Scene, ledger: Group) -> None:
-    """Kafka: testDeleteOffsetOfEmptyConsumerGroup: single ones, or whole topics; what has no position is no error."""
+    """Kafka: testDeleteOffsetOfEmptyConsumerGroup, for single partitions and whole topics. A missing position is not an error."""
     first, second, unknown = (TopicPartition(ledger.topic, number) for number in (0, 1, 7))
     assert scene.coordinator().delete_offsets(partitions=[first, unknown]) == {first: None, unknown: None}
     assert scene.coordinator().fetch_offsets() == {second: 0}
@@ -270,7 +270,7 @@ def test_positions_of_an_empty_group_are_deleted(scene: Scene, ledger: Group) ->
 
 
 def test_positions_of_topics_that_members_read_are_kept(scene: Scene, ledger: Group) -> None:
-    """Kafka: testDeleteOffsetOfStableConsumerGroup: an answer for each partition, and only what nobody reads is deleted."""
+    """Kafka: testDeleteOffsetOfStableConsumerGroup. Each partition gets an answer, and only positions that no member uses are deleted."""
     read = TopicPartition(ledger.topic, 0)
     other = Group(scene.url, ledger.watch, partitions=1)
     other.sql("UPDATE tidemark.partition_offset SET group_id = %s WHERE group_id = %s", ledger.group_id, other.group_id)
@@ -286,7 +286,8 @@ def test_positions_of_topics_that_members_read_are_kept(scene: Scene, ledger: Gr
 
 
 def test_a_position_that_results_were_made_from_is_kept(scene: Scene, ledger: Group) -> None:
-    """Not so in Kafka, which knows no results. To forget it would mean to make them again (I1); a rewind takes them back instead."""
+    """Kafka differs, because it does not know results. Without the position, the results would be created again (I1); a rewind removes
+    them instead."""
     ledger.commit(ledger.slice(20))
     first, second = (TopicPartition(ledger.topic, number) for number in (0, 1))
     answers = scene.coordinator().delete_offsets([ledger.topic])

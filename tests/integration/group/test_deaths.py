@@ -1,4 +1,4 @@
-"""A coordinator that dies, or stands still, anywhere in a call; several at once; and what a call costs."""
+"""Coordinators that die or stall anywhere in a call, the cost of a call, and concurrent calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidemark.offsets.store import TaskIdentity
 
 
 class Watched(PostgresCursor):
-    """Counts the statements of its connection, and has the server end its session after one of them."""
+    """Counts the statements of its connection, and makes the server end the session after one of them."""
 
     done = 0
     last: int | None = None
@@ -43,7 +43,7 @@ class Watched(PostgresCursor):
 
 @contextlib.contextmanager
 def watched(scene: Scene, last: int | None = None) -> Iterator[Connection]:
-    """A connection that dies after its ``last`` statement, which is one in the middle of a transaction or the last one before COMMIT."""
+    """A connection that dies after its ``last`` statement, in the middle of a transaction or just before COMMIT."""
     with contextlib.closing(connect(scene.url)) as connection:
         connection.cursor_factory = Watched
         Watched.done, Watched.last, Watched.killer = 0, last, scene.connection
@@ -51,7 +51,7 @@ def watched(scene: Scene, last: int | None = None) -> Iterator[Connection]:
 
 
 def rows_of(scene: Scene) -> list[Any]:
-    """Everything that is stored of the group."""
+    """Everything that is stored about the group."""
     return scene.sql(
         "SELECT to_jsonb(grp), to_jsonb(member) FROM tidemark.consumer_group grp LEFT JOIN tidemark.group_member member USING (group_id)"
         " WHERE name = %s ORDER BY member_no",
@@ -66,7 +66,7 @@ def stable(scene: Scene) -> list[Player]:
 
 
 def joining(scene: Scene) -> list[Player]:
-    """Two of three have joined again."""
+    """Two of the three members have rejoined."""
     players = stable(scene)
     assert [player.join() for player in players[:2]] == [None, None] if players[0].leads else False
     return players
@@ -82,7 +82,7 @@ def joined(scene: Scene) -> list[Player]:
 
 
 def by(player: Player, connection: Connection) -> Player:
-    """Its next call is on this connection, and is otherwise what it would have been on the old one."""
+    """Moves a player to this connection. Its next call is otherwise the same as on the old one."""
     before, player.coordinator = player.coordinator, player.scene.coordinator(connection)
     player.coordinator._sent_sync = before._sent_sync
     return player
@@ -153,11 +153,11 @@ CALLS: dict[str, tuple[Setup, Act]] = {
 
 
 IN_TWO_STEPS = {"a JoinGroup is parked", "a JoinGroup ends the join phase"}
-"""A JoinGroup in a join phase is stored first; then it, or the next caller, sees whether all have joined."""
+"""During a join phase, a JoinGroup is stored first. Then its caller, or the next one, checks whether all have joined."""
 
 
 def statements_of(scene: Scene, setup: Setup, act: Act) -> int:
-    """How many statements the call takes when nobody disturbs it."""
+    """The number of statements that the call takes when it is not disturbed."""
     players = setup(scene)
     with watched(scene) as connection, contextlib.suppress(GroupError):
         act(players, connection)
@@ -166,7 +166,7 @@ def statements_of(scene: Scene, setup: Setup, act: Act) -> int:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_dies_between_any_two_statements_changes_nothing(scene: Scene, call: str) -> None:
-    """Each call changes the group in one transaction: until its COMMIT all is as before, and the next caller carries on from there."""
+    """Each call changes the group in one transaction. Before its COMMIT nothing has changed, and the next caller continues from there."""
     setup, act = CALLS[call]
     total = statements_of(scene, setup, act)
     assert total >= 1
@@ -174,7 +174,7 @@ def test_a_call_that_dies_between_any_two_statements_changes_nothing(scene: Scen
         with contextlib.closing(connect(scene.url)) as own:
             once = Scene(scene.url, own, f"{scene.group}-{last}")
             players = setup(once)
-            # a call before the one that dies, where there is one, is on the scene's own connection and committed
+            # if there is a call before the one that dies, it runs on `own` and is committed
             with watched(scene, last) as connection:
                 before = rows_of(once) if call not in IN_TWO_STEPS else None
                 with pytest.raises(DatabaseUnavailable):
@@ -190,7 +190,7 @@ def test_a_call_that_dies_between_any_two_statements_changes_nothing(scene: Scen
 
 
 def test_a_coordinator_that_stands_still_loses_the_lock(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was frozen in the middle of a call, or whose machine was cut off, keeps the group waiting for 10 s, not for ever."""
+    """If a process freezes in the middle of a call, or its machine loses the network, the group waits for 10 s and no longer."""
     assert coordinator_module.IDLE_LIMIT_MS <= 10_000
     (a, *_) = stable(scene)
     limits = {**coordinator_module._LIMITS, "idle_ms": "300"}
@@ -207,7 +207,7 @@ def test_a_coordinator_that_stands_still_loses_the_lock(scene: Scene, monkeypatc
 
 @pytest.mark.parametrize("request_", ["heartbeat", "joined", "sync"])
 def test_every_call_limits_how_long_it_may_stand_still(scene: Scene, request_: str) -> None:
-    """Also the short ones: they hold the lock on their own row, for which a transition would wait."""
+    """This includes the short calls, because a transition would wait for the lock on their own row."""
     players = joining(scene) if request_ == "joined" else joined(scene)
     if request_ == "sync":
         players[1].sync()
@@ -226,12 +226,12 @@ def test_every_call_limits_how_long_it_may_stand_still(scene: Scene, request_: s
     assert seen == [("10s", "10s")]
 
 
-# ---- what a call costs, and whom it waits for
+# ---- what a call costs, and what it waits for
 
 
 @pytest.mark.parametrize("request_", ["heartbeat", "joined", "sync"])
 def test_a_beat_is_one_statement_on_the_members_own_row(scene: Scene, request_: str) -> None:
-    """Nothing is due: no lock on the group, no other row changed; a coordinator at work on the group holds nobody's heartbeat up."""
+    """If nothing is due, a beat does not lock the group and changes no other row. A coordinator working on the group does not delay it."""
     players = joining(scene) if request_ == "joined" else joined(scene)
     if request_ == "sync":
         players[1].sync()
@@ -249,7 +249,8 @@ def test_a_beat_is_one_statement_on_the_members_own_row(scene: Scene, request_: 
 
 
 def test_a_heartbeat_with_something_due_takes_the_groups_lock_first(scene: Scene) -> None:
-    """The lock order is group, members: a beat that had locked its own row and then waited for the group could meet a transition."""
+    """The lock order is group, then members: a beat that locked its own row before it waited for the group could deadlock with a
+    transition."""
     players = one_is_silent(scene)
     with psycopg2.connect(scene.url) as busy, busy.cursor() as cur:
         cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group, **coordinator_module._LIMITS})
@@ -274,7 +275,7 @@ def test_an_attempt_starts_while_the_group_rebalances(scene: Scene) -> None:
 
 
 def test_no_moment_comes_from_python() -> None:
-    """The database's clock only (I6): the coordinator could not tell the time if it wanted to."""
+    """Only the database's clock counts (I6): the coordinator does not import any other."""
     for module in ("coordinator.py", "machine.py", "states.py"):
         text = (Path(coordinator_module.__file__).parent / module).read_text(encoding="utf-8")
         imports = {alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names}
@@ -285,11 +286,11 @@ def test_no_moment_comes_from_python() -> None:
     assert not any(word in sql.lower() for word in ("now()", "current_timestamp", "localtimestamp"))
 
 
-# ---- several at once
+# ---- concurrent calls
 
 
 def test_a_heartbeat_that_finds_another_row_than_it_waited_for_keeps_no_lock(scene: Scene) -> None:
-    """Postgres leaves such a row locked. Whoever holds the group's row may change members' rows: they would wait for one another."""
+    """Postgres leaves such a row locked. A call that has locked the group's row may change members' rows, so the two would deadlock."""
     player = scene.player("a")
     scene.start(player)
     with contextlib.ExitStack() as stack:
@@ -312,7 +313,7 @@ def test_a_heartbeat_that_finds_another_row_than_it_waited_for_keeps_no_lock(sce
 
 
 def run_at_once(acts: list[Callable[[], None]]) -> None:
-    """Each in a thread of its own, all begun together; raises what any of them raised."""
+    """Runs each in a separate thread, all started together. Raises the first error of any of them."""
     errors: list[BaseException] = []
     begin = threading.Barrier(len(acts))
 
@@ -354,7 +355,7 @@ def test_a_group_that_many_join_at_once_has_exactly_as_many_as_it_may(scene: Sce
 
 @pytest.mark.parametrize("seed", range(3))
 def test_members_that_do_anything_at_once_end_in_a_stable_group(scene: Scene, seed: int) -> None:
-    """Kafka: testConcurrentGoodPathSequence, testConcurrentRandomSequence. No deadlock, no call that fails with what is no answer."""
+    """Kafka: testConcurrentGoodPathSequence, testConcurrentRandomSequence. There are no deadlocks, and all errors are the protocol's."""
 
     def live(name: str, chance: random.Random) -> None:
         with contextlib.closing(connect(scene.url)) as connection:

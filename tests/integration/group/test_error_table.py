@@ -1,4 +1,4 @@
-"""Each request in each state, by who asks: the table of docs/group-protocol.md, which is Kafka's."""
+"""Each request in each state, by who sends it: the table in docs/group-protocol.md, which matches Kafka."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("no group", GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupSt
 
 
 def in_state(scene: Scene, state: str) -> tuple[Player, Player]:
-    """The leader and a static follower of a group that is in this state; they know what they knew when it came into it."""
+    """The leader and a static follower of a group in this state. They know what they knew when the group entered it."""
     leader, follower = scene.player("leader"), scene.player("follower", instance="i-follower")
     if state == "no group":
         leader.member_id = follower.member_id = "gone"
@@ -98,7 +98,7 @@ REQUESTS: dict[str, Ask] = {
 
 
 def answered(scene: Scene, request: str, leader: Player, follower: Player) -> str:
-    """In the words of the table: the error's name, "parked" or "ok"; and the state that the group is in then, if it is another one."""
+    """The answer in the words of the table: the error's name, "parked" or "ok", and the group's new state if it has changed."""
     before = scene.state
     try:
         answer = REQUESTS[request](scene, leader, follower)
@@ -112,7 +112,7 @@ def answered(scene: Scene, request: str, leader: Player, follower: Player) -> st
 
 
 def table() -> dict[tuple[str, str], str]:
-    """The page's table: by request and state, the answer."""
+    """The page's table: the answer by request and state."""
     page = (Path(project.root()) / "docs" / "group-protocol.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^## Answers by state\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
     lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
@@ -124,12 +124,12 @@ TABLE = table()
 
 
 def test_every_request_is_in_the_table() -> None:
-    """A guard of the next test."""
+    """Ensures that the next test covers every request."""
     assert {request for request, _ in TABLE} == set(REQUESTS)
 
 
 @pytest.mark.parametrize(("request_", "state"), TABLE, ids=lambda part: str(part))
 def test_a_request_is_answered_as_the_table_says(scene: Scene, request_: str, state: str) -> None:
-    """Kafka: the classes of GroupCoordinatorTest's *UnknownGroup, *EmptyGroup, *DuringRebalance and so on, all of them."""
+    """Kafka: all of GroupCoordinatorTest's tests of the kinds *UnknownGroup, *EmptyGroup, *DuringRebalance and so on."""
     leader, follower = in_state(scene, state)
     assert answered(scene, request_, leader, follower) == TABLE[request_, state]

@@ -1,4 +1,4 @@
-"""Members that join, leave, crash, fall silent and change in any order, over a real Postgres: what always holds, and how it ends."""
+"""Members join, leave, crash, fall silent and change in any order, on a real Postgres: the invariants, and the final state."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidemark.group.errors import FencedInstanceId, GroupError, InconsistentGrou
 from tidemark.group.states import TRANSITIONS, GroupState, Transition, Why
 
 OFFERS = (("range",), ("range", "sticky"), ("sticky", "range"), ("mine", "range"), ("mine", "sticky", "range"))
-"""All have one in common, so nobody is refused for good."""
+"""All have an assignor in common, so no process is refused permanently."""
 MOST = 5
 which = st.integers(0, MOST - 1)
 
 
 class Moves(logging.Handler):
-    """The changes of state, as they are logged after each commit."""
+    """Collects the changes of state, as they are logged after each commit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Moves(logging.Handler):
 
 
 class Protocol(RuleBasedStateMachine):
-    """A handful of processes; some do not know that they are out, and some have a successor with the same instance id."""
+    """A few processes. Some do not know that they are no longer members, and some have a successor with the same instance id."""
 
     url = ""
     connection: Any = None
@@ -61,7 +61,7 @@ class Protocol(RuleBasedStateMachine):
             self.a_process_starts(instance, OFFERS[1], None)
 
     def teardown(self) -> None:
-        """Once events stop and all who live answer, the group is Stable again within a bounded number of calls (or empty)."""
+        """Once events stop and all living processes respond, the group becomes Stable (or Empty) within a bounded number of calls."""
         if not hasattr(self, "scene"):
             return
         try:
@@ -69,12 +69,11 @@ class Protocol(RuleBasedStateMachine):
         finally:
             logging.getLogger("tidemark.group.coordinator").removeHandler(self.moves)
 
-    # ---- what happens
-
+    # ---- events
     @precondition(lambda self: len(self.living) < MOST)
     @rule(instance=st.sampled_from([None, None, "i-1", "i-2"]), offer=st.sampled_from(OFFERS), expected=st.sampled_from([None, 2]))
     def a_process_starts(self, instance: str | None, offer: tuple[str, ...], expected: int | None) -> None:
-        """With the instance id of another one: that one is a zombie from then on, and goes on asking."""
+        """If it has the instance id of another process, that process becomes a zombie, which continues to send requests."""
         name = f"{instance or 'dynamic'}-{len(self.scene.players)}"
         self.living.append(self.scene.player(name, offer, instance=instance, expected=expected))
         self.ask(self.living[-1].join, self.living[-1])
@@ -91,7 +90,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def all_go_on_for_a_while(self) -> None:
-        """Mostly until the group is Stable: so that what comes next happens to a group at work."""
+        """Usually until the group is Stable, so that the next event happens to a working group."""
         self.some_go_on(list(range(len(self.living))) * 3)
 
     @rule(number=which)
@@ -113,7 +112,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(number=which, complete=st.booleans())
     def sync(self, number: int, complete: bool) -> None:
-        """A leader sometimes forgets somebody; that one has an empty assignment."""
+        """A leader sometimes forgets a member, which then gets an empty assignment."""
         player = self.one(number)
         if player is None or player.answer is None:
             return
@@ -126,7 +125,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(number=which, by=st.sampled_from([0, 0, 0, -1, 1]))
     def heartbeat(self, number: int, by: int) -> None:
-        """If it is answered, the member is one, and of the group's generation."""
+        """If it is accepted, the sender is a member, and the generation is the group's."""
         player = self.one(number)
         if player and self.ask(lambda: player.heartbeat(player.generation + by), player):
             assert player.generation + by == self.scene.generation
@@ -144,13 +143,13 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(number=which)
     def crash(self, number: int) -> None:
-        """Nothing is heard of it any more; its row stays."""
+        """The process sends nothing more; its row stays."""
         if player := self.one(number):
             self.living.remove(player)
 
     @rule(number=which)
     def fall_silent(self, number: int) -> None:
-        """For longer than the session timeout; then it goes on as if nothing had happened."""
+        """The process is silent for longer than the session timeout, then continues as if nothing had happened."""
         if player := self.one(number):
             self.scene.expire(player)
 
@@ -160,13 +159,13 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(number=which, offer=st.sampled_from(OFFERS), topics=st.sampled_from([["flights"], ["flights", "delays"]]))
     def change(self, number: int, offer: tuple[str, ...], topics: list[str]) -> None:
-        """Of assignors and of topics; said with the next JoinGroup."""
+        """Changes a process's assignors and topics, which its next JoinGroup reports."""
         if player := self.one(number):
             player.protocols = tuple((name, {"topics": topics}) for name in offer)
 
     @rule()
     def nothing_in_common(self) -> None:
-        """A stranger with another assignor is refused as long as there is anybody, and disturbs nobody."""
+        """A stranger with another assignor is refused as long as the group has members, and does not disturb them."""
         before = self.scene.state
         stranger = self.scene.player("stranger", ("theirs",), instance="i-stranger")
         self.scene.tick()
@@ -186,7 +185,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def the_server_restarts(self) -> None:
-        """Nobody loses its session for it."""
+        """No member loses its session because of it."""
         members = self.scene.members()
         self.scene.sql("UPDATE tidemark.consumer_group SET server_start = server_start - interval '1 h' WHERE name = %s", self.scene.group)
         for player in self.scene.players:
@@ -205,7 +204,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def an_operator_deletes(self) -> None:
-        """A group with members stays; of an empty one the name is free, and the next group of the name has greater generations."""
+        """A group with members stays. The name of a deleted group is free, and the next group with this name has greater generations."""
         if self.scene.tick() is None:
             return
         empty = self.scene.state == GroupState.EMPTY
@@ -216,14 +215,13 @@ class Protocol(RuleBasedStateMachine):
         except NonEmptyGroup:
             assert not empty
 
-    # ---- what always holds
-
+    # ---- invariants
     @invariant()
     def the_states_follow_the_table(self) -> None:
-        """Each change begins where the last one ended, and is in the table; what is stored is where the last one ended."""
+        """Each change starts in the state in which the previous one ended, and is in the table. The last one ends in the stored state."""
         for move in self.moves.seen:
             if self.state is GroupState.DEAD:
-                self.state = GroupState.EMPTY  # another group of the same name
+                self.state = GroupState.EMPTY  # another group with the same name
             assert move.source is self.state
             assert move in TRANSITIONS
             self.state = move.target
@@ -233,7 +231,7 @@ class Protocol(RuleBasedStateMachine):
 
     @invariant()
     def generations_only_grow(self) -> None:
-        """Also over the deletion of the group; and each number belongs to one join phase of one group."""
+        """Even after the group was deleted; each number belongs to one join phase of one group."""
         now = self.scene.of_group("generation")
         if now:
             assert now >= self.generation
@@ -241,7 +239,7 @@ class Protocol(RuleBasedStateMachine):
 
     @invariant()
     def the_rows_fit_the_state(self) -> None:
-        """One leader who is a member, nobody in two places, and in Stable an assignment of this very generation for everybody."""
+        """The leader is a member, no instance id occurs twice, and in Stable every member has an assignment of this generation."""
         found = self.scene.sql("SELECT group_id, state, generation, leader, protocol, deadline IS NOT NULL FROM tidemark.consumer_group"
                                " WHERE name = %s", self.scene.group)  # fmt: skip
         if not found:
@@ -276,7 +274,7 @@ class Protocol(RuleBasedStateMachine):
         return self.living[number % len(self.living)] if self.living else None
 
     def ask(self, call: Any, player: Player) -> bool:
-        """As a client acts on the answer. An error of any other class fails the test."""
+        """Makes a call and acts on its answer as a client does. Any error except the expected kinds of `GroupError` fails the test."""
         try:
             answer = call()
         except InconsistentGroupProtocol:
@@ -304,7 +302,7 @@ class Protocol(RuleBasedStateMachine):
             assert answer.protocol == self.scene.of_group("protocol")
 
     def it_ends_well(self) -> None:
-        """Of two processes with one instance id the newer one lives on; of a group that is too small only as many as it takes."""
+        """Of two processes with the same instance id, the newer one survives; of too many processes, only as many as the group admits."""
         newest = {player.instance_id or player.name: player for player in self.living}
         living = list(newest.values())[: self.scene.config.max_size]
         self.scene.config = AT_ONCE if self.scene.config.max_size is None else GroupConfig(0, max_size=self.scene.config.max_size)
@@ -329,7 +327,7 @@ class Protocol(RuleBasedStateMachine):
 
 
 def test_a_group_keeps_its_rules_whatever_members_do_in_whatever_order(groups_url: str) -> None:
-    """Any interleaving of what processes, operators and the clock can do; a new group for each example."""
+    """Tries any interleaving of actions by processes, operators and the clock, with a new group for each example."""
     with session(groups_url) as connection:
         machine = type("Machine", (Protocol,), {"url": groups_url, "connection": connection})
         run_state_machine_as_test(

@@ -26,7 +26,7 @@ TWO = GroupConfig(initial_rebalance_delay_ms=0, max_size=2)
 
 
 def test_a_lone_member_leads_a_group_of_one(scene: Scene) -> None:
-    """Kafka: testValidJoinGroup, testNewMemberTimeoutCompletion. It is leader, knows all members, and no id is given twice."""
+    """Kafka: testValidJoinGroup, testNewMemberTimeoutCompletion. It is the leader and knows all members."""
     a = scene.player("a")
     joined = a.join()
     assert joined is not None
@@ -37,7 +37,7 @@ def test_a_lone_member_leads_a_group_of_one(scene: Scene) -> None:
 
 
 def test_a_dynamic_member_is_given_an_id_before_it_may_join(scene: Scene) -> None:
-    """Kafka: KIP-394; each JoinGroup without an id gets another one, and no group starts to rebalance for it."""
+    """Kafka: KIP-394. Each JoinGroup without an id gets a different one, and none of them starts a rebalance."""
     a = scene.player("a")
     ids = []
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_a_session_timeout_outside_of_the_limits_is_refused(scene: Scene, timeou
 
 @pytest.mark.parametrize("timeout_ms", [6_000, 1_800_000])
 def test_the_limits_of_the_session_timeout_are_allowed(scene: Scene, timeout_ms: int) -> None:
-    """The counterpart: the limits themselves are inside."""
+    """The counterpart of the previous test: the range includes its limits."""
     assert scene.player("a", session_ms=timeout_ms).join() is not None
 
 
@@ -104,7 +104,7 @@ def test_a_member_that_shares_no_assignor_with_all_others_is_refused(scene: Scen
 
 
 def test_a_member_that_rejoins_without_a_common_assignor_is_refused(scene: Scene) -> None:
-    """Kafka: testJoinGroupSecondJoinInconsistentProtocol; also for the only member: a group changes its assignor in two rounds."""
+    """Kafka: testJoinGroupSecondJoinInconsistentProtocol. This includes the only member: a group changes its assignor in two rounds."""
     a = scene.player("a", ("range",))
     scene.start(a)
     a.protocols = (("sticky", {"topics": ["flights"]}),)
@@ -120,7 +120,7 @@ def test_a_member_that_rejoins_without_a_common_assignor_is_refused(scene: Scene
     "metadata", [{"topics": [float("nan")]}, {"topics": ["a\0b"]}, {"topics": {"a set"}}], ids=["NaN", "U+0000", "no JSON"]
 )  # fmt: skip
 def test_metadata_that_postgres_cannot_store_is_refused(scene: Scene, metadata: object) -> None:
-    """It is said at once and by name, and not by the database in the middle of a transaction."""
+    """The error comes at once and names the protocol. It does not come from the database in the middle of a transaction."""
     with pytest.raises(BadInput, match="metadata of the protocol range"):
         scene.player("a", {"range": metadata}, instance="i").join()
 
@@ -140,7 +140,7 @@ def test_a_request_that_makes_no_sense_is_refused(scene: Scene, change: dict[str
 def test_a_full_group_takes_nobody_else(scene: Scene, static: bool) -> None:
     """Kafka: test{Dynamic,Static}MembersJoinGroupWithMaxSize, testJoinGroupShouldReceiveErrorIfGroupOverMaxSize.
 
-    Exactly as many as may are in; those may join again also when the group is full.
+    The group has exactly as many members as it may have. They may rejoin although it is full.
     """
     a, b, c = (scene.player(name, instance=f"i-{name}" if static else None) for name in "abc")
     for player in (a, b, c):
@@ -161,7 +161,7 @@ def test_a_full_group_takes_nobody_else(scene: Scene, static: bool) -> None:
 
 
 def test_ids_are_given_out_beyond_the_size_but_only_so_many_join(scene: Scene) -> None:
-    """Kafka: testDynamicMembersJoinGroupWithMaxSizeAndRequiredKnownMember: the limit counts members, not ids that were given out."""
+    """Kafka: testDynamicMembersJoinGroupWithMaxSizeAndRequiredKnownMember. The limit counts members, not ids that were given out."""
     players = [scene.player(name, config=GroupConfig(max_size=2)) for name in "abcd"]
     for player in players:
         player.ask_for_id()
@@ -201,7 +201,7 @@ def test_when_the_size_was_lowered_the_last_to_rejoin_are_put_out(scene: Scene) 
 
 
 def test_a_static_members_next_process_gets_its_seat_in_a_full_group(scene: Scene) -> None:
-    """Not so in Kafka's classic groups (KAFKA-20601 for the new ones): a retried task would be refused because of its own zombie."""
+    """Kafka's classic groups differ (KAFKA-20601 for the new ones): there, a retried task would be refused because of its own zombie."""
     a, b = scene.player("a", instance="i-a"), scene.player("b", instance="i-b")
     scene.start(a, b)
     again = scene.player("again", instance="i-b", config=TWO)
@@ -230,14 +230,14 @@ def test_a_new_member_starts_the_initial_delay_again(scene: Scene) -> None:
     scene.sql("UPDATE tidemark.consumer_group SET initial_until = initial_until - interval '2 s' WHERE name = %s", scene.group)
     assert b.join() is None
     assert scene.of_group("initial_until") > before
-    a.join()  # who is there already does not
+    a.join()  # a known member does not restart it
     assert scene.of_group("initial_until <= clock_timestamp() + interval '3 s'")
     scene.pass_initial_delay()
     scene.finish_join(a, b)
 
 
 def test_the_initial_delay_ends_with_the_rebalance_timeout(scene: Scene) -> None:
-    """Kafka: shouldDelayRebalanceUptoRebalanceTimeout: however many come."""
+    """Kafka: shouldDelayRebalanceUptoRebalanceTimeout. The number of new members does not matter."""
     players = [scene.player(name, rebalance_ms=1_000, config=GroupConfig()) for name in "abc"]
     for player in players:
         assert player.join() is None
@@ -247,7 +247,7 @@ def test_the_initial_delay_ends_with_the_rebalance_timeout(scene: Scene) -> None
 
 
 def test_a_group_goes_on_as_soon_as_those_it_expects_are_there(scene: Scene) -> None:
-    """A run knows how many members it started; when the last of them joins there is nothing to wait for."""
+    """A run knows how many members it started. When the last of them has joined, there is nothing to wait for."""
     players = [scene.player(name, expected=3, config=GroupConfig()) for name in "abc"]
     assert [player.join() for player in players[:2]] == [None, None]
     assert players[2].join() is not None
@@ -255,7 +255,7 @@ def test_a_group_goes_on_as_soon_as_those_it_expects_are_there(scene: Scene) -> 
 
 
 def test_a_group_does_not_wait_for_ever_for_those_it_expects(scene: Scene) -> None:
-    """The initial delay ends as it always does; who comes later makes the group rebalance."""
+    """The initial delay ends as usual; a member that joins later makes the group rebalance."""
     a, b = (scene.player(name, expected=5, config=GroupConfig()) for name in "ab")
     assert a.join() is None
     scene.pass_initial_delay()
@@ -266,7 +266,7 @@ def test_a_group_does_not_wait_for_ever_for_those_it_expects(scene: Scene) -> No
 
 
 def test_a_group_that_was_used_before_has_its_initial_delay_again(scene: Scene) -> None:
-    """As in Kafka's newer coordinator, whenever the group was empty; the older one delays the very first generation only."""
+    """As in Kafka's newer coordinator, the delay applies whenever the group was empty. The older one only delays the first generation."""
     a, b = scene.player("a"), scene.player("b", config=GroupConfig())
     scene.start(a)
     a.leave()
@@ -275,7 +275,7 @@ def test_a_group_that_was_used_before_has_its_initial_delay_again(scene: Scene) 
     assert scene.of_group("initial_until IS NOT NULL")
 
 
-# ---- who joins again
+# ---- members that rejoin
 
 
 def test_a_follower_that_has_not_changed_does_not_disturb_the_group(scene: Scene) -> None:
@@ -302,7 +302,7 @@ def test_the_leader_that_joins_again_has_the_group_rebalance(scene: Scene) -> No
 
 
 def test_a_follower_with_other_metadata_has_the_group_rebalance(scene: Scene) -> None:
-    """Kafka: testJoinGroupAsExistingMemberWithUpdatedMetadataTriggersRebalanceInStableState; the leader sees what has changed."""
+    """Kafka: testJoinGroupAsExistingMemberWithUpdatedMetadataTriggersRebalanceInStableState. The leader gets the new metadata."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     b.protocols = (("range", {"topics": ["flights", "delays"]}), b.protocols[1])
@@ -314,7 +314,7 @@ def test_a_follower_with_other_metadata_has_the_group_rebalance(scene: Scene) ->
 
 @pytest.mark.parametrize("name", ["a", "b"], ids=["leader", "follower"])
 def test_a_member_whose_answer_was_lost_gets_it_again(scene: Scene, name: str) -> None:
-    """Kafka: JoinGroup in CompletingRebalance with the same metadata answers the current generation and disturbs nobody."""
+    """Kafka: a JoinGroup in CompletingRebalance with the same metadata gets the current generation and does not disturb the group."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     a.join()
@@ -341,7 +341,7 @@ def test_a_member_that_has_changed_before_the_sync_has_the_group_rebalance_again
 
 
 def test_joining_again_while_the_others_join_takes_over_what_is_said_last(scene: Scene) -> None:
-    """Kafka: JoinGroup of a known member in PreparingRebalance updates it and stays parked."""
+    """Kafka: the JoinGroup of a known member in PreparingRebalance updates the member and is parked."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     assert a.join() is None
@@ -354,7 +354,7 @@ def test_joining_again_while_the_others_join_takes_over_what_is_said_last(scene:
 
 
 def test_every_rebalance_has_a_greater_generation(scene: Scene) -> None:
-    """Kafka: testGenerationIdIncrementsOnRebalance. Here they come from one sequence of the whole database, and are never given twice."""
+    """Kafka: testGenerationIdIncrementsOnRebalance. Here, they come from one sequence for the whole database, and are never used twice."""
     a = scene.player("a")
     seen = []
     for _ in range(3):
@@ -363,12 +363,12 @@ def test_every_rebalance_has_a_greater_generation(scene: Scene) -> None:
         seen.append(joined.generation)
         a.assign()
     a.leave()
-    seen.append(scene.generation)  # becoming empty is one too: testInitNextGenerationEmptyGroup
+    seen.append(scene.generation)  # an empty group gets a new one too: testInitNextGenerationEmptyGroup
     assert all(one < two for one, two in pairwise(seen))
 
 
 def test_the_protocol_is_the_one_most_members_want(scene: Scene) -> None:
-    """Kafka: testSelectProtocol: only what all support can be voted for."""
+    """Kafka: testSelectProtocol. Only protocols that all members support can get votes."""
     a, b, c = scene.player("a", ("range", "sticky")), scene.player("b", ("sticky", "range")), scene.player("c", ("mine", "sticky", "range"))
     scene.start(a, b, c)
     assert {player.protocol for player in (a, b, c)} == {"sticky"}
@@ -376,14 +376,14 @@ def test_the_protocol_is_the_one_most_members_want(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("range", "sticky"), ("sticky", "range")])
 def test_where_the_vote_is_even_the_leader_decides(scene: Scene, first: str, second: str) -> None:
-    """Kafka leaves it open (the order of a hash map)."""
+    """Kafka leaves this undefined (the order of a hash map)."""
     a, b = scene.player("a", (first, second)), scene.player("b", (second, first))
     scene.start(a, b)
     assert (scene.leader, scene.of_group("protocol")) == (a.member_id, first)
 
 
 def test_members_are_listed_to_the_leader_in_the_order_in_which_they_came(scene: Scene) -> None:
-    """Static ones with their instance id; the assignors sort for themselves."""
+    """Static members have their instance id. Assignors sort the members themselves."""
     players = [scene.player("c"), scene.player("a", instance="i-1"), scene.player("b")]
     scene.start(*players)
     answer = players[0].answer
@@ -392,11 +392,11 @@ def test_members_are_listed_to_the_leader_in_the_order_in_which_they_came(scene:
     assert [member.instance_id for member in answer.members.values()] == [None, "i-1", None]
 
 
-# ---- who does not come back
+# ---- members that do not come back
 
 
 def test_dynamic_members_that_have_not_rejoined_in_time_are_removed(scene: Scene) -> None:
-    """Kafka: testCompleteJoinRemoveNotYetRejoinedDynamicMembers; heartbeats alone do not save them."""
+    """Kafka: testCompleteJoinRemoveNotYetRejoinedDynamicMembers. Heartbeats alone do not save them."""
     a, b, c = (scene.player(name) for name in "abc")
     scene.start(a, b, c)
     a.join()
@@ -438,7 +438,7 @@ def test_a_leader_that_rejoins_in_time_still_leads(scene: Scene) -> None:
 
 
 def test_the_rebalance_timeout_is_that_of_the_most_patient_member(scene: Scene) -> None:
-    """Kafka: the maximum over the members; of the join phase and of the SyncGroups."""
+    """Kafka: the maximum over the members, both for the join phase and for the SyncGroups."""
     a, b = scene.player("a", rebalance_ms=20_000), scene.player("b", rebalance_ms=90_000)
     scene.start(a, b)
     a.join()
@@ -449,7 +449,7 @@ def test_the_rebalance_timeout_is_that_of_the_most_patient_member(scene: Scene) 
 
 
 def test_the_group_goes_on_without_a_static_member_that_does_not_rejoin(scene: Scene) -> None:
-    """Kafka: testRebalanceCompletesBeforeMemberJoins. It stays a member until its session ends; its heartbeats are of an old generation."""
+    """Kafka: testRebalanceCompletesBeforeMemberJoins. It stays a member until its session ends; its heartbeats have an old generation."""
     a, b = scene.player("a", instance="i-a"), scene.player("b")
     scene.start(a)
     old = a.generation
@@ -472,7 +472,8 @@ def test_the_group_goes_on_without_a_static_member_that_does_not_rejoin(scene: S
 
 
 def test_a_new_member_that_no_longer_asks_is_removed(scene: Scene) -> None:
-    """Kafka: testNewMemberJoinExpiration (5 min there, because a parked request says nothing; here a parked member asks again)."""
+    """Kafka: testNewMemberJoinExpiration (there after 5 min, because a parked request is silent; here, a parked member repeats its
+    request)."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a)
     assert b.join() is None
@@ -484,7 +485,7 @@ def test_a_new_member_that_no_longer_asks_is_removed(scene: Scene) -> None:
 
 
 def test_a_member_that_waits_in_join_is_heard_of_whenever_it_asks(scene: Scene) -> None:
-    """Kafka: testHasHeartbeatSatisfied: who is parked does not lose its session, however long the others take."""
+    """Kafka: testHasHeartbeatSatisfied. A parked member does not lose its session, however long the others take."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a)
     b.join()
@@ -514,7 +515,7 @@ def test_a_new_member_that_dies_is_removed_after_its_session(scene: Scene, synce
 
 
 def test_a_group_whose_members_all_died_is_empty(scene: Scene) -> None:
-    """Kafka: testCompleteJoinPhaseInEmptyStateSkipsRebalance; whoever looks next finds it so."""
+    """Kafka: testCompleteJoinPhaseInEmptyStateSkipsRebalance. The next caller finds the group empty."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     before = scene.generation
@@ -596,7 +597,7 @@ def test_an_id_that_was_given_to_a_dynamic_member_is_no_static_members(scene: Sc
 
 
 def test_a_group_without_members_is_empty_whatever_ids_were_given_out(scene: Scene) -> None:
-    """Kafka: the join phase of a group without members has a timeout of 0. Who has an id joins the empty group."""
+    """Kafka: the join phase of a group without members has a timeout of 0. A process with an id joins the empty group."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a)
     b.ask_for_id()
@@ -607,7 +608,7 @@ def test_a_group_without_members_is_empty_whatever_ids_were_given_out(scene: Sce
 
 @pytest.mark.parametrize("request_name", ["heartbeat", "sync", "joined"])
 def test_an_id_that_was_given_out_is_no_member_yet(scene: Scene, request_name: str) -> None:
-    """Kafka: a pending member is in no generation, and only JoinGroup and LeaveGroup know it."""
+    """Kafka: a pending member is in no generation, and only JoinGroup and LeaveGroup accept it."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a)
     b.ask_for_id()
@@ -617,7 +618,7 @@ def test_an_id_that_was_given_out_is_no_member_yet(scene: Scene, request_name: s
 
 
 def test_the_first_join_phase_does_not_wait_for_ids(scene: Scene) -> None:
-    """As in Kafka: the initial delay ends by the clock alone, and who comes with its id later has the group rebalance."""
+    """As in Kafka, only the clock ends the initial delay. A process that joins with its id later makes the group rebalance."""
     a, b = scene.player("a", config=GroupConfig()), scene.player("b", config=GroupConfig())
     a.join()
     b.ask_for_id()
@@ -633,13 +634,13 @@ def parked(player: Player) -> bool:
 
 
 def test_a_parked_member_that_missed_its_generation_is_told_to_join_again(scene: Scene) -> None:
-    """Kafka answers the parked JoinGroup, and the SyncGroup that follows gets REBALANCE_IN_PROGRESS; here the next question does."""
+    """Kafka answers the parked JoinGroup, and the SyncGroup that follows gets REBALANCE_IN_PROGRESS; here, the next `joined` gets it."""
     a, b, c = (scene.player(name) for name in "abc")
     scene.start(a)
     b.join()
     assert parked(b)
-    a.join()  # the join phase ends: b's answer waits for it
-    c.join()  # and the next one begins
+    a.join()  # ends the join phase: b's answer is ready
+    c.join()  # starts the next join phase
     with pytest.raises(RebalanceInProgress):
         b.joined()
     b.join()

@@ -1,7 +1,7 @@
-"""The leader is gone, or stands still, between its JoinGroup and its SyncGroup: in its assignor, where nobody else can do its work.
+"""The leader dies or stalls between its JoinGroup and its SyncGroup: in its assignor, where no other member can do its work.
 
-GroupCoordinatorTest.testLeaderFailureInSyncGroup, testSyncGroupFollowerAfterLeader and the sync deadline, by real members: threads with
-sessions of their own, and once a process.
+GroupCoordinatorTest.testLeaderFailureInSyncGroup, testSyncGroupFollowerAfterLeader and the sync deadline, with real members: threads with
+separate sessions, and a process in one test.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tidemark.group.states import GroupState
 
 ALL = parts(0, 1, 2, 3)
 SLACK_S = 60
-"""For a busy machine. A heartbeat of 0.1 s, two parked SyncGroups of at most 1 s each and two phases of a rebalance take some 3 s."""
+"""For a busy machine. A heartbeat of 0.1 s, two parked SyncGroups of at most 1 s each and two phases of a rebalance take about 3 s."""
 LONG = {"session_timeout_ms": 120_000, "max_poll_interval_ms": 240_000}
 
 
 class Stands(Assignor):
-    """Assigns as ``range`` does, but stops in the call from ``least`` members on, until it may go on."""
+    """Assigns like ``range``, but with ``least`` or more members it blocks in the call until it may continue."""
 
     name = "stands"
     least = 2
@@ -44,7 +44,7 @@ class Stands(Assignor):
 
 
 class Assigns(Assignor):
-    """The same under the same name, without standing still."""
+    """The same assignor under the same name, but it does not block."""
 
     name = "stands"
 
@@ -53,7 +53,7 @@ class Assigns(Assignor):
 
 
 class Team(Group):
-    """Members with an assignor that is given as an object."""
+    """Members with an assignor that is passed as an object."""
 
     def join(self, assignor: Assignor | None = None, **seat: Any) -> Member:  # type: ignore[override]
         told = Told()
@@ -85,7 +85,7 @@ def stands() -> Iterator[Stands]:
 
 
 def have_all(group: Team, but: Member | None = None) -> bool:
-    """Do the others have an assignment of one generation that leaves nothing out?"""
+    """Whether the members except ``but`` have settled, with an assignment that covers all partitions."""
     others = [member for member in group.members if member is not but]
     return sorted(part for member in others for part in member.assignment) == list(ALL) and all(member.settled for member in others)
 
@@ -100,8 +100,8 @@ def have_all(group: Team, but: Member | None = None) -> bool:
 def test_followers_get_an_assignment_from_another_leader_within_the_deadline(
     group: Team, stands: Stands, of_leader: dict[str, int], of_followers: dict[str, int], deadline_s: float
 ) -> None:
-    """Whichever comes first: the end of the leader's session, whose heartbeats stop with it, or the time that SyncGroups may take."""
-    stands.least = 3  # in the generation of both followers, however late the second one joins
+    """The earlier event counts: the end of the leader's session, because its heartbeats stop too, or the deadline of the SyncGroups."""
+    stands.least = 3  # so that it blocks in the generation of both followers, however late the second one joins
     leader = group.join(stands, **of_leader)
     group.settle()
     followers = [group.join(**of_followers) for _ in range(2)]
@@ -114,7 +114,7 @@ def test_followers_get_an_assignment_from_another_leader_within_the_deadline(
 
 
 def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(group: Team, stands: Stands) -> None:
-    """Its SyncGroup is answered by UNKNOWN_MEMBER_ID: it joins as a new member, a follower, and what it had worked out is nobody's."""
+    """Its SyncGroup gets UNKNOWN_MEMBER_ID. It joins as a new member and follower, and the assignment that it has computed is dropped."""
     leader = group.join(stands, session_timeout_ms=1500)
     group.settle()
     before = leader.member_id
@@ -131,11 +131,11 @@ def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(gr
 
 
 def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Team, stands: Stands) -> None:
-    """Its followers ask again and again meanwhile, which keeps their sessions; nobody is removed, and there is one generation."""
-    stands.least = 3  # however late the second follower comes, it is in the generation that is waited for
+    """Meanwhile, its followers repeat their requests, which keeps their sessions alive. No member is removed, and the generation stays."""
+    stands.least = 3  # so that it blocks in the generation of both followers, however late the second one joins
     leader = group.join(stands, session_timeout_ms=20_000)
     group.settle()
-    followers = [group.join(session_timeout_ms=4000) for _ in range(2)]  # asked for again each second
+    followers = [group.join(session_timeout_ms=4000) for _ in range(2)]  # so that a parked SyncGroup is repeated every second
     wait_for(group, stands.inside.is_set)
     generation = group.described().generation
     heard = {each.member_id: each.seen_at for each in group.described().members}
@@ -153,14 +153,14 @@ def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Team, s
 
 
 def lead(url: str, inside: Any, go_on: Any) -> None:
-    """The leader's process."""
+    """Runs the leader, in a separate process."""
     member = made(url, "leader", Stands(inside, go_on), Told(), session_timeout_ms=1500)
     while True:
         member.poll(0.1)
 
 
 def test_leader_whose_process_is_killed_in_its_assignor_is_replaced_when_its_session_ends(group: Team) -> None:
-    """SIGKILL: no LeaveGroup, a session that Postgres finds closed, and nobody who would hand the assignment in."""
+    """With SIGKILL, there is no LeaveGroup, Postgres finds the session closed, and no process is left to send the assignment."""
     context = multiprocessing.get_context("spawn")
     inside, never = context.Event(), context.Event()
     process = context.Process(target=lead, args=(group.url, inside, never), daemon=True)

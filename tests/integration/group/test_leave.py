@@ -1,4 +1,4 @@
-"""LeaveGroup, alone, in batch and by an operator, as Kafka's GroupCoordinatorTest describes it."""
+"""LeaveGroup for one member, in a batch and by an operator, as Kafka's GroupCoordinatorTest describes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_last_member_leaves_an_empty_group(scene: Scene) -> None:
 
 
 def test_a_group_that_does_not_exist_knows_nobody(scene: Scene) -> None:
-    """Kafka: testLeaveGroupUnknownGroup, testStaticMembersUnknownGroupBatchLeaveGroup: an answer for each."""
+    """Kafka: testLeaveGroupUnknownGroup, testStaticMembersUnknownGroupBatchLeaveGroup. Each member gets an answer."""
     leaving = [Leaving("a-1"), Leaving("", "i-b")]
     assert kinds(scene.coordinator().leave(leaving)) == [UnknownMemberId, UnknownMemberId]
     assert scene.state is None
@@ -40,7 +40,7 @@ def test_a_stranger_does_not_leave(scene: Scene) -> None:
 
 @pytest.mark.parametrize("phase", [GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, GroupState.STABLE])
 def test_the_others_go_on_without_who_leaves(scene: Scene, phase: GroupState) -> None:
-    """Kafka: leaving completes the join phase, or begins one."""
+    """Kafka: a LeaveGroup completes the join phase or starts one."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     if phase is not GroupState.STABLE:
@@ -61,7 +61,7 @@ def test_the_others_go_on_without_who_leaves(scene: Scene, phase: GroupState) ->
 
 
 def test_when_the_leader_leaves_another_one_leads(scene: Scene) -> None:
-    """Kafka: any of those who have joined; here the one that has been there longest."""
+    """Kafka chooses any of the members that have joined; here, the oldest of them leads."""
     a, b, c = (scene.player(name) for name in "abc")
     scene.start(a, b, c)
     a.leave()
@@ -72,7 +72,7 @@ def test_when_the_leader_leaves_another_one_leads(scene: Scene) -> None:
 
 
 def test_an_operator_removes_a_static_member_by_its_instance_id(scene: Scene) -> None:
-    """Kafka: testLeaveGroupStaticMemberWithUnknownMemberId: without its member id, which only the process knows."""
+    """Kafka: testLeaveGroupStaticMemberWithUnknownMemberId. The member id, which only the process knows, is not needed."""
     a, b = scene.player("a", instance="i-a"), scene.player("b")
     scene.start(a, b)
     assert scene.coordinator().leave([Leaving("", "i-a", "it is gone for good")]) == [None]
@@ -98,7 +98,7 @@ def test_an_instance_that_nobody_has_is_unknown(scene: Scene) -> None:
 
 
 def test_several_leave_at_once_with_one_rebalance_and_an_answer_each(scene: Scene) -> None:
-    """Kafka: testStaticMembersValidBatchLeaveGroup, and that one member's error is no other's."""
+    """Kafka: testStaticMembersValidBatchLeaveGroup. One member's error does not affect the others."""
     players = [scene.player(name, instance=f"i-{name}") for name in "abcd"]
     scene.start(*players)
     a, b, c, _ = players
@@ -122,7 +122,7 @@ def test_ids_that_were_given_out_leave_too(scene: Scene) -> None:
 
 
 def test_an_id_that_was_given_out_leaves_a_stable_group_in_peace(scene: Scene) -> None:
-    """Kafka: removing a pending member is no rebalance."""
+    """Kafka: removing a pending member does not cause a rebalance."""
     a, pending = scene.player("a"), scene.player("pending")
     scene.start(a)
     pending.ask_for_id()
@@ -139,7 +139,7 @@ def test_a_long_reason_is_cut_off(scene: Scene) -> None:
 
 
 def test_only_an_operators_removal_is_an_event(scene: Scene) -> None:
-    """Not that a member leaves, or expires, even within the operator's call."""
+    """A member that leaves or expires is not an event, even if it expires during the operator's call."""
     a, b, c = scene.player("a"), scene.player("b", instance="i-b"), scene.player("c")
     scene.start(a, b, c)
     assert c.leave("the run is over") is None

@@ -1,4 +1,4 @@
-"""Members of a group: real threads on a real Postgres, the smallest timeouts that a group may be given."""
+"""Members of a group: real threads on a real Postgres, with short timeouts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_single_member_gets_every_partition(group: Group) -> None:
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
 def test_partitions_are_shared_as_members_come_and_go(group: Group, assignor: str) -> None:
-    """testNormalJoinGroupLeader, testNormalJoinGroupFollower: whatever the assignor, all is assigned, and to one."""
+    """testNormalJoinGroupLeader, testNormalJoinGroupFollower. With every assignor, each partition is assigned to exactly one member."""
     first = group.join(assignor)
     group.settle()
     second = group.join(assignor)
@@ -62,7 +62,7 @@ def test_eager_member_gives_all_back_before_it_joins_again(group: Group) -> None
 
 
 def test_cooperative_member_keeps_what_stays_its_own(group: Group) -> None:
-    """Round 1 takes away what moves, round 2 gives it to its new owner; what stays is never given back."""
+    """Round 1 revokes the partitions that move, and round 2 gives them to the new owner. The others are never revoked."""
     first = group.join()
     group.settle()
     second = group.join()
@@ -121,7 +121,7 @@ def test_first_error_of_a_listener_comes_out_of_poll_when_all_were_told(group: G
 
 
 def test_poll_that_waits_can_be_woken_by_another_thread(group: Group) -> None:
-    """testWakeupDuringJoin, testWakeupFromAssignmentCallback: the member is as it was."""
+    """testWakeupDuringJoin, testWakeupFromAssignmentCallback. The member's state does not change."""
     member = group.join()
     group.settle()
     with ThreadPoolExecutor(1) as pool:
@@ -134,7 +134,7 @@ def test_poll_that_waits_can_be_woken_by_another_thread(group: Group) -> None:
 
 
 def test_member_that_closes_leaves_the_group_at_once(group: Group) -> None:
-    """testLeaveGroupOnClose, testMaybeLeaveGroup; static ones too: a run that has ended leaves nothing to wait for."""
+    """testLeaveGroupOnClose, testMaybeLeaveGroup. This includes static members: after a run has ended, there is nothing to wait for."""
     for seat in ({}, {"instance_id": "dag/task/0"}):
         member = group.join(**seat)
         group.settle()
@@ -154,7 +154,7 @@ def test_member_that_closes_before_it_has_joined_leaves_no_ghost(group: Group) -
 
 
 def test_slow_consumer_leaves_and_hears_of_its_loss_when_it_polls_again(group: Group) -> None:
-    """The heartbeat thread lives, but nobody polls: after max.poll.interval the partitions go to others."""
+    """The heartbeat thread runs, but `poll` is not called: after max.poll.interval, the partitions go to other members."""
     slow = group.join(max_poll_interval_ms=1500)
     group.settle()
     other = group.join()
@@ -167,7 +167,7 @@ def test_slow_consumer_leaves_and_hears_of_its_loss_when_it_polls_again(group: G
 
 
 def test_slow_static_consumer_keeps_its_seat_until_its_session_is_over(group: Group) -> None:
-    """As in Kafka it sends no LeaveGroup: it stops its heartbeats."""
+    """As in Kafka, it stops its heartbeats instead of sending a LeaveGroup."""
     slow = group.join(instance_id="dag/task/0", max_poll_interval_ms=1000, session_timeout_ms=4000)
     group.settle()
     until(lambda: slow.state is MemberState.UNJOINED, "it has given itself up")
@@ -179,7 +179,7 @@ def test_slow_static_consumer_keeps_its_seat_until_its_session_is_over(group: Gr
 
 
 def test_batch_that_keeps_an_eager_group_waiting_is_interrupted(group: Group) -> None:
-    """The group cannot go on before it has given its partitions back; first it is left a part of the rebalance timeout."""
+    """The group cannot continue before this member gives up its partitions. The batch gets part of the rebalance timeout first."""
     busy = group.join("range", max_poll_interval_ms=5000)
     group.settle()
     group.join("range")
@@ -215,7 +215,7 @@ def test_member_of_another_generation_has_lost_its_partitions_and_keeps_its_id(g
 
 
 def test_next_process_of_a_seat_takes_its_partitions_without_a_rebalance(group: Group) -> None:
-    """testHeartbeatRequestWithFencedInstanceIdException: the first is told that it was fenced, and never comes back."""
+    """testHeartbeatRequestWithFencedInstanceIdException. The old process is fenced, and does not come back."""
     old = group.join(instance_id="dag/task/0")
     other = group.join(instance_id="dag/task/1")
     group.settle()
@@ -231,7 +231,7 @@ def test_next_process_of_a_seat_takes_its_partitions_without_a_rebalance(group: 
 
 
 def test_seat_that_comes_back_gets_what_it_had(group: Group) -> None:
-    """Partitions that are reported as remembered stay with a sticky assignor, whoever joins first."""
+    """With a sticky assignor, remembered partitions stay with their seat, no matter which member joins first."""
     first = group.join(instance_id="b", remembered=parts(0, 1), generation=1, expected_members=2)
     second = group.join(instance_id="a", remembered=parts(2, 3), generation=1, expected_members=2)
     group.settle()
@@ -239,7 +239,7 @@ def test_seat_that_comes_back_gets_what_it_had(group: Group) -> None:
 
 
 def test_new_partitions_cause_one_rebalance(group: Group) -> None:
-    """testMetadataChangeTriggersRebalance: the leader looks, and nothing but the change moves the group."""
+    """testMetadataChangeTriggersRebalance. The leader checks the metadata, and only the change causes a rebalance."""
     first, second = group.join(metadata_max_age_ms=200), group.join(metadata_max_age_ms=200)
     group.settle()
     generation = first.generation
@@ -274,7 +274,7 @@ def test_assignor_of_the_users_that_hands_over_an_owned_partition_at_once_is_ref
 
 
 class Greedy(Assignor):
-    """Gives everything to whoever comes last."""
+    """Gives everything to the member that owns the fewest partitions, such as a new one."""
 
     name = "greedy"
     protocol = "cooperative"

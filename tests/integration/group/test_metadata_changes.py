@@ -1,6 +1,6 @@
-"""Topics and partitions that come and go, and racks that change, while members read: the leader notices, and the group rebalances once.
+"""Topics and partitions come and go, and racks change, while members read: the leader notices, and the group rebalances once.
 
-Members with their threads, on a real Postgres and a real Kafka; each sees its topics and their metadata as a run's does.
+Members with their threads, on a real Postgres and a real Kafka. They get their topics and metadata in the same way as those of a run.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tidemark.kafka.cluster import Cluster
 MAX_AGE_MS = 500
 NEVER_MS = 300_000
 NOTICED_S = MAX_AGE_MS / 1000 + QUICK["heartbeat_interval_ms"] / 1000 + 5
-"""The leader looks at its first heartbeat after the metadata are too old; the rest is for a machine with much else to do."""
+"""The leader checks at its first heartbeat after the metadata have become too old. The rest is slack for a busy machine."""
 LOOKS = 4
-"""Further ones, in which a second rebalance would show."""
+"""The number of further checks, during which a second rebalance would show."""
 CHANGED, TOLD = "topics or partitions changed", "the group rebalances"
 EVERY = pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A JoinGroup."""
+    """A JoinGroup that reached the coordinator."""
 
     client: str
     reason: str
@@ -46,17 +46,17 @@ class Sent:
 
 
 class Readers(Group):
-    """Members that subscribe to a pattern, or to topics by name, of a real cluster."""
+    """Members that subscribe to a pattern, or to topics by name, in a real cluster."""
 
     def __init__(self, url: str, cluster: Cluster, pattern: str) -> None:
         super().__init__(url)
         self.cluster, self.pattern = cluster, pattern
         self.names: tuple[str, ...] = ()
-        """Instead of the pattern."""
+        """If any, the topics to subscribe to instead of the pattern."""
         self.racks: dict[str, Sequence[Sequence[str]]] = {}
-        """Where a topic's replicas are from now on, as if its brokers had moved."""
+        """The racks of a topic's replicas from now on, as if its brokers had moved."""
         self.looks: Counter[str] = Counter()
-        """How often each client has looked at the metadata."""
+        """How often each client has fetched the metadata."""
 
     def join(self, assignor: str, **seat: Any) -> Member:
         told, client = Told(), f"client-{next(self.numbers)}"
@@ -91,7 +91,7 @@ class Readers(Group):
 
 @pytest.fixture
 def name() -> str:
-    """What the names of a test's topics begin with."""
+    """The prefix of the names of a test's topics."""
     return f"m-{uuid.uuid4().hex[:8]}"
 
 
@@ -119,7 +119,7 @@ def joins(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
 
 
 def rebalances_once(group: Readers, joins: list[Sent], change: Callable[[], object], wanted: Collection[Any]) -> None:
-    """After ``change`` the leader, and nobody else, has the group rebalance within `NOTICED_S`, once; then ``wanted`` is assigned."""
+    """Checks that after ``change`` only the leader starts a rebalance, once and within `NOTICED_S`, and that it assigns ``wanted``."""
     group.settle()
     leader, generation = group.leader(), group.described().generation
     joins.clear()
@@ -154,8 +154,8 @@ def test_new_partitions_of_a_topic_cause_one_rebalance(
 def test_new_topic_that_matches_the_pattern_causes_one_rebalance(
     group: Readers, joins: list[Sent], topics: Topics, name: str, assignor: str
 ) -> None:
-    """testUpdateMetadataDuringRebalance: members resolve a pattern anew when they join, so all of them subscribe to what the leader has
-    seen. A topic that does not match moves nobody."""
+    """testUpdateMetadataDuringRebalance. Members resolve the pattern again when they join, so all of them subscribe to what the leader has
+    seen. A topic that does not match causes no rebalance."""
     first = topics.create(2, name=f"{name}-a")
     for _ in range(2):
         group.join(assignor)
@@ -173,7 +173,7 @@ def test_new_topic_that_matches_the_pattern_causes_one_rebalance(
 def test_deleted_topic_causes_one_rebalance(
     group: Readers, joins: list[Sent], topics: Topics, name: str, assignor: str, by_name: bool
 ) -> None:
-    """testAssignmentUpdatedForDeletedTopic, for the whole group: its partitions go, what is left is shared, and no member fails."""
+    """testAssignmentUpdatedForDeletedTopic, for the whole group. The members share the remaining partitions, and none of them fails."""
     kept, gone = topics.create(2, name=f"{name}-a"), topics.create(2, name=f"{name}-b")
     group.names = (kept, gone) if by_name else ()
     members = [group.join(assignor) for _ in range(2)]
@@ -184,7 +184,7 @@ def test_deleted_topic_causes_one_rebalance(
 
 
 def test_changed_racks_cause_one_rebalance(group: Readers, joins: list[Sent], topics: Topics, name: str) -> None:
-    """testRackAwareConsumerRebalanceWithDifferentRacks (KIP-881): partitions go to the members that are near their replicas."""
+    """testRackAwareConsumerRebalanceWithDifferentRacks (KIP-881). Partitions go to the members that are near their replicas."""
     topic = topics.create(2, name=f"{name}-a")
     group.racks[topic] = [["east"], ["west"]]
     east, west = group.join("range", rack="east"), group.join("range", rack="west")
@@ -208,7 +208,7 @@ def test_metadata_that_stay_as_they_are_move_nobody(group: Readers, joins: list[
 
 
 def test_only_the_leader_watches(group: Readers, joins: list[Sent], topics: Topics, name: str) -> None:
-    """A follower does not even look, however old its metadata are; when it has become the leader, it does."""
+    """A follower does not even fetch the metadata, however old they are. It does so once it has become the leader."""
     topic = topics.create(4, name=f"{name}-a")
     leader = group.join("range", metadata_max_age_ms=NEVER_MS)
     group.settle()
@@ -230,7 +230,7 @@ def test_only_the_leader_watches(group: Readers, joins: list[Sent], topics: Topi
 def test_next_process_of_the_leaders_seat_watches_what_the_group_reads(
     group: Readers, joins: list[Sent], topics: Topics, name: str
 ) -> None:  # fmt: skip
-    """KIP-814: it leads without having assigned. That it holds nothing of a topic is no change; what then comes is noticed."""
+    """KIP-814: it leads without having assigned. Although it owns no partition of one topic, it sees no change; it notices later ones."""
     first, second = topics.create(1, name=f"{name}-a"), topics.create(1, name=f"{name}-b")
     old = group.join("cooperative-sticky", instance_id="dag/task/0")
     group.settle()

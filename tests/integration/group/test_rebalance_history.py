@@ -20,8 +20,8 @@ def assign(leader: Player, *partitions: tuple[Player, list[int]]) -> None:
 
 
 def test_each_generation_is_stored_with_its_members_partitions_and_reason(scene: Scene) -> None:
-    """Under the instance id where there is one, so that a member's next process has the same name. A group without members has a
-    generation too. A group that waits for its leader has none yet."""
+    """A static member is stored under its instance id, so that its next process has the same name. A generation without members is stored
+    too. A generation that waits for its leader's assignment is not stored yet."""
     a, b = scene.player("a", instance="seat/0"), scene.player("b")
     assert a.join() is not None
     assert stored(scene) == []

@@ -1,6 +1,6 @@
-"""What the protocol costs Postgres: statements of each call and of a commit, beside BEGIN and COMMIT, counted so that they cannot creep.
+"""What the protocol costs Postgres: the statements of each call and each commit, without BEGIN and COMMIT. They must not creep up.
 
-A call costs the same in a group of two and of twenty: what grows with the members are rows of a statement, never statements.
+A call costs the same in a group of two and of twenty: more members mean more rows in a statement, never more statements.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tidemark.group.errors import RebalanceInProgress
 from tidemark.sink import commit as commit_module
 
 UNDER_THE_LOCK = 2
-"""The group, and its members."""
+"""One for the group, and one for its members."""
 SHARED = 2
-"""The group's row, shared, and the member's own."""
+"""One for a shared lock on the group's row, and one for the member's own row."""
 MOVE = 2
-"""A change of state: the group's row, and the notification."""
+"""A change of state: one for the group's row, and one for the notification."""
 COSTS = {
     "heartbeat": 1,
     "joined, still parked": 1,
@@ -44,14 +44,14 @@ COSTS = {
     "sync, the others join again": 1 + SHARED,
     "leave": UNDER_THE_LOCK + MOVE + 2,
 }
-"""Of a call by name. One of a member that waits, or has nothing new to hear, is the statement on its own row and no more; where that finds
-something to do, the group's row is shared, or locked, after it."""
+"""The number of statements by call. A call of a member that waits, or for which there is nothing new, is one statement on the member's own
+row. If that finds something to do, the call then takes a shared or an exclusive lock on the group's row."""
 COMMIT = 5
-"""Limits, the compare-and-set of the position, the look-up of suppressed records, COPY, the ledger row."""
+"""The limits, the compare-and-set of the position, the look-up of suppressed records, COPY, and the ledger row."""
 
 
 def counted(connection: Connection, sent: list[str]) -> Connection:
-    """The connection, whose cursors note what they send."""
+    """Returns the connection, whose cursors note their statements in ``sent``."""
 
     class Noting(PostgresCursor):
         def execute(self, query: Any, *args: Any) -> None:
@@ -73,7 +73,7 @@ def is_stable(scene: Scene, size: int) -> list[Player]:
 
 
 def is_joining(scene: Scene, size: int) -> list[Player]:
-    """All but the last have joined again."""
+    """All members but the last have rejoined."""
     players = is_stable(scene, size)
     for player in players[:-1]:
         assert player.join() is None
@@ -81,7 +81,7 @@ def is_joining(scene: Scene, size: int) -> list[Player]:
 
 
 def has_joined(scene: Scene, size: int) -> list[Player]:
-    """The join phase is over; only the one who ended it knows."""
+    """The join phase is over; only the member that ended it knows."""
     players = is_joining(scene, size)
     assert players[-1].join() is not None
     return players
@@ -138,7 +138,7 @@ def test_call_costs_as_many_statements_as_it_is_said_to_whatever_the_size_of_the
     with contextlib.closing(connect(scene.url)) as connection:
         before, player.coordinator = player.coordinator, scene.coordinator(counted(connection, sent))
         player.coordinator._sent_sync = before._sent_sync
-        for _ in range(2):  # afterwards it is prepared
+        for _ in range(2):  # afterwards the statement is prepared
             player.coordinator._beat("heartbeat", "nobody", None)
         sent.clear()
         player.coordinator._new_ids.update({player.instance_id: player.member_id} if player.instance_id and player.member_id else {})
@@ -151,7 +151,7 @@ def test_call_costs_as_many_statements_as_it_is_said_to_whatever_the_size_of_the
 def test_commit_costs_as_many_statements_whatever_the_number_of_records(
     database_url: str, monkeypatch: pytest.MonkeyPatch, count: int, kinds: Callable[..., Any]
 ) -> None:
-    """One COPY of the rows, one of the records that are kept where there are any, and what the claim costs is not paid again."""
+    """There is one COPY for the rows, and one for the failed records if there are any. The statements of the claim are not repeated."""
     sent: list[str] = []
     with contextlib.closing(psycopg2.connect(database_url)) as watch:
         group = ledger.Group(database_url, watch)
@@ -163,7 +163,7 @@ def test_commit_costs_as_many_statements_whatever_the_number_of_records(
     assert len(sent) == COMMIT + (kinds is ledger.of_all_kinds), "\n\n".join(sent)
 
 
-# ---- members as they are
+# ---- real members
 
 
 @pytest.fixture
@@ -177,14 +177,14 @@ def group(database_url: str) -> Iterator[Group]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What members send to Postgres, from those on that are made in the test."""
+    """The statements of all members that are created in the test."""
     sent: list[str] = []
     monkeypatch.setattr(member_module, "connect", lambda *args, **named: counted(connect(*args, **named), sent))
     return sent
 
 
 def test_members_at_rest_send_their_heartbeats_and_nothing_else(group: Group, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader too, which looks at the metadata all the time."""
+    """This includes the leader, although it checks the metadata all the time."""
     beats = 0
     heartbeat = Coordinator.heartbeat
 
@@ -197,10 +197,10 @@ def test_members_at_rest_send_their_heartbeats_and_nothing_else(group: Group, se
     group.join(metadata_max_age_ms=1)
     group.settle()
     monkeypatch.setattr(Coordinator, "heartbeat", beat)
-    wait_for(group, lambda: beats >= 4)  # what the rebalance had begun is over
+    wait_for(group, lambda: beats >= 4)  # the work of the rebalance is over
     began, before = beats, len(sent)
     wait_for(group, lambda: beats >= began + 20)
-    assert abs((len(sent) - before) - (beats - began)) <= len(group.members)  # those that are under way
+    assert abs((len(sent) - before) - (beats - began)) <= len(group.members)  # for heartbeats that have not returned yet
 
 
 def test_members_statement_is_prepared_once(group: Group, sent: list[str]) -> None:
@@ -215,11 +215,12 @@ def test_members_statement_is_prepared_once(group: Group, sent: list[str]) -> No
 
 
 REBALANCE = 40
-"""The most that a member may send in one. Both rounds of a cooperative one, with the heartbeats in between, are about 20."""
+"""The maximum number of statements for each member in a rebalance. Both rounds of a cooperative one, with the heartbeats in between, take
+about 20."""
 
 
 def test_rebalance_costs_each_member_few_statements(group: Group, sent: list[str]) -> None:
-    """Nobody asks in a loop while it waits: who is parked hears of the next state by its notification."""
+    """Members do not poll in a loop while they wait: a notification tells a parked member about the next state."""
     for _ in range(3):
         group.join(heartbeat_interval_ms=3000)
     group.settle()

@@ -17,12 +17,12 @@ def pair(scene: Scene) -> tuple[Player, Player]:
 
 
 def next_process(scene: Scene, player: Player, *protocols: str, topics: tuple[str, ...] = ("flights",)) -> Player:
-    """Another process with the same instance id, which knows nothing of the first."""
+    """Another process with the same instance id, which knows nothing about the first."""
     return scene.player(player.name + "'", protocols or ("range", "sticky"), instance=player.instance_id, topics=topics)
 
 
 def is_fenced(player: Player) -> None:
-    """Whatever the old process asks, it is told to stop."""
+    """Checks that every request of the old process is fenced."""
     for ask in (player.heartbeat, player.sync, player.joined, player.join):
         with pytest.raises(FencedInstanceId):
             ask()
@@ -40,7 +40,7 @@ def test_a_static_member_needs_no_round_trip_for_its_id(scene: Scene) -> None:
 
 
 def test_a_parked_static_member_is_told_its_id_when_the_join_phase_ends(scene: Scene) -> None:
-    """Until then it asks by its instance id, on the coordinator that it joined by; from elsewhere nobody could tell it from its zombie."""
+    """Until then, it asks by its instance id, on the `Coordinator` with which it joined. Another one could not tell it from its zombie."""
     leader, _ = pair(scene)
     new = scene.player("new", instance="i-new")
     assert new.join() is None
@@ -55,7 +55,7 @@ def test_a_parked_static_member_is_told_its_id_when_the_join_phase_ends(scene: S
 
 
 def test_a_parked_static_member_whose_place_was_taken_is_fenced(scene: Scene) -> None:
-    """Kafka: staticMemberFenceDuplicateRejoinedFollower: the parked JoinGroup of the old process."""
+    """Kafka: staticMemberFenceDuplicateRejoinedFollower, for the parked JoinGroup of the old process."""
     pair(scene)
     old, new = scene.player("old", instance="i-new"), scene.player("new", instance="i-new")
     assert old.join() is None
@@ -102,7 +102,7 @@ def test_the_next_process_of_a_follower_gets_its_assignment_and_no_rebalance(sce
 
 
 def test_the_next_process_of_the_leader_leads_but_does_not_assign(scene: Scene) -> None:
-    """Kafka: staticMemberRejoinWithLeaderIdAndUnknownMemberId, KIP-814: it has the member list, to watch the topics."""
+    """Kafka: staticMemberRejoinWithLeaderIdAndUnknownMemberId, KIP-814. It gets the member list, to watch the topics."""
     leader, follower = pair(scene)
     new = next_process(scene, leader)
     joined = new.join()
@@ -141,7 +141,7 @@ def test_a_restart_with_another_list_but_the_same_vote_disturbs_nobody(scene: Sc
 
 
 def test_a_restart_with_other_topics_has_the_group_rebalance(scene: Scene) -> None:
-    """Not so in Kafka, which compares the protocol's name only: there the new topics wait for a rebalance of somebody else's."""
+    """Kafka differs, because it only compares the protocol's name: there, the new topics wait until another member causes a rebalance."""
     leader, follower = pair(scene)
     new = next_process(scene, follower, topics=("flights", "delays"))
     assert new.join() is None
@@ -181,9 +181,9 @@ def test_a_follower_that_rejoins_with_other_protocols_has_the_group_rebalance(sc
 
 
 def test_a_replacement_before_the_sync_has_the_group_rebalance(scene: Scene) -> None:
-    """Kafka: testReplaceStaticMemberInCompletingRebalanceStateTriggersRebalance: the leader may be computing for the old id at this moment.
+    """Kafka: testReplaceStaticMemberInCompletingRebalanceStateTriggersRebalance. The leader may just be computing for the old id.
 
-    And staticMemberFenceDuplicateSyncingFollowerAfterMemberIdChanged: the parked SyncGroup of the old process.
+    Also staticMemberFenceDuplicateSyncingFollowerAfterMemberIdChanged, for the parked SyncGroup of the old process.
     """
     leader, follower = pair(scene)
     leader.join()
@@ -227,7 +227,7 @@ def test_a_leader_that_is_replaced_while_the_others_join_still_leads(scene: Scen
 
 
 def test_every_process_of_an_instance_has_another_id(scene: Scene) -> None:
-    """Kafka: shouldGetDifferentStaticMemberIdAfterEachRejoin; and the instance is one member all the time."""
+    """Kafka: shouldGetDifferentStaticMemberIdAfterEachRejoin. The instance remains a single member."""
     _, follower = pair(scene)
     ids = {follower.member_id}
     for _ in range(3):
@@ -239,7 +239,7 @@ def test_every_process_of_an_instance_has_another_id(scene: Scene) -> None:
 
 
 def test_a_restarted_process_that_comes_back_after_its_session_is_a_new_member(scene: Scene) -> None:
-    """Kafka: staticMemberRejoinWithLeaderIdAndUnexpectedEmptyGroup: its seat is gone; with its old id it is unknown."""
+    """Kafka: staticMemberRejoinWithLeaderIdAndUnexpectedEmptyGroup. Its seat is gone, and its old id is unknown."""
     leader, follower = pair(scene)
     scene.expire(leader, follower)
     with pytest.raises(UnknownMemberId):
@@ -263,12 +263,12 @@ def test_the_group_goes_on_at_the_deadline_without_a_static_member(scene: Scene,
     assert set(scene.members()) == {"leader", "follower", "new"}
     with pytest.raises(IllegalGeneration):
         away.sync()
-    assert away.join() is not None  # unchanged: it is told the generation that it is counted in
+    assert away.join() is not None  # unchanged: it gets the current generation, which includes it
     away.heartbeat()
 
 
 def test_what_the_old_process_of_a_static_member_asks_changes_nothing(scene: Scene) -> None:
-    """Kafka: staticMember{SyncAsLeader,HeartbeatLeader}WithInvalidMemberId: fenced, and the session of the new one is its own."""
+    """Kafka: staticMember{SyncAsLeader,HeartbeatLeader}WithInvalidMemberId. It is fenced, and does not extend the new process's session."""
     leader, _ = pair(scene)
     new = next_process(scene, leader)
     new.join()

@@ -40,7 +40,7 @@ def test_a_follower_that_syncs_last_gets_its_assignment_at_once(scene: Scene) ->
 
 
 def test_sync_may_be_asked_again(scene: Scene) -> None:
-    """Kafka: SyncGroup in Stable answers the assignment; other ones that the leader hands in later are not looked at."""
+    """Kafka: a SyncGroup in Stable gets the assignment; other assignments that the leader sends later are ignored."""
     a, b = joined_pair(scene)
     first = a.assign()
     assert a.sync({a.member_id: "other", b.member_id: "other"}) == first
@@ -48,7 +48,7 @@ def test_sync_may_be_asked_again(scene: Scene) -> None:
 
 
 def test_only_the_leader_assigns(scene: Scene) -> None:
-    """Kafka: what a follower hands in is ignored."""
+    """Kafka: assignments from a follower are ignored."""
     a, b = joined_pair(scene)
     assert b.sync({a.member_id: "mine", b.member_id: "mine"}) is None
     assert scene.state == GroupState.COMPLETING_REBALANCE
@@ -57,7 +57,7 @@ def test_only_the_leader_assigns(scene: Scene) -> None:
 
 
 def test_a_leader_without_an_assignment_does_not_stand_in_anybodys_way(scene: Scene) -> None:
-    """It is told to ask again, and has not synced: the sync deadline is for it as for the others."""
+    """It has to ask again, and does not count as synced: the sync deadline applies to it as to the others."""
     a, b = joined_pair(scene)
     assert a.sync() is None
     assert b.sync() is None
@@ -68,7 +68,7 @@ def test_a_leader_without_an_assignment_does_not_stand_in_anybodys_way(scene: Sc
 
 
 def test_who_is_left_out_of_the_assignment_gets_an_empty_one(scene: Scene) -> None:
-    """Kafka: testSyncGroupEmptyAssignment; and who is no member is ignored."""
+    """Kafka: testSyncGroupEmptyAssignment. Assignments for unknown members are ignored."""
     a, b = joined_pair(scene)
     assert a.sync({a.member_id: ["flights/0"], "somebody": ["flights/1"]}) == ["flights/0"]
     assert b.sync() == {}
@@ -76,7 +76,7 @@ def test_who_is_left_out_of_the_assignment_gets_an_empty_one(scene: Scene) -> No
 
 
 def test_an_assignment_comes_back_as_it_was_given(scene: Scene) -> None:
-    """Any JSON: the coordinator does not look into it."""
+    """It may be any JSON, because the coordinator does not interpret it."""
     a, b = joined_pair(scene)
     given = {"flights": [1, 2], "user data": {"ü": [1.5, True, None]}}
     assert a.sync({a.member_id: given, b.member_id: 7}) == given
@@ -108,7 +108,7 @@ def test_a_stranger_is_unknown(scene: Scene) -> None:
 
 @pytest.mark.parametrize("by", [-1, 1, 1_000_000])
 def test_another_generation_is_refused(scene: Scene, by: int) -> None:
-    """Kafka: testSyncGroupFromIllegalGeneration, testHeartbeatIllegalGeneration; also a greater one."""
+    """Kafka: testSyncGroupFromIllegalGeneration, testHeartbeatIllegalGeneration. This includes greater generations."""
     a, _ = joined_pair(scene)
     for ask in (a.sync, a.heartbeat):
         with pytest.raises(IllegalGeneration):
@@ -126,7 +126,7 @@ def test_another_protocol_is_refused(scene: Scene) -> None:
 
 
 def test_who_syncs_while_the_others_join_again_is_told_so(scene: Scene) -> None:
-    """Kafka: SyncGroup in PreparingRebalance is REBALANCE_IN_PROGRESS, also for those that were parked in it."""
+    """Kafka: a SyncGroup in PreparingRebalance gets REBALANCE_IN_PROGRESS, even if it was parked before."""
     a, b = joined_pair(scene)
     assert b.sync() is None
     scene.player("c").join()
@@ -148,7 +148,7 @@ def test_a_leader_that_dies_before_it_has_assigned_has_the_others_join_again(sce
 
 
 def test_an_assignment_of_an_older_generation_is_never_stored(scene: Scene) -> None:
-    """A leader that computed for too long meets the next generation, or the join phase before it, and changes nothing."""
+    """A leader that takes too long to compute finds the next generation, or the join phase before it, and changes nothing."""
     a, b = joined_pair(scene)
     old, leads = a.generation, dict.fromkeys([a.member_id, b.member_id], "old")
     scene.player("c").join()
@@ -163,7 +163,7 @@ def test_an_assignment_of_an_older_generation_is_never_stored(scene: Scene) -> N
                      scene.group) == [(None,)]  # fmt: skip
 
 
-# ---- the deadline of the SyncGroups
+# ---- the sync deadline
 
 
 def test_nobody_that_has_synced_is_removed_at_the_deadline(scene: Scene) -> None:
@@ -178,7 +178,7 @@ def test_nobody_that_has_synced_is_removed_at_the_deadline(scene: Scene) -> None
 
 @pytest.mark.parametrize("who", ["nobody", "leader", "follower"])
 def test_who_has_not_synced_by_the_deadline_is_removed_even_if_it_heartbeats(scene: Scene, who: str) -> None:
-    """Kafka: testRebalanceTimesOutWhenSyncRequestIsNotReceived, …FromFollowers, …FromLeaders; in Stable too."""
+    """Kafka: testRebalanceTimesOutWhenSyncRequestIsNotReceived, …FromFollowers, …FromLeaders. The deadline applies in Stable too."""
     a, b = joined_pair(scene)
     if who == "leader":
         a.assign()
@@ -193,7 +193,7 @@ def test_who_has_not_synced_by_the_deadline_is_removed_even_if_it_heartbeats(sce
 
 
 def test_a_static_member_that_has_not_synced_is_removed_too(scene: Scene) -> None:
-    """Kafka: the pending-sync members are removed whatever they are."""
+    """Kafka: members with a pending SyncGroup are removed, whether static or dynamic."""
     a, b = scene.player("a"), scene.player("b", instance="i-b")
     scene.start(a, b)
     a.join()
@@ -212,7 +212,7 @@ def test_a_static_member_that_has_not_synced_is_removed_too(scene: Scene) -> Non
 
 
 def test_heartbeats_are_fine_from_the_end_of_the_join_phase_on(scene: Scene) -> None:
-    """Kafka: testValidHeartbeat, and in CompletingRebalance NONE as its code says (its comment says otherwise)."""
+    """Kafka: testValidHeartbeat. In CompletingRebalance, the answer is NONE as in Kafka's code (whose comment says otherwise)."""
     a, b = joined_pair(scene)
     a.heartbeat()
     b.heartbeat()
@@ -245,7 +245,7 @@ def test_heartbeats_maintain_the_session(scene: Scene) -> None:
 
 
 def test_a_member_that_is_not_heard_of_for_its_session_timeout_is_removed(scene: Scene) -> None:
-    """Kafka: testSessionTimeout. It comes too late even if nobody has looked in between."""
+    """Kafka: testSessionTimeout. Its heartbeat comes too late even if no other call has checked the session in between."""
     a = scene.player("a")
     scene.start(a)
     scene.age(a, ms=10_000)
@@ -265,7 +265,7 @@ def test_a_session_that_ends_while_others_join_lets_them_go_on(scene: Scene) -> 
 
 
 def test_heartbeats_of_an_older_generation_do_not_maintain_the_session(scene: Scene) -> None:
-    """Kafka: a Heartbeat that is refused is none."""
+    """Kafka: a refused Heartbeat does not count."""
     a, b = scene.player("a", instance="i-a"), scene.player("b")
     scene.start(a)
     b.join()
@@ -278,7 +278,7 @@ def test_heartbeats_of_an_older_generation_do_not_maintain_the_session(scene: Sc
 
 
 def test_sync_and_join_count_as_heartbeats(scene: Scene) -> None:
-    """Every request that a member is answered to starts its session again."""
+    """Every accepted request of a member restarts its session."""
     a, b = joined_pair(scene)
     for ask in (b.sync, b.sync, b.join, b.joined):
         scene.age(b, ms=9_000)
@@ -291,7 +291,7 @@ def test_sync_and_join_count_as_heartbeats(scene: Scene) -> None:
 
 
 def test_the_sessions_start_again_when_the_server_was_restarted(scene: Scene) -> None:
-    """Kafka: testOnLoadedSchedulesClassicGroupMemberHeartbeats. Nobody could be heard of while there was no server to hear."""
+    """Kafka: testOnLoadedSchedulesClassicGroupMemberHeartbeats. While the server was down, members could not send heartbeats."""
     a, b = joined_pair(scene)
     scene.expire(a, b)
     scene.pass_deadline()
@@ -299,5 +299,5 @@ def test_the_sessions_start_again_when_the_server_was_restarted(scene: Scene) ->
     b.heartbeat()
     scene.finish_sync(a, b)
     assert scene.members() == ["a", "b"]
-    scene.expire(a, b)  # and only once
+    scene.expire(a, b)  # the restart counts only once
     assert scene.tick() == GroupState.EMPTY

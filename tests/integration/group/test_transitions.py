@@ -1,4 +1,4 @@
-"""Every row of the transition table, reached through requests on a real group, and the reason that is stored for it."""
+"""Every row of the transition table, reached through requests to a real group, and the reason that is stored for it."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _(scene: Scene) -> None:
 
 
 def moves(caplog: pytest.LogCaptureFixture) -> list[Transition]:
-    """The changes of state, from the log: one line for each."""
+    """The changes of state in the log, which has one line for each."""
     found = []
     for record in caplog.records:
         if record.msg.startswith("group moved") and isinstance(record.args, tuple):
@@ -192,13 +192,13 @@ def moves(caplog: pytest.LogCaptureFixture) -> list[Transition]:
 
 
 def test_there_is_a_scene_for_every_row_and_no_other() -> None:
-    """A guard of the next test."""
+    """Ensures that the next test covers exactly the rows of the table."""
     assert set(SCENES) == set(TRANSITIONS)
 
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.source}-{row.target}-{row.why.name}")
 def test_a_row_of_the_table_happens(scene: Scene, row: Transition, caplog: pytest.LogCaptureFixture) -> None:
-    """Kafka: GroupMetadataTest's legal transitions; what is logged is what is stored, and all of it is in the table."""
+    """Kafka: GroupMetadataTest's legal transitions. All logged changes are in the table, and the last one matches the stored state."""
     caplog.set_level(logging.INFO, "tidemark.group")
     with contextlib.suppress(GroupError):
         SCENES[row](scene)

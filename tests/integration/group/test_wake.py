@@ -1,4 +1,4 @@
-"""Waiting for a group: a notification ends the wait, and a lost one costs time only."""
+"""Waiting for a group: a notification ends the wait, and a lost one only costs time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemark.group import wake as wake_module
 from tidemark.group.wake import Wakeups
 
 LONG_S = 60.0
-"""A wait that is not ended by anything would run into the limit of the test below."""
+"""A wait that nothing ends takes so long that it exceeds `SOON_S`, the limit of an early end."""
 SOON_S = 15.0
 SHORT_S = 0.05
 FD_SETSIZE = 1024
@@ -56,7 +56,8 @@ def listeners(scene: Scene) -> list[int]:
 
 
 def test_every_transition_ends_a_wait(scene: Scene, wakeups: Wakeups) -> None:
-    """To PreparingRebalance: join again. To CompletingRebalance: the parked join has its answer. To Stable: the parked sync has."""
+    """In PreparingRebalance, members must rejoin. In CompletingRebalance, a parked JoinGroup has its answer; in Stable, a parked
+    SyncGroup."""
     a, b = scene.player("a"), scene.player("b")
     a.ask_for_id()
     assert takes_its_time(wakeups), "an id that is handed out is no transition"
@@ -69,7 +70,7 @@ def test_every_transition_ends_a_wait(scene: Scene, wakeups: Wakeups) -> None:
 
 
 def test_heartbeats_send_no_notification(scene: Scene) -> None:
-    """A notification takes a lock on all databases' notifications when it commits; heartbeats must not."""
+    """The commit of a notification takes a lock that all databases of the server share. Heartbeats must not take it."""
     a = scene.player("a")
     scene.start(a)
     channel = wake_module.channel_of(scene.group)
@@ -79,7 +80,7 @@ def test_heartbeats_send_no_notification(scene: Scene) -> None:
             cur.execute(f"LISTEN {channel}")
         a.heartbeat()
         a.sync()
-        scene.sql("SELECT pg_notify(%s, 'the end')", channel)  # they arrive in the order of their commits
+        scene.sql("SELECT pg_notify(%s, 'the end')", channel)  # notifications arrive in the order of their commits
         heard: list[str] = []
         while "the end" not in heard:
             assert select.select([listener], [], [], SOON_S)[0]
@@ -89,13 +90,13 @@ def test_heartbeats_send_no_notification(scene: Scene) -> None:
 
 
 def test_another_group_ends_no_wait(scene: Scene, wakeups: Wakeups) -> None:
-    """Each group has a channel of its own."""
+    """Each group has a separate channel."""
     Scene(scene.url, scene.connection, scene.group + "-other").player("a", instance="i").join()
     assert takes_its_time(wakeups)
 
 
 def test_a_process_with_many_open_files_waits_as_any_other(scene: Scene) -> None:
-    """``select`` takes file numbers up to 1023 only."""
+    """``select`` only supports file descriptors up to 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.ExitStack() as files:
@@ -125,7 +126,7 @@ def test_a_wait_hears_what_happened_before_it(scene: Scene, wakeups: Wakeups) ->
 
 
 def test_another_thread_ends_the_wait_that_is_under_way(wakeups: Wakeups) -> None:
-    """As a thread that closes the member, or wants it to rejoin, does."""
+    """A thread does this to close the member or to make it rejoin."""
     done = threading.Event()
     thread = threading.Thread(target=lambda: (wakeups.wait(LONG_S), done.set()))
     thread.start()
@@ -135,7 +136,7 @@ def test_another_thread_ends_the_wait_that_is_under_way(wakeups: Wakeups) -> Non
 
 
 def test_a_wake_before_the_wait_ends_it_once(wakeups: Wakeups) -> None:
-    """However often it was called."""
+    """It does not matter how often `wake` was called."""
     for _ in range(10_000):
         wakeups.wake()
     assert ends_early(wakeups)
@@ -143,11 +144,11 @@ def test_a_wake_before_the_wait_ends_it_once(wakeups: Wakeups) -> None:
 
 
 def test_a_lost_connection_costs_time_and_is_made_again(scene: Scene, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait takes its full time; once there is a connection again it returns at once, because nobody knows what was missed."""
+    """The wait takes its full time. Once the connection is back, the wait returns at once, because notifications may have been missed."""
     scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = ANY (%s)", listeners(scene))
     eventually(lambda: listeners(scene) == [])
     assert takes_its_time(wakeups)
-    scene.player("a", instance="i").join()  # nobody hears this one
+    scene.player("a", instance="i").join()  # this notification is lost
     assert takes_its_time(wakeups), "not tried again at once: a server that is away answers slowly"
     monkeypatch.setattr(wakeups, "_next_try", 0.0)
     assert ends_early(wakeups)
@@ -156,20 +157,20 @@ def test_a_lost_connection_costs_time_and_is_made_again(scene: Scene, wakeups: W
 
 
 def test_without_a_server_every_wait_takes_its_time() -> None:
-    """Polling is the fallback; nothing is raised."""
+    """Polling is the fallback; no error is raised."""
     with Wakeups("postgresql://nobody@127.0.0.1:1/none", "departures") as wakeups:
         assert takes_its_time(wakeups)
         assert takes_its_time(wakeups)
 
 
 def test_a_bad_address_is_said_at_once() -> None:
-    """It would never get better."""
+    """Retrying would not help."""
     with pytest.raises(BadInput):
         Wakeups("host=127.0.0.1", "departures")
 
 
 def test_closing_ends_the_session_and_may_be_repeated(scene: Scene) -> None:
-    """And a wake that comes too late does nothing."""
+    """A `wake` after that does nothing."""
     wakeups = Wakeups(scene.url, scene.group)
     assert len(listeners(scene)) == 1
     wakeups.close()

@@ -1,4 +1,4 @@
-"""A consumer with the design's ladder, over a topic of one partition that is empty."""
+"""Fixtures: a consumer with the ladder of the design, whose topic has one partition and is empty."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
 
 @pytest.fixture
 def outbox(scenario: Scenario, topics: Topics) -> Iterator[Outbox]:
-    """Records are added by hand, and its topics are not made yet."""
+    """A group whose failed records are added by hand. Its retry topics do not exist yet."""
     with outbox_on(scenario, topics) as outbox:
         yield outbox

@@ -1,4 +1,4 @@
-"""A consumer with a ladder on a real topic and a real Postgres, whose service is up or down as the test says, and whose time is moved."""
+"""A consumer with a ladder, on a real topic and a real Postgres. The test decides how its service answers and how much time passes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 
 DELAYS = ("5m", "5m", "30m", "30m", "30m", "1h")
-"""The ladder of the design: six tries in 2 h 40 min, through three topics."""
+"""The ladder of the design: six retries in 2 h 40 min, through three topics."""
 
 SERVICE = """
     import functools
@@ -71,7 +71,7 @@ SERVICE = """
         rows = [{"payload": record.value}]
         return rows * 3 if answer == "three" else rows
 """
-"""Asks the service (`Lab.say`) what becomes of a record, by its value: load, three (rows), skip, retry, fail, or raise (a ValueError)."""
+"""Looks up the outcome of a record by its value, as set by `Lab.say`: load, three (rows), skip, retry, fail, or raise (a ValueError)."""
 
 
 class Lab:
@@ -120,14 +120,14 @@ class Lab:
     def close(self) -> None:
         self.watch.close()
 
-    # ---- the world
+    # ---- environment
 
     def say(self, answers: Mapping[str, str]) -> None:
-        """What the service answers from now on, by the record's value; ``*`` is any other, ``load`` where nothing is said."""
+        """Sets the service's answers from now on, by record value. ``*`` stands for all other values, which otherwise get ``load``."""
         (self.consumer.folder / "transforms" / "answers.json").write_text(json.dumps(dict(answers)))
 
     def calls(self) -> list[tuple[int, int]]:
-        """Partition and offset of each record that the service was asked about since the last time that this was asked."""
+        """Returns partition and offset of each record that the service was asked about since the last call of this method."""
         file = self.consumer.folder / "transforms" / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ class Lab:
         self.topics.produce(self.topic, values, partition=partition, **options)
 
     def age(self, by: timedelta) -> None:
-        """Time passes: what the group's records wait for is so much nearer, and what has happened to them so much longer ago."""
+        """Simulates that time passes: moves all times of the group's failed records back by ``by``."""
         self.sql(
             "UPDATE tidemark.failed_record SET due_at = due_at - %(by)s, created_at = created_at - %(by)s,"
             " ladder_at = ladder_at - %(by)s, changed_at = changed_at - %(by)s WHERE group_id = %(group_id)s",
@@ -145,18 +145,18 @@ class Lab:
             group_id=self.group_id,
         )
 
-    # ---- what is done
+    # ---- actions
 
     def run(self, **options: Any) -> launch.Progress:
-        """One run of the consumer over what is in its topic."""
+        """One run of the consumer over its topic."""
         return self._run(self.consumer, **options)
 
     def drain(self, **options: Any) -> launch.Progress:
-        """One drain of its retry topics."""
+        """One drain of the consumer's retry topics."""
         return self._run(self.consumer, drain=True, **options)
 
     def publish(self, *, limit: int | None = None) -> int:
-        """Publishes what is handed off and stands in no topic yet, and registers it; how many. As one relay that never fails."""
+        """Publishes and registers the records in the outbox, like a single relay that never fails. Returns how many."""
         columns = "failed_record_id, hop_topic, key, value, headers, partition"
         outbox = self.sql(
             f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s AND hop_topic IS NOT NULL AND hop_offset IS NULL"
@@ -185,7 +185,7 @@ class Lab:
         return len(places)
 
     def relay(self) -> int:
-        """As `publish`, by the real one."""
+        """Like `publish`, with the real relay."""
         for topic in (*self.ladder.topics, self.ladder.failed_topic):
             if topic is not None:
                 self.make_topic(topic)
@@ -196,7 +196,7 @@ class Lab:
         return done.records
 
     def register(self, number: int, topic: str, partition: int, offset: int) -> None:
-        """Notes where a record stands."""
+        """Registers where the message of a record is."""
         (described,) = self.cluster.topics([topic])
         with session(self.url) as connection, transaction(connection) as cur:
             topic_id = store.ensure_topic(cur, topic, described.kafka_uuid)
@@ -210,12 +210,12 @@ class Lab:
         )
 
     def ends(self, topic: str, partition: int = 0) -> int:
-        """Where a log ends."""
+        """Returns the end offset of a partition."""
         place = TopicPartition(topic, partition)
         return self.cluster.stable_ends([place])[place]
 
     def make_topic(self, name: str, partitions: int = 1) -> None:
-        """A retry or failed topic, unless it is there; it goes with the test."""
+        """Creates a retry or failed topic if it does not exist. It is deleted after the test."""
         if not self.cluster.topics([name], missing_ok=True):
             self.topics.create(partitions, name=name, **FIT)
 
@@ -235,7 +235,7 @@ class Lab:
         return self.rewind(Undo(rewind_id))
 
     def fail_all(self) -> None:
-        """As if each record had failed at its first reading and were due now: its rows go, and it waits."""
+        """Makes each record look as if it had failed when it was first read and were due now: removes its rows, and lets it wait."""
         self.sql(f"DELETE FROM {self.table}")
         self.sql(
             "UPDATE tidemark.batch SET retried = loaded, loaded = 0, sink_rows = 0 WHERE group_id = %(group_id)s", group_id=self.group_id
@@ -262,12 +262,12 @@ class Lab:
                 )
 
     def climb(self, by: timedelta) -> launch.Progress:
-        """Publishes, lets so much time pass, drains."""
+        """Publishes, lets this much time pass, and drains."""
         self.publish()
         self.age(by)
         return self.drain()
 
-    # ---- what is stored
+    # ---- stored state
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
         with self.watch.cursor() as cur:
@@ -275,31 +275,31 @@ class Lab:
             return cur.fetchall() if cur.description else []
 
     def failed(self, columns: str = "record_offset, state, retry_number") -> list[tuple[Any, ...]]:
-        """The failed records, in the order of their lineage."""
+        """Returns the failed records, ordered by lineage."""
         query = f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s ORDER BY topic_id, partition, record_offset"
         return [tuple(map(_plain, row)) for row in self.sql(query, group_id=self.group_id)]
 
     def states(self) -> dict[str, int]:
-        """How many failed records are in each state."""
+        """Returns the number of failed records in each state."""
         query = "SELECT state, count(*) FROM tidemark.failed_record WHERE group_id = %(group_id)s GROUP BY state"
         return dict(self.sql(query, group_id=self.group_id))
 
     def hops(self) -> dict[int, str | None]:
-        """In which topic each failed record belongs now, by its offset; without the group's name."""
+        """Returns, by offset, the topic that each failed record is in or goes to, without the group's name."""
         return {offset: topic and topic.removeprefix(f"{self.group}.") for offset, topic in self.failed("record_offset, hop_topic")}
 
     def rows(self) -> list[tuple[int, int]]:
-        """Offset and number of each row in the sink."""
+        """Returns offset and sequence number of each row in the sink."""
         query = f"SELECT kafka_offset, kafka_seq FROM {self.table} ORDER BY kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
         return [tuple(row) for row in self.sql(query)]
 
     def loaded(self) -> list[str]:
-        """The sink's values, in the order of their lineage."""
+        """Returns the sink's values, ordered by lineage."""
         query = f"SELECT payload FROM {self.table} ORDER BY kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
         return [bytes(value).decode() for (value,) in self.sql(query)]
 
     def drains(self) -> list[tuple[Any, ...]]:
-        """The ledger of the drains: tier, start, end, loaded, skipped, retried, failed, unaccounted."""
+        """Returns the drains' ledger rows: tier, start, end, loaded, skipped, retried, failed, unaccounted."""
         columns = "start_offset, end_offset, loaded, skipped, retried, failed, unaccounted"
         query = (
             f"SELECT name, {columns} FROM tidemark.batch JOIN tidemark.topic USING (topic_id)"
@@ -308,7 +308,7 @@ class Lab:
         return [(name.removeprefix(f"{self.group}."), *rest) for name, *rest in self.sql(query, group_id=self.group_id)]
 
     def check(self) -> None:
-        """Every record is accounted for (I3), by the ledger and by the audit."""
+        """Checks that every record is accounted for (I3), with the conservation check and with the audit."""
         with self.watch.cursor() as cur:
             assert check_conservation(cur, self.group, [self.table], upsert=bool(self.spec.sink.key)) == []
         with session(self.url) as connection:
@@ -324,7 +324,7 @@ def lab_on(consumer: Scenario, topics: Topics, **options: Any) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def dying_at(step: Step, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever commits in this process dies just before this step."""
+    """Lets every commit in this process die just before this step."""
 
     def die(reached: Step, _part: Slice) -> None:
         if reached is step:

@@ -1,4 +1,4 @@
-"""Failed records as a hand-off leaves them, written by hand, and topics for them: what relay, admin and redrive work on."""
+"""Failed records as a hand-off leaves them, inserted by hand, and their topics. Tests of relay, admin and redrive start from them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 NEVER_TRIED = timedelta(0)
 FIT = {"message_timestamp_type": "LogAppendTime", "max_message_bytes": "2000000"}
-"""Settings with which a topic is fit to be a retry topic."""
+"""Topic settings that pass the check of retry topics."""
 TIME = datetime(2026, 3, 24, 13, 0, tzinfo=UTC)
 """The timestamp of each record."""
 
 
 class Outbox:
-    """One group that has read a topic of three partitions, with nothing of it loaded. ``watch`` is a session outside any transaction."""
+    """A group positioned at offset 0 of a topic with three partitions. ``watch`` is a session outside any transaction."""
 
     def __init__(self, consumer: Scenario, topics: Topics, *, delays: Sequence[str] = ("5m", "5m", "1h"), **keys: Any) -> None:
         self.consumer, self.topics = consumer, topics
@@ -75,11 +75,11 @@ class Outbox:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Every topic that the group publishes to."""
+        """All topics that the group publishes to."""
         return (*Ladder.of(self.spec).topics, now_topic(self.group), failed_topic(self.group))
 
     def make_topics(self, partitions: int = 1, *, without: Sequence[str] = (), largest: int | None = None) -> None:
-        """``largest``: bytes of the largest batch that they take; the consumer's own topic takes less, lest they be wrong."""
+        """``largest``: their ``max.message.bytes``. The consumer's own topic gets a smaller limit, so that they pass the check."""
         if largest is not None:
             self.topics.alter(self.topic, max_message_bytes=str(largest - HEADER_BYTES))
         for name in self.tiers:
@@ -90,7 +90,7 @@ class Outbox:
         self.topics.create(partitions, name=name, **(FIT | config))
 
     def adopt_topics(self) -> None:
-        """Those that were made by Tidemark go with the test."""
+        """Topics that Tidemark created are deleted after the test."""
         self.topics.adopt(topic.name for topic in self.cluster.topics(self.tiers, missing_ok=True))
 
     @contextlib.contextmanager
@@ -117,7 +117,7 @@ class Outbox:
         topic: str | None = None,
         topic_id: int | None = None,
     ) -> int:
-        """A record that waits for its retry of this number, or has failed for good: handed off, and published nowhere yet. Its id."""
+        """Adds a record that waits for retry ``number``, or has failed permanently. It is not published yet. Returns its id."""
         rung = Ladder.of(self.spec).rung(number)
         offset, self.next_offset = self.next_offset, self.next_offset + 1
         written = [[name, None if each is None else base64.b64encode(each).decode()] for name, each in headers]
@@ -138,7 +138,7 @@ class Outbox:
         return int(made)
 
     def add_many(self, count: int, *, size: int = 100, failed: bool = False) -> None:
-        """So many at once, over the three partitions."""
+        """Adds ``count`` records at once, spread over the three partitions."""
         self.sql(
             "INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,"
             " disposition, error_type, error_text, attempt_id, state, retry_number, due_at, hop_topic)"
@@ -153,7 +153,7 @@ class Outbox:
         )  # fmt: skip
         self.next_offset += count
 
-    # ---- what is done
+    # ---- actions
 
     def relay(self, connection: Connection | None = None, **options: Any) -> Relayed:
         with contextlib.ExitStack() as stack:
@@ -161,7 +161,7 @@ class Outbox:
             return relay(used, self.kafka, self.spec, **{"publishers": self.publishers, **options})
 
     def in_terminal(self, *words: str) -> list[str]:
-        """The lines that ``tidemark`` prints in a terminal of 80 columns, as a dumb one has them."""
+        """Returns the lines that ``tidemark`` prints in a dumb terminal of 80 columns."""
         here, there = pty.openpty()
         command = [sys.executable, "-m", "tidemark.cli.main", *words]
         with os.fdopen(here, "rb", buffering=0) as screen:
@@ -170,13 +170,13 @@ class Outbox:
             )
             os.close(there)
             printed = b""
-            with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
+            with contextlib.suppress(OSError):  # how a terminal reports that all writers have closed it
                 while read := screen.read(65_536):
                     printed += read
             assert done.wait(60) == 0
         return printed.decode().splitlines()
 
-    # ---- what is stored
+    # ---- stored state
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
         with self.watch.cursor() as cur:
@@ -184,7 +184,7 @@ class Outbox:
             return cur.fetchall() if cur.description else []
 
     def record(self, number: int) -> dict[str, Any]:
-        """A row of ``failed_record``, bytes as bytes."""
+        """Returns a row of ``failed_record``, with `memoryview` values as `bytes`."""
         with self.watch.cursor() as cur:
             cur.execute("SELECT * FROM tidemark.failed_record WHERE failed_record_id = %s", (number,))
             (row,) = cur.fetchall()
@@ -193,14 +193,14 @@ class Outbox:
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in zip(names, row, strict=True)}
 
     def waiting(self) -> int:
-        """Records that are to be published, and have not been refused."""
+        """Returns the number of records that are still to be published and that the broker has not rejected."""
         ((count,),) = self.sql(
             "SELECT count(*) FROM tidemark.failed_record WHERE hop_topic IS NOT NULL AND hop_offset IS NULL AND publish_error IS NULL"
         )
         return int(count)
 
     def hops(self) -> dict[int, tuple[str, int, int]]:
-        """Topic, partition and offset at which each record is registered."""
+        """Returns, by record id, the topic, partition and offset at which the record is registered."""
         found = self.sql(
             "SELECT failed_record_id, topic.name, hop_partition, hop_offset FROM tidemark.failed_record"
             " JOIN tidemark.topic ON topic.topic_id = hop_topic_id ORDER BY 1"
@@ -208,7 +208,7 @@ class Outbox:
         return {number: (topic, partition, offset) for number, topic, partition, offset in found}
 
     def messages(self, topic: str) -> dict[tuple[int, int], Stored]:
-        """What a topic holds, by partition and offset; nothing where there is no such topic."""
+        """Returns a topic's messages by partition and offset. Empty if the topic does not exist."""
         return {
             (partition.partition, offset): stored
             for described in self.cluster.topics([topic], missing_ok=True)
@@ -217,7 +217,7 @@ class Outbox:
         }
 
     def check_published(self) -> None:
-        """Every record is registered at a message that is its own: key, value and headers byte for byte, and ours behind them."""
+        """Checks that each registered record has its own message: same key, value and headers byte for byte, followed by our headers."""
         from tidemark.retry.messages import own_headers
 
         logs: dict[str, dict[tuple[int, int], Stored]] = {}

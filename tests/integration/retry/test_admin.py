@@ -1,4 +1,4 @@
-"""What an operator sees of failed records and does with them: every action is stored with who, when, why and how many."""
+"""How operators inspect, discard and edit failed records. Every action is stored with who, when, why and how many."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(outbox: Outbox, **wanted: Any) -> list[int]:
 
 
 def test_a_filter_finds_what_it_says_and_nothing_else(outbox: Outbox) -> None:
-    """State, error, origin, key, time, tier, refusal; several of them together; texts are no patterns."""
+    """State, error, origin, key, time, tier, refusal, and several of them combined. Texts are matched literally, not as patterns."""
     one = outbox.add(b"1", key=b"\x00\xff", partition=0, error=("KeyError", "100% wrong_city"))
     two = outbox.add(b"2", key=b"", partition=1, error=("KeyError", "100 is Wrong City"), number=3)
     three = outbox.add(b"3", partition=2, error=("ValueError", "wrong"), failed=True)
@@ -80,7 +80,7 @@ def test_a_filter_finds_what_it_says_and_nothing_else(outbox: Outbox) -> None:
 
 
 def test_a_list_fits_a_terminal_and_goes_on_where_it_ended(outbox: Outbox) -> None:
-    """80 columns, whatever the names and texts; what a terminal would obey is not printed."""
+    """Lines have at most 80 columns, however long the names and texts. Terminal control sequences are not passed through."""
     made = [outbox.add(error=("KeyError", "no such city\n\x1b[31m" + "x" * 300)) for _ in range(3)]
     lines = outbox.in_terminal("retries", "list", outbox.name, "--limit", "2")
     assert max(map(len, lines)) <= 80
@@ -92,7 +92,7 @@ def test_a_list_fits_a_terminal_and_goes_on_where_it_ended(outbox: Outbox) -> No
 
 
 def test_counts_are_by_state_and_error(outbox: Outbox) -> None:
-    """The most frequent first, each with its newest text, as an example where there are several."""
+    """The most frequent come first. Each line shows the newest text, marked as an example if there are several."""
     for number in range(5):
         outbox.add(error=("TimeoutError", f"try {number}"))
     outbox.add(error=("TimeoutError", "over"), failed=True)
@@ -114,7 +114,7 @@ def test_counts_are_by_state_and_error(outbox: Outbox) -> None:
 
 
 def test_one_record_is_shown_with_its_whole_story(outbox: Outbox) -> None:
-    """Payload as text or in hex, headers, each try, where it stands."""
+    """Payload as text or in hex, headers, every try, state and place."""
     outbox.make_topics()
     number = outbox.add("né Zürich".encode(), key=b"\x00\xff", headers=[("trace", b"abc"), ("none", None)], failed=True)
     tries = [{"number": 0, "type": "TimeoutError", "text": "down", "attempt_id": 1, "at": "2026-03-24T13:00:00.5+00:00"}]
@@ -141,7 +141,7 @@ def test_one_record_is_shown_with_its_whole_story(outbox: Outbox) -> None:
 
 
 def test_discarded_records_are_settled_and_the_action_is_kept(outbox: Outbox) -> None:
-    """Scenario 33: the first of a topic, one in the middle; waiting and failed ones, published or not. What was loaded stays what it is."""
+    """Scenario 33: the first record of a topic and one in the middle, waiting or failed, published or not. A loaded one stays loaded."""
     outbox.make_topics()
     waiting = [outbox.add(f"{number}".encode()) for number in range(3)]
     failed, loaded = outbox.add(failed=True), outbox.add()
@@ -162,7 +162,7 @@ def test_discarded_records_are_settled_and_the_action_is_kept(outbox: Outbox) ->
 
 
 def test_approved_discard_settles_what_was_shown_or_nothing(outbox: Outbox) -> None:
-    """The plan counts only what would be settled. If one more record matches since, nothing changes."""
+    """The plan counts only records that would be settled. If another record has matched since, nothing is discarded."""
     kept = outbox.add(b"kept", error=("ValueError", "another"))
     first, second, loaded = outbox.add(b"1"), outbox.add(b"2", failed=True), outbox.add(b"3")
     outbox.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL WHERE failed_record_id = %(id)s", id=loaded)
@@ -206,7 +206,7 @@ def test_discarding_needs_a_reason_and_a_filter_and_changes_nothing_without(outb
 
 
 def test_a_record_that_is_discarded_while_it_is_published_ends_as_discarded(outbox: Outbox) -> None:
-    """The relay's transaction is waited for; both of them are true afterwards: it stands in the topic, and nobody will try it."""
+    """The discard waits for the transaction that has locked the record."""
     outbox.make_topics()
     number = outbox.add()
     with outbox.session() as relay, outbox.session() as operator, ThreadPoolExecutor(1) as pool:
@@ -226,7 +226,7 @@ def test_a_record_that_is_discarded_while_it_is_published_ends_as_discarded(outb
 
 
 def test_an_edit_keeps_what_was_and_links_both_ways(outbox: Outbox) -> None:
-    """Key, value and headers, twice; the record has the newest payload, each edit what was before it. Scenario 39."""
+    """Scenario 39: two edits of key, value and headers. The record has the newest payload, each edit the one before it."""
     outbox.make_topics()
     number = outbox.add(b"bad", key=b"key", headers=[("a", b"1")], failed=True)
     outbox.relay()
@@ -248,7 +248,7 @@ def test_an_edit_keeps_what_was_and_links_both_ways(outbox: Outbox) -> None:
 
 
 def test_only_what_has_failed_can_be_edited(outbox: Outbox) -> None:
-    """A waiting record stands in a topic as it was; one that the broker did not take does not, and may be made smaller."""
+    """A waiting record may already be in a topic unchanged. One that the broker rejected is in none, and can be edited to fit."""
     outbox.make_topics(largest=10_000)
     waiting, large = outbox.add(b"x"), outbox.add(bytes(range(256)) * 4_000)
     loaded = outbox.add()
@@ -265,7 +265,7 @@ def test_only_what_has_failed_can_be_edited(outbox: Outbox) -> None:
 
 
 def test_an_export_is_read_again_by_edit(outbox: Outbox) -> None:
-    """Bytes in base64, one record a line, as many as there are; unchanged lines change nothing."""
+    """An export has one record per line, with bytes in base64. Lines that were not modified change nothing."""
     made = [outbox.add(bytes([number, 255]), key=None, headers=[("h", b"\x80")], failed=True) for number in range(3)]
     lines = command(outbox, "export", "--state", "FAILED").stdout.splitlines()
     told = [json.loads(line) for line in lines]
@@ -290,7 +290,7 @@ def test_an_export_is_complete_whatever_its_size(outbox: Outbox, monkeypatch: py
 
 
 def test_a_record_is_edited_from_the_command_line(outbox: Outbox) -> None:
-    """Text, a file byte for byte, a tombstone, headers; wrong usage is told."""
+    """Text, a file byte for byte, a tombstone, headers. Wrong usage is rejected."""
     number = str(outbox.add(b"bad", key=b"key", failed=True))
     file = outbox.consumer.folder / "value.bin"
     file.write_bytes(b"\x00\xff\n")
@@ -306,7 +306,7 @@ def test_a_record_is_edited_from_the_command_line(outbox: Outbox) -> None:
 
 
 def test_relay_from_the_command_line_says_what_it_did_and_fails_where_a_topic_is_missing(outbox: Outbox) -> None:
-    """Exit status 1 with what to do; what could be published is published all the same."""
+    """Exit status 1 and a message that says what to do. Everything else is published."""
     first, missing, now, last = outbox.tiers
     outbox.consumer.set(retry={**outbox.consumer.keys["retry"], "topics": {"create": False}})
     outbox.make_topics(without=[missing])

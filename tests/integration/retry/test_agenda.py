@@ -1,4 +1,4 @@
-"""What there is to do between runs, and what a run of the command line publishes when it is done."""
+"""Which groups have work between runs, and what a command-line run publishes at its end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def make_topics(lab: Lab) -> None:
 
 
 def state(lab: Lab) -> tuple[bool, bool]:
-    """Is there anything to do for the group, and is anything of it due?"""
+    """Whether the group has anything to do, and whether any of it is due."""
     with session(lab.url) as connection:
         return lab.group in busy(connection), due(connection, lab.group) is not None
 
 
 def test_group_is_due_when_what_is_published_is_due_and_until_it_was_tried(lab: Lab) -> None:
-    """Scenario 1: a record that waits is something to do, and due when its time has come and its message is registered; one that has failed
-    for good is something to do until it is published."""
+    """Scenario 1: a waiting record is work, and is due once its time has come and its message is registered. A record that failed
+    permanently is work until it is published."""
     assert state(lab) == (False, False)
     lab.say({"a": "retry", "b": "fail"})
     lab.produce("a", "b", "c")
@@ -51,7 +51,7 @@ def test_group_that_never_ran_is_not_due(lab: Lab) -> None:
 
 
 def test_lateness_is_told_of_all_that_is_due(lab: Lab) -> None:
-    """From the time that a record was due at, by the database's clock; what is not due yet does not count."""
+    """Lateness is the time since a record came due, by the database's clock. Records that are not due yet do not count."""
     lab.say({"*": "retry"})
     lab.produce(*map(str, range(201)))
     lab.run()
@@ -67,7 +67,7 @@ def test_lateness_is_told_of_all_that_is_due(lab: Lab) -> None:
 
 
 def test_lateness_of_what_was_tried_is_kept_and_told(lab: Lab) -> None:
-    """From the time that a record was due at until the commit that tried it last, whatever came of it. An undo brings it back."""
+    """Lateness is the time from when a record came due to the commit of its last try, whatever the outcome. An undo restores it."""
     lab.consumer.set(retry={"delays": ["5m", "5m"]})
     numbers = list(map(str, range(200)))
     lab.say(dict.fromkeys(numbers, "retry"))
@@ -108,8 +108,8 @@ def test_lateness_of_what_was_tried_is_kept_and_told(lab: Lab) -> None:
 
 
 def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same(lab: Lab) -> None:
-    """Scenario 28: topics that are missing and that nobody makes, and a server that does not answer, are told with what to do; the records
-    stay in the outbox, and the next relay takes them."""
+    """Scenario 28: if topics are missing and must not be created, or Postgres does not answer, the message says so. The records stay in the
+    outbox, and the next relay publishes them."""
     lab.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
     connections = lab.consumer.connections
     assert relay_at_end(connections, lab.spec) == [], "there is nothing to publish"
@@ -128,8 +128,8 @@ def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same
 
 
 def test_tidemark_consume_publishes_what_it_has_handed_off(lab: Lab) -> None:
-    """The result is printed as ever. Topics that are missing are made; what is not published, because one is wrong, is told on stderr, and
-    the command has done its work."""
+    """The result is printed as usual, and missing topics are created. Stderr reports what cannot be published because a topic is
+    misconfigured, and the command still succeeds."""
     lab.say({"a": "retry", "b": "fail"})
     lab.produce("a", "b")
     failed = lab.topics.create(name=f"{lab.group}.failed", cleanup_policy="compact", max_message_bytes="2000000")

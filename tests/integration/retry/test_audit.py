@@ -1,4 +1,4 @@
-"""The audit: it balances whatever becomes of records, and names what does not add up, whichever table or topic lies."""
+"""The audit: it balances whatever happens to records, and names every discrepancy, whichever table or topic is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemark.records.ranges import TopicPartition
 
 @pytest.fixture
 def mixed(lab: Lab) -> Lab:
-    """Of each kind one record: loaded at once and later, skipped at once and later, waiting in two tiers, failed, discarded."""
+    """A record of each kind: loaded at once and later, skipped at once and later, waiting in two tiers, failed, discarded."""
     lab.say({"later": "retry", "no": "skip", "not now": "retry", "first": "retry", "second": "retry", "bad": "fail", "away": "retry"})
     lab.produce("a", "later", "no", "not now", "second", "bad", "away")
     lab.run()
@@ -63,7 +63,7 @@ def test_what_does_not_add_up_is_named(mixed: Lab, lie: str, said: str) -> None:
 
 
 def test_messages_that_are_not_where_they_are_said_to_be_are_told_as_astray(mixed: Lab) -> None:
-    """Nothing is lost by that: the next drain has them published anew, and the account balances all the time."""
+    """Nothing is lost: the next drain puts these records back into the outbox, and the account always balances."""
     tier = f"{mixed.group}.retry.30m"
     mixed.topics.trim(tier, {0: mixed.ends(tier)})
     found = audited(mixed)
@@ -95,7 +95,7 @@ def test_command_prints_the_accounts_and_fails_where_they_do_not_balance(mixed: 
 
 
 def test_command_drains_once_and_says_what_came_of_it(lab: Lab) -> None:
-    """`tidemark retries drain`, as a user calls it: a driver of its own, through Spark."""
+    """`tidemark retries drain`, as a user runs it: with a separate driver, through Spark."""
     lab.say({"a": "retry", "b": "retry"})
     lab.produce("a", "b")
     lab.run()

@@ -1,4 +1,4 @@
-"""The ladder, played from the first reading to the end: what is tried when, by which way, and where it ends."""
+"""The ladder from the first read to the end: which records are tried when, through which topics, and where they end up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIERS = [5, 5, 30, 30, 30, 60]
 
 
 def test_record_that_fails_climbs_the_whole_ladder_and_ends_in_the_failed_topic(lab: Lab) -> None:
-    """Scenarios 1, 2: six tries in 2 h 40 min by way of three topics, each after its own delay; then the failed topic, with the story."""
+    """Scenarios 1, 2: six retries in 2 h 40 min through three topics, each after its delay; then the failed topic, with the story."""
     lab.say({"a": "retry"})
     lab.produce("x", "a")
     lab.run()
@@ -52,7 +52,7 @@ def test_record_that_fails_climbs_the_whole_ladder_and_ends_in_the_failed_topic(
 
 
 def test_record_whose_service_is_back_is_loaded_as_what_it_was(lab: Lab) -> None:
-    """Its rows have the lineage of the origin, the attempt at which it succeeded stays known, and it is nowhere else any more."""
+    """Its rows have the lineage of the origin, its retry number stays, and it no longer belongs to any topic."""
     lab.say({"a": "retry"})
     lab.produce("x", "a", "y")
     lab.run()
@@ -65,7 +65,7 @@ def test_record_whose_service_is_back_is_loaded_as_what_it_was(lab: Lab) -> None
 
 
 def test_nothing_is_tried_before_its_time_and_kafka_is_not_asked(lab: Lab) -> None:
-    """What waits is known in Postgres: a drain that finds nothing due starts no engine and commits nothing."""
+    """Postgres shows what is waiting: a drain with nothing due starts no engine and commits nothing."""
     lab.say({"a": "retry"})
     lab.produce("a")
     lab.run()
@@ -77,7 +77,7 @@ def test_nothing_is_tried_before_its_time_and_kafka_is_not_asked(lab: Lab) -> No
 
 
 def test_drain_tries_no_more_records_in_a_second_than_the_spec_allows(lab: Lab) -> None:
-    """Scenario 38: what failed because a service was down does not bring it down again."""
+    """Scenario 38: records that failed because a service was down do not overload it when it is back."""
     lab.consumer.set(retry={"delays": list(DELAYS), "per_second": 4})
     lab.say({"*": "retry"})
     lab.produce(*"abcdefghij")
@@ -93,7 +93,7 @@ def test_drain_tries_no_more_records_in_a_second_than_the_spec_allows(lab: Lab) 
 
 
 def test_drain_stops_in_front_of_the_first_record_that_is_not_due(lab: Lab) -> None:
-    """Scenarios 18, 19: what came to the topic later waits for the next run; a second drain at once finds nothing."""
+    """Scenarios 18, 19: records that came to the topic later wait for a later run. A second drain right after the first finds nothing."""
     lab.say({"*": "retry"})
     lab.produce("a", "b")
     lab.run()
@@ -115,7 +115,7 @@ def test_drain_stops_in_front_of_the_first_record_that_is_not_due(lab: Lab) -> N
 
 
 def test_permanent_error_ends_the_way_at_once_also_in_the_middle_of_the_ladder(lab: Lab) -> None:
-    """Scenario 3: `Fail`, an exception that the spec calls permanent, and one whose cause is one."""
+    """Scenario 3: `Fail`, and an exception that the spec declares permanent."""
     lab.consumer.set(retry={"delays": list(DELAYS), "permanent": ["ValueError"]})
     lab.say({"a": "fail", "b": "raise", "c": "retry", "d": "retry"})
     lab.produce("a", "b", "c", "d")
@@ -147,7 +147,7 @@ def test_record_that_is_not_wanted_any_more_is_skipped(lab: Lab) -> None:
 
 
 def test_no_try_is_begun_behind_the_budget(lab: Lab) -> None:
-    """Scenario 5: the failure whose next try would come too late is the last one."""
+    """Scenario 5: a failure is final if the next retry would come after the end of the budget."""
     lab.consumer.set(retry={"delays": list(DELAYS), "budget": "30m"})
     lab.say({"a": "retry"})
     lab.produce("a")
@@ -163,7 +163,7 @@ def test_no_try_is_begun_behind_the_budget(lab: Lab) -> None:
     ("delays", "hop"), [(["1m", "30m"], "retry.30m"), (["5m"], "failed"), ([], None)], ids=["other", "shorter", "removed"]
 )
 def test_ladder_may_change_while_records_are_on_it(lab: Lab, delays: list[str], hop: str | None) -> None:
-    """Scenario 7: a topic that the ladder has no more is drained all the same; what fails there goes on by the ladder of now."""
+    """Scenario 7: a topic that is no longer in the ladder is still drained. Records that fail there continue on the current ladder."""
     lab.say({"a": "retry"})
     lab.produce("a")
     lab.run()
@@ -176,7 +176,7 @@ def test_ladder_may_change_while_records_are_on_it(lab: Lab, delays: list[str], 
 
 
 def test_ladder_of_seconds_is_climbed_for_real(lab: Lab) -> None:
-    """No row is aged: each try begins when its delay is over, and not before. By the real relay."""
+    """With real time and the real relay: no retry begins before its delay is over."""
     lab.consumer.set(retry={"delays": ["1s", "2s", "1s"]})
     lab.say({"a": "retry"})
     lab.produce("a")
@@ -197,7 +197,7 @@ def test_ladder_of_seconds_is_climbed_for_real(lab: Lab) -> None:
 
 
 def test_row_that_postgres_refuses_in_a_drain_fails_for_good_and_the_others_are_loaded(scenario: Scenario, topics: Topics) -> None:
-    """A poison row among retries of two partitions, whose records have the same offsets: found one by one."""
+    """The bad rows are found individually, among retries from two partitions whose records have the same offsets."""
     with lab_on(scenario, topics, partitions=2) as lab:
         lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (payload <> 'bad')")
         lab.say({"*": "retry"})
@@ -217,8 +217,8 @@ def test_row_that_postgres_refuses_in_a_drain_fails_for_good_and_the_others_are_
 
 
 def test_message_that_nobody_is_registered_at_is_read_past(lab: Lab) -> None:
-    """Scenarios 9, 10, 21: a relay that died before it could say so has published it twice, and somebody else has written into the topic,
-    with headers that look like ours: only the registered one is tried, once."""
+    """Scenarios 9, 10, 21: the topic contains duplicates from a relay that died before it could register them, and a foreign message with
+    forged headers. Only the registered message is tried, once."""
     lab.say({"a": "retry"})
     lab.produce("a")
     lab.run()
@@ -244,7 +244,7 @@ def test_message_that_nobody_is_registered_at_is_read_past(lab: Lab) -> None:
 
 
 def test_record_that_was_discarded_or_sent_round_again_meanwhile_is_not_tried(lab: Lab) -> None:
-    """What the row says when the slice is committed is what holds, not what was so when the drain began."""
+    """The row's state at the commit of the slice counts, not its state when the drain began."""
     lab.say({"*": "retry"})
     lab.produce("a", "b", "c")
     lab.run()
@@ -264,7 +264,7 @@ def test_record_that_was_discarded_or_sent_round_again_meanwhile_is_not_tried(la
 
 
 def test_record_that_is_registered_behind_a_drain_is_published_anew(lab: Lab) -> None:
-    """Scenario 25: a slow relay says where its record is when a drain has passed the place. Nothing waits for ever."""
+    """Scenario 25: a slow relay registers a message that a drain has already passed. The record is published again, so it is not stuck."""
     lab.say({"*": "retry"})
     lab.produce("a", "b")
     lab.run()
@@ -276,7 +276,7 @@ def test_record_that_is_registered_behind_a_drain_is_published_anew(lab: Lab) ->
     lab.age(minutes(5))
     lab.say({})
     lab.sql("INSERT INTO tidemark.flow (group_id, paused) VALUES (%(group_id)s, true)", group_id=lab.group_id)
-    assert lab.drain().records == 0  # paused as a whole, it has its place and reads nothing
+    assert lab.drain().records == 0  # the whole group is paused: this drain only stores the retry topic's position
     lab.sql("DELETE FROM tidemark.flow")
     lab.drain()
     lab.register(first, tier, 0, 1)
@@ -290,7 +290,7 @@ def test_record_that_is_registered_behind_a_drain_is_published_anew(lab: Lab) ->
 
 @pytest.mark.parametrize("loss", ["trimmed", "recreated", "deleted"])
 def test_record_whose_message_is_gone_from_kafka_is_published_anew(lab: Lab, loss: str) -> None:
-    """Scenario 15: retention has passed it, or its topic was deleted. The record itself is in Postgres, and nothing is lost (I7)."""
+    """Scenario 15: retention removed the message, or its topic was deleted. The record is in Postgres, so nothing is lost (I7)."""
     lab.say({"*": "retry"})
     lab.produce("a", "b")
     lab.run()
@@ -312,13 +312,13 @@ def test_record_whose_message_is_gone_from_kafka_is_published_anew(lab: Lab, los
     lab.check()
 
 
-# ---- what a transform is told
+# ---- what a transform gets
 
 
 @pytest.mark.parametrize("form", ["function", "arrow"])
 def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Scenario, topics: Topics, form: str) -> None:
-    """Scenarios 11, 13: null and empty keys and values, double, empty and null headers, the timestamp; topic, partition and offset are the
-    origin's. What the retry's row has is what a first reading would have made."""
+    """Scenarios 11, 13: null and empty keys and values; duplicate, empty and null headers; the timestamp; topic, partition and offset of
+    the origin. A retry makes the same row as a first read."""
     with lab_on(scenario, topics, partitions=2, transform=ECHOES[form], ddl=ECHO_COLUMNS) as lab:
         at = 1_704_067_200_123
         headers: list[tuple[str, bytes | None]] = [("h", b"1"), ("h", b"\xff\x00"), ("", b""), ("none", None)]
@@ -337,12 +337,12 @@ def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Sc
         lab.check()
 
 
-# ---- a retry topic that holds something else
+# ---- unexpected messages in a retry topic
 
 
 def test_message_that_is_another_records_is_never_loaded_as_the_registered_one(lab: Lab) -> None:
-    """As after a log that was truncated and has grown again: what lies at a registered offset has another payload. It is read past, and the
-    record is published again from Postgres. A message of the same key and value is as good as its own."""
+    """After a log was truncated and has grown again, a registered offset may hold another payload. That message is ignored, and the record
+    is published again from Postgres. A message with the same key and value is accepted."""
     lab.say({"*": "retry"})
     lab.produce("a", "b", "c", "same", "same")
     lab.run()
@@ -365,7 +365,7 @@ def test_message_that_is_another_records_is_never_loaded_as_the_registered_one(l
     lab.check()
 
 
-# ---- a transform that takes long
+# ---- a slow transform
 
 SLOW_SERVICE = SERVICE.replace("    import json\n", "    import json\n    import time\n", 1).replace(
     '        word = (record.value or b"").decode()\n', '        word = (record.value or b"").decode()\n        time.sleep(0.1)\n'
@@ -374,7 +374,7 @@ SLOW_SERVICE = SERVICE.replace("    import json\n", "    import json\n    import
 
 @pytest.mark.parametrize("sink", ["append", "upsert"])
 def test_slow_transform_drains_into_any_sink(scenario: Scenario, topics: Topics, monkeypatch: pytest.MonkeyPatch, sink: str) -> None:
-    """It has ended before the transaction begins: no session is idle meanwhile, also where a row is refused, and no lock is held."""
+    """The transform ends before the transaction begins: no session idles in one, even if a row is refused, and no lock is held."""
     keys = {"sink": {"table": scenario.table, "mode": "upsert", "key": ["payload"]}} if sink == "upsert" else {}
     ddl = "payload bytea CHECK (payload <> '7')" + (" PRIMARY KEY" if sink == "upsert" else "")
     with lab_on(scenario, topics, transform=SLOW_SERVICE, ddl=ddl, **keys) as lab:
@@ -394,14 +394,14 @@ NOWHERE = "hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL"
 
 
 def locks(lab: Lab) -> int:
-    """How many advisory locks there are in the database."""
+    """The number of advisory locks in the database."""
     return int(lab.sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE"
                        " datname = current_database())")[0][0])  # fmt: skip
 
 
 def test_rewind_waits_for_no_transform_of_a_drain(lab: Lab) -> None:
-    """The lock that holds rewinds of the group off is taken behind the transform. A rewind that comes while records are tried goes first,
-    and what was tried of them is dropped."""
+    """The lock that keeps rewinds of the group out is taken after the transform. A rewind during the transform goes first, and the
+    transform's results are dropped."""
     lab.produce("a", "b")
     lab.say({"a": "retry", "b": "retry"})
     lab.run()
@@ -415,7 +415,7 @@ def test_rewind_waits_for_no_transform_of_a_drain(lab: Lab) -> None:
         assert locks(lab) == 0
         lab.rewind(ToEarliest())
         pipe.unlink()
-        lab.say({})  # before the first record has its answer: the next one finds a file
+        lab.say({})  # before the first record gets its answer, so that the second finds a regular file
         answers.write("{}")
         answers.close()
         assert drain.result(180).records == 2
@@ -424,7 +424,7 @@ def test_rewind_waits_for_no_transform_of_a_drain(lab: Lab) -> None:
 
 
 def test_record_that_changes_while_it_is_tried_is_not_loaded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an operator, a rewind or a relay did with it meanwhile has happened; what the transform made of it is dropped."""
+    """A change that an operator or a relay made meanwhile stands, and the transform's result for the record is dropped."""
     words = ["load", "skip", "retry", "fail", "three", "load"]
     lab.say({"*": "retry"})
     lab.produce(*(f"{word} {number}" for number, word in enumerate(words)))
@@ -462,13 +462,13 @@ HISTORY = """INSERT INTO tidemark.failed_record (group_id, topic_id, partition, 
 
 
 def read_sequentially(lab: Lab) -> int:
-    """The number of failed records that sequential scans have read, in sessions that have ended and in this one."""
+    """The number of failed records read by sequential scans, in this session and in those that have ended."""
     lab.sql("SELECT pg_stat_force_next_flush()")
     return int(lab.sql("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'tidemark.failed_record'::regclass")[0][0])
 
 
 def test_drain_does_not_read_the_records_that_were_settled_long_ago(lab: Lab) -> None:
-    """With up-to-date statistics, Postgres would choose to scan them all to find a few thousand."""
+    """With up-to-date statistics, Postgres would scan all of them to find a few thousand."""
     words = list(map(str, range(5_000)))
     lab.say({"*": "retry"})
     lab.produce(*words)
@@ -487,13 +487,13 @@ def test_drain_does_not_read_the_records_that_were_settled_long_ago(lab: Lab) ->
 
 
 def test_look_up_of_what_a_drain_has_passed_does_not_read_all_that_waits(lab: Lab) -> None:
-    """Each drain begins with it, and Postgres' statistics may be older than a backlog."""
+    """Each drain begins with this lookup, and Postgres' statistics may be older than the backlog."""
     lab.say({"*": "retry"})
     lab.produce("a")
     lab.run()
     lab.relay()
     lab.age(minutes(5))
-    lab.drain()  # from now on there is a position
+    lab.drain()  # from now on the retry topic has a position
     lab.sql("ANALYZE tidemark.failed_record")
     lab.produce(*map(str, range(3_000)))
     lab.run()

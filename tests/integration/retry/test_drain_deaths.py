@@ -1,4 +1,4 @@
-"""A drain that dies anywhere has stored its slice whole or not at all, and the next one does what is left (I1, I2)."""
+"""A drain that dies anywhere has stored its slice completely or not at all, and the next drain does the rest (I1, I2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemark.sink.steps import Step
 
 @pytest.fixture
 def due(lab: Lab) -> Lab:
-    """Four records are due in one topic; of them two will be loaded, one skipped, one fails again and one for good."""
+    """Five records are due in one topic. Two will be loaded, one skipped, one will fail again and one permanently."""
     lab.say({"a": "retry", "b": "retry", "c": "retry", "d": "retry", "e": "retry"})
     lab.produce("a", "b", "c", "d", "e")
     lab.run()
@@ -35,7 +35,7 @@ DONE = [("LOADED", 1), ("SKIPPED", 1), ("WAITING", 2), ("FAILED", 1), ("LOADED",
 
 
 def image(lab: Lab) -> list[Any]:
-    """All that a drain changes but epochs."""
+    """Returns everything that a drain changes, except epochs."""
     tables = ("failed_record", "batch", "lost_range")
     stored = [sorted(str(row[0]) for row in lab.sql(f"SELECT to_jsonb(t) FROM tidemark.{table} t")) for table in tables]
     return [*stored, lab.rows(), lab.sql("SELECT topic_id, partition, next_offset FROM tidemark.partition_offset ORDER BY 1, 2")]
@@ -49,7 +49,7 @@ def check_done(lab: Lab) -> None:
 
 
 class Watched(PostgresCursor):
-    """Has the server end its session after the n-th statement."""
+    """Makes the server terminate the session after the n-th statement."""
 
     done = 0
     last = 0
@@ -71,7 +71,7 @@ class Watched(PostgresCursor):
 
 
 def test_drain_that_dies_after_any_statement_of_its_commit_changes_nothing(due: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records, rows, ledger and position stay as they are, and the next drain tries the same records."""
+    """Records, rows, ledger and position stay unchanged, and the next drain tries the same records."""
 
     def watched(*args: Any, **named: Any) -> Connection:
         connection = connect(*args, **named)
@@ -100,7 +100,7 @@ def test_drain_that_dies_after_any_statement_of_its_commit_changes_nothing(due: 
 def test_process_that_dies_at_a_step_of_a_drains_commit_leaves_all_of_it_or_nothing(
     due: Lab, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
-    """Scenarios 18, 21: up to ⑥ nothing is stored; behind it everything, and the next drain finds nothing to do."""
+    """Scenarios 18, 21: up to ⑥ nothing is stored. After it everything is, and the next drain finds nothing to do."""
     with dying_at(step, monkeypatch), pytest.raises(KeyboardInterrupt):
         due.drain()
     assert bool(due.rows()) is (step is Step.RECEIPT)
@@ -109,7 +109,7 @@ def test_process_that_dies_at_a_step_of_a_drains_commit_leaves_all_of_it_or_noth
 
 
 def test_drain_whose_answer_to_commit_is_lost_finds_out_that_it_happened(due: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 22: the ledger of the retry topic says so; nothing is tried a second time."""
+    """Scenario 22: the ledger shows that the slice was committed, so nothing is tried a second time."""
 
     class Losing:
         def __init__(self, connection: Connection) -> None:
@@ -124,12 +124,12 @@ def test_drain_whose_answer_to_commit_is_lost_finds_out_that_it_happened(due: La
 
     monkeypatch.setattr(commit_module, "connect", lambda *args, **named: Losing(connect(*args, **named)))
     due.drain()
-    assert sorted(due.calls()) == sorted([(0, offset) for offset in range(5)] * 2)  # once in the first reading, once now
+    assert sorted(due.calls()) == sorted([(0, offset) for offset in range(5)] * 2)  # once in the run, once in the drain
     check_done(due)
 
 
 def test_of_two_drains_at_once_one_wins_and_the_other_stores_nothing(due: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 42: runs that overlap. The newer one has claimed the retry topic; the other is fenced when it commits (I2)."""
+    """Scenario 42: overlapping drains. The newer one has claimed the retry topic; the other is fenced when it commits (I2)."""
     second: list[Any] = []
 
     def overtake(_part: Any) -> None:
@@ -143,7 +143,7 @@ def test_of_two_drains_at_once_one_wins_and_the_other_stores_nothing(due: Lab, m
 
 
 def test_run_of_the_consumer_and_a_drain_of_its_retries_go_on_side_by_side(due: Lab) -> None:
-    """They hold different partitions: neither fences the other."""
+    """They claim different partitions, so neither fences the other."""
     due.produce("x", "y")
     ran: list[Any] = []
     due.consumer.run(drain=True, before=lambda part: ran or ran.append(due.run()))
@@ -154,7 +154,7 @@ def test_run_of_the_consumer_and_a_drain_of_its_retries_go_on_side_by_side(due: 
 
 
 def test_drain_that_airflow_tries_again_does_what_the_first_try_has_left(due: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 42: the task's second try has a new attempt, and claims anew."""
+    """Scenario 42: the task's second try has a new attempt and a new claim."""
     task = TaskIdentity("drain_retries", "scheduled__1", "drain", 0, 1)
     with dying_at(Step.LEDGER, monkeypatch), pytest.raises(KeyboardInterrupt):
         due.drain(task=task)
@@ -163,7 +163,7 @@ def test_drain_that_airflow_tries_again_does_what_the_first_try_has_left(due: La
 
 
 def test_outage_of_the_database_in_a_drain_loses_nothing(due: Lab) -> None:
-    """The sessions of the drain are ended while the service is asked: the drain fails, and the next one tries the records again."""
+    """The drain's sessions are terminated before it reads its slice. The drain fails, and the next one tries the records again."""
     with in_thread(lambda: due.consumer.run(drain=True, before=lambda part: kill(due))) as drain:
         eventually(drain.done)
         with pytest.raises(DatabaseUnavailable):

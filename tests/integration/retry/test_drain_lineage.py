@@ -1,4 +1,4 @@
-"""The lineage of a drain: it reads retry topics, and writes the consumer's table."""
+"""The lineage of a drain: it reads retry topics and writes to the consumer's table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemark.airflow.openlineage import of_attempts
 
 
 def test_drain_has_its_retry_topics_as_inputs(lab: Lab) -> None:
-    """With their own offsets, and only those that it read; the consumer's topic was read by the run before."""
+    """Their ranges are offsets of the retry topics, and only those that the drain read. The consumer's topic is not an input."""
     lab.say({"a": "retry"})
     lab.produce("a", "b")
     lab.run()

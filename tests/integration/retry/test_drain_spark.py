@@ -1,4 +1,4 @@
-"""Drains of the Spark form: the driver reads the records, the tasks stage what the plan makes of them, one transaction moves it all."""
+"""Drains of the Spark form: the driver reads the records, the tasks stage the plan's results, and one transaction moves all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SERVICE = """
         disposition = "CASE WHEN answer IN ('skip', 'retry', 'fail') THEN answer END AS disposition"
         return rows.selectExpr(*LINEAGE, "value AS payload", disposition, "'Down: for ' || word AS error")
 """
-"""As the lab's: what the service says of a value; drop: the plan filters it away."""
+"""Like the lab's service, which answers by value. With the answer ``drop``, the plan filters the record out."""
 SHUFFLED = SERVICE.replace("rows = judged.", 'rows = judged.repartition(2, "word").')
 
 
@@ -49,8 +49,8 @@ def lab(request: pytest.FixtureRequest, scenario: Scenario, topics: Topics) -> I
 
 
 def test_records_climb_and_land_whatever_the_plan_is(lab: Lab) -> None:
-    """Rows, lineage, ledger and the next delay are as in the other forms; what the plan filters away is not wanted any more. Records of
-    several partitions share a slice of a retry topic."""
+    """Rows, lineage, ledger and the next delay are as in the other forms. Records that the plan filters out are skipped. Records of several
+    partitions share a slice of a retry topic."""
     words = ("a", "b", "c", "d", "e")
     lab.say(dict.fromkeys(words, "retry"))
     for partition in (0, 1):
@@ -72,7 +72,7 @@ def test_records_climb_and_land_whatever_the_plan_is(lab: Lab) -> None:
 
 
 def test_record_that_postgres_refuses_fails_and_the_others_are_loaded(lab: Lab) -> None:
-    """A poison row among retries: found one by one, as in any batch."""
+    """The bad row is found individually, as in any batch."""
     lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (payload <> 'bad')")
     lab.say({"*": "retry"})
     lab.produce("a", "bad", "b")
@@ -84,7 +84,7 @@ def test_record_that_postgres_refuses_fails_and_the_others_are_loaded(lab: Lab) 
 
 
 def test_record_that_was_taken_out_while_the_tasks_worked_is_left_out(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the records' rows say under their locks is what holds; what was staged for others is dropped."""
+    """The state of the records' locked rows counts. Staged rows of records that are no longer due are dropped."""
     lab.say({"*": "retry"})
     lab.produce("a", "b", "c")
     lab.run()
@@ -118,7 +118,7 @@ def test_slice_without_a_record_that_is_still_due_is_passed(lab: Lab) -> None:
 
 
 def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Scenario, topics: Topics) -> None:
-    """Scenarios 11, 13: as in the other forms, by the real relay."""
+    """Scenarios 11, 13: as in the other forms, with the real relay."""
     with lab_on(scenario, topics, transform=ECHOES["spark"], ddl=ECHO_COLUMNS, runner=run_here) as lab:
         headers: list[tuple[str, bytes | None]] = [("h", b"1"), ("h", b"\xff\x00"), ("", b""), ("none", None)]
         for key, value in ((None, None), (b"", b""), (b"\x00k", b"\xffv"), ("k", "v")):
@@ -135,7 +135,7 @@ def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Sc
 
 
 def test_breaker_counts_what_the_plan_has_made(lab: Lab) -> None:
-    """Staged or not, nothing of a batch with too many failures is stored."""
+    """Nothing of a batch with too many failures is stored, whether it is staged or not."""
     from tidemark.retry.breaker import BreakerTripped
 
     lab.consumer.set(retry={"delays": ["5m"], "breaker": {"consecutive": 3}})

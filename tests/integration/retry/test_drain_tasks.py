@@ -1,4 +1,4 @@
-"""The tasks of the DAG ``drain_retries`` over several consumers and databases: what is wrong with one holds up no other."""
+"""The tasks of the DAG ``drain_retries`` with several consumers and databases: a problem with one does not block the others."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ print("FACTS" + json.dumps([relayed, DueOperator(task_id="due").execute({{}})]))
 
 @pytest.fixture
 def other(lab: Lab) -> Iterator[Lab]:
-    """A second consumer beside that of ``lab``, in the same database."""
+    """A second consumer in the same database as that of ``lab``."""
     with lab_on(Scenario(lab.consumer.folder, lab.url, lab.topics), lab.topics) as other:
         yield other
 
 
 def relay_and_due(lab: Lab, home: Path, *, before: str = "") -> Any:
-    """What the two tasks push; of a relay that fails, what it says. ``before``: Python that runs first."""
+    """Returns the results of the two tasks; for a relay that fails, the lines of its error. ``before``: Python code that runs first."""
     connections = connections_env(lab.url, lab.consumer.connections.kafka, "local[1]")
     away = connections_env(NOWHERE, {}, "local[1]")["AIRFLOW_CONN_TIDEMARK_POSTGRES"]
     done = subprocess.run(
@@ -65,9 +65,9 @@ def relay_and_due(lab: Lab, home: Path, *, before: str = "") -> Any:
 
 
 def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nobody(lab: Lab, other: Lab, tmp_path: Path) -> None:
-    """Scenario 28: one consumer's topics are missing and nobody makes them, and another one's database does not answer. The third one's
-    records are published, and tried when they are due. The relay fails in the end and says all of it; where no consumer has a ladder, a
-    database is not its matter."""
+    """Scenario 28: one consumer's topics are missing and must not be created, and another consumer's database does not answer. The third
+    consumer's records are published, and found when they are due. The relay fails at the end and reports all problems. It does not look
+    at databases in which no consumer has a ladder."""
     lab.topics.adopt(one.topic.name for one in ensure_topics(lab.cluster, lab.spec, create=True))
     lab.say({"a": "retry"})
     other.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
@@ -104,12 +104,12 @@ def broken(function):
 
 relay.relay, pending.due = broken(relay.relay), broken(pending.due)
 """
-"""What nobody expected, wherever the relay of a consumer comes upon it, and the look at what is due of it."""
+"""Makes the relay of one consumer, and the lookup of its due records, raise an unexpected error."""
 
 
 def test_error_that_nobody_expected_holds_up_no_other_consumer(lab: Lab, other: Lab, tmp_path: Path) -> None:
-    """The others' records are published and tried. The relay fails in the end with the error's name; the consumer's own drain shows what is
-    wrong with it."""
+    """The other consumer's records are published, and found when they are due. The relay fails at the end and names the error. The broken
+    consumer gets a drain too, which will show the problem."""
     for each in (lab, other):
         each.topics.adopt(one.topic.name for one in ensure_topics(each.cluster, each.spec, create=True))
         each.say({"*": "retry"})
@@ -129,8 +129,8 @@ def test_error_that_nobody_expected_holds_up_no_other_consumer(lab: Lab, other: 
 def test_consumer_with_a_broken_file_fails_the_drains_while_its_records_wait_and_holds_up_nobody(
     lab: Lab, other: Lab, tmp_path: Path
 ) -> None:
-    """Its records cannot be tried without its transform, and would otherwise wait without anybody noticing. A broken consumer of which
-    nothing waits is not the drains' matter."""
+    """Its records cannot be tried without its transform, and would otherwise wait unnoticed. A broken consumer without waiting records is
+    not reported."""
     for each in (lab, other):
         each.topics.adopt(one.topic.name for one in ensure_topics(each.cluster, each.spec, create=True))
         each.say({"a": "retry"})

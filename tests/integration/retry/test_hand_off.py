@@ -1,4 +1,4 @@
-"""What happens to records that are not loaded, in the transaction of their batch (I1), and when a batch is given up instead."""
+"""How records that are not loaded are handed off in the transaction of their batch (I1), and when the batch is aborted instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemark.sink.steps import Step
 
 
 def test_record_that_is_to_be_retried_waits_for_the_first_delay_by_the_databases_clock(lab: Lab) -> None:
-    """I6: due is when the database's clock says so; a record that fails for good waits for nothing. The ledger counts what was said."""
+    """I6: the due time is set by the database's clock. A record that fails permanently has none. The ledger counts both outcomes."""
     lab.say({"a": "retry", "b": "fail"})
     lab.produce("x", "a", "b")
     ((before,),) = lab.sql("SELECT clock_timestamp()")
@@ -42,7 +42,7 @@ def test_record_that_is_to_be_retried_waits_for_the_first_delay_by_the_databases
 
 
 def test_without_a_ladder_a_record_that_was_not_loaded_has_failed_and_stays_in_its_table(lab: Lab) -> None:
-    """Scenarios 8, 41: no terminal topic is named; nothing is dropped, and nothing is published."""
+    """Scenarios 8, 41: there is no failed topic. Nothing is dropped, and nothing is published."""
     lab.consumer.set(retry=None)
     lab.say({"a": "retry", "b": "fail"})
     lab.produce("a", "b")
@@ -54,7 +54,7 @@ def test_without_a_ladder_a_record_that_was_not_loaded_has_failed_and_stays_in_i
 
 @pytest.mark.parametrize("which", ["all", "first", "last", "both ends", "but one"])
 def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab: Lab, which: str) -> None:
-    """Scenarios 29, 30: a batch of failures only still advances; two in one partition are both kept."""
+    """Scenarios 29, 30: even a batch with only failures advances the position, and every failure in a partition is kept."""
     failing = {"all": range(50), "first": [0], "last": [49], "both ends": [0, 49], "but one": range(49)}[which]
     lab.say({str(number): "retry" for number in failing})
     lab.produce(*map(str, range(50)))
@@ -71,7 +71,7 @@ def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab:
 def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_read_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, room: int, readings: int
 ) -> None:
-    """Scenarios 11, 13: reading a slice a second time for a few of its records is left out as long as there is room for them."""
+    """Scenarios 11, 13: failed records are kept while there is room for them. Otherwise the slice is read a second time."""
     seen = []
     monkeypatch.setattr(messages, "KEPT_BYTES", room)
     read = Reader.read
@@ -95,7 +95,7 @@ def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_r
 
 
 def test_row_that_postgres_refuses_has_failed_for_good(lab: Lab) -> None:
-    """A poison row is no outage: its record goes to the failed topic at once, with Postgres' own message; the others are loaded."""
+    """A bad row is not an outage: its record goes to the failed topic at once, with Postgres' error, and the others are loaded."""
     lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (payload <> 'b')")
     lab.produce("a", "b", "c")
     lab.run()
@@ -105,8 +105,8 @@ def test_row_that_postgres_refuses_has_failed_for_good(lab: Lab) -> None:
 
 
 def test_batch_that_does_not_commit_hands_nothing_off(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios 21, 22, 23: before the commit there is no record that waits, after it exactly one; a batch that is read again makes no
-    second one."""
+    """Scenarios 21, 22, 23: before the commit no record waits. After it, each failed record waits exactly once, also if the consumer runs
+    again."""
     lab.say({"*": "retry"})
     lab.produce("a", "b")
     for step in (Step.COPY_FAILED, Step.LEDGER, Step.COMMIT):
@@ -125,7 +125,7 @@ def test_batch_that_does_not_commit_hands_nothing_off(lab: Lab, monkeypatch: pyt
 def test_hand_off_to_a_ladder_costs_one_statement_more_however_many_records_there_are(
     database_url: str, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """The database's clock, asked once, beside the COPY; none at all where nothing fails."""
+    """Besides the COPY of the failed records, only one query of the database's clock. Neither is sent if nothing fails."""
     sent: list[str] = []
     ladder = Ladder("g", (timedelta(minutes=5),))
     with contextlib.closing(psycopg2.connect(database_url)) as watch:
@@ -147,8 +147,8 @@ def test_hand_off_to_a_ladder_costs_one_statement_more_however_many_records_ther
 
 
 def test_breaker_stops_the_run_and_no_offset_moves(lab: Lab) -> None:
-    """When everything fails it is no matter of single records. Nothing of the slice is stored, and the next run reads it again; what was
-    committed before stays. What to do is said."""
+    """If most records fail, the cause is not in the records. Nothing of the slice is stored, and the next run reads it again. Earlier
+    commits stay. The message names the limit and the most common error."""
     lab.consumer.set(retry={"delays": list(DELAYS), "breaker": {"ratio": 0.5, "minimum": 10}}, batch={"max_records": 20})
     lab.produce(*(["ok"] * 20 + ["down"] * 11 + ["ok"] * 9))
     lab.say({"down": "retry"})
@@ -159,7 +159,7 @@ def test_breaker_stops_the_run_and_no_offset_moves(lab: Lab) -> None:
     assert lab.consumer.positions()[lab.topic, 0] == 20
     assert lab.failed() == []
     assert lab.consumer.attempt()["error"]["kind"] == "refused"
-    with pytest.raises(BreakerTripped):  # it counts the same after a restart: nothing of it is in memory
+    with pytest.raises(BreakerTripped):  # a restart does not change the count, because it is not kept in memory
         lab.run()
     lab.consumer.set(retry={"delays": list(DELAYS), "breaker": {"ratio": 0.6, "minimum": 10}})
     lab.run()
@@ -168,7 +168,7 @@ def test_breaker_stops_the_run_and_no_offset_moves(lab: Lab) -> None:
 
 
 def test_breaker_does_not_keep_a_drain_from_sending_records_up(lab: Lab) -> None:
-    """What is in a retry topic has failed before: there all of it may fail again, and must come to the end of its ladder."""
+    """Records in a retry topic have failed before. Even if all of them fail again, they must continue up the ladder."""
     lab.produce(*(["down"] * 20))
     lab.say({"down": "retry"})
     lab.run()

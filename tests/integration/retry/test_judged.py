@@ -1,4 +1,4 @@
-"""What a drain has loaded is judged as what a run has: exactly its rows, wherever their records were read first."""
+"""Validation of drains: exactly the rows that a drain loaded are validated, wherever their records were first read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(number: int) -> dict[str, Any]:
 
 
 def drain(lab: Lab, run: str, **answers: str) -> None:
-    """A drain of all that waits, as a task of this DAG run; the service answers so from now on."""
+    """Drains all waiting records as a task of this DAG run, and sets the service's answers."""
     lab.relay()
     lab.age(minutes(6))
     lab.say(answers)
@@ -36,7 +36,7 @@ def judge(lab: Lab, run: ValidatedRun | str, *expectations: dict[str, Any]) -> V
 
 
 def spoil(lab: Lab, *offsets: int) -> None:
-    """These rows of the sink have lost their payload."""
+    """Removes the payload of the sink rows with these offsets."""
     lab.sql(f"UPDATE {lab.table} SET payload = NULL WHERE kafka_offset = ANY (%(offsets)s)", offsets=list(offsets))
 
 
@@ -46,8 +46,8 @@ def validated(lab: Lab) -> int:
 
 
 def test_drain_is_judged_by_the_rows_that_it_has_loaded_and_by_no_others(lab: Lab) -> None:
-    """Neither by those that its records lie among, nor by those of another drain. Its verdict names the origin's offsets and counts what
-    the drain did; it becomes the verdict of the drain's batches. The validated offset of the origin stays, whatever the verdict."""
+    """Not by the rows around them, nor by those of another drain. The verdict names the origin's offsets and has the drain's counts, and is
+    stored with the drain's batches. The validated offset of the origin stays, whatever the verdict."""
     lab.say({"2": "retry", "3": "retry", "7": "retry"})
     lab.produce(*map(str, range(10)))
     lab.run()
@@ -73,7 +73,7 @@ def test_drain_is_judged_by_the_rows_that_it_has_loaded_and_by_no_others(lab: La
 
 
 def test_drain_that_loaded_nothing_has_a_verdict_on_nothing(lab: Lab) -> None:
-    """All of it is to be retried again, or was withdrawn by a rewind since: there is no range, so nobody is told of anything."""
+    """All records are to be retried again, or a rewind has withdrawn them since. The report has no range, so no event is emitted."""
     lab.say({"a": "retry"})
     lab.produce("a", "b")
     lab.run()
@@ -88,7 +88,7 @@ def test_drain_that_loaded_nothing_has_a_verdict_on_nothing(lab: Lab) -> None:
 
 
 def test_row_that_a_drain_has_loaded_and_that_is_not_there_is_critical(lab: Lab) -> None:
-    """Also without a suite: every record is accounted for (I3)."""
+    """Even without a suite, every record must be accounted for (I3)."""
     lab.say({"a": "retry"})
     lab.produce("b", "a")
     lab.run()
@@ -100,8 +100,8 @@ def test_row_that_a_drain_has_loaded_and_that_is_not_there_is_critical(lab: Lab)
 
 
 def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab) -> None:
-    """An event stays small: a partition with more than a hundred ranges has one, from the first to the last. The rows are found by the
-    lineage index, however many others the sink has."""
+    """To keep events small, a partition with more than a hundred ranges gets a single one, from the first offset to the last. The rows are
+    found through the lineage index, however many others the sink has."""
     numbers = list(map(str, range(300)))
     lab.say(dict.fromkeys(numbers[::2], "retry"))
     lab.produce(*numbers)
@@ -119,8 +119,8 @@ def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab)
 
 
 def scans(lab: Lab) -> tuple[int, int]:
-    """Of the sink: sequential ones, and those of its index. What another session has done is told when it has ended."""
-    lab.sql("SELECT pg_stat_force_next_flush()")  # else what this one did is told a second later
+    """Returns the number of sequential scans of the sink and of scans of its index. Another session's are counted once it has ended."""
+    lab.sql("SELECT pg_stat_force_next_flush()")  # otherwise this session's scans show up a second later
     query = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = %(name)s"
     (found,) = lab.sql(query, name=lab.table.partition(".")[2])
     return found[0], found[1]

@@ -1,4 +1,4 @@
-"""A broker that asks who may do what: records for a topic that is not allowed stay where they are, and the message says what to allow."""
+"""A broker with ACLs: records for a topic that the relay may not use stay in the outbox, and the message names the missing right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USER, PASSWORD = "loader", "secret"
 
 
 class GuardedKafka(Kafka):
-    """A broker with an authorizer. Who comes in the clear is the test, which may do all; `USER` has a password and a port of its own."""
+    """A broker with an authorizer. The test connects in plaintext and may do everything. `USER` has a password and a separate port."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, None)
@@ -67,7 +67,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
 
 @pytest.fixture
 def outbox(project_dir: Path, database_url: str, guarded: GuardedKafka) -> Iterator[Outbox]:
-    """Its relays are `USER`'s."""
+    """An outbox whose relays connect as `USER`."""
     topics = Topics(guarded.bootstrap_servers())
     with outbox_on(Scenario(project_dir, database_url, topics), topics) as outbox:
         outbox.kafka = {
@@ -82,7 +82,7 @@ def outbox(project_dir: Path, database_url: str, guarded: GuardedKafka) -> Itera
 
 
 def allow(outbox: Outbox, topic: str, *operations: AclOperation) -> None:
-    """Returns when the broker goes by it."""
+    """Allows `USER` these operations on a topic. Returns when the broker lists them."""
     admin = AdminClient({"bootstrap.servers": outbox.topics.servers, "log_level": 0})
     bindings = [
         AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{USER}", "*", each, AclPermissionType.ALLOW)
@@ -95,8 +95,8 @@ def allow(outbox: Outbox, topic: str, *operations: AclOperation) -> None:
 
 
 def test_what_is_not_allowed_is_named_and_holds_up_nothing_else(outbox: Outbox) -> None:
-    """Scenario 26: a topic that may not be seen, made or written. Its records stay in the outbox, others go on, and the command fails;
-    once it is allowed, they go. What may be written but not looked at is used."""
+    """Scenario 26: the relay may not see, create or write a topic. Its records stay in the outbox, others are published, and the command
+    fails. Once the operation is allowed, they are published too. A topic that can be written but not described is used unchecked."""
     first, second, _, last = outbox.tiers
     for name in (first, second):
         outbox.make_topic(name)

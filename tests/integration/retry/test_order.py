@@ -1,6 +1,6 @@
-"""Order by key: while a record waits, later ones of its key are held, in order and bounded; other keys flow (scenarios 31 to 34).
+"""Order by key: while a record waits, later records of its key are held, in order and up to a limit; other keys continue.
 
-A record's value is its key and a number, ``a1``; the service answers by it.
+Scenarios 31 to 34. A record's value is its key and a number, such as ``a1``, and determines the service's answer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ARROW_SERVICE = """
         columns = [*(batch[name] for name in lineage), batch["value"], answers, errors]
         return pa.RecordBatch.from_arrays(columns, names=[*lineage, "payload", "disposition", "error"])
 """
-"""As `SERVICE`, in the Arrow form."""
+"""Like `SERVICE`, in the Arrow form."""
 
 both_forms = pytest.mark.parametrize("transform", [SERVICE, ARROW_SERVICE], ids=["function", "arrow"])
 
@@ -79,18 +79,18 @@ def ordered(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
 
 
 def send(lab: Lab, values: str) -> None:
-    """Values of one word each; the first letter is the key, ``-``: none."""
+    """Produces a record per word. The first letter is the key; ``-`` means no key."""
     for value in values.split():
         lab.produce(value, key=None if value[0] == "-" else value[0])
 
 
 def states(lab: Lab) -> dict[str, str]:
-    """What is so of each failed record, by its value."""
+    """Returns the state of each failed record by value."""
     return {value.decode(): state for value, state in lab.failed("value, state")}
 
 
 def drain(lab: Lab, after: float = 0) -> list[str]:
-    """Publishes what is handed off or free, lets so many minutes pass, drains; what was tried, in order."""
+    """Publishes handed-off and released records, lets ``after`` minutes pass, and drains. Returns the values tried, in order."""
     lab.make_topic(now_topic(lab.group))
     lab.relay()
     lab.age(minutes(after))
@@ -101,14 +101,15 @@ def drain(lab: Lab, after: float = 0) -> list[str]:
     return [values[place] for place in lab.calls()]
 
 
-# ---- what is held, and until when
+# ---- which records are held, and until when
 
 
 @both_forms
 def test_later_records_of_a_key_that_waits_are_held_and_loaded_in_order_after_it(
     scenario: Scenario, topics: Topics, transform: str
 ) -> None:
-    """Scenario 31: within the slice, in later ones, and while what was held is on its way. Other keys, and records without one, flow."""
+    """Scenario 31: in the same slice, in later ones, and while held records are being released. Other keys, and records without a key,
+    continue."""
     with ordered_on(scenario, topics, transform=transform) as lab:
         lab.say({"a1": "retry", "-1": "retry"})
         send(lab, "a1 b1 a2 -1 -2 a3")
@@ -128,11 +129,11 @@ def test_later_records_of_a_key_that_waits_are_held_and_loaded_in_order_after_it
         lab.say({})
         assert drain(lab, 5) == ["a1", "-1"]
         send(lab, "a5")
-        lab.run()  # a2 to a4 are not tried yet, and nobody has said that they may be
+        lab.run()  # a2 to a4 are not tried yet, because no relay has released them
         lab.make_topic(now_topic(lab.group))
         lab.relay()
         send(lab, "a6")
-        lab.run()  # now they wait
+        lab.run()  # now they are released and wait
         lab.check()
         assert drain(lab) == ["a2", "a3", "a4", "a5"]
         assert drain(lab) == ["a6"]
@@ -145,7 +146,7 @@ def test_later_records_of_a_key_that_waits_are_held_and_loaded_in_order_after_it
 
 @both_forms
 def test_record_that_fails_for_good_holds_its_key_no_longer(scenario: Scenario, topics: Topics, transform: str) -> None:
-    """Scenario 31: at the end of the ladder, and at once where it can never succeed. What was held has its whole ladder before it."""
+    """Scenario 31: at the end of the ladder, or at once if it can never succeed. Held records start at the beginning of their ladder."""
     with ordered_on(scenario, topics, transform=transform, retry={"delays": ["5m"], "budget": "6m"}) as lab:
         lab.say({"a1": "retry", "b1": "fail", "a2": "retry"})
         send(lab, "a1 b1 a2 b2 a3")
@@ -168,7 +169,7 @@ def test_record_that_fails_for_good_holds_its_key_no_longer(scenario: Scenario, 
 def test_drain_that_has_several_records_of_a_key_stops_it_at_the_first_that_fails_again(
     scenario: Scenario, topics: Topics, transform: str
 ) -> None:
-    """What is behind it keeps what it was; what will never succeed blocks nothing. The ledger counts held records as retried."""
+    """Records behind it keep their progress, and a permanent failure blocks nothing. The ledger counts held records as retried."""
     with ordered_on(scenario, topics, transform=transform) as lab:
         lab.say({"*": "retry"})
         send(lab, "a1 a2 a3 a4 b1")
@@ -187,7 +188,7 @@ def test_drain_that_has_several_records_of_a_key_stops_it_at_the_first_that_fail
 
 @both_forms
 def test_what_relays_have_published_out_of_order_is_tried_in_order(scenario: Scenario, topics: Topics, transform: str) -> None:
-    """Scenario 25: several relays published the records of a key, the later one first; it is held once more, with all that it was."""
+    """Scenario 25: several relays published the records of a key, the last one first. That record is held again."""
     with ordered_on(scenario, topics, transform=transform) as lab:
         lab.say({"a1": "retry"})
         send(lab, "a1 a2 a3 a4")
@@ -210,7 +211,7 @@ def test_what_relays_have_published_out_of_order_is_tried_in_order(scenario: Sce
 
 
 def test_record_that_is_not_in_its_log_holds_what_is_behind_it(ordered: Lab) -> None:
-    """It waits on, and is published anew; the next of its key, due and there, is not tried before it."""
+    """It keeps waiting and is published again. The next record of its key is due and in the log, but not tried before it."""
     ordered.say({"a1": "retry"})
     send(ordered, "a1 a2 a3")
     ordered.run()
@@ -229,8 +230,8 @@ def test_record_that_is_not_in_its_log_holds_what_is_behind_it(ordered: Lab) -> 
 
 
 def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(ordered: Lab) -> None:
-    """Scenario 34: what is sent round again blocks later ones once more, and what has passed it meanwhile has passed. A later one whose own
-    tier is due is held until the earlier one is settled."""
+    """Scenario 34: a redriven record blocks later ones again; those that overtook it meanwhile stay ahead. A later record whose own tier is
+    due is held until the earlier one is settled."""
     ordered.say({"a1": "fail", "a3": "retry"})
     send(ordered, "a1 a2 a3")
     ordered.run()
@@ -252,7 +253,7 @@ def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(ordered: Lab) 
 
 
 def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held(ordered: Lab) -> None:
-    """Also where what they wait for is settled a moment before it is tried itself."""
+    """Even if the record that those wait for is settled just before the redriven one is tried."""
     ordered.say({"a1": "retry"})
     send(ordered, "a1 a2 a3")
     ordered.run()
@@ -283,7 +284,7 @@ def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held
 
 
 def test_rows_that_postgres_refuses_block_nothing_and_leave_the_order_of_the_others(scenario: Scenario, topics: Topics) -> None:
-    """A poison row is found after the transform has answered for the whole slice; the second reading holds the same records."""
+    """A bad row is found after the transform has answered for the whole slice. The second pass holds the same records."""
     with ordered_on(scenario, topics, ddl="payload bytea CHECK (payload <> 'a1')") as lab:
         lab.say({"b1": "retry"})
         send(lab, "a1 b1 a2 b2")
@@ -292,11 +293,12 @@ def test_rows_that_postgres_refuses_block_nothing_and_leave_the_order_of_the_oth
         lab.check()
 
 
-# ---- bounds
+# ---- limits
 
 
 def test_slice_that_would_hold_too_many_records_is_given_up(scenario: Scenario, topics: Topics) -> None:
-    """Scenario 32: nothing of it is stored, no offset moves, and it is said what to do; once that is done it is read."""
+    """Scenario 32: nothing of it is stored, no offset moves, and the message gives the numbers. Once the earlier records are drained, the
+    slice is read."""
     with ordered_on(scenario, topics, retry={"max_held": 2}) as lab:
         lab.say({"a1": "retry", "b1": "retry"})
         send(lab, "a1 a2 b1")
@@ -320,7 +322,7 @@ def test_slice_that_would_hold_too_many_records_is_given_up(scenario: Scenario, 
 
 
 def test_held_records_are_no_failures_to_the_breaker(scenario: Scenario, topics: Topics) -> None:
-    """Neither for the ratio nor in a row: one record failed here, of two that were tried."""
+    """Neither for the ratio nor for failures in a row: here, one of the two records that were tried has failed."""
     breaker = {"ratio": 0.5, "consecutive": 1, "minimum": 1}
     with ordered_on(scenario, topics, retry={"breaker": breaker}) as lab:
         lab.say({"a1": "retry"})
@@ -333,7 +335,7 @@ def test_held_records_are_no_failures_to_the_breaker(scenario: Scenario, topics:
 
 
 def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redrive_them(ordered: Lab) -> None:
-    """Scenario 33: the head is discarded, or one in the middle; what is behind goes on in order."""
+    """Scenario 33: the head and a record in the middle are discarded. The records behind them continue in order."""
     ordered.say({"a1": "retry"})
     send(ordered, "a1 a2 a3 a4")
     ordered.run()
@@ -353,7 +355,7 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
 
 
 def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(ordered: Lab) -> None:
-    """What stays in front of the rewind goes on holding its key for the replay."""
+    """A waiting record before the rewind's target keeps holding its key during the replay."""
     ordered.say({"a1": "retry", "b2": "retry"})
     send(ordered, "a1 a2 b1 a3 b2 b3")
     ordered.run()
@@ -375,7 +377,7 @@ def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(ordered: Lab)
 
 @both_forms
 def test_backfill_and_group_hold_a_keys_later_records_for_each_other(scenario: Scenario, topics: Topics, transform: str) -> None:
-    """Whichever of the two has read the record that waits. An earlier one is not held by a later one, nor by what the group has loaded."""
+    """Whichever of the two has read the waiting record. Neither a later record nor one that the group has loaded holds an earlier one."""
     with ordered_on(scenario, topics, transform=transform) as lab:
         send(lab, "a0")
         lab.run()
@@ -391,15 +393,15 @@ def test_backfill_and_group_hold_a_keys_later_records_for_each_other(scenario: S
         assert states(lab) == {"a1": "WAITING", "a2": "HELD", "b2": "WAITING", "a4": "HELD", "b3": "HELD"}
         lab.say({})
         assert sorted(drain(lab, 5)) == ["a1", "b2"]
-        assert sorted(drain(lab), key=lambda value: value[0]) == ["a2", "a4", "b3"]  # by key, and of each in the order that it was tried in
+        assert sorted(drain(lab), key=lambda value: value[0]) == ["a2", "a4", "b3"]  # each key's values stay in the order of their tries
         assert lab.loaded() == ["a0", "a1", "b1", "a2", "b2", "a3", "a4", "b3"]
 
 
-# ---- at the same moment
+# ---- races
 
 
 def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 31, check then insert: the run has seen that its key is blocked, and stores it as held when nothing waits any more."""
+    """Scenario 31, check then insert: the run saw that the key is blocked, and stores the record as held when nothing waits any more."""
     there, go = threading.Event(), threading.Event()
 
     def wait(step: Step, _part: Any) -> None:
@@ -428,7 +430,8 @@ def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(or
 
 
 def test_record_whose_turn_passes_while_it_is_tried_is_held(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record before it has lost its place in the retry topic and waits on. What the transform made of the one behind is dropped."""
+    """The record before it has lost its message in the retry topic and keeps waiting. The transform's result for the record behind it is
+    dropped."""
     ordered.say({"*": "retry"})
     send(ordered, "a1 a2 b1")
     ordered.run()
@@ -459,7 +462,7 @@ def test_record_whose_turn_passes_while_it_is_tried_is_held(ordered: Lab, monkey
 def test_key_that_is_blocked_while_bad_rows_are_looked_for_is_held(
     scenario: Scenario, topics: Topics, monkeypatch: pytest.MonkeyPatch, transform: str
 ) -> None:
-    """The slice was judged before its transaction: where a key is blocked since, it is judged again."""
+    """The slice is transformed before its transaction. If a key has been blocked since, it is transformed again."""
     with ordered_on(scenario, topics, transform=transform, ddl="payload bytea CHECK (payload <> 'bad')") as lab:
         lab.say({"a1": "fail"})
         send(lab, "a1")
@@ -470,7 +473,7 @@ def test_key_that_is_blocked_while_bad_rows_are_looked_for_is_held(
         def block(step: Step, _part: Slice) -> None:
             if step is Step.BEGIN:
                 blocked.append(step)
-                if len(blocked) == 2:  # the first was without a look for bad rows
+                if len(blocked) == 2:  # the first transaction did not look for bad rows
                     lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp() WHERE value = 'a1'")
 
         lab.calls()
@@ -484,7 +487,7 @@ def test_key_that_is_blocked_while_bad_rows_are_looked_for_is_held(
 
 
 def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the first has committed, what it tries counts as waiting: the other holds what is behind it."""
+    """Until the first drain has committed, its records count as waiting, and the other drain holds the records behind them."""
     ordered.say({"a1": "retry"})
     send(ordered, "a1 a2")
     ordered.run()
@@ -500,7 +503,7 @@ def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(o
 
     def slowly(step: Step, part: Any) -> None:
         if step is Step.COPY_ROWS:
-            ready.wait()  # both have their locks, and know what is before what
+            ready.wait()  # both have their locks and know the order of their records
 
     ordered.calls()
     with monkeypatch.context() as patched:
@@ -516,20 +519,20 @@ def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(o
 KEYS = ("k", "l", "k", "l", None)
 SERVICES = {"function": SERVICE, "arrow": ARROW_SERVICE}
 ANSWERS = st.lists(st.sampled_from(("load", "retry", "load", "skip", "retry", "fail")), min_size=5, max_size=5)
-"""Of the records by turns, so that each has answers of its own, and other ones with the next try."""
+"""Assigned to the records in turn, so that they get different answers, and other ones at the next try."""
 COMING = st.lists(st.sampled_from(KEYS), min_size=3, max_size=6)
 STEPS = st.sampled_from((*[None] * 14, *Step))
-"""Where a commit dies; mostly nowhere."""
+"""Where a commit dies. Mostly it does not."""
 OPEN = ("WAITING", "HELD")
 ROUNDS = 3
-"""Of relay and drain until nothing waits any more."""
+"""Rounds of relay and drain after which no record may be left waiting."""
 
 
 class Ordered(RuleBasedStateMachine):
-    """Whatever happens, of each key nothing is loaded, skipped or given up while an earlier record of it waits, nor asked about before it.
+    """Whatever happens, no record is tried, loaded, skipped or given up while an earlier record of its key waits.
 
-    What happens is seen from step to step: a record that failed or was discarded, and is sent round again, undoes nothing of what has
-    passed it, but holds what has not.
+    This is checked step by step: when a failed or discarded record is redriven, records that have overtaken it stay settled, and it holds
+    the others.
     """
 
     make: Callable[[str], Lab]
@@ -545,7 +548,7 @@ class Ordered(RuleBasedStateMachine):
         self.read(keys, ["retry", *answers[1:]], LADDERS[0], None)
 
     def teardown(self) -> None:
-        """Once the service is up for good all comes to its end, and what comes meanwhile waits for its turn."""
+        """Once the service stays up, all records are settled, and those that arrive meanwhile wait for their turn."""
         if not hasattr(self, "lab"):
             return
         with contextlib.closing(self.lab):
@@ -581,7 +584,8 @@ class Ordered(RuleBasedStateMachine):
         step=STEPS,
     )
     def drained(self, answers: list[str], by: int, of: int, backwards: bool, published: int, step: Step | None) -> None:
-        """``backwards``: several relays publish, the last record first. Of ``published`` records one is, of ``of`` one grows older."""
+        """Publishes every ``published``-th record, ages every ``of``-th one by ``by`` minutes, and drains. ``backwards``: publishes in
+        reverse order, as several relays may."""
         with session(self.lab.url) as connection, transaction(connection) as cur:
             store.release(cur, self.lab.group_id, now_topic(self.lab.group))
         outbox = self._rows("failed_record_id, hop_topic, key, value", "state IN ('WAITING', 'FAILED') AND hop_offset IS NULL")
@@ -599,7 +603,7 @@ class Ordered(RuleBasedStateMachine):
 
     @rule(answers=ANSWERS, step=STEPS)
     def all_drained(self, answers: list[str], step: Step | None) -> None:
-        """All that is free is published, in order, and due."""
+        """Publishes all released records, in order, and lets 30 minutes pass for all records."""
         self.drained(answers, 30, 1, False, 1, step)
 
     # ---- operators
@@ -633,7 +637,7 @@ class Ordered(RuleBasedStateMachine):
         with contextlib.suppress(PlanRefused):
             self.lab.undo(self.rewinds.pop())
 
-    # ---- what holds
+    # ---- invariants
 
     @invariant()
     def everything_is_accounted_for(self) -> None:
@@ -642,8 +646,8 @@ class Ordered(RuleBasedStateMachine):
 
     @contextlib.contextmanager
     def _in_order(self, due: set[Any] | None = None) -> Iterator[None]:
-        """What one run or drain does to each key: a record that it asks about comes behind those before it, and one that it settles has
-        none before it that is not settled then. ``due``: it asks about no others."""
+        """Checks one run or drain for each key: it asks about records in the order of their offsets, each once, and settles none while an
+        earlier one stays unsettled. ``due``: the only records that it may ask about."""
         before = self._open()
         self.lab.calls()
         yield
@@ -658,7 +662,7 @@ class Ordered(RuleBasedStateMachine):
             assert not passed, f"{key}: {passed} are settled, and {first} is not"
 
     def _open(self) -> set[int]:
-        """The offsets of records that are not settled: they wait, are held, or are not read."""
+        """The offsets of unsettled records: waiting, held, or not read yet."""
         unsettled = self._rows("record_offset", f"state IN {OPEN}")
         return {offset for (offset,) in unsettled} | set(range(self._position(), len(self.keys)))
 
@@ -671,7 +675,7 @@ class Ordered(RuleBasedStateMachine):
             yield
 
     def _publish(self, outbox: list[tuple[Any, ...]]) -> None:
-        """Publishes these records in this order, and says where they stand."""
+        """Publishes these records in this order, and registers where they are."""
         for topic in {topic for _, topic, _, _ in outbox}:
             self.lab.make_topic(topic)
         places: dict[int, tuple[str, int, int]] = {}
@@ -699,7 +703,7 @@ class Ordered(RuleBasedStateMachine):
 def test_no_record_overtakes_one_of_its_key_in_any_order_of_failures_drains_deaths_and_rewinds(
     database_url: str, topics: Topics, project_dir: Path
 ) -> None:
-    """Scenarios 21, 25, 31. A topic, a group and a sink of its own for each example."""
+    """Scenarios 21, 25, 31. Each example has a separate topic, group and sink."""
     Scenario(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
 
     def make(service: str) -> Lab:

@@ -1,4 +1,4 @@
-"""Redrives: a set that is fixed when it is planned, sent round in portions that survive whatever happens between them."""
+"""Redrives: the plan fixes a set of records, and each portion sent stays sent, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def states(outbox: Outbox) -> list[str]:
 
 
 def image(outbox: Outbox) -> list[Any]:
-    """Every failed record, but for the times at which something was changed."""
+    """Returns every failed record, without its timestamps and payload."""
     return outbox.sql(
         "SELECT failed_record_id, state, retry_number, hop_topic, hop_offset, error_type, redrives, jsonb_array_length(story)"
         " FROM tidemark.failed_record ORDER BY 1"
@@ -58,8 +58,8 @@ def image(outbox: Outbox) -> list[Any]:
 
 
 def test_a_plan_is_a_dry_run_with_counts_and_examples(outbox: Outbox) -> None:
-    """Scenario 39: it changes no record. What waits for a retry already, or was sent round too often, is told, and no part of it; whoever
-    looks at the plan later sees the same."""
+    """Scenario 39: a plan changes no record. Records that already wait for a retry, or were redriven too often, are counted but not part of
+    it. Looking at the plan later shows the same."""
     for number in range(3):
         outbox.add(error=("TimeoutError", f"down {number}"), failed=True)
     outbox.add(error=("KeyError", "no such city"), failed=True, partition=1)
@@ -95,7 +95,7 @@ def test_a_plan_is_a_dry_run_with_counts_and_examples(outbox: Outbox) -> None:
     ids=str,
 )
 def test_a_redrive_takes_what_its_filter_says(outbox: Outbox, wanted: Filter, expected: list[int]) -> None:
-    """Scenario 39: error, time, key, origin."""
+    """Scenario 39: filters by error, time, key and origin."""
     outbox.add(key=b"k1", error=("TimeoutError", "down"), failed=True)
     outbox.add(key=b"k2", error=("KeyError", "no such city"), failed=True, partition=1)
     outbox.add(key=b"k1", error=("TimeoutError", "down"), failed=True, partition=2)
@@ -107,7 +107,8 @@ def test_a_redrive_takes_what_its_filter_says(outbox: Outbox, wanted: Filter, ex
 
 
 def test_redriven_records_begin_their_ladder_anew(outbox: Outbox) -> None:
-    """Number, due time, topic and budget as at the hand-off; what happened before is in the story; they are published again."""
+    """Retry number, due time, topic and budget are as after the hand-off. Earlier tries are in the story, and the records are published
+    again."""
     outbox.make_topics()
     number = outbox.add(b"x", error=("TimeoutError", "down"), failed=True, number=4)
     outbox.relay()
@@ -129,7 +130,7 @@ def test_redriven_records_begin_their_ladder_anew(outbox: Outbox) -> None:
 
 
 def test_a_try_at_once_goes_by_a_topic_in_which_nothing_waits(outbox: Outbox) -> None:
-    """Due at once, and the last retry: what fails there has failed. Refused where the topic is missing and nobody makes it."""
+    """It is due at once and is the record's last retry. Refused if the topic is missing and must not be created."""
     outbox.make_topics(without=[outbox.tiers[2]])
     waiting, number = outbox.add(), outbox.add(failed=True)
     retry = outbox.consumer.keys["retry"]
@@ -161,7 +162,7 @@ def test_a_consumer_without_a_ladder_is_redriven_at_once_or_not_at_all(outbox: O
 
 
 def test_the_set_is_fixed_when_it_is_planned(outbox: Outbox) -> None:
-    """Scenario 39: what fails later is not part of it, however well the filter fits; a limit takes the first ones."""
+    """Scenario 39: records that fail later are not part of it, even if they match the filter. A limit takes the first records."""
     for _ in range(5):
         outbox.add(failed=True)
     planned = plan(outbox, limit=3).redrive
@@ -172,7 +173,7 @@ def test_the_set_is_fixed_when_it_is_planned(outbox: Outbox) -> None:
 
 
 def test_plan_that_was_written_to_is_refused_by_its_digest(outbox: Outbox) -> None:
-    """The digest of settings and records is in the events. It stays the same while the redrive goes on."""
+    """The events contain the digest of settings and records. It stays the same while the redrive is applied."""
     for _ in range(3):
         outbox.add(failed=True)
     outbox.make_topics()
@@ -195,8 +196,8 @@ def test_plan_that_was_written_to_is_refused_by_its_digest(outbox: Outbox) -> No
 
 
 def test_what_changed_since_the_plan_is_passed_over_with_the_reason(outbox: Outbox) -> None:
-    """Scenarios 39 and 40: loaded, skipped, discarded, on its ladder again, withdrawn by a rewind; nothing of it is touched. A second
-    application of the same redrive does nothing."""
+    """Scenarios 39 and 40: records that were loaded, skipped, discarded, redriven or withdrawn by a rewind are not touched. Applying the
+    same redrive a second time does nothing."""
     numbers = [outbox.add(failed=True) for _ in range(6)]
     planned = plan(outbox).redrive
     change = "UPDATE tidemark.failed_record SET state = %(state)s WHERE failed_record_id = %(id)s"
@@ -221,7 +222,7 @@ def test_what_changed_since_the_plan_is_passed_over_with_the_reason(outbox: Outb
 
 
 def test_a_record_that_is_discarded_in_this_moment_is_waited_for_and_stays_discarded(outbox: Outbox) -> None:
-    """Between the plan's look and the change, another transaction settles it: what it says counts."""
+    """If another transaction settles the record between the redrive's read and its update, that transaction's change counts."""
     number = outbox.add(failed=True)
     planned = plan(outbox).redrive.redrive_id
     with outbox.session() as operator, ThreadPoolExecutor(1) as pool:
@@ -235,7 +236,7 @@ def test_a_record_that_is_discarded_in_this_moment_is_waited_for_and_stays_disca
 
 
 def test_a_record_is_not_sent_round_for_ever(outbox: Outbox) -> None:
-    """Scenario 39: its redrives are counted; at the limit it is no part of a plan, and of one that was made before it is passed over."""
+    """Scenario 39: redrives are counted. At the limit, a record is not included in plans, and earlier plans pass over it."""
     number = outbox.add(failed=True)
     fail = "UPDATE tidemark.failed_record SET state = 'FAILED', due_at = NULL"
     for _ in range(2):
@@ -263,7 +264,7 @@ def test_discarded_records_are_redriven_only_if_that_is_said(outbox: Outbox) -> 
 
 
 def test_what_the_broker_did_not_take_is_edited_and_sent_round(outbox: Outbox) -> None:
-    """Scenarios 26 and 39: a waiting record that is too large waits for ever, until somebody mends it. The edited payload is published."""
+    """Scenarios 26 and 39: a waiting record that is too large waits until somebody edits it. The edited payload is published."""
     outbox.make_topics(largest=10_000)
     number = outbox.add(bytes_of(20_000))
     assert outbox.relay().refused == 1
@@ -277,8 +278,8 @@ def test_what_the_broker_did_not_take_is_edited_and_sent_round(outbox: Outbox) -
 
 
 def test_a_rate_is_kept_on_the_whole(outbox: Outbox) -> None:
-    """Scenario 39: no portion is larger than a second's records, and after each the redrive waits until it is due; measured by the
-    waits that it asks for."""
+    """Scenario 39: no portion exceeds one second's records, and the redrive waits between portions. Measured by the waits that it
+    requests."""
     outbox.add_many(100, failed=True)
     planned = plan(outbox, per_second=40).redrive
     waits: list[float] = []
@@ -290,7 +291,7 @@ def test_a_rate_is_kept_on_the_whole(outbox: Outbox) -> None:
 
 
 def test_a_redrive_is_stopped_and_goes_on(outbox: Outbox) -> None:
-    """Scenario 39: it ends behind its portion, and the next application does the rest; each is an action of its own."""
+    """Scenario 39: it stops after its current portion, and the next application does the rest. Each is stored as a separate action."""
     outbox.add_many(50, failed=True)
     planned = plan(outbox).redrive.redrive_id
 
@@ -313,7 +314,7 @@ def test_a_redrive_is_stopped_and_goes_on(outbox: Outbox) -> None:
 
 
 def test_one_redrive_of_a_consumer_at_a_time(outbox: Outbox) -> None:
-    """Scenario 39: a second one is refused while the first is at work, and can be applied when it is done."""
+    """Scenario 39: a second redrive is refused while the first is running, and can be applied when that is done."""
     outbox.add_many(20, failed=True)
     first = plan(outbox, Filter(to_offset=10)).redrive.redrive_id
     second = plan(outbox, Filter(from_offset=10)).redrive.redrive_id
@@ -331,7 +332,7 @@ def test_one_redrive_of_a_consumer_at_a_time(outbox: Outbox) -> None:
 
 @contextlib.contextmanager
 def dying(outbox: Outbox, last: int) -> Iterator[Connection]:
-    """A session that the server ends after its n-th statement."""
+    """A session that the server terminates after its n-th statement."""
     numbers = count(1)
 
     class Dying(PostgresCursor):
@@ -360,8 +361,8 @@ def test_a_plan_that_dies_anywhere_is_stored_whole_or_not_at_all(outbox: Outbox)
 
 
 def test_an_application_that_dies_anywhere_leaves_whole_portions_and_goes_on(outbox: Outbox) -> None:
-    """Scenarios 21 and 39: after the n-th statement, for each n. Each record is either as it was or sent round, never twice; the next
-    application does the rest, and nobody has to unlock anything."""
+    """Scenarios 21 and 39: dies after the n-th statement, for each n. Each record is either unchanged or redriven once. The next
+    application does the rest, without any unlocking."""
     died = 0
     for last in count(1):
         outbox.sql("DELETE FROM tidemark.failed_record")
@@ -388,7 +389,7 @@ def test_an_application_that_dies_anywhere_leaves_whole_portions_and_goes_on(out
 
 
 def test_a_process_that_is_killed_holds_no_lock_and_another_goes_on(outbox: Outbox) -> None:
-    """Scenarios 21 and 39: between two portions, while it keeps to its rate."""
+    """Scenarios 21 and 39: killed between two portions, while it waits to keep its rate."""
     outbox.add_many(60, failed=True)
     planned = plan(outbox, per_second=20).redrive.redrive_id
     command = [sys.executable, "-m", "tidemark.cli.main", "redrive", "apply", str(planned)]
@@ -410,7 +411,7 @@ def test_a_process_that_is_killed_holds_no_lock_and_another_goes_on(outbox: Outb
 
 
 def test_the_role_of_runs_is_enough_for_all_of_it(outbox: Outbox) -> None:
-    """SELECT, INSERT and UPDATE on the schema's tables: nothing that an operator or a relay does deletes a row."""
+    """SELECT, INSERT and UPDATE on the schema's tables suffice: neither operators nor relays delete rows."""
     outbox.make_topics()
     role = f"run_{uuid.uuid4().hex[:10]}"
     outbox.sql(
@@ -435,7 +436,7 @@ def test_the_role_of_runs_is_enough_for_all_of_it(outbox: Outbox) -> None:
 
 
 def test_a_rewind_is_waited_for_and_waits(outbox: Outbox) -> None:
-    """What a rewind takes out is not changed while it does, and the other way round: one lock, which an application takes shared."""
+    """An application of a redrive takes the rewind lock shared, so it waits for a running rewind."""
     outbox.add(failed=True)
     planned = plan(outbox).redrive.redrive_id
     locked = threading.Event()
@@ -468,7 +469,7 @@ def test_a_redrive_works_when_the_origin_topic_is_gone(outbox: Outbox) -> None:
 
 
 def test_plan_apply_and_list_in_words(outbox: Outbox) -> None:
-    """What an operator types, in 80 columns; what is refused ends with status 1, wrong usage with 2."""
+    """The commands as operators type them; their output fits 80 columns. Refusals exit with status 1, wrong usage with 2."""
     for number in range(3):
         outbox.add(error=("TimeoutError", f"the service did not answer {number} " + "x" * 100), failed=True)
 

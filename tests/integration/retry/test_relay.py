@@ -1,4 +1,4 @@
-"""The relay: every record that was handed off is registered at one message of its own, whatever dies, hangs or is refused on the way."""
+"""The relay: every handed-off record is registered at exactly one message, whatever dies, hangs or is refused on the way."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ def hooked(outbox: Outbox, before: Callable[[PostgresCursor, int, str], None]) -
 
 
 def test_key_value_and_headers_arrive_byte_for_byte_with_ours_behind_them(outbox: Outbox) -> None:
-    """Scenarios 10, 11, 13, 17: whatever the record looks like, and whoever has forged our headers, on the way to a retry topic and
-    to the failed topic."""
+    """Scenarios 10, 11, 13, 17: for records of any shape, even with forged headers of ours, in a retry topic and in the failed topic."""
     outbox.make_topics()
     numbers = {
         outbox.add(value, key=key, headers=headers, failed=failed): failed
@@ -83,7 +82,7 @@ def test_key_value_and_headers_arrive_byte_for_byte_with_ours_behind_them(outbox
 
 
 def test_our_headers_tell_people_the_truth(outbox: Outbox) -> None:
-    """Scenarios 9 and 17: number and due time as Postgres has them; origin, error and the record's own number."""
+    """Scenarios 9 and 17: retry number and due time as in Postgres; origin, error and the record's id."""
     outbox.make_topics()
     number = outbox.add(b"x", partition=2, error=("KeyError", "né Zürich"), number=3)
     outbox.relay()
@@ -106,7 +105,7 @@ def test_our_headers_tell_people_the_truth(outbox: Outbox) -> None:
 
 
 def test_headers_do_not_grow_from_hop_to_hop(outbox: Outbox) -> None:
-    """Scenario 12: six times into the same topic, and as many of our headers each time."""
+    """Scenario 12: a record published six times to the same topic has the same number of our headers each time."""
     outbox.make_topics()
     number = outbox.add(b"x", headers=[("own", b"1")])
     for _ in range(6):
@@ -124,7 +123,8 @@ def test_headers_do_not_grow_from_hop_to_hop(outbox: Outbox) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 5])
 def test_records_keep_their_partition_modulo_what_the_topic_has(outbox: Outbox, partitions: int) -> None:
-    """Scenarios 20 and 41: as many, fewer, more, one. In each, records stand in the order in which they were handed off (25)."""
+    """Scenarios 20 and 41: the same number of partitions, fewer, more, one. In each partition, records keep the order of their hand-off
+    (scenario 25)."""
     outbox.make_topics(partitions)
     numbers = [outbox.add(f"{number}".encode(), partition=number % 3) for number in range(12)]
     outbox.relay()
@@ -137,8 +137,8 @@ def test_records_keep_their_partition_modulo_what_the_topic_has(outbox: Outbox, 
 
 
 def test_a_record_that_the_broker_does_not_take_stops_no_other(outbox: Outbox) -> None:
-    """Scenarios 11 and 26: too large, in the middle of a batch that the broker refuses whole. It stays what it is, says why, and is not
-    tried again until somebody changes it."""
+    """Scenarios 11 and 26: records that are too large, in the middle of a batch that the broker rejects as a whole. They keep their state,
+    store the reason, and are not published until somebody changes them."""
     outbox.make_topics(largest=10_000)
     numbers = [outbox.add(f"{number}".encode() * 10) for number in range(50)]
     large = [outbox.add(random_bytes(11_000)), outbox.add(random_bytes(20_000), failed=True)]
@@ -157,7 +157,7 @@ def test_a_record_that_the_broker_does_not_take_stops_no_other(outbox: Outbox) -
 
 
 def test_what_its_origin_took_compressed_gets_through(outbox: Outbox) -> None:
-    """A topic's limit is on the compressed batch: a record of a megabyte that compresses to little is no large one."""
+    """A topic's limit applies to the compressed batch: a record of 2 MB that compresses well is not too large."""
     outbox.make_topics(largest=10_000)
     outbox.add(b"x" * 2_000_000)
     assert outbox.relay().records == 1
@@ -165,7 +165,7 @@ def test_what_its_origin_took_compressed_gets_through(outbox: Outbox) -> None:
 
 
 def test_a_topic_that_is_not_there_holds_up_its_own_records_and_no_others(outbox: Outbox) -> None:
-    """Scenarios 26 and 41: nothing is dropped. Once the topic is there, they go their way."""
+    """Scenarios 26 and 41: nothing is dropped. Once the topic exists, its records are published."""
     missing = outbox.tiers[1]
     outbox.consumer.set(retry={**outbox.consumer.keys["retry"], "topics": {"create": False}})
     outbox.make_topics(without=[missing])
@@ -181,7 +181,7 @@ def test_a_topic_that_is_not_there_holds_up_its_own_records_and_no_others(outbox
 
 
 def test_an_empty_outbox_asks_nobody(outbox: Outbox) -> None:
-    """A relay of a group that has nothing to publish, or that has never run, needs no broker."""
+    """If a group has nothing to publish, or has never run, its relay needs no broker."""
     with outbox.session() as connection:
         nowhere = {"bootstrap.servers": "127.0.0.1:1"}
         assert relay_module.relay(connection, nowhere, outbox.spec) == Relayed()
@@ -197,7 +197,7 @@ def test_another_groups_records_are_not_touched(outbox: Outbox) -> None:
 
 
 def test_a_limit_bounds_a_call_and_what_is_settled_is_left_alone(outbox: Outbox) -> None:
-    """Records that were loaded or discarded before they were published stay where they are."""
+    """Records that were loaded or discarded before they were published are not published."""
     outbox.make_topics()
     numbers = [outbox.add() for _ in range(10)]
     outbox.sql("UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL WHERE failed_record_id = %(id)s", id=numbers[0])
@@ -209,7 +209,7 @@ def test_a_limit_bounds_a_call_and_what_is_settled_is_left_alone(outbox: Outbox)
 
 
 def test_a_portion_is_bounded_by_bytes_too(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a portion of the largest records fits into memory; one record is always taken."""
+    """So a portion of the largest records fits into memory. A portion has at least one record."""
     monkeypatch.setattr(relay_module, "PORTION_BYTES", 2_500)
     outbox.make_topics()
     for size in (1_000, 1_000, 1_000, 1_000, 9_000, 9_000, 1_000):
@@ -226,7 +226,7 @@ def test_a_portion_is_bounded_by_bytes_too(outbox: Outbox, monkeypatch: pytest.M
 
 
 def test_several_relays_share_the_work(outbox: Outbox) -> None:
-    """Scenario 25: each record is published once, by one of them; none waits for another."""
+    """Scenario 25: each record is published once, by one of the relays, and at least two of them get work."""
     outbox.make_topics(3)
     outbox.add_many(3_000)
     with ThreadPoolExecutor(3) as pool:
@@ -239,8 +239,8 @@ def test_several_relays_share_the_work(outbox: Outbox) -> None:
 
 
 def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios 21 and 25: it stands still after it has published. Others pass over its records while it holds them, and publish them
-    once its session has been ended; what it wants to note then is noted nowhere."""
+    """Scenarios 21 and 25: it hangs after it has published. Other relays skip its records while they are locked, and publish them once its
+    session is terminated. It can then no longer register anything."""
     monkeypatch.setattr(relay_module, "IDLE_MS", 1_500)
     outbox.make_topics()
     numbers = [outbox.add(f"{number}".encode()) for number in range(6)]
@@ -271,8 +271,8 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
 
 
 def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(outbox: Outbox) -> None:
-    """Scenario 21: its session ends after the n-th statement, for each n; the rest of it, a broker's answers included, goes nowhere.
-    What was noted before stays, and what was published and not noted is published again."""
+    """Scenario 21: its session ends after the n-th statement, for each n. Committed registrations stay, and messages that were published
+    but not registered are published again."""
     outbox.make_topics(2, largest=10_000)
     numbers, large, died = list[int](), list[int](), 0
     for last in count(1):
@@ -300,7 +300,7 @@ def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(ou
 
 
 def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
-    """Pieces are registered while others are published. If the session ends between two of them, none is registered."""
+    """Pieces are registered while others are being published. If the session ends between two of them, none is registered."""
     outbox.make_topics(3)
     outbox.add_many(3_000)
     pieces: list[int] = []
@@ -321,8 +321,8 @@ def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
 
 
 def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothing(outbox: Outbox, stack: LocalStack) -> None:
-    """Scenario 27: what it has not answered stays in the outbox; no lock is held for longer than a rewind waits for one. When the
-    broker is back, everything is registered once."""
+    """Scenario 27: records without an answer stay in the outbox, and no lock is held longer than a rewind waits for it. When the broker is
+    back, every record is registered once."""
     assert GRACE_MS / 1000 > ANSWER_S
     outbox.make_topics()
     numbers = [outbox.add(f"{number}".encode()) for number in range(8)]
@@ -346,7 +346,7 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
         broker.resume()
 
     def again() -> Relayed | None:
-        with contextlib.suppress(BrokerUnavailable):  # one that has slept is not the cluster's controller for a moment
+        with contextlib.suppress(BrokerUnavailable):  # after a pause, the broker is briefly not the cluster's controller
             return outbox.relay()
         return None
 
@@ -357,7 +357,7 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
 
 
 def test_no_broker_at_all_is_told_before_anything_is_locked(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 27: and nothing has changed."""
+    """Scenario 27: nothing is changed either."""
     monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 1)
     outbox.add()
     taken: list[str] = []
@@ -371,8 +371,8 @@ def test_no_broker_at_all_is_told_before_anything_is_locked(outbox: Outbox, monk
 
 
 def test_messages_that_the_log_has_no_more_are_published_again(outbox: Outbox) -> None:
-    """Scenarios 15 and 41: retention has passed some, another topic was deleted and made again. Records that have failed for good stay
-    registered where they were: nobody waits for them."""
+    """Scenarios 15 and 41: retention removed some messages, and another topic was deleted and created again. Permanently failed records
+    keep their registration, because no drain waits for them."""
     first, second, last = outbox.tiers[0], outbox.tiers[1], outbox.tiers[-1]
     outbox.make_topics()
     trimmed = [outbox.add(f"{number}".encode()) for number in range(4)]
@@ -395,7 +395,7 @@ def test_messages_that_the_log_has_no_more_are_published_again(outbox: Outbox) -
 
 
 def test_due_times_are_not_the_relays_business(outbox: Outbox) -> None:
-    """A record is published as soon as it is handed off, due or not; what is due says Postgres (I6)."""
+    """A record is published as soon as it is handed off, due or not. Postgres decides what is due (I6)."""
     outbox.make_topics()
     number = outbox.add()
     outbox.sql("UPDATE tidemark.failed_record SET due_at = due_at + %(by)s", by=timedelta(days=36_500))
@@ -405,10 +405,10 @@ def test_due_times_are_not_the_relays_business(outbox: Outbox) -> None:
 
 
 def test_a_session_lost_in_commit_registers_everything_or_nothing(outbox: Outbox) -> None:
-    """Scenario 21: ⑤ happened, and its answer is lost. The next relay finds nothing to do, and nothing was doubled."""
+    """Scenario 21: ⑤ happened, and its answer was lost. The next relay finds nothing to do, and nothing is published twice."""
 
     class Losing:
-        """A connection whose commit of the portion succeeds, and then fails."""
+        """A connection that commits the portion and then fails."""
 
         def __init__(self, connection: Connection) -> None:
             self._connection = connection
@@ -438,7 +438,7 @@ def test_a_session_lost_in_commit_registers_everything_or_nothing(outbox: Outbox
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_that_is_ended_leaves_nothing_half_noted(outbox: Outbox, how: signal.Signals) -> None:
-    """Scenarios 21 and 28: between portions or within one. What it had noted stays, the next relay does the rest."""
+    """Scenarios 21 and 28: between portions or within one. Committed registrations stay, and the next relay does the rest."""
     outbox.make_topics(3)
     outbox.add_many(30_000)
     command = [sys.executable, "-m", "tidemark.cli.main", "retries", "relay", outbox.name]
@@ -460,5 +460,5 @@ def test_a_process_that_is_ended_leaves_nothing_half_noted(outbox: Outbox, how: 
 
 
 def random_bytes(size: int) -> bytes:
-    """What does not compress."""
+    """Bytes that do not compress."""
     return random.Random(size).randbytes(size)

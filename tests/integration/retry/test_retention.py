@@ -1,4 +1,4 @@
-"""Payloads of settled records are kept for a time; the records themselves, and what became of them, for ever."""
+"""Payloads of settled records are kept for a limited time; the records themselves and their outcomes permanently."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: Lab) -> None:
-    """Loaded, skipped and discarded ones, in portions; what they were before an edit as well. Those that wait or have failed keep theirs.
-    An emptied record is shown as such, and not sent round again."""
+    """The payloads of loaded, skipped and discarded records are removed in portions, including their versions before an edit. Waiting and
+    failed records keep theirs. An emptied record is shown as such and is not redriven."""
     lab.say({"a": "retry", "b": "retry", "c": "fail", "d": "fail", "e": "fail", "f": "retry"})
     lab.topics.produce(lab.topic, list("abcdef"), key="k", headers=[("trace", b"1")])
     lab.run()
@@ -58,7 +58,7 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
 
 
 def test_records_that_are_kept_longer_are_not_read(lab: Lab) -> None:
-    """Those of 30 days may be millions, and `tidemark maintain` runs each day."""
+    """The settled records of 30 days may number in the millions, and `tidemark maintain` runs daily."""
     lab.say({"a": "fail"})
     lab.produce("a")
     lab.run()
@@ -76,8 +76,8 @@ def test_records_that_are_kept_longer_are_not_read(lab: Lab) -> None:
 
 
 def test_the_command_empties_them_with_what_rewinds_have_left(lab: Lab) -> None:
-    """`tidemark maintain`: 30 days, or ``--keep``, but nothing that is younger than the settings say. Who did it, when, and what is
-    stored."""
+    """`tidemark maintain` keeps payloads for 30 days or ``--keep``, but not for less than the minimum in the settings. It stores who ran
+    it, when, and what it removed."""
     lab.say({"a": "retry"})
     lab.produce("a")
     lab.run()

@@ -1,7 +1,7 @@
 """Reading, failing, publishing, draining, dying, rewinding and waiting in any order: every record stays accounted for, after every step.
 
-The service's answers are drawn anew all the time, and so is the ladder. Time passes by ageing rows. What the service is asked about in a
-drain is compared with what was due by the database's clock, so that nothing is tried before its time, and nothing twice in one attempt.
+The service's answers and the ladder change at random. Time passes by ageing rows. The records that the service is asked about in a drain
+are compared with those due by the database's clock: none may be tried before its time, or twice in one attempt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Retries(RuleBasedStateMachine):
         self.rewinds: list[int] = []
 
     def teardown(self) -> None:
-        """Once the service is up for good, all that waits comes to its end, in as many drains as it takes."""
+        """Once the service stays up, three drains settle all waiting records."""
         if not hasattr(self, "lab"):
             return
         lab = self.lab
@@ -69,7 +69,7 @@ class Retries(RuleBasedStateMachine):
         self.everything_is_accounted_for()
         lab.close()
 
-    # ---- the world
+    # ---- environment
 
     @rule(answers=ANSWERS)
     def service_changes(self, answers: dict[str, str]) -> None:
@@ -136,7 +136,7 @@ class Retries(RuleBasedStateMachine):
     @precondition(lambda self: self.lab.states().get("WAITING", 0))
     @rule(register=st.booleans(), data=st.data())
     def relay_dies_or_is_slow(self, register: bool, data: Any) -> None:
-        """A message is in the topic, and its place is said late, or never."""
+        """A message is in the topic, but is registered late or never."""
         waiting = self._rows("failed_record_id, hop_topic", "state = 'WAITING' AND hop_offset IS NULL")
         if waiting:
             number, topic = data.draw(st.sampled_from(waiting))
@@ -149,7 +149,7 @@ class Retries(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule()
     def slow_relay_says_where(self) -> None:
-        """It holds the record's lock all the time, so nobody else has published it, or changed it."""
+        """A relay holds the record's lock meanwhile, so it registers the message only if the record has not been published or changed."""
         number, topic, partition, offset = self.late.pop()
         if self._rows("1", f"failed_record_id = {number} AND state = 'WAITING' AND hop_offset IS NULL AND hop_topic = '{topic}'"):
             self.lab.register(number, topic, partition, offset)
@@ -182,7 +182,7 @@ class Retries(RuleBasedStateMachine):
         with contextlib.suppress(PlanRefused):
             self.lab.undo(self.rewinds.pop())
 
-    # ---- what holds
+    # ---- invariants
 
     @invariant()
     def everything_is_accounted_for(self) -> None:
@@ -198,8 +198,8 @@ class Retries(RuleBasedStateMachine):
         return int(self.lab.sql(query, group_id=self.lab.group_id)[0][0])
 
     def _due(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-        """Partition and offset of the records that may be tried, and of those that must be: in front of them in their topic nothing waits
-        that is not due, and no drain has passed them."""
+        """Partition and offset of the records that may be tried, and of those that must be tried: no record before them in their topic
+        waits without being due, and no drain has passed them."""
         may = self._rows("partition, record_offset", DUE)
         return set(may), {tuple(row) for row in self.lab.sql(MUST, group_id=self.lab.group_id)}
 
@@ -207,7 +207,7 @@ class Retries(RuleBasedStateMachine):
 def test_records_in_any_order_of_failures_drains_deaths_and_rewinds_stay_accounted_for(
     database_url: str, topics: Topics, project_dir: Path
 ) -> None:
-    """A topic, a group and a sink of its own for each example."""
+    """Each example has a separate topic, group and sink."""
     Scenario(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
 
     def make() -> Lab:

@@ -1,4 +1,4 @@
-"""A rewind of the origin takes the retries of its records along, whatever has become of them; its undo puts them back (I4)."""
+"""A rewind of the origin also withdraws its records' retries, whatever their state; its undo puts them back (I4)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tidemark.sink.steps import Step
 
 @pytest.fixture
 def mixed(lab: Lab) -> Lab:
-    """Of eight records three were loaded at once, one later with three rows, one is skipped, one waits in a topic and one is not published
-    yet, one has failed."""
+    """Of eight records, three were loaded at once, one was loaded later with three rows, one is skipped, one waits in a topic, one waits to
+    be published, and one has failed."""
     lab.say({"later": "retry", "no": "retry", "waits": "retry", "bad": "fail"})
     lab.produce("a", "later", "no", "waits", "bad", "b")
     lab.run()
@@ -40,7 +40,7 @@ def mixed(lab: Lab) -> Lab:
 
 
 def test_rewind_takes_along_what_drains_have_loaded_and_withdraws_what_waits(mixed: Lab) -> None:
-    """Rows have the lineage of their origin, so they go with it; messages that are in a retry topic are of nobody from then on."""
+    """Rows have the lineage of their origin and are removed with it. Messages in a retry topic then belong to no record."""
     mixed.rewind(ToEarliest())
     assert (mixed.rows(), mixed.failed()) == ([], [])
     mixed.check()
@@ -53,12 +53,12 @@ def test_rewind_takes_along_what_drains_have_loaded_and_withdraws_what_waits(mix
     mixed.say({})
     mixed.climb(minutes(5))
     assert mixed.loaded() == ["a", "later", "no", "waits", "bad", "b", "c", "new"]
-    assert sum(row[7] for row in mixed.drains()) == 1  # the message of before the rewind
+    assert sum(row[7] for row in mixed.drains()) == 1  # the message from before the rewind
     mixed.check()
 
 
 def test_undo_puts_retries_back_and_has_them_published_anew(mixed: Lab) -> None:
-    """Wherever their messages were, drains have passed them by now; nothing is loaded twice and nothing waits for ever."""
+    """Drains may have passed their messages meanwhile. Nothing is loaded twice, and no record gets stuck."""
     columns = "record_offset, state, retry_number, due_at, hop_topic, story, sink_rows, error_text, changed_at"
     before, rows = mixed.failed(columns), mixed.rows()
     done = mixed.rewind(ToEarliest())
@@ -79,7 +79,7 @@ def test_undo_puts_retries_back_and_has_them_published_anew(mixed: Lab) -> None:
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 4, 5])
 def test_rewind_into_the_middle_of_a_batch_keeps_the_retries_of_its_head(mixed: Lab, offset: int) -> None:
-    """What stays of the batch is counted without the rows that drains have made."""
+    """The rest of the batch is counted without the rows from drains."""
     done = mixed.rewind(ToOffset(offset))
     assert [row[0] for row in mixed.failed("record_offset")] == [number for number in range(1, 5) if number < offset]
     mixed.check()
@@ -88,7 +88,7 @@ def test_rewind_into_the_middle_of_a_batch_keeps_the_retries_of_its_head(mixed: 
 
 
 def test_retry_topics_are_no_part_of_a_rewind_or_of_a_run(scenario: Scenario, topics: Topics) -> None:
-    """Also not where the consumer's pattern matches their names: their positions are only moved by drains."""
+    """Not even if the consumer's pattern matches their names. Only drains move their positions."""
     with lab_on(scenario, topics) as lab:
         lab.consumer.set(topics=None, topic_pattern=f"{lab.topic}|{lab.consumer.name}.*")
         lab.say({"a": "retry"})
@@ -108,12 +108,12 @@ def test_retry_topics_are_no_part_of_a_rewind_or_of_a_run(scenario: Scenario, to
         lab.check()
 
 
-# ---- at the same moment
+# ---- races
 
 
 @contextlib.contextmanager
 def held_at(step: Step, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """A drain that commits in this process stands still before this step, until the second event is set."""
+    """Makes a drain that commits in this process wait before this step until the second event is set. The first reports that it waits."""
     there, go = threading.Event(), threading.Event()
 
     def hold(reached: Step, _part: Any) -> None:
@@ -135,7 +135,7 @@ def waiting(lab: Lab, application: str) -> int:
 
 
 def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mixed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain that has begun to commit ends first; the rewind then finds its rows. Nothing stays behind that nobody accounts for."""
+    """A drain that has begun to commit ends first. The rewind then finds its rows, and nothing unaccounted stays behind."""
     mixed.publish()
     mixed.age(minutes(60))
     mixed.say({})
@@ -155,7 +155,7 @@ def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mi
 def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_its_records(
     mixed: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The drain had found records that were due; when it may commit they are withdrawn, and it only passes their messages."""
+    """The drain had found due records. When it can commit, they have been withdrawn, so it only passes their messages."""
     from tidemark.rewind import apply as applying
 
     mixed.publish()
@@ -176,7 +176,7 @@ def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_i
     drains[0].join(120)
     assert (mixed.rows(), mixed.failed()) == ([], [])
     tried = [row for row in mixed.drains() if row[3:7] != (0, 0, 0, 0)]
-    assert len(tried) == 1  # the one of before
+    assert len(tried) == 1  # the drain from before the rewind
     mixed.check()
 
 
@@ -184,7 +184,7 @@ def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_i
 
 
 def test_late_record_does_not_replace_what_a_later_one_of_its_key_has_written(scenario: Scenario, topics: Topics) -> None:
-    """In an upsert sink the last record of a key wins, also when an earlier one is loaded after it. Another partition's key is refused."""
+    """In an upsert sink the last record of a key wins, even if an earlier one is loaded after it. A key of another partition is refused."""
     transform = """
         import json
         import pathlib
@@ -221,7 +221,7 @@ def test_late_record_does_not_replace_what_a_later_one_of_its_key_has_written(sc
 
 
 def test_plain_transforms_need_nothing_of_retries(scenario: Scenario, topics: Topics) -> None:
-    """A group whose records all load has no retry topic, no position of one, and nothing to drain."""
+    """A group whose records are all loaded has no position of a retry topic, and nothing to drain."""
     with lab_on(scenario, topics, transform=PLAIN, retry={"delays": list(DELAYS)}) as lab:
         lab.produce("a", "b")
         lab.run()

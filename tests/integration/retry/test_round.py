@@ -1,4 +1,4 @@
-"""The whole way round with the real relay: handed off by a run, published, drained, given up, mended, sent round again."""
+"""Whole retry cycles with the real relay: records are handed off, published, drained, given up, edited and redriven."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHY = {"reason": "the service is back again", "by": "ann@host"}
 
 
 class Round:
-    """A consumer over two partitions whose topics were made by the preflight."""
+    """A consumer whose retry topics the topic check has created."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -45,7 +45,7 @@ class Round:
             return relay(used, self.lab.consumer.connections.kafka, self.lab.spec, publishers=self.publishers)
 
     def climb(self, by: float) -> None:
-        """Publishes, lets so many minutes pass, drains; nothing is unexplained afterwards."""
+        """Publishes, lets this many minutes pass, drains, and checks that every record is accounted for."""
         self.relay()
         self.lab.age(minutes(by))
         self.lab.drain()
@@ -67,8 +67,8 @@ def round_(scenario: Scenario, topics: Topics) -> Iterator[Round]:
 
 
 def test_what_the_ladder_gave_up_is_sent_round_and_loaded(round_: Round) -> None:
-    """Six tries by way of three topics, the failed topic; then the service is back, and the first delay leads into the sink. What
-    happened on the way is in the story, in order; the second redrive finds nothing to do (scenarios 1, 39, 40)."""
+    """Scenarios 1, 39, 40: six retries through three topics, then the failed topic. When the service is back, a redrive loads the records
+    after the first delay. The story lists all tries in order, and a second redrive finds nothing to do."""
     lab = round_.lab
     lab.say({"a": "retry", "b": "retry"})
     lab.produce("x", "a")
@@ -101,7 +101,7 @@ def redrive_plan(round_: Round) -> int:
 
 
 def test_a_broken_record_is_mended_and_tried_at_once(round_: Round) -> None:
-    """The edited payload is what the transform sees, without any delay, though others wait in every retry topic."""
+    """The transform gets the edited payload without delay, while another record waits in its retry topic."""
     lab = round_.lab
     lab.say({"bad": "fail", "a": "retry", "worse": "fail"})
     lab.produce("bad", "a", "worse")
@@ -122,7 +122,7 @@ def test_a_broken_record_is_mended_and_tried_at_once(round_: Round) -> None:
 
 
 def test_a_consumer_without_a_ladder_is_mended_too(scenario: Scenario, topics: Topics) -> None:
-    """One try by way of the topic for it; what fails has failed, and is published nowhere."""
+    """Each record gets one try through the topic for immediate tries. One that fails again has failed permanently and is not published."""
     with lab_on(scenario, topics, retry=None) as lab:
         lab.say({"bad": "fail", "worse": "fail"})
         lab.produce("bad", "worse")
@@ -136,7 +136,7 @@ def test_a_consumer_without_a_ladder_is_mended_too(scenario: Scenario, topics: T
 
 
 def test_what_was_discarded_in_a_topic_is_read_past(round_: Round) -> None:
-    """Scenario 33: the first and one in the middle; the others are tried in their order, and everything adds up."""
+    """Scenario 33: the first record and one in the middle are discarded. The others are tried in order, and everything adds up."""
     lab = round_.lab
     lab.say({"*": "retry"})
     lab.produce("a", "b", "c", "d")
@@ -152,7 +152,7 @@ def test_what_was_discarded_in_a_topic_is_read_past(round_: Round) -> None:
 
 
 def test_what_dying_relays_published_twice_is_tried_once(round_: Round) -> None:
-    """Scenario 21: three of them die after the broker has everything, and before they can say so."""
+    """Scenario 21: three relays die after the broker has all messages, and before they can register them."""
     lab = round_.lab
     lab.say({"*": "retry"})
     lab.produce("a", "b")
@@ -177,8 +177,8 @@ def test_what_dying_relays_published_twice_is_tried_once(round_: Round) -> None:
 
 
 def test_a_relay_that_stands_still_holds_up_no_rewind(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has published, and holds its records' locks: its session is ended before the rewind gives up waiting for them, and what it wants
-    to note then is noted nowhere. Its messages are nobody's; the records are read anew, and loaded once."""
+    """It has published and holds its records' locks. Its session is terminated before the rewind gives up waiting, so it can register
+    nothing. Its messages belong to no record; the records are read again and loaded once."""
     assert ANSWER_S * 1000 < relay_module.IDLE_MS < GRACE_MS
     monkeypatch.setattr(relay_module, "IDLE_MS", 1_500)
     lab = round_.lab

@@ -1,4 +1,4 @@
-"""Records whose timestamp Python cannot hold, and trouble of any kind: what is wrong with one consumer stays with it."""
+"""Records whose timestamps Python's `datetime` cannot represent, and unexpected errors of a relay after a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemark.retry import pending as agenda
 from tidemark.retry.pending import relay_at_end
 
 ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
-"""Lets a topic take timestamps that lie more than an hour ahead."""
+"""Lets a topic accept timestamps more than an hour in the future."""
 TIMES = {
     -210_866_803_200_000: "-4713-11-24T00:00:00.000Z",
     -62_167_219_200_001: "-0001-12-31T23:59:59.999Z",
@@ -28,7 +28,7 @@ TIMES = {
     253_402_300_800_000: "+10000-01-01T00:00:00.000Z",
     9_223_372_036_854_775: "+294247-01-10T04:00:54.775Z",
 }
-"""Milliseconds since 1970, and the same in ISO 8601. The first and the last are the bounds of what Tidemark stores."""
+"""Milliseconds since 1970, and the same in ISO 8601. The first and the last are the limits of what Tidemark stores."""
 ARROW = """
     import pathlib
 
@@ -47,7 +47,7 @@ ARROW = """
 
 @pytest.fixture
 def far(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
-    """A consumer whose records, one for each of `TIMES`, have failed at their first reading."""
+    """A consumer whose records, one for each of `TIMES`, failed when they were first read."""
     topic = topics.create(1, **ANY_TIME)
     with lab_on(scenario, topics, topic=topic, transform=ARROW, ddl="payload bytea, at timestamptz") as lab:
         produce_raw(topics.servers, topic, [RawRecord(b"x", millis) for millis in TIMES])
@@ -57,7 +57,7 @@ def far(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
 
 
 def test_relay_tells_any_timestamp_that_kafka_takes(far: Lab) -> None:
-    """The header has ISO 8601, for years outside 0 to 9999 with a sign, as Java's Instant reads it."""
+    """The header is in ISO 8601, with a sign for years outside 0 to 9999, as in Java's `Instant`."""
     for name in far.ladder.topics:
         far.make_topic(name)
     assert relay_at_end(far.consumer.connections, far.spec) == []
@@ -66,7 +66,7 @@ def test_relay_tells_any_timestamp_that_kafka_takes(far: Lab) -> None:
 
 
 def test_drain_loads_a_record_of_any_time_as_what_it_was(far: Lab) -> None:
-    """The transform gets the same time as at the first reading."""
+    """The transform gets the same time as in the first run."""
     far.relay()
     far.say({})
     far.age(minutes(5))
@@ -77,7 +77,7 @@ def test_drain_loads_a_record_of_any_time_as_what_it_was(far: Lab) -> None:
 
 
 def test_list_show_and_export_tell_times_that_python_cannot_hold(far: Lab) -> None:
-    """As Postgres writes them; all others as before."""
+    """They are printed as Postgres writes them, and all others as usual."""
     far.sql("UPDATE tidemark.failed_record SET record_timestamp = 'infinity' WHERE record_offset = 0")
 
     def command(*words: str) -> str:
@@ -96,7 +96,7 @@ def test_list_show_and_export_tell_times_that_python_cannot_hold(far: Lab) -> No
 
 
 def test_what_a_relay_raises_after_a_run_never_fails_the_run(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run has committed: whatever is wrong is reported, and nothing is raised."""
+    """The run has committed, so the error is reported, not raised."""
 
     def broken(*_: object) -> None:
         raise ValueError("year 10000 is out of range")
@@ -107,7 +107,7 @@ def test_what_a_relay_raises_after_a_run_never_fails_the_run(outbox: Outbox, mon
 
 
 def test_session_reads_infinite_and_distant_times(database_url: str) -> None:
-    """In every session of Tidemark's, whatever reads the column."""
+    """In every session of Tidemark, such times are returned as text."""
     with session(database_url) as connection, connection.cursor() as cur:
         cur.execute("SET TimeZone = '-5'")
         texts = ["infinity", "-infinity", "4713-01-01 00:00:00-05 BC", "10000-01-01 00:00:00-05", "9999-12-31 23:59:59-05"]

@@ -1,4 +1,4 @@
-"""The preflight of retry topics on a real broker: made as they must be, and refused with everything that is wrong."""
+"""The check of retry topics on a real broker: missing ones are created correctly, and wrong ones are refused with all their problems."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tidemark.retry.topics import TopicsUnfit, ensure_topics
 
 DAY_MS = 24 * 3_600_000
 DEFAULT_LARGEST = 1_048_588
-"""Of a broker that was told nothing."""
+"""``max.message.bytes`` of a broker with default settings."""
 
 
 def ensure(outbox: Outbox, *, create: bool = False) -> dict[str, bool]:
-    """The topics' names, without the group's, and which of them were made."""
+    """Returns the topics' names, without the group's, and whether each was created."""
     found = ensure_topics(outbox.cluster, outbox.spec, create=create)
     outbox.topics.adopt(one.topic.name for one in found if one.made)
     return {one.topic.name.removeprefix(f"{outbox.group}."): one.made for one in found}
@@ -35,7 +35,7 @@ def problems(outbox: Outbox) -> tuple[str, ...]:
 
 
 def test_missing_topics_are_refused_all_at_once_or_made_as_they_must_be(outbox: Outbox) -> None:
-    """Scenario 41: nothing is made without leave; what is made is fit, and takes the source's records with our headers on top."""
+    """Scenario 41: topics are created only on request. Created topics pass the check, and accept the source's records plus our headers."""
     told = problems(outbox)
     assert [each.split(":")[0] for each in told] == list(outbox.tiers)
     assert f"tidemark retries topics {outbox.name} --create" in told[0]
@@ -56,12 +56,13 @@ def test_missing_topics_are_refused_all_at_once_or_made_as_they_must_be(outbox: 
 
 
 def test_what_somebody_has_set_wrong_is_refused_together_and_never_changed(outbox: Outbox) -> None:
-    """Scenario 41: disabled mid-run. Every problem of every topic, each with what to set; nothing is mended behind anybody's back."""
+    """Scenario 41: settings are changed later. Every problem of every topic is reported with the setting to use, and nothing is corrected
+    silently."""
     ensure(outbox, create=True)
     first, second, _, last = outbox.tiers
     outbox.topics.alter(first, retention_ms=str(DAY_MS), cleanup_policy="compact")
     outbox.topics.alter(second, message_timestamp_type="CreateTime")
-    outbox.topics.alter(last, retention_ms=str(DAY_MS))  # somebody's word
+    outbox.topics.alter(last, retention_ms=str(DAY_MS))  # an operator's choice, so not a problem
     outbox.topics.alter(outbox.topic, max_message_bytes="2000000")
     told = problems(outbox)
     assert [each.split(" is ")[0] for each in told] == [
@@ -84,7 +85,7 @@ def test_what_somebody_has_set_wrong_is_refused_together_and_never_changed(outbo
 
 
 def test_a_check_of_the_consumer_is_content_with_topics_that_will_be_made(outbox: Outbox) -> None:
-    """Missing is wrong only where nobody makes them."""
+    """A missing topic is a problem only if Tidemark must not create it."""
     outbox.consumer.make_sink()
     checked = outbox.consumer.command("consumers", "check", outbox.name)
     assert (checked.returncode, f"retry topics to be created on demand: {', '.join(outbox.tiers)}" in checked.stdout) == (0, True)
@@ -95,8 +96,8 @@ def test_a_check_of_the_consumer_is_content_with_topics_that_will_be_made(outbox
 
 
 def test_relays_make_the_topics_that_they_need_when_they_need_them_first(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By several relays at once, fit, and no other topics; a delay that the ladder has no more included. From then on nothing is looked
-    at but what a relay always asks."""
+    """Several relays at once create correct topics and no others, including one for a delay that is no longer in the ladder. After that,
+    relays neither check nor create topics."""
     outbox.add(number=3)
     outbox.consumer.set(retry={"delays": ["5m"]})
     outbox.add_many(100)
@@ -130,7 +131,8 @@ def test_relays_make_the_topics_that_they_need_when_they_need_them_first(outbox:
 
 
 def test_a_topic_that_somebody_made_wrong_takes_nothing_until_it_is_mended(outbox: Outbox) -> None:
-    """All that is wrong is told at once, nothing of it is changed, and others take theirs. A topic made anew is looked at again."""
+    """All problems are reported at once, nothing is changed, and other topics get their records. A topic that was created again is checked
+    again."""
     outbox.make_topics(without=[outbox.tiers[0]])
     wrong = outbox.topics.create(name=outbox.tiers[0], cleanup_policy="compact", max_message_bytes="2000000", retention_ms="1000")
     held, gone = outbox.add(), outbox.add(number=3)
@@ -157,7 +159,7 @@ def test_partitions_are_those_of_the_spec(outbox: Outbox) -> None:
 
 
 def test_a_pattern_that_matches_the_retry_topics_too_does_not_mean_them(outbox: Outbox) -> None:
-    """They are not what the consumer reads: what they take says nothing about what they must take."""
+    """The consumer does not read them, so their ``max.message.bytes`` does not raise the required limit."""
     own, source = outbox.group.replace(".", r"\."), outbox.topic
     outbox.consumer.set(topics=None, topic_pattern=rf"{source}|{own}\..*")
     ensure(outbox, create=True)
@@ -165,7 +167,7 @@ def test_a_pattern_that_matches_the_retry_topics_too_does_not_mean_them(outbox: 
 
 
 def test_what_the_cluster_does_not_make_is_told_in_its_words(outbox: Outbox) -> None:
-    """More replicas than brokers."""
+    """The spec asks for more replicas than there are brokers."""
     outbox.consumer.set(retry={"delays": ["5m"], "topics": {"replication": 7}})
     with pytest.raises(TopicsUnfit, match="replication factor"):
         ensure(outbox, create=True)
@@ -188,7 +190,7 @@ def test_a_broker_that_does_not_answer_is_no_missing_topic(outbox: Outbox, monke
 
 
 def test_a_consumer_without_a_ladder_needs_no_topic_until_a_redrive_does(outbox: Outbox) -> None:
-    """In words: what is made, and how long each keeps its messages."""
+    """The command creates the topic for immediate tries, and prints how long it keeps its messages."""
     outbox.consumer.set(retry=None)
     assert ensure(outbox) == {}
     done = outbox.consumer.command("retries", "topics", outbox.name, "--create", "--output", "json")

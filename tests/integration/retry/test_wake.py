@@ -1,4 +1,4 @@
-"""The trigger that wakes the drains, over real databases."""
+"""The trigger that starts the drains, on real databases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POSTGRES = "AIRFLOW_CONN_TIDEMARK_POSTGRES"
 
 @pytest.fixture
 def due(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The trigger's module, where Airflow has connections to the database, and to one that is away."""
+    """The trigger's module. Airflow has connections to the test's database and to one that is unreachable."""
     env = {
         POSTGRES: connections_env(lab.url, {}, "local[1]")[POSTGRES],
         "AIRFLOW_CONN_AWAY": connections_env(NOWHERE, {}, "local[1]")[POSTGRES],
@@ -36,7 +36,7 @@ def due(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def fail_one(lab: Lab, value: str = "a") -> None:
-    """A record waits in its first retry topic, five minutes long."""
+    """Makes a record fail and wait in its first retry topic, with a delay of five minutes."""
     lab.say({value: "retry"})
     lab.produce(value)
     lab.run()
@@ -48,8 +48,8 @@ def sessions(lab: Lab) -> int:
 
 
 def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab: Lab, due: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """By the database's clock. A group whose file is gone, or has no ladder, is not asked for; a database that does not answer is told of
-    once, and once again when it does. Nothing is held open."""
+    """By the database's clock. Groups whose file is gone, or that have no ladder, are not looked up. A database that does not answer is
+    logged once. No session stays open."""
     folder, key = lab.consumer.folder / "consumers", ("tidemark_postgres", lab.group)
     common = "topics: [t]\ntransform: m:f\nsink: {table: lake.t}\nconnections: {postgres: away}\n"
     (folder / "unladdered.yaml").write_text(common)
@@ -83,8 +83,8 @@ def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab:
 def test_trigger_fires_once_when_a_record_is_due_and_anew_when_that_was_taken_up(
     lab: Lab, due: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for what it has fired for already, however often it asks, and not while a record is not due. It asks in a thread, and the
-    triggerer's loop goes on meanwhile."""
+    """It does not fire before a record is due, or twice for the same record, however often it polls. It polls in a thread, so the
+    triggerer's event loop is not blocked."""
     for name, seconds in (("ASK_EVERY_S", 0.3), ("ASK_AT_MOST_EVERY_S", 0.05), ("QUIET_S", 0.3)):
         monkeypatch.setattr(due, name, seconds)
     fired: list[float] = []
@@ -139,6 +139,6 @@ async def reached(what: Callable[[], bool], within_s: float = 180) -> None:
 
 
 async def quiet(asked: Callable[[], int], times: int) -> None:
-    """Until it has asked so often again."""
+    """Waits until the trigger has polled ``times`` more times."""
     until = asked() + times
     await reached(lambda: asked() >= until)

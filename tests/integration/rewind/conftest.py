@@ -1,4 +1,4 @@
-"""A consumer whose slices are committed by hand, over a topic of three partitions."""
+"""A consumer of a topic with three partitions, whose slices are committed by hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.scenario import Scenario
 
 @pytest.fixture
 def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
-    """Partitions with 100, 100 and 60 records; nothing is read yet."""
+    """The partitions have 100, 100 and 60 records. None has been read yet."""
     with lab_on(scenario, topics, (100, 100, 60)) as lab:
         yield lab

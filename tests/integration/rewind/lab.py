@@ -1,4 +1,4 @@
-"""A consumer on a real topic and a real Postgres whose slices are committed by hand, and rewound."""
+"""A consumer on a real topic and a real Postgres, whose slices are committed and rewound by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (Column("city", "text"), Column("population", "bigint"))
 DDL = "city text, population bigint"
 
 Transform = Callable[[int], Sequence[str]]
-"""The cities that a record is made into; none: it is skipped."""
+"""Returns the cities that a record is transformed to. If there are none, the record is skipped."""
 
 
 def one_city(offset: int) -> list[str]:
@@ -44,7 +44,7 @@ def one_city(offset: int) -> list[str]:
 
 
 def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[TransformOutput]:
-    """By the offset's last digit: 0 skipped, 1 to retry, 2 failed, 4 three rows, the others as the transform says."""
+    """Outcomes by the offset's last digit: 0 skip, 1 retry, 2 fail, 4 three times the transform's rows, all others the transform's rows."""
     for start in range(part.start, part.end, 50):
         span = range(start, min(start + 50, part.end))
         loaded = {offset: list(transform(offset)) * (3 if offset % 10 == 4 else 1) for offset in span if offset % 10 > 2}
@@ -61,7 +61,7 @@ def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[Trans
 
 @dataclass
 class Image:
-    """All that a rewind changes."""
+    """Everything that a rewind changes."""
 
     sink: list[Any]
     ledger: list[Any]
@@ -122,7 +122,7 @@ class Lab:
     def read(
         self, end: int, partition: int = 0, transform: Transform = one_city, *, step: int = 1000, task: TaskIdentity | None = None
     ) -> list[Receipt]:
-        """Commits from the position to ``end`` in batches of ``step`` records."""
+        """Commits the records from the position to ``end`` in batches of ``step``."""
         target, receipts = self.target(task), []
         while self.position(partition) < end:
             part = self.slice(min(end, self.position(partition) + step), partition)
@@ -148,13 +148,13 @@ class Lab:
             return applying.apply(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, **{"by": "bob", **options})
 
     def rewind(self, scenario: Scenario, *scope: str, **options: Any) -> Plan:
-        """Plans, and applies the plan at once."""
+        """Makes a plan and applies it at once."""
         return self.apply(self.plan(scenario, *scope, **options).rewind_id).plan
 
     def undo(self, rewind_id: int) -> Plan:
         return self.rewind(Undo(rewind_id))
 
-    # ---- what is stored
+    # ---- stored state
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with self.watch.cursor() as cur:
@@ -173,7 +173,7 @@ class Lab:
         return [int(row[0]) for row in self.sql(query, self.group_id)]
 
     def validate_to(self, offset: int, partition: int = 0) -> None:
-        """As a validation that has passed."""
+        """Sets the validated offset, as a passed validation does."""
         self.sql(
             "UPDATE tidemark.partition_offset SET validated_offset = %s WHERE group_id = %s AND partition = %s",
             offset,
@@ -186,12 +186,12 @@ class Lab:
         return self.sql(f"SELECT {order}, city, population FROM {self.table} ORDER BY {order}")
 
     def offsets(self, partition: int = 0) -> list[int]:
-        """Of the records that have rows in the sink."""
+        """Returns the offsets of records that have rows in the sink."""
         query = f"SELECT DISTINCT kafka_offset FROM {self.table} WHERE kafka_partition = %s ORDER BY 1"
         return [int(row[0]) for row in self.sql(query, partition)]
 
     def ledger(self) -> list[tuple[int, int, int]]:
-        """Partition, start and end of each batch and lost range."""
+        """Returns partition, start and end of each batch and lost range."""
         query = (
             "SELECT partition, start_offset, end_offset FROM tidemark.batch WHERE group_id = %s UNION ALL"
             " SELECT partition, start_offset, end_offset FROM tidemark.lost_range WHERE group_id = %s ORDER BY 1, 2"
@@ -199,7 +199,7 @@ class Lab:
         return [(partition, start, end) for partition, start, end in self.sql(query, self.group_id, self.group_id)]
 
     def image(self) -> Image:
-        """All that a rewind changes but epochs and times of positions: equal before it and after its undo."""
+        """Returns everything that a rewind changes, except epochs and times of positions. Equal before a rewind and after its undo."""
 
         def stored(table: str, order: str) -> list[Any]:
             return [row[0] for row in self.sql(f"SELECT to_jsonb(t) FROM {table} t WHERE group_id = %s ORDER BY {order}", self.group_id)]
@@ -214,7 +214,7 @@ class Lab:
         )
 
     def audit(self) -> list[Any]:
-        """Every row that is kept of rewinds, and the archives that there are."""
+        """Returns all stored rows about rewinds, and the names of the existing archives."""
         tables = (
             "rewind",
             "rewind_group",
@@ -234,14 +234,14 @@ class Lab:
         return [*kept, archives]
 
     def check(self) -> None:
-        """Every record is accounted for (I3)."""
+        """Checks that every record is accounted for (I3)."""
         with self.watch.cursor() as cur:
             assert check_conservation(cur, self.spec.group, [self.table], upsert=bool(self.key)) == []
 
 
 @contextlib.contextmanager
 def lab_on(consumer: Consumer, topics: Topics, counts: Iterable[int] = (100,), **options: Any) -> Iterator[Lab]:
-    """A topic with so many records in each partition, and a group that has read none."""
+    """A topic with ``counts`` records in its partitions, and a group that has read none of them."""
     numbers = list(counts)
     topic = topics.create(len(numbers))
     for partition, count in enumerate(numbers):

@@ -1,4 +1,4 @@
-"""A consumer without positions starts where a group of Kafka's consumers has committed: planned, applied, refused."""
+"""Adoption: a consumer without positions starts at the offsets that a Kafka consumer group has committed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidemark.spec.scope import Scope
 
 @pytest.fixture
 def consumer(scenario: Scenario) -> Scenario:
-    """A consumer that has never run, over two partitions with 10 records each; the group of its predecessor has the same name."""
+    """A consumer that has never run, on two partitions with 10 records each. Its predecessor's group has the same name."""
     topic = scenario.topics.create(2)
     for partition in range(2):
         scenario.topics.produce(topic, [b"%d" % number for number in range(10)], partition=partition)
@@ -35,7 +35,7 @@ def old_app(consumer: Scenario) -> KafkaConsumer:
 
 
 def commits(consumer: Scenario, offsets: Mapping[int, int]) -> None:
-    """What the predecessor has committed."""
+    """Commits these offsets as the predecessor."""
     with contextlib.closing(old_app(consumer)) as member:
         member.commit(offsets=[Wire(consumer.spec.topics[0], part, offset) for part, offset in offsets.items()], asynchronous=False)
 
@@ -56,7 +56,7 @@ def applied(consumer: Scenario, rewind_id: int) -> None:
 
 
 def test_consumer_reads_exactly_the_rest_and_the_old_application_can_take_over_again(consumer: Scenario) -> None:
-    """There and back: the mirror has the positions at which a plain consumer of the same group continues."""
+    """Both directions: the mirror contains the positions at which a plain consumer of the same group continues."""
     topic, group = consumer.spec.topics[0], consumer.spec.group
     commits(consumer, {0: 7, 1: 4})
     told = consumer.command("groups", "adopt", consumer.name, "--from-kafka", group, "--output", "json")
@@ -88,7 +88,7 @@ def test_partition_without_an_offset_starts_as_offset_reset_says(consumer: Scena
 
 
 def test_adoption_can_be_undone(consumer: Scenario) -> None:
-    """The undo takes out what was loaded since, and the consumer is where it started."""
+    """The undo removes what was loaded since, and the consumer is back at its start."""
     topic = consumer.spec.topics[0]
     commits(consumer, {0: 7, 1: 4})
     applied(consumer, planned(consumer).rewind_id)
@@ -126,7 +126,7 @@ def test_offset_outside_the_log_is_refused_and_stored_as_lost_if_that_is_allowed
 
 
 def test_consumer_with_positions_is_refused_at_planning_and_at_applying(consumer: Scenario) -> None:
-    """It would lose its own positions. A rewind can move it there instead."""
+    """An adoption would replace its positions. A rewind can move it there instead."""
     commits(consumer, {0: 7, 1: 4})
     made = planned(consumer)
     consumer.run()
@@ -138,7 +138,7 @@ def test_consumer_with_positions_is_refused_at_planning_and_at_applying(consumer
 
 
 def test_old_consumers_must_be_stopped_before_the_plan_and_stay_stopped_until_it_is_applied(consumer: Scenario) -> None:
-    """What they commit after the plan would be loaded twice."""
+    """Records that they commit after the plan would be loaded twice."""
     topic = consumer.spec.topics[0]
     commits(consumer, {0: 7, 1: 4})
     made = planned(consumer)

@@ -1,4 +1,4 @@
-"""A rewind takes out what it supersedes, moves the group, and can be undone exactly."""
+"""A rewind removes what it supersedes, moves the group, and can be undone exactly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemark.rewind.model import RewindState, ShiftBy, ToCurrent, ToEarliest, T
 
 
 def test_rewind_into_a_batch_keeps_its_head_and_replays_to_the_same(lab: Lab) -> None:
-    """Rewind then replay is the identity on the sink, wherever in a batch the target lies."""
+    """After a rewind and a replay the sink is the same as before, although the target is in the middle of a batch."""
     lab.read(100, step=40)
     lab.read(60, 1)
     before = lab.rows()

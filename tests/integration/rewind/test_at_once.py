@@ -1,4 +1,4 @@
-"""Rewinds against each other, against commits that are under way, against a rebalance: one wins, the other gets a clear answer."""
+"""Rewinds that race with other rewinds, with commits in progress, and with rebalances. One wins, the other gets a clear answer."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tidemark.sink.commit import commit_slice
 
 
 def waiting(lab: Lab, count: int = 1) -> None:
-    """Until so many rewinds wait for a lock."""
+    """Waits until ``count`` rewinds are waiting for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     eventually(lambda: lab.sql(f"{query} AND application_name = 'tidemark rewind'") == [(count,)])
 
 
 class Slow:
-    """A slice that stands in the middle of its COPY until it is let go."""
+    """A slice that hangs in the middle of its COPY until ``go`` is set."""
 
     def __init__(self, part: Slice) -> None:
         self.part, self.stands, self.go = part, threading.Event(), threading.Event()
@@ -75,14 +75,14 @@ def test_of_two_plans_applied_at_once_one_is_stale(lab: Lab) -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture, *words: str) -> None:
-    """Until a line of the log has all of these words."""
+    """Waits until a log line contains all of these words."""
     eventually(lambda: [text for text in caplog.messages if all(word in text for word in words)])
 
 
 def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another rewind, or the long commit of a drain."""
+    """The lock's holder is another rewind, or a drain with a long commit."""
     monkeypatch.setattr(applying, "LOCK_MS", 100)
     planned = lab.plan(ToCurrent())
     with session(lab.url, application="tidemark/1/77") as other, transaction(other) as cur:
@@ -95,7 +95,7 @@ def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(
 
 
 def test_a_rewind_goes_through_while_the_group_rebalances(lab: Lab) -> None:
-    """The coordinator's lock on the group's row holds no rewind up, and a rewind no rebalance."""
+    """The coordinator's lock on the group's row does not block a rewind."""
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     with session(lab.url) as other, transaction(other) as cur:
@@ -104,7 +104,7 @@ def test_a_rewind_goes_through_while_the_group_rebalances(lab: Lab) -> None:
 
 
 def test_a_commit_under_way_is_waited_for_and_superseded(lab: Lab) -> None:
-    """It commits within the grace, and what it wrote is taken out with the rest."""
+    """It commits within the grace period, and its rows are removed with the rest."""
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     slow = Slow(lab.slice(80))
@@ -120,7 +120,7 @@ def test_a_commit_under_way_is_waited_for_and_superseded(lab: Lab) -> None:
 
 
 def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several partitions the locks that were had stay; nothing of the commit is stored."""
+    """Its session is terminated, nothing of it is stored, and the rewind of both partitions is applied."""
     monkeypatch.setattr(applying, "GRACE_MS", 300)
     lab.read(50)
     lab.read(50, 1)
@@ -139,7 +139,7 @@ def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pyte
 def test_a_position_held_by_somebody_else_is_waited_for_and_not_taken_by_force(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An operator's own session is not ended; the log names it."""
+    """An operator's session is not terminated; the log names it."""
     monkeypatch.setattr(applying, "GRACE_MS", 100)
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
@@ -156,7 +156,7 @@ def test_a_position_held_by_somebody_else_is_waited_for_and_not_taken_by_force(
 def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A claim gives up no more while rows are being moved (I4)."""
+    """A claim does not give up while a rewind moves rows (I4)."""
     monkeypatch.setattr(claims, "GRACE_MS", 100)
     lab.read(50)
     ((uuid,),) = lab.sql("SELECT kafka_uuid FROM tidemark.topic WHERE topic_id = %s", lab.topic_id)
@@ -177,7 +177,7 @@ def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
 
 
 def test_what_was_read_before_a_rewind_is_fenced_and_its_owner_claims_again(lab: Lab) -> None:
-    """The same generation, no rebalance: the row says where to go on (I2)."""
+    """Same generation, no rebalance: the position's row tells the owner where to continue (I2)."""
     lab.read(50)
     claim = lab.claim()
     ((generation,),) = lab.sql("SELECT generation FROM tidemark.partition_offset WHERE partition = 0")
@@ -206,7 +206,7 @@ def test_other_partitions_go_on_while_a_rewind_is_applied(lab: Lab) -> None:
 
 
 def test_members_are_told_when_the_rewind_commits(lab: Lab) -> None:
-    """On the channel on which they hear of their group, and not before."""
+    """Members are notified on their group's channel, and not before the commit."""
     listening: Any = psycopg2.connect(lab.url)
     listening.autocommit = True
     listening.cursor().execute(f"LISTEN {channel_of(lab.spec.group)}")

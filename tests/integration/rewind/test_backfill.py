@@ -1,4 +1,4 @@
-"""What a rewind forward has skipped is read later, into the same sink, exactly once, whatever happens meanwhile."""
+"""Backfills: records that a forward rewind skipped are loaded later into the same sink, exactly once, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.target import Target
 
 OLD, NEW, END = 30, 70, 90
-"""The rewind skips from the first to the second; the group reads on to the third."""
+"""The rewind skips the offsets from `OLD` to `NEW`; the group then reads up to `END`."""
 
 TRANSFORM = """
     from typing import TypedDict
@@ -68,11 +68,11 @@ TRANSFORM = """
             raise Fail(str(record.offset))
         return [Row(city=f"city {record.offset}", population=record.offset)] * (0 if kind == 0 else 3 if kind == 4 else 1)
 """
-"""What `of_all_kinds` does."""
+"""The same outcomes as those of `of_all_kinds`."""
 
 
 class FillLab(Lab):
-    """A group whose skipped ranges are read by hand, or by the run loop with an engine of this process."""
+    """A group whose skipped ranges are loaded by hand, or by the run loop with an engine in this process."""
 
     def skip(self, to: int = NEW, *scope: str) -> Plan:
         return self.rewind(ToOffset(to), *(scope or (f"{self.topic}:0",)), backfill=True)
@@ -85,7 +85,7 @@ class FillLab(Lab):
         return self.backfill(rewind_id).left
 
     def slice_back(self, rewind_id: int, records: int, partition: int = 0) -> Slice:
-        """Claimed anew, from where the backfill is."""
+        """Claims the partition for the backfill, and returns the next slice of up to ``records`` offsets."""
         one = self.backfill(rewind_id)
         (part,) = (part for part in one.parts if part.partition.partition == partition)
         with session(self.url) as connection, transaction(connection) as cur:
@@ -100,18 +100,18 @@ class FillLab(Lab):
         return commit_slice(self.target_back(rewind_id), part, of_all_kinds(part, transform), payloads)
 
     def run_back(self, rewind_id: int, before: Callable[[Slice], None] = lambda part: None) -> launch.Progress:
-        """A run as `tidemark backfill` starts it."""
+        """Runs the backfill as `tidemark backfill` does."""
         return self.consumer.run(before=before, backfill_of=rewind_id)
 
     def audit(self) -> list[Any]:
-        """Also the backfills, and the positions of side groups."""
+        """Adds the backfills, and the positions of side groups."""
         tables = ("backfill", "backfill_cut", "consumer_group")
         kept = [sorted(str(row[0]) for row in self.sql(f"SELECT to_jsonb(t) FROM tidemark.{table} t")) for table in tables]
         places = "SELECT topic_id, partition, next_offset, owner_epoch FROM tidemark.partition_offset WHERE group_id <> %s ORDER BY 1, 2, 3"
         return [*super().audit(), *kept, self.sql(places, self.group_id)]
 
     def check_once(self, end: int, partition: int = 0) -> None:
-        """Each record below ``end`` has been read once and made the rows that it makes."""
+        """Checks that each record below ``end`` was read once and has exactly its rows."""
         self.check()
         part = Slice(self.slice_all(partition).partition, self.topic_id, 0, end, self.slice_all(partition).epoch)
         rows = [judged.rows[ONLY] for judged in of_all_kinds(part) if judged.rows]
@@ -133,14 +133,14 @@ class FillLab(Lab):
 
 @pytest.fixture(params=[(), ("city",)], ids=["append", "upsert"])
 def lab(request: pytest.FixtureRequest, scenario: Consumer, topics: Topics) -> Iterator[FillLab]:
-    """Two partitions of 100 records; of the first a range has been skipped: ``lab.skipped`` is the rewind. Both kinds of sinks."""
+    """Two partitions of 100 records, of which the first has been read up to `OLD`. Both kinds of sinks."""
     with made(scenario, topics, key=request.param) as lab:
         yield lab
 
 
 @pytest.fixture
 def plain(scenario: Consumer, topics: Topics) -> Iterator[FillLab]:
-    """The same, an append sink only."""
+    """The same, with an append sink only."""
     with made(scenario, topics) as lab:
         yield lab
 
@@ -158,7 +158,7 @@ def made(scenario: Consumer, topics: Topics, **options: Any) -> Iterator[FillLab
 
 
 def test_what_was_skipped_is_read_in_pieces_and_then_it_is_as_if_it_never_had_been(lab: FillLab) -> None:
-    """Each piece turns a part of the lost range into a batch of the group's own ledger; every record is accounted for all the time."""
+    """Each piece turns a part of the lost range into a batch in the group's ledger. Every record is accounted for at all times."""
     skipped = lab.skip().rewind_id
     lab.check()
     assert lab.consumer.lost() == [(0, OLD, NEW, "rewind")]
@@ -183,7 +183,7 @@ def test_what_a_backfill_cannot_load_climbs_the_ladder_of_the_group(plain: FillL
 
 
 def test_backfill_does_not_bring_erased_rows_back(lab: FillLab) -> None:
-    """Rows of the skipped range that were erased before the rewind, and of an upsert sink also older rows of their keys."""
+    """The erased rows are from the skipped range and from before it."""
     lab.rewind(ToOffset(0), f"{lab.topic}:0")
     lab.read(END)
     erase(lab, "city IN ('city 5', 'city 33')")
@@ -197,7 +197,7 @@ def test_backfill_does_not_bring_erased_rows_back(lab: FillLab) -> None:
 
 
 def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
-    """The run loop reads exactly what was skipped, in one attempt of the group, and leaves the group's position and epoch alone."""
+    """The run loop reads exactly the skipped range, in one attempt of the group, and does not change the group's position or epoch."""
     skipped = lab.skip().rewind_id
     epochs = lab.epochs()
     done = lab.run_back(skipped)
@@ -209,7 +209,7 @@ def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
 
 
 def test_plan_says_what_becomes_of_the_skipped_and_show_what_is_left(plain: FillLab) -> None:
-    """A rewind that skips nothing has nothing to backfill, and an undo has not, either."""
+    """A rewind that skips nothing has nothing to backfill, and neither has an undo."""
     from tidemark.rewind.show import as_json, markdown
 
     whole = plain.plan(ToOffset(NEW), f"{plain.topic}:0", backfill=True)
@@ -231,7 +231,7 @@ def test_plan_says_what_becomes_of_the_skipped_and_show_what_is_left(plain: Fill
 
 
 def test_a_side_group_is_nobodys_group(plain: FillLab) -> None:
-    """It is not listed, no rewind moves it, and no consumer can have its name."""
+    """It is not listed, and no rewind moves it."""
     skipped = plain.skip().rewind_id
     with plain.session() as connection:
         assert [one.group for one in list_groups(connection)] == [plain.spec.group]
@@ -243,7 +243,7 @@ def test_a_side_group_is_nobodys_group(plain: FillLab) -> None:
 
 
 def test_an_older_record_never_replaces_a_newer_row(scenario: Consumer, topics: Topics) -> None:
-    """Keys come again and again: in the end an upsert sink is as if all had been read in order, and an undo is as exact as ever."""
+    """With recurring keys, the upsert sink ends up as if all records had been read in order, and an undo is still exact."""
 
     def few_keys(offset: int) -> list[str]:
         return [f"key {offset % 13}"] if offset < 80 else []
@@ -267,14 +267,14 @@ def test_an_older_record_never_replaces_a_newer_row(scenario: Consumer, topics: 
         lab.check()
 
 
-# ---- the group is rewound meanwhile
+# ---- rewinds during a backfill
 
 
 @pytest.mark.sampled("lab", "target", "done")
 @pytest.mark.parametrize("done", [0, 20], ids=["not begun", "half done"])
 @pytest.mark.parametrize("target", [10, OLD, 40, 60, 80])
 def test_a_rewind_of_the_group_leaves_each_record_to_one_of_both(lab: FillLab, target: int, done: int) -> None:
-    """From where it goes the group reads again, and only what lies before that is left to the backfill; its undo puts all of it back."""
+    """The group reads again from the rewind's target, and the backfill keeps only the offsets before it. An undo restores everything."""
     skipped = lab.skip().rewind_id
     lab.read(END)
     if done:
@@ -297,7 +297,7 @@ def test_a_rewind_of_the_group_leaves_each_record_to_one_of_both(lab: FillLab, t
 
 
 def test_an_undo_gives_back_only_what_was_not_read_meanwhile(lab: FillLab) -> None:
-    """Nested: two rewinds into the range, a piece read after each of them, and both undone again."""
+    """Nested: two rewinds into the range, a piece backfilled after each of them, and both undone."""
     skipped = lab.skip().rewind_id
     lab.read(END)
     lab.fill(skipped, 10)
@@ -325,7 +325,7 @@ def test_an_undo_gives_back_only_what_was_not_read_meanwhile(lab: FillLab) -> No
 
 @pytest.mark.parametrize("done", [0, 20, 40])
 def test_undoing_the_forward_rewind_withdraws_the_backfill_and_takes_its_rows_out(lab: FillLab, done: int) -> None:
-    """The group reads the range itself then. Undoing that undo brings the backfill back as far as it had come."""
+    """The group then reads the range itself. Undoing that undo restores the backfill at the point it had reached."""
     before = lab.image()
     skipped = lab.skip().rewind_id
     lab.read(END)
@@ -354,7 +354,7 @@ def test_a_backfill_of_a_group_that_is_deleted_commits_no_more(plain: FillLab) -
 
 
 def test_several_backfills_of_a_partition_are_told_apart(plain: FillLab) -> None:
-    """Two ranges, skipped one after the other; and what a rewind has left to the group is skipped once more."""
+    """Two ranges are skipped one after the other. Then a rewind back gives a part to the group, and that part is skipped again."""
     first = plain.skip(50).rewind_id
     second = plain.skip(NEW).rewind_id
     plain.read(END)
@@ -371,11 +371,11 @@ def test_several_backfills_of_a_partition_are_told_apart(plain: FillLab) -> None
     plain.check_once(END)
 
 
-# ---- who runs at the same time
+# ---- concurrent commits and runs
 
 
 class Held:
-    """A slice that stands in the middle of its COPY until it is let go."""
+    """A slice that hangs in the middle of its COPY until ``go`` is set."""
 
     def __init__(self, part: Slice) -> None:
         self.part, self.stands, self.go = part, threading.Event(), threading.Event()
@@ -388,7 +388,7 @@ class Held:
 
 @pytest.mark.parametrize("target", [10, 60])
 def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: FillLab, target: int) -> None:
-    """The slice in flight is stored, and taken out as far as the group reads it itself; one that was planned before stores nothing."""
+    """The slice in flight is stored, and the part that the group reads itself is removed. The next slice of that claim stores nothing."""
     skipped = plain.skip().rewind_id
     plain.read(END)
     held = Held(plain.slice_back(skipped, 35))
@@ -412,7 +412,7 @@ def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: 
 
 @pytest.mark.parametrize("target", [10, 60, 80])
 def test_a_run_that_a_rewind_has_fenced_goes_on_up_to_what_is_left(plain: FillLab, target: int) -> None:
-    """It reads in batches of 10; the group is rewound while the second is read."""
+    """It reads in batches of 10, and the group is rewound before the second one is read."""
     plain.consumer.set(batch={"max_records": 10})
     skipped = plain.skip().rewind_id
     plain.read(END)
@@ -430,7 +430,7 @@ def test_a_run_that_a_rewind_has_fenced_goes_on_up_to_what_is_left(plain: FillLa
 
 
 def test_of_two_backfills_at_once_the_later_one_reads(plain: FillLab) -> None:
-    """The earlier one stores nothing from then on, and ends as fenced."""
+    """The earlier one stores nothing more, and ends as fenced."""
     plain.consumer.set(batch={"max_records": 10})
     skipped = plain.skip().rewind_id
     stands, go = threading.Event(), threading.Event()
@@ -463,11 +463,11 @@ def test_a_paused_consumer_is_not_backfilled_either(plain: FillLab) -> None:
     plain.check_once(NEW)
 
 
-# ---- Kafka's side
+# ---- gone from Kafka
 
 
 def test_what_retention_has_taken_of_the_rest_is_lost_for_good(plain: FillLab) -> None:
-    """It is refused, or stored as such, as the consumer's file says of any other record; `latest` skips no more than that."""
+    """It is refused or stored as lost, as the consumer's file says for all records. `latest` skips only the missing records."""
     skipped = plain.skip().rewind_id
     plain.read(END)
     plain.fill(skipped, 10)
@@ -495,7 +495,7 @@ def test_a_rest_that_is_gone_altogether_is_lost_and_done_with(plain: FillLab) ->
 
 
 def test_a_topic_that_was_created_again_is_refused(plain: FillLab) -> None:
-    """Its offsets mean other records."""
+    """Its offsets belong to other records."""
     skipped = plain.skip().rewind_id
     plain.consumer.set(offset_reset="earliest")
     plain.consumer.topics.recreate(plain.topic, 2)
@@ -510,7 +510,7 @@ def test_a_topic_that_was_created_again_is_refused(plain: FillLab) -> None:
 
 
 def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab: FillLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither position nor lost range nor ledger nor rows; the next one reads the same."""
+    """Position, lost range, ledger and rows are unchanged, and the next backfill reads the same records."""
     skipped = lab.skip().rewind_id
     lab.read(END)
     lab.fill(skipped, 10)
@@ -542,7 +542,7 @@ def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab:
 
 
 def test_a_commit_whose_answer_was_lost_is_found_in_the_groups_ledger(plain: FillLab) -> None:
-    """The position is the side group's, the ledger the group's; both are asked."""
+    """The position belongs to the side group and the ledger to the group; both are checked."""
     skipped = plain.skip().rewind_id
     part = plain.slice_back(skipped, 15)
     target = plain.target_back(skipped)
@@ -554,7 +554,7 @@ def test_a_commit_whose_answer_was_lost_is_found_in_the_groups_ledger(plain: Fil
 
 @pytest.mark.parametrize("undone", [False, True], ids=["a rewind", "its undo"])
 def test_a_rewind_that_dies_anywhere_leaves_backfills_as_they_were(plain: FillLab, undone: bool) -> None:
-    """It goes back into a range that is being backfilled, and skips one of the other partition, all of it or nothing."""
+    """The rewind goes back into a range that is being backfilled, and skips a range of the other partition: both or neither."""
     skipped = plain.skip().rewind_id
     plain.read(END)
     plain.fill(skipped, 10)
@@ -580,11 +580,11 @@ def test_a_rewind_that_dies_anywhere_leaves_backfills_as_they_were(plain: FillLa
     plain.check_once(END, 1)
 
 
-# ---- rights
+# ---- privileges
 
 
 def test_a_role_with_the_documented_grants_backfills(stack: LocalStack, project_dir: Path, topics: Topics) -> None:
-    """As docs/deployment.md names them, given before the migrations; what a run beyond that needs, the migration gives it."""
+    """The grants in docs/deployment.md, made before the migrations. Whatever else a run needs, the migrations grant."""
     name = f"runs_{uuid.uuid4().hex[:10]}"
     url = stack.create_database(name)
     with contextlib.closing(psycopg2.connect(url)) as owner:
@@ -619,7 +619,7 @@ LOST, READ = "lost", "read"
 
 @dataclass
 class Step:
-    """A rewind that was applied: what it took away of each partition, and where that was."""
+    """An applied rewind: by partition, the position before it, the offset from which it removed, and what it removed."""
 
     rewind_id: int
     before: dict[int, tuple[int, int, dict[int, str]]]
@@ -627,8 +627,8 @@ class Step:
 
 
 class Backfills(RuleBasedStateMachine):
-    """Each offset below a partition's position is read, lost, or skipped by some rewind and still to be backfilled: nothing else, and
-    no two of them. Where a backfill's end is, and whose batch an offset is in, the model does not know."""
+    """Each offset below a partition's position is in exactly one state: read, lost, or skipped by a rewind and still to be backfilled. The
+    model does not know where a backfill ends, or to whose batch an offset belongs."""
 
     make: Any = None
 
@@ -643,7 +643,7 @@ class Backfills(RuleBasedStateMachine):
             self.read(partition, end)
 
     def teardown(self) -> None:
-        """In the end all backfills are done, and the group is at the end of the log."""
+        """Finally, completes all backfills and reads to the end of the log."""
         if not hasattr(self, "stack"):
             return
         with self.stack:
@@ -680,7 +680,7 @@ class Backfills(RuleBasedStateMachine):
     @precondition(lambda self: self.steps)
     @rule(which=st.integers(1, 3))
     def undo(self, which: int) -> None:
-        """The newest one, or one before it where nothing stands in its way."""
+        """Undoes the newest rewind, or an earlier one unless that is refused."""
         one = self.steps[-min(which, len(self.steps))]
         try:
             done = Step(self.lab.undo(one.rewind_id).rewind_id, {}, one.rewind_id)
@@ -717,7 +717,7 @@ class Backfills(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting())
     @rule(data=st.data(), records=st.integers(1, 25), again=st.booleans())
     def go_back_into_a_backfill_and_undo_it(self, data: Any, records: int, again: bool) -> None:
-        """With a piece of it read in between; and once more, if the undo is undone."""
+        """Backfills a piece in between. ``again``: also undoes the undo, with another piece before it."""
         number, name = data.draw(st.sampled_from(self.waiting()))
         offset = data.draw(st.sampled_from(sorted(offset for offset, whose in self.offsets[number].items() if whose == name)))
         if offset == self.positions[number]:
@@ -730,7 +730,7 @@ class Backfills(RuleBasedStateMachine):
             self.everything_is_as_it_should_be()
 
     def waiting(self) -> list[tuple[int, str]]:
-        """Partitions, and rewinds of whose skipped range something is left there."""
+        """Returns the partitions and rewinds with skipped offsets that are still to be backfilled."""
         return sorted(
             {(number, name) for number, of_one in enumerate(self.offsets) for name in of_one.values() if name not in (LOST, READ)}
         )
@@ -747,7 +747,7 @@ class Backfills(RuleBasedStateMachine):
 
 
 def test_rewinds_undos_and_backfills_in_any_order_read_each_record_once(database_url: str, topics: Topics, project_dir: Path) -> None:
-    """After every step each record is read once, lost, or waits for its backfill; and in the end none waits."""
+    """After every step, each record is read once, lost, or waiting for its backfill. In the end, none is waiting."""
     topic = topics.create(2)
     for partition in (0, 1):
         topics.produce(topic, ["x"] * 100, partition=partition)
@@ -758,7 +758,7 @@ def test_rewinds_undos_and_backfills_in_any_order_read_each_record_once(database
     )
 
 
-# ---- as its users call it
+# ---- the command
 
 
 STAGED = """
@@ -769,11 +769,11 @@ STAGED = """
         lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
         return records.selectExpr(*lineage, "concat('city ', offset) AS city", "offset AS population").repartition(3, "city")
 """
-"""Rows of several slices come together: the batch is staged and committed as a whole."""
+"""The shuffle mixes rows of several slices, so the batch is staged and committed as a whole."""
 
 
 def test_the_command_reads_what_is_left_with_spark_and_says_so(plain: FillLab) -> None:
-    """A driver of its own, two partitions, a staged batch; then there is nothing to do any more."""
+    """A separate driver, two partitions and a staged batch. Afterwards nothing is left to backfill."""
     consumer = plain.consumer
     consumer.transform(STAGED)
     told = consumer.command("rewind", "plan", plain.spec.name, "--to-offset", "70", "--backfill", "--reason", "the queue is too long")

@@ -1,4 +1,4 @@
-"""A process that dies between any two statements of plan, apply or undo leaves what was there before, and the next one does it all."""
+"""A process that dies between any two statements of plan, apply or undo changes nothing, and the next one does all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Act = Callable[[Connection], object]
 
 
 class Watched(PostgresCursor):
-    """Has the server end its session after the n-th statement."""
+    """Makes the server terminate the session after the n-th statement."""
 
     done = 0
     last = 0
@@ -47,7 +47,8 @@ def watched(lab: Lab, last: int) -> Iterator[Connection]:
 
 
 def struck(lab: Lab, act: Act) -> int:
-    """Does ``act`` again and again, killed one statement later each time; nothing changes until it gets through. How often it died."""
+    """Repeats ``act``, killed one statement later each time, until it succeeds. Checks that nothing changes before. Returns the number of
+    deaths."""
     before = (lab.image(), lab.epochs(), lab.audit())
     for last in count(1):
         with watched(lab, last) as connection:
@@ -77,7 +78,7 @@ def test_a_plan_is_stored_whole_or_not_at_all(read: Lab) -> None:
 
 
 def test_an_apply_that_dies_anywhere_changes_nothing(read: Lab) -> None:
-    """Offsets, epochs, rows, ledger, archive and audit are as before, and the same plan can still be applied."""
+    """Offsets, epochs, rows, ledger, archives and stored plans are unchanged, and the same plan can still be applied."""
     planned = read.plan(ToOffset(25), f"{read.topic}:{SCOPE}")
     assert struck(read, lambda connection: read.apply(planned.rewind_id, connection=connection)) >= 25
     assert read.positions() == [25, 25, 0]
@@ -86,7 +87,7 @@ def test_an_apply_that_dies_anywhere_changes_nothing(read: Lab) -> None:
 
 
 def test_an_undo_that_dies_anywhere_changes_nothing(read: Lab) -> None:
-    """What the first rewind has archived is still there, and what came since still in the sink."""
+    """The first rewind's archive still exists, and rows loaded since are still in the sink."""
     before = read.image()
     done = read.rewind(ToOffset(25), f"{read.topic}:{SCOPE}")
     read.read(100, 0, lambda offset: one_city(offset + 1000))
@@ -98,7 +99,7 @@ def test_an_undo_that_dies_anywhere_changes_nothing(read: Lab) -> None:
 
 @pytest.fixture
 def upsert(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
-    """A sink with a row a city, and a rewind that stands: what is written over below its point is kept."""
+    """A sink with one row per city, and an applied rewind: replaced rows from before its target are kept."""
     with lab_on(scenario, topics, (100,), key=("city",)) as lab:
         lab.read(60, transform=lambda offset: [f"city {offset % 40}"])
         lab.rewind(ToOffset(30))
@@ -106,8 +107,8 @@ def upsert(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
 
 
 def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: Lab) -> None:
-    """What was written over is kept, or in the sink again, and never in both or in neither. The undo of an undo has the most to do: rows
-    that were written over since come back, others give way."""
+    """A replaced row is either kept or in the sink again, never both and never neither. The undo of an undo has the most work: some
+    replaced rows come back, others are removed again."""
     upsert.read(80, transform=lambda offset: [f"city {offset - 30}"])
     mended = upsert.image().sink
     undone = upsert.undo(1)
@@ -121,7 +122,7 @@ def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: La
 
 
 def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copies are made in the commit's own transaction."""
+    """The copies are stored in the commit's transaction."""
     part, target = upsert.slice(60), upsert.target()
 
     def connected(url: str, *, application: str) -> Connection:
@@ -140,7 +141,7 @@ def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: La
 
 
 def test_a_rewind_whose_answer_to_commit_is_lost_has_happened_or_not(read: Lab) -> None:
-    """The second call says which it was: applied already, or applied now; never twice."""
+    """The second call reports whether it was already applied. It is never applied twice."""
     planned = read.plan(ShiftBy(-20), f"{read.topic}:{SCOPE}")
 
     class Losing:

@@ -1,4 +1,4 @@
-"""Deletes in upsert sinks: late records, rewinds and undos leave what in-order reading would."""
+"""Deletes in upsert sinks: late records, rewinds and undos leave the same rows as reading in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SINK_DDL = {
 }
 
 Script = Mapping[int, Sequence[str]]
-"""What each record does, by offset: ``ulm`` loads a row of the city, ``-ulm`` deletes it. A record may do several things."""
+"""What each record does, by offset: ``ulm`` loads the city's row, ``-ulm`` deletes it. A record may do several of these."""
 
 
 @pytest.fixture(params=[Deletes.HARD, Deletes.SOFT])
@@ -58,7 +58,7 @@ def read(lab: Lab, end: int, script: Script, step: int = END) -> None:
 
 
 def late(lab: Lab, start: int, end: int, script: Script) -> None:
-    """Reads ``[start, end)`` when the group is beyond it, as a backfill does."""
+    """Reads ``[start, end)`` although the group is past it, as a backfill does."""
     ahead = lab.position()
     lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s, validated_offset = 0", start)
     lab.sql("DELETE FROM tidemark.lost_range WHERE start_offset = %s AND end_offset = %s", start, end)
@@ -67,13 +67,13 @@ def late(lab: Lab, start: int, end: int, script: Script) -> None:
 
 
 def live(lab: Lab) -> dict[str, int]:
-    """The rows that are not deleted: the offset of each city's record."""
+    """The offset of each city whose row is not deleted."""
     where = "WHERE NOT kafka_deleted" if lab.layout.deletes is Deletes.SOFT else ""
     return dict(lab.sql(f"SELECT city, kafka_offset FROM {lab.table} {where}"))
 
 
 def in_order(script: Script, end: int, without: range = range(0)) -> dict[str, int]:
-    """What reading ``[0, end)`` in order makes, except for the offsets ``without``."""
+    """The rows that reading ``[0, end)`` in order leaves, except for the offsets ``without``."""
     found: dict[str, int] = {}
     for offset in range(end):
         if offset in without:
@@ -86,7 +86,7 @@ def in_order(script: Script, end: int, without: range = range(0)) -> dict[str, i
 
 
 def stored(lab: Lab) -> tuple[Any, ...]:
-    """The sink and the deletions in force."""
+    """The sink, the deletions in force, the position and the ledger."""
     in_force = lab.sql(
         "SELECT kafka_offset, kafka_seq, key, kept FROM tidemark.deletion WHERE parked_by IS NULL ORDER BY kafka_offset, kafka_seq"
     )
@@ -97,7 +97,8 @@ def stored(lab: Lab) -> tuple[Any, ...]:
 
 
 def test_delete_removes_the_row_and_is_counted(lab: Lab) -> None:
-    """Within a slice and between slices: of a delete and a load of one key the last wins. A delete of a key without a row is no error."""
+    """Of a delete and a load of the same key, the last one wins, within a slice and between slices. A delete of a key without a row is no
+    error."""
     read(lab, 6, {0: ["ulm"], 1: ["bonn"], 2: ["-ulm"], 3: ["-rom"], 4: ["-york", "york"], 5: ["bern", "-bern"]})
     assert live(lab) == {"bonn": 1, "york": 4}
     read(lab, 10, {6: ["-bonn"], 7: ["ulm"], 8: ["-york"], 9: ["york"]})
@@ -107,7 +108,7 @@ def test_delete_removes_the_row_and_is_counted(lab: Lab) -> None:
 
 
 def test_late_record_does_not_bring_a_deleted_row_back(lab: Lab) -> None:
-    """Nor does a late delete remove a newer row."""
+    """A late delete does not remove a newer row either."""
     lab.rewind(ToOffset(10), f"{lab.topic}:0")
     read(lab, 20, {10: ["ulm"], 11: ["-ulm"], 12: ["-bonn"], 13: ["rom"]})
     late(lab, 0, 10, {0: ["ulm"], 1: ["bonn"], 2: ["-rom"], 3: ["york"]})
@@ -120,7 +121,7 @@ def test_rewind_puts_deleted_rows_back_and_its_undo_deletes_them_again(lab: Lab)
     read(lab, 20, script)
     before = stored(lab)
     done = lab.rewind(ToOffset(10), f"{lab.topic}:0")
-    assert live(lab) == {"ulm": 0, "rom": 2} | ({"bonn": 1} if lab.layout.deletes is Deletes.HARD else {})  # soft: overwritten
+    assert live(lab) == {"ulm": 0, "rom": 2} | ({"bonn": 1} if lab.layout.deletes is Deletes.HARD else {})  # soft: it was overwritten
     lab.check()
     read(lab, 15, {10: ["-rom"], 11: ["ulm"]})
     after = stored(lab)
@@ -133,7 +134,7 @@ def test_rewind_puts_deleted_rows_back_and_its_undo_deletes_them_again(lab: Lab)
 
 
 def test_undo_applies_to_records_that_came_late(lab: Lab) -> None:
-    """They are where they would be without the rewind: deleted by the deletion that the rewind had taken back."""
+    """The undo leaves them as they would be without the rewind: the deletion that the rewind had taken back deletes ``bonn``."""
     lab.rewind(ToOffset(10), f"{lab.topic}:0")
     read(lab, 20, {10: ["ulm"], 12: ["-bonn"], 13: ["rom"]})
     done = lab.rewind(ToOffset(11), f"{lab.topic}:0")
@@ -147,7 +148,7 @@ def test_undo_applies_to_records_that_came_late(lab: Lab) -> None:
     lab.check()
 
 
-# ---- all of it
+# ---- any order
 
 cities = st.sampled_from(["ulm", "bonn", "rom"])
 words = st.one_of(cities, cities.map(lambda city: f"-{city}"))
@@ -159,8 +160,8 @@ scripts = st.dictionaries(st.integers(0, END - 1), st.lists(words, min_size=1, m
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -> None:
-    """After a rewind the sink has what in-order reading to the point makes, except for rows that were overwritten. After an undo it is as
-    it was before."""
+    """After a rewind, the sink has the rows that reading in order up to the point leaves, except those that were overwritten. An undo
+    restores the state before the rewind."""
     lab.sql("TRUNCATE tidemark.rewind, tidemark.deletion, tidemark.batch, tidemark.lost_range CASCADE")
     lab.sql("TRUNCATE tidemark.rewound_row, tidemark.rewound_batch, tidemark.undo_floor")
     lab.sql(f"TRUNCATE {lab.table}")
@@ -178,7 +179,7 @@ def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -
             lowest = skipped.stop if position > skipped.stop and data.draw(st.booleans()) else 0
             point, before = data.draw(st.integers(lowest, position - 1)), stored(lab)
             if point in skipped:
-                continue  # undone, it would give the range back
+                continue  # its undo would restore the skipped range
             overwritten |= {word for offset in range(point, position) for word in script.get(offset, ()) if not word.startswith("-")}
             undoable.append((lab.rewind(ToOffset(point), f"{lab.topic}:0").rewind_id, before, script))
             if skipped and point <= skipped.start:
@@ -203,13 +204,13 @@ def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -
         lab.check()
 
 
-# ---- how they are found
+# ---- how deletions are found
 
 
 @pytest.mark.parametrize(("count", "analyzed"), [(20_000, False), (20_000, True), (400_000, False)])
 def test_next_deletion_of_a_key_is_one_look_into_the_index(lab: Lab, count: int, *, analyzed: bool) -> None:
-    """With and without statistics, in a small and a large table: Postgres never searches the deletions of a partition, or sorts those of a
-    key."""
+    """With and without statistics, in a small and a large table, Postgres neither searches all deletions of a partition nor sorts those of
+    a key."""
     lab.sql(
         "INSERT INTO tidemark.deletion (sink, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, digest, key)"
         f" SELECT %s, %s, 0, number, 0, {deleted.hashed(['city'])}, jsonb_build_object('city', city)"
@@ -225,7 +226,7 @@ def test_next_deletion_of_a_key_is_one_look_into_the_index(lab: Lab, count: int,
     assert "Sort" not in plan
 
 
-# ---- what else sees deletions
+# ---- other features that handle deletions
 
 
 def test_verify_compares_deletions(lab: Lab) -> None:
@@ -241,7 +242,7 @@ def test_verify_compares_deletions(lab: Lab) -> None:
 
 
 def test_erasure_removes_deleted_rows_and_their_keys(lab: Lab) -> None:
-    """Also of a deletion without a row. No replay brings them back."""
+    """This includes the key of a deletion that found no row. No replay brings the rows back."""
     script = {0: ["ulm"], 1: ["bonn"], 10: ["-ulm"], 11: ["-rom"], 12: ["-bonn"]}
     read(lab, 20, script)
     erase(lab, "city IN ('ulm', 'rom')")
@@ -252,7 +253,7 @@ def test_erasure_removes_deleted_rows_and_their_keys(lab: Lab) -> None:
 
 
 def test_deleted_rows_are_kept_for_a_limited_time(lab: Lab) -> None:
-    """The deletions stay, against late records; those that a rewind took back go with it."""
+    """Deletions stay, because they keep out late records. Those that a rewind took back are removed with its archive."""
     read(lab, 20, {0: ["ulm"], 1: ["bonn"], 10: ["-ulm"], 15: ["-bonn"]})
     lab.rewind(ToOffset(12), f"{lab.topic}:0")
     with lab.session() as connection:

@@ -1,4 +1,4 @@
-"""Upsert sinks: what a replay writes over below the point of its rewind is kept, and the undo gives it back."""
+"""Upsert sinks: rows below the point of a rewind that its replay overwrites are kept, and the undo restores them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def lab(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
-    """An upsert sink with a row a city, and columns that no transform knows of."""
+    """An upsert sink with a row per city, and columns that no transform knows."""
     with lab_on(scenario, topics, (100, 100), key=("city",)) as lab:
         lab.sql(
             f"ALTER TABLE {lab.table} ADD COLUMN number bigint GENERATED ALWAYS AS IDENTITY, ADD COLUMN note text,"
@@ -53,22 +53,22 @@ def lab(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
 
 
 def every(number: int, shift: int = 0) -> Transform:
-    """So many cities in turn."""
+    """Maps the offsets to ``number`` cities in turn."""
     return lambda offset: [f"city {(offset + shift) % number}"]
 
 
 def kept(lab: Lab) -> list[Any]:
-    """Offsets of the rows that are kept and not in the sink."""
+    """The offsets of the rows that are kept outside the sink."""
     return [row[0] for row in lab.sql("SELECT kafka_offset FROM tidemark.rewound_row ORDER BY number")]
 
 
 def noted(lab: Lab) -> None:
-    """Each row gets a note of its own, as somebody might write by hand."""
+    """Gives each row a different note, as a user might by hand."""
     lab.sql(f"UPDATE {lab.table} SET note = 'note of ' || city")
 
 
 def late(lab: Lab, start: int, end: int, transform: Transform) -> None:
-    """Reads ``[start, end)`` of partition 0 when the group is beyond it, and has it in its ledger as lost: as a backfill does."""
+    """Reads ``[start, end)`` of partition 0, which the group has passed and stored as lost, as a backfill does."""
     ahead = lab.position()
     lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s, validated_offset = 0 WHERE partition = 0", start)
     lab.sql("DELETE FROM tidemark.lost_range WHERE partition = 0 AND start_offset = %s AND end_offset = %s", start, end)
@@ -76,11 +76,11 @@ def late(lab: Lab, start: int, end: int, transform: Transform) -> None:
     lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s WHERE partition = 0", ahead)
 
 
-# ---- as if nothing had been
+# ---- an undo restores everything
 
 
 def test_undo_gives_back_what_the_replay_wrote_over_to_the_last_column(lab: Lab) -> None:
-    """Also after new records, and there and back again; nothing is kept in the end that is in the sink."""
+    """Even after new records were read, and repeatedly back and forth. After the undo, no row is still kept."""
     lab.read(40, step=20)
     noted(lab)
     before = lab.image()
@@ -101,7 +101,7 @@ def test_undo_gives_back_what_the_replay_wrote_over_to_the_last_column(lab: Lab)
 
 @pytest.mark.parametrize("body", ["RETURN NULL;", "NEW.city := NEW.city; NEW.population := 7; RETURN NEW;"], ids=["drops", "changes"])
 def test_a_trigger_that_meddles_with_what_was_written_over_refuses_the_undo(lab: Lab, body: str) -> None:
-    """It is named, and nothing is half done."""
+    """The error names it, and nothing is changed."""
     lab.read(50, transform=lambda offset: [f"city {offset % 40}"])
     done = lab.rewind(ToOffset(45), f"{lab.topic}:0")
     lab.read(60, transform=lambda offset: [f"city {offset % 30}"])
@@ -115,7 +115,7 @@ def test_a_trigger_that_meddles_with_what_was_written_over_refuses_the_undo(lab:
 
 
 def test_a_trigger_that_keeps_rows_in_the_way_of_others_refuses_the_undo(lab: Lab) -> None:
-    """Of an undo of an undo: what the replay had made comes back, and what stands in its place gives way."""
+    """The undo of an undo brings back the replay's rows, so the rows in their place must give way."""
     lab.read(50, transform=lambda offset: [f"city {offset % 40}"])
     done = lab.rewind(ToOffset(45), f"{lab.topic}:0")
     lab.read(60, transform=lambda offset: [f"city {offset % 30}"])
@@ -131,7 +131,7 @@ def test_a_trigger_that_keeps_rows_in_the_way_of_others_refuses_the_undo(lab: La
 
 
 def test_an_undo_is_undone_also_after_new_records_were_read(lab: Lab) -> None:
-    """What was read after the undo wrote over rows in its turn."""
+    """The records read after the undo overwrote rows as well."""
     lab.read(40, transform=every(9))
     first = lab.rewind(ToOffset(25), f"{lab.topic}:0").rewind_id
     lab.read(50, transform=every(20, 3))
@@ -163,7 +163,7 @@ def test_rewinds_on_top_of_each_other_are_undone_one_by_one(lab: Lab, targets: t
 
 
 def test_an_older_rewind_can_be_undone_after_a_newer_one_was_and_the_group_has_read_on(lab: Lab) -> None:
-    """Either of them: what was written over since is kept for both, whichever lies further on."""
+    """Whichever of the two went further back: overwritten rows are kept for both."""
     lab.read(60, transform=every(50))
     original = lab.image()
     for targets in ((50, 30), (30, 50)):
@@ -183,8 +183,8 @@ def test_an_older_rewind_can_be_undone_after_a_newer_one_was_and_the_group_has_r
 
 
 def test_what_an_undo_takes_back_of_the_kept_rows_comes_back_with_it(lab: Lab) -> None:
-    """A rewind to 50 stands, and one to 20 is undone. A row of 40 that is written over then is needed by the undo of the first, but not
-    while the second has come back into force."""
+    """A rewind to 50 is in force, and one to 20 is undone. A row between them that is overwritten then is needed to undo the first, but not
+    while the second is in force again."""
     lab.read(60, transform=every(60))
     original = lab.image()
     first = lab.rewind(ToOffset(50), f"{lab.topic}:0").rewind_id
@@ -203,7 +203,7 @@ def test_what_an_undo_takes_back_of_the_kept_rows_comes_back_with_it(lab: Lab) -
 
 
 def test_partitions_have_floors_of_their_own(lab: Lab) -> None:
-    """A rewind of both, then one of the second only; the first partition goes on under the older one."""
+    """Both are rewound, then the second one alone. In the first partition, the older rewind's floor still applies."""
     for partition in (0, 1):
         lab.read(50, partition, transform=lambda offset, p=partition: [f"{p} {offset % 40}"])  # type: ignore[misc]
     before = lab.image()
@@ -236,7 +236,7 @@ def test_a_rewind_forward_is_undone_after_it_was_read_on(lab: Lab) -> None:
 
 
 def test_rows_of_a_former_life_of_the_topic_come_back(lab: Lab) -> None:
-    """They are older than all of the new one, and have offsets that say nothing."""
+    """They are older than all rows of the new topic, whatever their offsets."""
     lab.read(60, transform=every(30))
     noted(lab)
     lab.consumer.topics.recreate(lab.topic, 2)
@@ -259,11 +259,11 @@ def test_rows_of_a_former_life_of_the_topic_come_back(lab: Lab) -> None:
     assert lab.image().sink == mended
 
 
-# ---- records that come late
+# ---- late records
 
 
 def test_a_late_record_does_not_replace_a_newer_row(lab: Lab) -> None:
-    """It counts as loaded, as a record does whose row a later one of the same batch has replaced."""
+    """It counts as loaded, like a record whose row a later one of the same batch has replaced."""
     lab.read(20, transform=every(3))
     lab.rewind(ToOffset(40), f"{lab.topic}:0")
     lab.read(60, transform=every(6))
@@ -276,7 +276,7 @@ def test_a_late_record_does_not_replace_a_newer_row(lab: Lab) -> None:
 
 
 def test_late_records_are_where_they_belong_after_an_undo(lab: Lab) -> None:
-    """A row that comes late while a newer one stands in its place is kept, because the undo takes that one away."""
+    """A late row that loses to a newer one is kept, because the undo removes the newer one."""
     lab.read(20, transform=every(12))
     lab.rewind(ToOffset(40), f"{lab.topic}:0")
     lab.read(60, transform=every(4))
@@ -297,7 +297,7 @@ def test_late_records_are_where_they_belong_after_an_undo(lab: Lab) -> None:
 
 
 def test_what_a_late_record_replaced_comes_back_if_its_range_is_taken_back(lab: Lab) -> None:
-    """The rewind that had skipped the range is undone: then it was never read."""
+    """The undo of the rewind that skipped the range makes the range one that was never read."""
     lab.read(20, transform=every(12))
     before = lab.image()
     skipped = lab.rewind(ToOffset(40), f"{lab.topic}:0")
@@ -314,7 +314,7 @@ def test_what_a_late_record_replaced_comes_back_if_its_range_is_taken_back(lab: 
 
 
 def test_a_staged_batch_keeps_rows_of_all_its_partitions(lab: Lab) -> None:
-    """Rows with the lineage of their records, of several partitions in one merge."""
+    """One merge writes rows of several partitions, with the lineage of their records."""
     promoted(lab, (30, 30), lambda partition, offset: f"{partition} {offset}")
     before = lab.image()
     done = lab.rewind(ToOffset(20))
@@ -329,7 +329,7 @@ def test_a_staged_batch_keeps_rows_of_all_its_partitions(lab: Lab) -> None:
 
 
 def promoted(lab: Lab, ends: tuple[int, ...], city: Callable[[int, int], str]) -> None:
-    """A staged batch up to these ends, a row a record."""
+    """Commits a staged batch up to these ends, with one row per record."""
     parts = [lab.slice(end, partition) for partition, end in enumerate(ends)]
     target = lab.target()
     table = make_staging(target, 1)
@@ -340,7 +340,7 @@ def promoted(lab: Lab, ends: tuple[int, ...], city: Callable[[int, int], str]) -
 
 
 def totals(lab: Lab, *ends: int, cities: dict[str, int]) -> None:
-    """One staged batch up to these ends, of rows that no single record explains."""
+    """Commits a staged batch up to these ends, with rows that do not come from a single record."""
     parts = [lab.slice(end, partition) for partition, end in enumerate(ends) if end > lab.position(partition)]
     target = replace(lab.target(), layouts=(Layout(lab.table, COLUMNS, lab.key, by_record=False),))
     columns = {"city": pa.array(list(cities), pa.string()), "population": pa.array(list(cities.values()), pa.int64())}
@@ -354,7 +354,8 @@ def found(lab: Lab) -> dict[str, int]:
 
 
 def test_aggregates_come_back_whichever_partitions_they_were_made_of(lab: Lab) -> None:
-    """Their lineage is the start of their batch, which may lie in another partition than that of the batch which writes them over."""
+    """Their lineage is the start of their batch, which may lie in a different partition than the start of the batch that overwrites
+    them."""
     totals(lab, 20, 20, cities={"ulm": 1, "bonn": 2, "rom": 3})
     totals(lab, 20, 40, cities={"bonn": 4, "york": 5})
     before = lab.image()
@@ -373,7 +374,7 @@ def test_aggregates_come_back_whichever_partitions_they_were_made_of(lab: Lab) -
 
 
 def test_of_aggregates_that_were_written_over_the_last_one_comes_back(lab: Lab) -> None:
-    """Offsets of several partitions have no order. A batch that is no part of the rewind is not taken back with it."""
+    """Offsets of different partitions have no order. A batch outside the rewind is not taken back."""
     totals(lab, 5, 10, cities={"rom": 1})
     totals(lab, 5, 25, cities={"ulm": 2})
     totals(lab, 5, 30, cities={"rom": 3})
@@ -387,7 +388,7 @@ def test_of_aggregates_that_were_written_over_the_last_one_comes_back(lab: Lab) 
 
 
 def test_an_aggregate_that_a_batch_outside_the_rewind_has_written_since_refuses_the_undo(lab: Lab) -> None:
-    """Nothing says which of the two would be the last one."""
+    """Nothing shows which of the two is the last one."""
     totals(lab, 20, 20, cities={"ulm": 1})
     totals(lab, 20, 40, cities={"ulm": 2})
     done = lab.rewind(ToOffset(20), f"{lab.topic}:1")
@@ -397,7 +398,7 @@ def test_an_aggregate_that_a_batch_outside_the_rewind_has_written_since_refuses_
     assert found(lab) == {"ulm": 3}
 
 
-# ---- the table
+# ---- changes of the table
 
 
 def test_columns_that_the_table_got_since_are_kept_and_those_that_it_lost_are_missed(lab: Lab) -> None:
@@ -415,7 +416,7 @@ def test_columns_that_the_table_got_since_are_kept_and_those_that_it_lost_are_mi
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     lab.read(25, transform=lambda offset: [f"city {offset - 20}"])
     lab.sql(f"ALTER TABLE {lab.table} DROP COLUMN more")
-    lab.sql("DELETE FROM tidemark.rewind_archive")  # which would be missed first
+    lab.sql("DELETE FROM tidemark.rewind_archive")  # otherwise the column would be reported as missing from the archive first
     before = lab.image()
     planned = lab.plan(Undo(done.rewind_id))
     with pytest.raises(RowsRefused, match="the column more no longer exists"):
@@ -432,11 +433,12 @@ def test_a_sink_that_upserts_no_more_refuses_the_undo(lab: Lab) -> None:
         lab.undo(done.rewind_id)
 
 
-# ---- how long, by whom
+# ---- retention and roles
 
 
 def test_nothing_is_kept_where_nothing_can_be_undone(lab: Lab) -> None:
-    """Before the first rewind, and once its time is over; then it cannot be undone any more, even if it had taken out nothing."""
+    """No row is kept before the first rewind, or after its retention time. From then on it cannot be undone, even if it took no rows
+    out."""
     lab.read(40, transform=every(5))
     assert kept(lab) == []
     done = lab.rewind(ToOffset(60), f"{lab.topic}:0")
@@ -470,7 +472,7 @@ def test_a_younger_rewind_can_be_undone_when_the_time_of_an_older_one_is_over(la
 
 
 def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> None:
-    """They were no part of the archive; they are no new rows either."""
+    """They were not in the archive, but they do not count as new rows."""
     lab.read(40)
     done = lab.rewind(ToOffset(30), f"{lab.topic}:0")
     lab.read(60, transform=lambda offset: [f"city {offset - 30}" if offset % 10 < 8 else f"town {offset}"])
@@ -481,7 +483,7 @@ def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> Non
 
 
 def test_roles_with_the_profiles_and_the_grants_of_the_docs_write_over_and_undo(lab: Lab) -> None:
-    """One role consumes, another one rewinds."""
+    """One role consumes, another rewinds."""
     name = f"run_{uuid.uuid4().hex[:10]}"
     (for_rewinds,), (for_runs,) = grants("docs/rewind.md"), grants("docs/deployment.md")
     roles = {name: (Profile.RUNNER, for_runs), f"{name}_rewinds": (Profile.REWINDER, for_rewinds)}

@@ -1,4 +1,4 @@
-"""A preview says what the plan says, and stores nothing: its session is read-only."""
+"""A preview shows the same as a plan but stores nothing: its session is read-only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def previewed(lab: Lab, scenario: Scenario, *scope: str, allow_loss: bool = Fals
 
 
 def test_preview_has_the_numbers_of_the_plan(lab: Lab) -> None:
-    """Of rewinds back and ahead, of some partitions, to a batch, and of an undo."""
+    """Covers rewinds back, forward, of some partitions and to a batch, and an undo."""
     lab.read(80, step=30, task=RUN)
     lab.read(50, 1)
     (batch,) = lab.sql("SELECT batch_id FROM tidemark.batch WHERE group_id = %s AND start_offset = 30", lab.group_id)

@@ -1,4 +1,4 @@
-"""Archives are kept for a time; what was done is kept for ever. Real Postgres."""
+"""Archives are kept for a limited time, the history of rewinds permanently. Uses a real Postgres."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY = timedelta(days=1)
 
 
 def age(lab: Lab, rewind_id: int) -> None:
-    """As if it had been applied a day and an hour ago."""
+    """Makes a rewind look as if it had been applied 25 hours ago."""
     lab.sql("UPDATE tidemark.rewind SET applied_at = applied_at - interval '25 hours' WHERE rewind_id = %s", rewind_id)
 
 
@@ -54,7 +54,7 @@ def test_what_an_undo_has_put_back_is_not_removed(lab: Lab) -> None:
 
 @pytest.mark.parametrize("forged", ["tidemark.batch", "tidemark.rewound_9_9", "tidemark.rewound_1_1; DROP TABLE tidemark.batch"])
 def test_the_name_of_an_archive_that_was_changed_is_never_executed(lab: Lab, forged: str) -> None:
-    """It is data in a table: writing there must not choose what is read, put back or dropped."""
+    """The name is data in a table. Changing it must not decide what is read, put back or dropped."""
     lab.read(60)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     planned = lab.plan(Undo(done.rewind_id))

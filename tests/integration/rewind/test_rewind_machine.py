@@ -1,4 +1,4 @@
-"""Reading, rewinding and undoing in any order, against a model: rows, offsets and ledger are what they should be after every step."""
+"""Reads, rewinds and undos in any order, checked against a model: rows, offsets and ledger match it after every step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Row = tuple[int, str]
 
 
 def rows_of(partition: int, offset: int, variant: int, *, upsert: bool) -> list[Row]:
-    """What a transform makes of a record; there are three of them. `of_all_kinds` in the lab does the same with whole batches."""
+    """The rows that one of three transforms makes of a record. `of_all_kinds` in the lab does the same for whole batches."""
     digit = offset % 10
     if digit < 3:
         return []
@@ -40,8 +40,9 @@ def rows_of(partition: int, offset: int, variant: int, *, upsert: bool) -> list[
 
 
 def cities(partition: int, variant: int, *, upsert: bool) -> Callable[[int], list[str]]:
-    """The second drops a third of the records, the third makes two rows of each. An upsert's keys repeat, and are of one partition; each
-    transform makes another key of a record, so that a replay writes over rows that the first reading had left alone."""
+    """The transform of a variant. Variant 1 drops a third of the records, variant 2 makes two rows of each. In an upsert sink, keys
+    repeat within a partition, and each variant gives a record a different key, so a replay overwrites rows that the first reading did
+    not touch."""
 
     def transform(offset: int) -> list[str]:
         if variant == 1 and offset % 3 == 0:
@@ -56,14 +57,14 @@ def cities(partition: int, variant: int, *, upsert: bool) -> Callable[[int], lis
 
 @dataclass
 class Place:
-    """A partition: position, rows in order of their lineage, offsets that are in the ledger as read."""
+    """A partition: its position, its validated offset, its rows in lineage order, and the offsets of its failed records."""
 
     position: int = 0
     validated: int = 0
     rows: list[Row] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     erased: dict[str | int, int] = field(default_factory=dict)
-    """Offsets, or keys of an upsert sink, that are not loaded below an offset."""
+    """By offset, or by key of an upsert sink: the offset below which erased records are not loaded."""
 
     def add(self, offset: int, made: list[Row], *, upsert: bool) -> None:
         made = [row for row in made if offset >= self.erased.get(row[1] if upsert else offset, 0)]
@@ -75,7 +76,7 @@ class Place:
             self.failed.append(offset)
 
     def take(self, start: int) -> tuple[list[Row], list[int]]:
-        """Takes out what was made from ``start`` on; returns what there was before."""
+        """Takes out the rows and failed records from ``start`` on; returns all that there were before."""
         before = list(self.rows), list(self.failed)
         self.rows = [row for row in self.rows if row[0] < start]
         self.failed = [offset for offset in self.failed if offset < start]
@@ -84,7 +85,7 @@ class Place:
 
 @dataclass
 class Done:
-    """A rewind that was applied: by partition where it was, from where it changed something, and all that there was."""
+    """An applied rewind. ``before`` has each partition's old position, validated offset, start of the change, rows and failed records."""
 
     rewind_id: int
     number: int
@@ -94,7 +95,7 @@ class Done:
 
     @property
     def chain(self) -> tuple[Done, int]:
-        """The rewind at the root of a chain of undos, and how many undos there are on it."""
+        """The rewind at the root of a chain of undos, and the number of undos on it."""
         one, undos = self, 0
         while one.undo_of is not None:
             one, undos = one.undo_of, undos + 1
@@ -102,7 +103,7 @@ class Done:
 
 
 class Rewinds(RuleBasedStateMachine):
-    """One group over two partitions. Every rewind may be undone, as long as no later one stands on it."""
+    """One group with two partitions. Every rewind can be undone unless a later one builds on it."""
 
     make: Any = None
     upsert = False
@@ -120,7 +121,7 @@ class Rewinds(RuleBasedStateMachine):
         if hasattr(self, "stack"):
             self.stack.close()
 
-    # ---- what happens
+    # ---- actions
 
     @rule(partition=st.integers(0, PARTITIONS - 1), records=st.integers(1, 25), variant=st.integers(0, 2), step=st.integers(3, 30))
     def read(self, partition: int, records: int, variant: int, step: int) -> None:
@@ -161,14 +162,14 @@ class Rewinds(RuleBasedStateMachine):
 
     @rule(partitions=CHOSEN, shares=st.lists(st.floats(0, 0.99), min_size=PARTITIONS, max_size=PARTITIONS))
     def rewind_back(self, partitions: set[int], shares: list[float]) -> None:
-        """Each partition to another place, as a file may say."""
+        """Moves each partition to a different offset, as a file may."""
         targets = {number: int(self.places[number].position * shares[number]) for number in sorted(partitions)}
         self.rewound(FromFile({TopicPartition(self.lab.topic, number): target for number, target in targets.items()}), targets)
 
     @precondition(lambda self: self.done)
     @rule(data=st.data())
     def undo(self, data: Any) -> None:
-        """Of one of the last ones, if nothing stands on it."""
+        """Undoes one of the last rewinds; the undo is refused if a later one builds on it."""
         one: Done = data.draw(st.sampled_from(self.done[-4:]))
         if one.undone or self.stands_on(one):
             with pytest.raises(PlanRefused):
@@ -178,7 +179,7 @@ class Rewinds(RuleBasedStateMachine):
 
     @rule(partitions=CHOSEN, shares=st.lists(st.floats(0, 0.99), min_size=PARTITIONS, max_size=PARTITIONS), variant=st.integers(0, 2))
     def take_back_a_mistake(self, partitions: set[int], shares: list[float], variant: int) -> None:
-        """Rewind, replay with another transform, read on, undo: everything is as it was, to the last column."""
+        """Rewind, replay with another transform, read on, undo: everything is as before, down to the last column."""
         image = self.lab.image()
         ends = {number: self.places[number].position for number in partitions}
         self.rewind_back(partitions, shares)
@@ -189,7 +190,7 @@ class Rewinds(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, PARTITIONS - 1), share=st.floats(0, 0.99), step=st.integers(3, 30))
     def replay(self, partition: int, share: float, step: int) -> None:
-        """Everything from the start on with one transform, and then a part of it again: the same rows."""
+        """Replays everything from the start with one transform, then a part of it again: the rows are the same."""
         end = self.places[partition].position
         self.rewound(FromFile({TopicPartition(self.lab.topic, partition): 0}), {partition: 0})
         self.read(partition, end, 0, 17)
@@ -201,7 +202,7 @@ class Rewinds(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, PARTITIONS - 1), number=st.integers(0, 10))
     def erase(self, partition: int, number: int) -> None:
-        """Of some records, or of a key: from the sink, and from what is kept for undos. No replay and no undo brings them back."""
+        """Erases some records, or a key, from the sink and from what is kept for undos. No replay or undo brings them back."""
         place, key = self.places[partition], f"key {partition} {number}"
         where = f"city = '{key}'" if self.upsert else f"kafka_partition = {partition} AND kafka_offset % 11 = {number}"
         kept = [rows for one in self.done if not one.undone and partition in one.before for rows in [one.before[partition][3][0]]]
@@ -215,7 +216,7 @@ class Rewinds(RuleBasedStateMachine):
         self.rewound(FromFile({TopicPartition(self.lab.topic, partition): 0}), {partition: 0})
         self.read(partition, end, 0, 17)
 
-    # ---- what always holds
+    # ---- invariants
 
     @invariant()
     def the_group_is_where_it_should_be(self) -> None:
@@ -284,7 +285,7 @@ class Rewinds(RuleBasedStateMachine):
         return place.position
 
     def stands_on(self, one: Done) -> bool:
-        """Is there a later rewind of the same partitions in force, that does not cancel out with others that came after this one?"""
+        """Whether a later rewind of the same partitions is in force and is not cancelled out by others that came after ``one``."""
         for later in self.done[one.number + 1 :]:
             root, undos = later.chain
             if later.undone or not set(later.before) & set(one.before):
@@ -298,7 +299,7 @@ class Rewinds(RuleBasedStateMachine):
 def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
     database_url: str, topics: Topics, project_dir: Path, upsert: bool
 ) -> None:
-    """One topic and database; a group and a sink of its own for each example."""
+    """All examples share a topic and a database; each has a separate group and sink."""
     topic = topics.create(PARTITIONS)
     for partition in range(PARTITIONS):
         topics.produce(topic, ["x"] * LOG_END, partition=partition)

@@ -1,4 +1,4 @@
-"""What the role that applies rewinds needs, and what happens if it lacks it."""
+"""Which rights the role that applies rewinds needs, and what happens without them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ RIGHTS = (
     "DELETE ON tidemark.rewound_batch, tidemark.rewound_failed_record, tidemark.rewound_lost_range",
     "DELETE ON {table}",
 )
-"""What a role that applies rewinds needs: without one of them nothing changes."""
+"""Rights that a role needs to apply rewinds. If one is missing, nothing changes."""
 
 
 @pytest.fixture
 def grant(lab: Lab) -> Iterator[Callable[..., str]]:
-    """Gives a role of the test's own the profile and what docs/rewind.md names, without these rights; returns its URL."""
+    """Yields a function that grants the test's role its profile and the rights in docs/rewind.md, except the given ones, and returns its
+    URL."""
     role = f"rewinder_{uuid.uuid4().hex[:10]}"
     lab.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
     parts = urlsplit(lab.url)
@@ -69,13 +70,13 @@ def test_a_role_with_the_rights_to_rewind_plans_applies_and_undoes(lab: Lab, gra
 
 @pytest.mark.parametrize("missing", range(len(RIGHTS)))
 def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, grant: Callable[..., str], missing: int) -> None:
-    """It can plan, and see what would happen."""
+    """It can still plan, and see what would happen."""
     url = grant(RIGHTS[missing])
     lab.read(50)
     with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
         planned = lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection)
         rewind_id = planned.rewind_id
-        if missing == 2:  # only an undo takes from there
+        if missing == 2:  # only an undo deletes from these tables
             lab.apply(rewind_id, connection=connection)
             rewind_id = lab.plan(Undo(rewind_id), connection=connection).rewind_id
         before, audit = lab.image(), lab.audit()
@@ -88,7 +89,7 @@ def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, grant: 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_row_security_that_hides_rows_refuses_the_plan_and_the_rewind(lab: Lab, grant: Callable[..., str], force: bool) -> None:
-    """Rows that the role does not see would stay, and come twice. Owners are subject to it under FORCE only."""
+    """Rows that the role cannot see would stay, and the replay would load them again. Row security applies to owners only under FORCE."""
     url = grant()
     lab.read(50)
     before = lab.image()
@@ -126,7 +127,7 @@ def test_a_role_that_may_not_end_a_commits_session_is_told_which_right_is_missin
 
 
 def test_erasure_needs_every_right_and_sight_of_every_row(lab: Lab, grant: Callable[..., str]) -> None:
-    """Rows that row security hides would stay, so the role is refused, as is one that may not delete."""
+    """Rows hidden by row security would stay, so the role is refused, like one that may not delete."""
     url = grant("DELETE ON {table}")
     lab.read(20)
     person, reason = Person(where="city = 'city 13'"), "asked for by the customer"

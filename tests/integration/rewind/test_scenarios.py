@@ -1,6 +1,7 @@
-"""Each scenario against a real broker, on a group that has members and goes on reading, where Kafka's own tool refuses.
+"""Each scenario against a real broker, on a group that need not be stopped; Kafka's own tool refuses active groups.
 
-Names of Kafka's ``ResetConsumerGroupOffsetTest`` are in the docstrings. Unlike Kafka's, a target outside the log is refused, not clamped.
+The docstrings name the matching tests of Kafka's ``ResetConsumerGroupOffsetTest``. Unlike in Kafka, a target outside the log is refused,
+not clamped.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def offsets(planned: Plan) -> dict[int, tuple[int, int]]:
 
 
 def all_applied(lab: Lab, scenario: Scenario, *scope: str) -> list[int]:
-    """Positions after it; the plan had said the same, and the ledger is sound."""
+    """Applies the scenario and returns the positions; they are as planned, and the ledger is consistent."""
     planned = lab.plan(scenario, *scope)
     assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
     for partition, (_, new) in offsets(planned).items():
@@ -68,7 +69,7 @@ def all_applied(lab: Lab, scenario: Scenario, *scope: str) -> list[int]:
 
 @pytest.fixture
 def read(lab: Lab) -> Lab:
-    """At offsets 50, 50 and 20, in batches of 20; the first 10 records of each log are gone."""
+    """A group at offsets 50, 50 and 20, read in batches of 20; the first 10 records of each log are gone."""
     for partition, end in enumerate((50, 50, 20)):
         lab.read(end, partition, step=20)
     lab.consumer.topics.trim(lab.topic, {0: 10, 1: 10, 2: 10})
@@ -77,7 +78,7 @@ def read(lab: Lab) -> Lab:
 
 @pytest.fixture
 def timed(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
-    """Records a minute apart, the first at noon; partition 1 begins half an hour later. All are read."""
+    """Records one minute apart: partition 0 starts at noon, partition 1 half an hour later. All are read."""
     with lab_on(scenario, topics, (0, 0)) as lab:
         for partition, first in ((0, NOON), (1, NOON + timedelta(minutes=30))):
             for number in range(60):
@@ -93,7 +94,7 @@ def test_to_earliest_goes_to_the_start_of_the_log(read: Lab) -> None:
 
 
 def test_to_latest_goes_behind_the_last_stable_record(read: Lab) -> None:
-    """testResetOffsetsToLatest. What a transaction that has not ended holds is not skipped."""
+    """testResetOffsetsToLatest. The target is the last stable offset."""
     read.consumer.topics.transaction(read.topic, ["a", "b"])
     first = TopicPartition(read.topic, 0)
     until(lambda: read.cluster.stable_ends([first])[first] == 103, "the marker of the transaction's end is written")
@@ -117,7 +118,7 @@ def test_shift_by_counts_from_where_each_partition_is(read: Lab, by: int, positi
 
 
 def test_shifts_below_the_log_are_refused_all_at_once(read: Lab) -> None:
-    """testResetOffsetsShiftByLowerThanEarliest, which clamps: each partition is named with its target and its log."""
+    """testResetOffsetsShiftByLowerThanEarliest, where Kafka clamps. The error names each partition with its target and its log."""
     before = read.audit()
     with pytest.raises(TargetsOutOfRange) as raised:
         read.plan(ShiftBy(-45))
@@ -131,7 +132,7 @@ def test_shifts_below_the_log_are_refused_all_at_once(read: Lab) -> None:
 
 
 def test_shifts_beyond_the_log_are_refused_also_with_allow_loss(read: Lab) -> None:
-    """testResetOffsetsShiftByHigherThanLatest, which clamps."""
+    """testResetOffsetsShiftByHigherThanLatest, where Kafka clamps."""
     with pytest.raises(TargetsOutOfRange, match=f"{read.topic}/2: target 61 is after the end of the log") as raised:
         read.plan(ShiftBy(41), allow_loss=True)
     assert len(raised.value.outside) == 1
@@ -139,7 +140,7 @@ def test_shifts_beyond_the_log_are_refused_also_with_allow_loss(read: Lab) -> No
 
 
 def test_to_datetime_goes_to_the_first_record_of_that_time_or_later(timed: Lab) -> None:
-    """testResetOffsetsToLocalDateTime, testResetOffsetsToZonedDateTime: a moment is the same in every zone."""
+    """testResetOffsetsToLocalDateTime, testResetOffsetsToZonedDateTime: a moment is the same in every time zone."""
     berlin = (NOON + timedelta(minutes=40)).astimezone(timezone(timedelta(hours=2)))
     assert offsets(timed.plan(ToDatetime(berlin))) == {0: (60, 40), 1: (60, 10)}
     assert offsets(timed.plan(ToDatetime(berlin + timedelta(microseconds=1)))) == {0: (60, 41), 1: (60, 11)}
@@ -148,7 +149,7 @@ def test_to_datetime_goes_to_the_first_record_of_that_time_or_later(timed: Lab) 
 
 
 def test_a_time_after_the_last_record_is_the_stable_end(timed: Lab) -> None:
-    """testResetOffsetsByDurationFallbackToLatestWhenNoRecords: partition 0 has nothing of the last half hour."""
+    """testResetOffsetsByDurationFallbackToLatestWhenNoRecords: partition 0 has no record that late."""
     assert offsets(timed.plan(ToDatetime(NOON + timedelta(minutes=75)))) == {0: (60, 60), 1: (60, 45)}
 
 
@@ -183,7 +184,7 @@ def test_scope_leaves_the_other_partitions_where_they_are(read: Lab) -> None:
 
 
 def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
-    """testResetOffsetsExportImportPlanSingleGroupArg: Kafka's CSV, and our own JSON of a plan."""
+    """testResetOffsetsExportImportPlanSingleGroupArg, with Kafka's CSV and with a plan's JSON."""
     csv = f"{read.topic},0,30\n{read.topic},2,11\n"
     made = words.parse("from-file", contents=csv, groups=[read.spec.group])
     planned = read.plan(made)
@@ -196,7 +197,7 @@ def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
 
 
 def test_from_group_takes_what_another_group_has_committed_to_kafka(read: Lab) -> None:
-    """Partitions of which it has committed nothing stay."""
+    """Partitions without a committed offset of that group stay where they are."""
     group = f"kafka-{read.spec.group}"
     settings = {"bootstrap.servers": read.consumer.topics.servers, "group.id": group, "enable.auto.commit": False}
     with contextlib.closing(KafkaConsumer(settings)) as consumer:
@@ -204,7 +205,7 @@ def test_from_group_takes_what_another_group_has_committed_to_kafka(read: Lab) -
     assert all_applied(read, FromGroup(group, kafka=True)) == [33, 77, 20]
     with pytest.raises(BadInput, match="nobody-there has committed no offset to Kafka"):
         read.plan(FromGroup("nobody-there", kafka=True))
-    for _ in range(20):  # the admin client's own look-up crashed in one of a few calls
+    for _ in range(20):  # the admin client's own lookup crashed every few calls
         assert read.cluster.group_offsets("nobody-there", [TopicPartition(read.topic, 0)]) == {}
 
 
@@ -225,7 +226,7 @@ def test_to_validated_goes_behind_what_validation_has_passed(read: Lab) -> None:
 
 
 def test_to_validated_is_refused_where_nothing_was_validated(read: Lab) -> None:
-    """It would go to the very start without a word; a partition that was validated can be chosen alone."""
+    """Otherwise the group would silently go back to the very start. A validated partition can be chosen alone."""
     read.validate_to(15, 1)
     with pytest.raises(PlanRefused, match=f"Nothing of {read.topic}/0, {read.topic}/2 is validated"):
         read.plan(ToValidated())
@@ -233,7 +234,7 @@ def test_to_validated_is_refused_where_nothing_was_validated(read: Lab) -> None:
 
 
 def test_from_file_is_refused_with_partitions_that_the_group_does_not_read(read: Lab) -> None:
-    """All of them are named; nothing is planned for the others alone."""
+    """The error names all of them, and nothing is planned for the other partitions."""
     known, other, strange = TopicPartition(read.topic, 0), TopicPartition(read.topic, 7), TopicPartition("b3a", 7)
     with pytest.raises(PlanRefused, match=f"does not read: b3a/7, {read.topic}/7"):
         read.plan(FromFile({known: 15, other: 15, strange: 15}))
@@ -262,7 +263,7 @@ def test_to_batch_goes_just_before_all_that_a_run_has_committed(read: Lab) -> No
 
 
 def test_allow_loss_goes_on_at_the_start_and_stores_what_is_gone(read: Lab) -> None:
-    """Rows made of records that can never be read again are taken out too, because the target says so; their range is stored (I5)."""
+    """Rows of records that can no longer be read are taken out too, because they lie after the target; the range is stored as lost (I5)."""
     before = read.image()
     planned = read.plan(ToOffset(4), f"{read.topic}:0", allow_loss=True)
     (part,) = planned.groups[0].partitions
@@ -280,7 +281,7 @@ def test_allow_loss_goes_on_at_the_start_and_stores_what_is_gone(read: Lab) -> N
 
 
 def test_allow_loss_of_a_group_that_was_left_behind_itself(read: Lab) -> None:
-    """Retention has passed the position: what it never read is lost as well."""
+    """Retention has passed the group's position, so the records that it never read are lost as well."""
     read.consumer.topics.trim(read.topic, {0: 70})
     with pytest.raises(TargetsOutOfRange):
         read.plan(ToOffset(40), f"{read.topic}:0")
@@ -291,7 +292,7 @@ def test_allow_loss_of_a_group_that_was_left_behind_itself(read: Lab) -> None:
 
 
 def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
-    """testResetOffsetsExistingTopic: a plan is Kafka's dry run, on a running group; it says what it counted."""
+    """testResetOffsetsExistingTopic: a plan is like Kafka's dry run, but on a running group, and with counts."""
     before, epochs = read.image(), read.epochs()
     planned = read.plan(ToOffset(25))
     assert (read.image(), read.epochs()) == (before, epochs)
@@ -318,7 +319,8 @@ def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
     ],
 )
 def test_a_plan_says_whether_readers_were_told_of_what_goes(lab: Lab, verdict: str | None, on_failure: str, told: bool) -> None:
-    """The asset's event follows the verdict, if that does not keep it back; a run that is not judged yet has told nobody."""
+    """Readers are notified by the asset's event, which follows the verdict unless the verdict blocks it. A run without a verdict has no
+    event yet."""
     lab.consumer.write(topics=lab.topic, sink={"table": lab.table}, validation={"suite": "cities", "on_failure": on_failure})
     lab.read(50, task=TaskIdentity("consume__x", "run 1", "consume", 0, 1))
     if verdict is not None:
@@ -362,7 +364,7 @@ def test_a_topic_that_is_gone_and_a_sink_that_is_gone_are_said(read: Lab) -> Non
 
 
 def test_several_consumers_move_together_or_not_at_all(read: Lab, topics: Topics) -> None:
-    """testResetOffsetsAllTopicsAllGroups, testResetOffsetsExportImportPlan. What one of them cannot do, none does."""
+    """testResetOffsetsAllTopicsAllGroups, testResetOffsetsExportImportPlan. If one of them cannot be rewound, none is."""
     second = Consumer(read.consumer.folder, read.url, topics)
     with lab_on(second, topics, (40,)) as other:
         other.read(30)

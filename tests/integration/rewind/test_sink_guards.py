@@ -1,4 +1,4 @@
-"""What a user's table does with rows that go or come back: triggers, rules, foreign keys. All rows move, or the rewind is refused."""
+"""Triggers, rules and foreign keys of a user's table that affect rows taken out or put back: all rows move, or the rewind is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemark.rewind.plan import PlanRefused
 
 
 def trigger(lab: Lab, name: str, event: str, body: str) -> None:
-    """A row trigger of the sink that runs this PL/pgSQL."""
+    """Creates a row trigger on the sink that runs this PL/pgSQL."""
     lab.sql(f"CREATE FUNCTION lake.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
     lab.sql(f"CREATE TRIGGER {name} {event} ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake.{name}()")
 
@@ -24,18 +24,18 @@ def planned_back(lab: Lab) -> Plan:
 
 
 def refused_at_apply(lab: Lab, rewind_id: int, error: type[RowsStay | RowsRefused], match: str) -> None:
-    """Nothing is half done."""
+    """Checks that applying the rewind fails and changes nothing."""
     before, audit = lab.image(), lab.audit()
     with pytest.raises(error, match=match):
         lab.apply(rewind_id)
     assert (lab.image(), lab.audit()) == (before, audit)
 
 
-# ---- triggers, when rows go
+# ---- triggers and rules when rows are taken out
 
 
 def test_a_trigger_that_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> None:
-    """The usual soft delete: BEFORE DELETE, RETURN NULL. One row is tried, and the trial is rolled back."""
+    """The usual soft delete: BEFORE DELETE, RETURN NULL. The plan tries to delete one row and rolls that back."""
     lab.read(50)
     trigger(lab, "soft_delete", "BEFORE DELETE", "RETURN NULL;")
     before, audit = lab.image(), lab.audit()
@@ -53,7 +53,7 @@ def test_a_trigger_that_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> Non
     ids=["some of them", "moves them out of the range"],
 )
 def test_rows_that_a_trigger_keeps_refuse_the_rewind(lab: Lab, body: str) -> None:
-    """What is in the range is counted against what was taken out."""
+    """The number of rows in the range is compared with the number taken out."""
     lab.read(50)
     rewind_id = planned_back(lab).rewind_id
     trigger(lab, "keeps_some", "BEFORE DELETE", body.format(table=lab.table))
@@ -71,7 +71,7 @@ def test_a_rule_that_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> None:
 
 
 def test_harmless_triggers_stand_in_nobodys_way(lab: Lab) -> None:
-    """An audit that returns OLD, one AFTER DELETE, and one that is disabled."""
+    """An audit trigger that returns OLD, one AFTER DELETE, and a disabled one."""
     lab.read(50)
     before = lab.image()
     lab.sql("CREATE TABLE lake.audit (kafka_offset bigint)")
@@ -96,7 +96,7 @@ def test_a_trigger_that_raises_refuses_the_plan(lab: Lab, timing: str) -> None:
 
 
 def test_a_trigger_that_raises_at_the_commit_refuses_the_rewind(lab: Lab) -> None:
-    """Deferred triggers are fired before the end, where they can be answered."""
+    """Deferred triggers are fired before the commit, while their errors can still be handled."""
     lab.read(50)
     rewind_id = planned_back(lab).rewind_id
     lab.sql("CREATE FUNCTION lake.late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'too late'; END $$")
@@ -111,7 +111,7 @@ def test_a_trigger_that_raises_at_the_commit_refuses_the_rewind(lab: Lab) -> Non
 
 
 def children(lab: Lab, action: str, *offsets: int, table: str = "lake.notes") -> None:
-    """A table that refers to rows of these offsets."""
+    """Creates a table with rows that refer to the sink's rows at these offsets."""
     lineage = "kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
     lab.sql(f"CREATE TABLE {table} (note text, kafka_topic_id smallint, kafka_partition int, kafka_offset bigint, kafka_seq int)")
     lab.sql(f"ALTER TABLE {table} ADD CONSTRAINT of_city FOREIGN KEY ({lineage}) REFERENCES {lab.table} ({lineage}) {action}")
@@ -124,7 +124,8 @@ ACTIONS = ["ON DELETE CASCADE", "ON DELETE SET NULL", "ON DELETE SET DEFAULT", "
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_rows_that_refer_to_what_goes_refuse_the_plan(lab: Lab, action: str) -> None:
-    """With table, constraint and number: nobody's rows go without a word, and none would come back with an undo."""
+    """The error names the table, the constraint and the number of rows. Otherwise they would be lost or changed silently, and an undo would
+    not restore them."""
     lab.read(50)
     children(lab, action, 5, 23, 24)
     before, audit = lab.image(), lab.audit()
@@ -154,7 +155,7 @@ def test_rows_that_came_to_refer_to_it_since_the_plan_refuse_the_rewind(lab: Lab
 
 
 def test_a_row_that_comes_to_refer_to_it_during_the_rewind_refuses_it(lab: Lab) -> None:
-    """It was not there when the rewind counted, and is deleted by the cascade: that is seen, and undone."""
+    """The row did not exist when the rewind counted, and the cascade deletes it. The rewind notices that and is rolled back."""
     lab.read(50)
     children(lab, "ON DELETE CASCADE")
     trigger(lab, "slow", "BEFORE DELETE", "IF OLD.kafka_offset = 23 THEN PERFORM pg_advisory_xact_lock(17); END IF; RETURN OLD;")
@@ -172,7 +173,7 @@ def test_a_row_that_comes_to_refer_to_it_during_the_rewind_refuses_it(lab: Lab) 
     assert lab.position() == 50
 
 
-# ---- triggers, when rows come back
+# ---- triggers when rows are put back
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_a_row_that_comes_to_refer_to_it_during_the_rewind_refuses_it(lab: Lab) 
     ids=["drops one", "changes some", "changes all", "raises"],
 )
 def test_rows_that_a_trigger_meddles_with_refuse_the_undo(lab: Lab, body: str, match: str) -> None:
-    """The archive holds what was put into it; the text does not blame it."""
+    """The archive is intact, so the error does not blame it."""
     lab.read(50)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     trigger(lab, "meddles", "BEFORE INSERT", body)
@@ -201,7 +202,7 @@ def test_rows_that_a_trigger_changes_after_they_came_back_refuse_the_undo(lab: L
 
 
 def test_an_insert_trigger_that_changes_nothing_lets_rows_come_back(lab: Lab) -> None:
-    """Also of columns whose types know no equality."""
+    """Even if the table has columns whose types have no equality operator."""
     lab.sql(f"ALTER TABLE {lab.table} ADD extra json DEFAULT '{{}}', ADD place point DEFAULT '(1,2)'")
     lab.read(50)
     before = lab.image()

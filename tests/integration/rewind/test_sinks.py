@@ -1,4 +1,4 @@
-"""Sinks of every kind: upserts, rows without lineage by record, LIST-partitioned ones, large ones."""
+"""All kinds of sinks: upserts, rows that belong to batches instead of records, LIST-partitioned tables, large tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def upsert(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
 
 
 def test_rewind_and_replay_of_an_upsert_sink_is_the_identity(upsert: Lab) -> None:
-    """Until the replay has passed, keys whose last record was superseded are missing: what they had replaced is gone."""
+    """Until the replay is done, keys whose last record was taken back are missing, because the rows that it had replaced no longer
+    exist."""
     upsert.read(90, transform=few_cities, step=20)
     before = upsert.rows()
     assert len(before) == 7
@@ -55,7 +56,7 @@ def test_rewind_and_replay_of_an_upsert_sink_is_the_identity(upsert: Lab) -> Non
 
 
 def test_undo_of_an_upsert_rewind_restores_the_rows(upsert: Lab) -> None:
-    """Also after a replay that wrote other values under the same keys."""
+    """Even after a replay that wrote other values under the same keys."""
     upsert.read(90, transform=few_cities, step=20)
     before = upsert.image()
     done = upsert.rewind(ToOffset(55), f"{upsert.topic}:0")
@@ -83,7 +84,7 @@ def test_a_key_that_another_partition_has_taken_since_refuses_the_undo(upsert: L
 
 
 def total(lab: Lab, *ends: int) -> None:
-    """Reads partitions to these ends in one staged batch, which makes one row without lineage."""
+    """Reads the partitions up to these ends in one staged batch, which writes one row without a record's lineage."""
     parts = [lab.slice(end, partition) for partition, end in enumerate(ends) if end > lab.position(partition)]
     target = replace(lab.target(), layouts=(Layout(lab.table, COLUMNS, (), by_record=False),))
     row = {"city": pa.array(["all"], pa.string()), "population": pa.array([sum(part.span for part in parts)], pa.int64())}
@@ -94,7 +95,7 @@ def total(lab: Lab, *ends: int) -> None:
 
 @pytest.fixture
 def totals(lab: Lab) -> Lab:
-    """Three staged batches over all partitions: to 20, 50 and 55 of each."""
+    """Three staged batches over all partitions, ending at 20, 50 and 55 in each."""
     for ends in ((20, 20, 20), (50, 50, 50), (55, 55, 55)):
         total(lab, *ends)
     assert [row[-1] for row in lab.rows()] == [60, 90, 15]
@@ -102,7 +103,7 @@ def totals(lab: Lab) -> Lab:
 
 
 def test_a_target_inside_a_batch_without_lineage_names_the_boundaries(totals: Lab) -> None:
-    """Its rows are made of all of its records, of every partition; the plan is refused, and says where it could go."""
+    """The batch's rows depend on all its records, in every partition. So the plan is refused, and the error names the possible targets."""
     topic = totals.topic
     before = totals.audit()
     with pytest.raises(PlanRefused) as raised:
@@ -115,7 +116,7 @@ def test_a_target_inside_a_batch_without_lineage_names_the_boundaries(totals: La
 
 @pytest.mark.parametrize("scope", ["0", "1,2"])
 def test_a_part_of_the_partitions_of_such_batches_is_refused(totals: Lab, scope: str) -> None:
-    """Each batch that would be torn is named."""
+    """The error names each batch that would be split."""
     with pytest.raises(PlanRefused) as raised:
         totals.plan(ToOffset(20), f"{totals.topic}:{scope}")
     assert len(raised.value.problems) == 2
@@ -143,7 +144,7 @@ def test_to_batch_takes_all_partitions_of_such_a_batch(totals: Lab) -> None:
 
 
 def test_such_a_batch_since_the_plan_that_would_be_torn_makes_it_stale(lab: Lab) -> None:
-    """At the time of planning it was not there."""
+    """The batch did not exist when the plan was made."""
     total(lab, 20, 20)
     planned = lab.plan(ShiftBy(0), f"{lab.topic}:0")
     total(lab, 50, 50)
@@ -169,7 +170,8 @@ PARTITIONED = """
 
 @pytest.fixture
 def listed(scenario: Consumer, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    """A sink with table partitions for 0 and 1; 2 is in the default one. Every size is large enough to be swapped."""
+    """A sink with table partitions for Kafka partitions 0 and 1; 2 is in the default one. Tables of any size count as large enough to be
+    swapped."""
     monkeypatch.setattr(archive, "SWAP_ROWS", 1)
     monkeypatch.setattr(Consumer, "make_sink", lambda self, ddl: self.sql(PARTITIONED.format(table=self.table)))
     with lab_on(scenario, topics, (100, 100, 60)) as lab:
@@ -189,7 +191,8 @@ def archives(lab: Lab, rewind_id: int) -> list[Any]:
 
 
 def test_a_whole_kafka_partition_is_moved_as_a_table_partition(listed: Lab) -> None:
-    """The very relation becomes the archive, an empty one like it takes its place; what is cut, or shared, goes row by row."""
+    """The relation itself becomes the archive, and an empty one like it takes its place. Rows of a shared table partition are moved one by
+    one."""
     before, oid = listed.image(), relation(listed, f"{listed.table}_p0")
     done = listed.rewind(ToEarliest(), f"{listed.topic}:0,2")
     assert archives(listed, done.rewind_id) == [(1, True, 81), (2, False, 54)]
@@ -207,7 +210,7 @@ def test_a_whole_kafka_partition_is_moved_as_a_table_partition(listed: Lab) -> N
 
 
 def test_a_table_partition_with_rows_that_stay_is_not_moved(listed: Lab) -> None:
-    """Rows before the target, or of another topic."""
+    """The rows that stay are before the target, or belong to another topic."""
     done = listed.rewind(ToOffset(10), f"{listed.topic}:0")
     assert archives(listed, done.rewind_id) == [(1, False, 72)]
     other = listed.topic_id + 1
@@ -218,7 +221,7 @@ def test_a_table_partition_with_rows_that_stay_is_not_moved(listed: Lab) -> None
 
 
 def test_a_reader_who_stays_makes_it_go_row_by_row(listed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The swap would have to wait for the reader, and all others behind it: it gives up soon, and locks nobody out."""
+    """The swap would have to wait for the reader, and other readers would queue behind it. So it gives up after a short wait."""
     monkeypatch.setattr(archive, "SWAP_WAIT_MS", 200)
     before = listed.image()
     with contextlib.closing(psycopg2.connect(listed.url)) as reader, reader.cursor() as cur:
@@ -232,7 +235,8 @@ def test_a_reader_who_stays_makes_it_go_row_by_row(listed: Lab, monkeypatch: pyt
 
 
 def test_rows_that_came_while_a_swap_waited_stay(listed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another topic's, of a transaction that was open when the swap asked for its lock: it is asked again under the lock."""
+    """A row of another topic is written by a transaction that is open while the swap waits for its lock. The swap checks again under the
+    lock."""
     monkeypatch.setattr(archive, "SWAP_WAIT_MS", 60_000)
     other = listed.topic_id + 1
     planned = listed.plan(ToEarliest(), f"{listed.topic}:0")
@@ -249,7 +253,7 @@ def test_rows_that_came_while_a_swap_waited_stay(listed: Lab, monkeypatch: pytes
 
 
 def test_a_trigger_sees_each_row_of_a_table_partition_that_goes(listed: Lab) -> None:
-    """Also one that keeps them: a table partition that is moved as it is would pass it by."""
+    """This includes a trigger that keeps the rows. Moving the table partition as a whole would bypass it."""
     planned = listed.plan(ToEarliest(), f"{listed.topic}:0")
     listed.sql("CREATE FUNCTION lake.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
     listed.sql(f"CREATE TRIGGER keep BEFORE DELETE ON {listed.table} FOR EACH ROW EXECUTE FUNCTION lake.keep()")

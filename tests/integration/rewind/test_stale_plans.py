@@ -1,4 +1,4 @@
-"""A plan whose ground has moved is refused with everything that moved; that the group has gone on reading is no such thing."""
+"""A plan is refused if its basis has changed, and the error names every change. Mere progress of the group is not such a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemark.rewind.store import AlreadyDecided
 
 
 def refused(lab: Lab, rewind_id: int) -> str:
-    """What the refusal says; nothing has changed by it."""
+    """The text of the refusal, which changes nothing."""
     before, audit = lab.image(), lab.audit()
     with pytest.raises(StalePlan) as raised:
         lab.apply(rewind_id)
@@ -27,7 +27,7 @@ def refused(lab: Lab, rewind_id: int) -> str:
 
 
 def test_progress_since_the_plan_is_superseded_too(lab: Lab) -> None:
-    """The plan counts what was there; what is applied is what was really there."""
+    """The plan has the counts at planning time; the applied rewind has the actual ones."""
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     lab.read(90)
@@ -51,12 +51,12 @@ def test_progress_since_the_plan_is_superseded_too(lab: Lab) -> None:
     ids=["offset", "hold", "backfill", "basis", "partition"],
 )
 def test_plan_that_was_written_to_is_refused_by_its_digest(lab: Lab, change: str) -> None:
-    """What was approved is what the digest covers."""
+    """The digest covers everything that was approved."""
     lab.read(50)
     lab.read(50, 1)
     planned = lab.plan(ToOffset(20))
     with lab.watch.cursor() as cur:
-        cur.execute("SET session_replication_role = replica")  # without triggers, as the owner can
+        cur.execute("SET session_replication_role = replica")  # skips triggers, as the owner can
         cur.execute(change)
         cur.execute("RESET session_replication_role")
     assert "The plan was altered" in refused(lab, planned.rewind_id)
@@ -95,7 +95,7 @@ def test_retention_that_passes_a_target_makes_a_plan_stale(lab: Lab) -> None:
 
 @pytest.mark.parametrize("reached", [70, 71, 100])
 def test_a_group_that_has_reached_a_target_ahead_of_it_makes_a_plan_stale(lab: Lab, reached: int) -> None:
-    """A rewind forward would have become one back."""
+    """The rewind forward would have become a rewind back."""
     lab.read(50)
     planned = lab.plan(ToOffset(70), f"{lab.topic}:0")
     lab.read(reached)
@@ -114,7 +114,7 @@ def test_a_group_that_has_not_reached_its_target_yet_skips_what_is_left(lab: Lab
 
 
 def test_a_partition_at_its_end_stays_there_under_to_latest(lab: Lab) -> None:
-    """What it reads after the plan was made is not taken back."""
+    """Records read after the plan was made are not taken back."""
     lab.read(100)
     planned = lab.plan(ToLatest())
     lab.consumer.topics.produce(lab.topic, ["new"] * 10)
@@ -156,7 +156,7 @@ def deleted_group(lab: Lab) -> str:
 
 @pytest.mark.parametrize("change", [changed_sink, changed_topics, changed_columns, expired, deleted_position, deleted_group])
 def test_a_plan_is_stale_after(lab: Lab, change: Callable[[Lab], str]) -> None:
-    """Spec, table, time, or what it would move."""
+    """Changes of the spec, the table or the time, or of what the plan would move."""
     lab.read(50)
     planned = lab.plan(ToEarliest())
     text = change(lab)
@@ -180,7 +180,7 @@ def test_a_changed_transform_is_what_rewinds_are_for(lab: Lab) -> None:
 
 
 def test_a_rejected_plan_is_never_applied(lab: Lab) -> None:
-    """Who said no is kept; saying it twice changes nothing."""
+    """The name of the person who rejected it is stored; a second rejection changes nothing."""
     lab.read(50)
     planned = lab.plan(ToEarliest())
     before = lab.image()
@@ -194,7 +194,7 @@ def test_a_rejected_plan_is_never_applied(lab: Lab) -> None:
 
 
 def test_an_applied_rewind_cannot_be_rejected_and_is_applied_once(lab: Lab) -> None:
-    """A retry of the task that applied it is told so, with the same numbers; an undone one is not applied again."""
+    """A retry of the task gets the same numbers and the note that the rewind was already applied. An undone rewind is not applied again."""
     lab.read(50)
     planned = lab.plan(ToEarliest())
     first = lab.apply(planned.rewind_id, approved_by="carl")
@@ -211,7 +211,7 @@ def test_an_applied_rewind_cannot_be_rejected_and_is_applied_once(lab: Lab) -> N
 
 
 def test_history_is_kept_for_ever_newest_first(lab: Lab) -> None:
-    """Who, when, why, from, to, approver and Airflow run."""
+    """It shows who planned, applied and approved each rewind, the Airflow run, and the old and new offsets."""
     lab.read(50, task=TaskIdentity("consume__x", "run 1", "consume", 0, 1))
     first = lab.plan(ToEarliest(), dag_id="rewind", run_id="manual 1")
     lab.apply(first.rewind_id, approved_by="carl")

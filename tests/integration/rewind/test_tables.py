@@ -1,4 +1,4 @@
-"""Rewinds of consumers that load several tables: all of them move together, as do their undos."""
+"""Rewinds of consumers that load several tables: all tables are rewound together, and restored together by an undo."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def till(scenario: Scenario) -> Till:
 
 
 def test_a_rewind_takes_rows_out_of_all_tables_and_an_undo_puts_them_back(till: Till) -> None:
-    """The lines go before their orders, and come back after them, as a foreign key wants it."""
+    """Lines are deleted before their orders and put back after them, as the foreign key requires."""
     till.produce({"id": 1, "lines": [3]}, {"id": 2, "lines": [4, 5]}, {"id": 3})
     till.run()
     before = till.image()
@@ -84,7 +84,7 @@ def test_a_rewind_takes_rows_out_of_all_tables_and_an_undo_puts_them_back(till: 
 
 
 def test_rows_that_refer_to_rows_that_go_stand_in_the_way(till: Till) -> None:
-    """Lines that stay, of an order that was loaded after them; the foreign key allows it until the commit."""
+    """Lines that stay refer to an order that was loaded after them. The deferred foreign key allows that until the commit."""
     till.scenario.sql(
         f"ALTER TABLE {till.lines} DROP CONSTRAINT {till.lines.split('.')[1]}_order_id_fkey;"
         f"ALTER TABLE {till.lines} ADD FOREIGN KEY (order_id) REFERENCES {till.orders} (id) DEFERRABLE INITIALLY DEFERRED"
@@ -98,7 +98,7 @@ def test_rows_that_refer_to_rows_that_go_stand_in_the_way(till: Till) -> None:
 
 
 def test_a_cascade_between_the_tables_takes_nothing_else(till: Till) -> None:
-    """All rows that it would reach are taken out before it could."""
+    """All rows that the cascade would delete are taken out first."""
     till.scenario.sql(
         f"ALTER TABLE {till.lines} DROP CONSTRAINT {till.lines.split('.')[1]}_order_id_fkey;"
         f"ALTER TABLE {till.lines} ADD FOREIGN KEY (order_id) REFERENCES {till.orders} (id) ON DELETE CASCADE"
@@ -113,7 +113,7 @@ def test_a_cascade_between_the_tables_takes_nothing_else(till: Till) -> None:
 
 
 def test_a_replay_is_compared_table_by_table(till: Till) -> None:
-    """As if each were a consumer's own."""
+    """As if each table had a separate consumer."""
     till.produce({"id": 1, "lines": [3]}, {"id": 2, "lines": [4]})
     till.run()
     done = till.rewind(ToOffset(0))
@@ -126,7 +126,7 @@ def test_a_replay_is_compared_table_by_table(till: Till) -> None:
 
 
 def test_a_plan_is_stale_when_a_table_was_added(till: Till) -> None:
-    """It was made for the tables of its time."""
+    """The plan covers only the tables that the consumer had when it was made."""
     till.produce({"id": 1, "lines": [3]})
     till.run()
     made = till.plan(ToOffset(0))
@@ -137,7 +137,7 @@ def test_a_plan_is_stale_when_a_table_was_added(till: Till) -> None:
 
 
 def test_an_undo_needs_the_tables_that_the_rewind_had(till: Till) -> None:
-    """Its rows would come back into none."""
+    """Otherwise its rows could not be put back."""
     till.produce({"id": 1, "lines": [3]})
     till.run()
     done = till.rewind(ToOffset(0))
@@ -148,7 +148,7 @@ def test_an_undo_needs_the_tables_that_the_rewind_had(till: Till) -> None:
 
 @dataclass
 class Model:
-    """What the tables hold after reading records in order."""
+    """The expected contents of the tables after reading records in order."""
 
     orders: dict[int, list[int]] = field(default_factory=dict)
 
@@ -183,10 +183,10 @@ STEPS = st.lists(st.one_of(RECORDS, st.floats(0, 1), st.just("undo")), min_size=
 @settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_whatever_is_read_rewound_and_undone(scenario: Scenario, steps: list[Any]) -> None:
-    """The ledger and the tables agree at each step, an undo restores all rows, and in the end the tables hold what the records say.
+    """The ledger and the tables agree at each step, an undo restores all rows, and in the end the tables match the records.
 
-    Lines without an order of their own belong to an order of an earlier step or to none. If their order came later, the slices would
-    decide whether they load: within a slice, all orders are written before all lines.
+    Lines that come without their order belong to an order of an earlier step or to none. If their order came later, it would depend on the
+    slices whether they load: within a slice, all orders are written before all lines.
     """
     scenario.name = f"c{uuid.uuid4().hex[:10]}"
     scenario.table = f"lake.{scenario.name}"

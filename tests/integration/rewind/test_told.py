@@ -1,4 +1,4 @@
-"""A run hears of a rewind while its batch is in flight: the batch is ended, and the run goes on from the new positions."""
+"""A run is notified of a rewind while its batch is in flight: the batch is cancelled, and the run continues from the new positions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("session_here")
 def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
     scenario: Scenario, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transform stands all the time; the run claims again within seconds, and not when the transform would have come to its end."""
+    """The transform blocks throughout. The run claims again within seconds instead of waiting for the transform to finish."""
     monkeypatch.setattr(applying, "GRACE_MS", 300)
     consumer, engines = Held(scenario, source), []
     cluster = Cluster(scenario.connections.kafka)

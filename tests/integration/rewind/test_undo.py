@@ -1,4 +1,4 @@
-"""What an undo puts back, in which order rewinds can be undone, and what stands against it."""
+"""What an undo puts back, in which order rewinds can be undone, and what prevents an undo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_undo_at_once_is_as_if_nothing_had_been(lab: Lab) -> None:
 
 
 def test_the_plan_of_an_undo_says_what_comes_back_and_what_goes(lab: Lab) -> None:
-    """Also once it was applied."""
+    """The applied undo shows the same numbers."""
     lab.read(50)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     lab.read(30)
@@ -47,7 +47,7 @@ def test_the_plan_of_an_undo_says_what_comes_back_and_what_goes(lab: Lab) -> Non
 
 
 def test_rewinds_are_undone_newest_first(lab: Lab) -> None:
-    """Three on top of each other, with reading in between, and back through every state."""
+    """Three rewinds, one after another with reads in between, are undone through every earlier state."""
     images = []
     lab.read(95, step=30)
     rewinds = []
@@ -102,7 +102,7 @@ def test_an_undone_rewind_stands_in_nobodys_way_but_one_that_was_brought_back_do
 
 
 def test_the_undo_of_an_older_rewind_stands_in_the_way_of_a_newer_undos_undo(lab: Lab) -> None:
-    """What the newer one had changed was made from what the older one had left, which is gone."""
+    """The newer rewind was based on the state that the older one left, which no longer exists."""
     lab.read(90, step=40)
     first = lab.rewind(ToOffset(20), f"{lab.topic}:0").rewind_id
     lab.read(60, transform=other)
@@ -127,7 +127,7 @@ def test_rewinds_of_other_partitions_do_not_matter(lab: Lab) -> None:
 
 
 def test_new_records_that_were_read_since_are_read_again(lab: Lab) -> None:
-    """The undo goes to where the group was, not to where it is; what came since is kept with the undo."""
+    """The undo returns to the position before the rewind, not to the current one. Rows loaded since are kept with the undo."""
     lab.read(50)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     lab.read(100)
@@ -164,7 +164,8 @@ def test_undo_of_to_current_moves_nothing(lab: Lab) -> None:
 
 
 def test_validated_rows_stay_validated_below_the_rewind(lab: Lab) -> None:
-    """The rewind takes the validated offset back to its target; the undo puts it back, but not below what has passed since."""
+    """The rewind moves the validated offset back to its target. The undo restores it, but not below what has been validated since up to the
+    target."""
     lab.read(90)
     lab.validate_to(80)
     done = lab.rewind(ToOffset(50), f"{lab.topic}:0")
@@ -211,7 +212,7 @@ def topic_created_again(lab: Lab, rewind_id: int) -> str:
 
 @pytest.mark.parametrize("change", [dropped, column_gone, column_changed, column_new, topic_created_again])
 def test_undo_is_refused_with_the_reason(lab: Lab, change: Callable[[Lab, int], str]) -> None:
-    """Before anything is planned, and of a plan that was made before."""
+    """Both when an undo is planned and when an existing plan is applied."""
     lab.read(50)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     planned = lab.plan(Undo(done.rewind_id))
@@ -240,7 +241,7 @@ def test_undo_is_of_the_whole_rewind(lab: Lab) -> None:
 
 
 def test_columns_that_the_sink_fills_in_come_back(lab: Lab) -> None:
-    """Generated ones, identities, defaults, and a column that is new and may be null."""
+    """Generated columns, identities, defaults, and a new nullable column."""
     lab.sql(
         f"ALTER TABLE {lab.table} ADD COLUMN number bigint GENERATED ALWAYS AS IDENTITY,"
         " ADD COLUMN twice bigint GENERATED ALWAYS AS (population * 2) STORED, ADD COLUMN loaded_at timestamptz DEFAULT clock_timestamp(),"
@@ -259,7 +260,7 @@ def test_columns_that_the_sink_fills_in_come_back(lab: Lab) -> None:
 
 
 def test_rows_that_break_a_constraint_by_now_are_kept_in_the_archive(lab: Lab) -> None:
-    """All or nothing, with Postgres' own words."""
+    """All or nothing; the error has Postgres' own text."""
     lab.read(50)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (population < 45)")
@@ -271,7 +272,7 @@ def test_rows_that_break_a_constraint_by_now_are_kept_in_the_archive(lab: Lab) -
 
 
 def test_heads_of_heads_are_put_together_again(lab: Lab) -> None:
-    """A batch that was cut twice."""
+    """Two rewinds have cut the same batch."""
     lab.read(90, step=90)
     first_image = lab.image()
     first = lab.rewind(ShiftBy(-20), f"{lab.topic}:0").rewind_id
@@ -286,7 +287,7 @@ def test_heads_of_heads_are_put_together_again(lab: Lab) -> None:
 
 
 def test_a_head_says_of_its_records_what_is_known(lab: Lab) -> None:
-    """Rows and failed records are counted. The rest are the skipped ones, or, where the batch had unaccounted ones, unaccounted."""
+    """Rows and failed records are counted. The rest count as skipped or, if the batch had unaccounted records, as unaccounted."""
     lab.read(40, step=40)
     part = lab.slice(80)
     judged = iter([TransformOutput(only(rows(part, range(45, 80))), [40, 41])])

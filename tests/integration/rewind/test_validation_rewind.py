@@ -1,4 +1,4 @@
-"""``validation: {on_failure: rewind}``: a run whose verdict is critical is taken back, once; what fails again stays and blocks."""
+"""``validation: {on_failure: rewind}``: a run with a critical verdict is taken back once; records that fail again stay and block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wrong(offset: int) -> Sequence[str]:
 
 
 class Judge:
-    """Runs of the consumer's DAG, each validated by a suite that does not want wrong cities."""
+    """Runs of the consumer's DAG, each validated by a suite that rejects wrong cities."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
@@ -38,7 +38,7 @@ class Judge:
         self.runs = 0
 
     def run(self, end: int, *partitions: int, good: bool = False) -> ValidatedRun:
-        """Reads up to ``end``; what it writes is wrong unless it is said to be good."""
+        """Reads up to ``end``, and writes wrong cities unless ``good``."""
         self.runs += 1
         for partition in partitions or (0,):
             self.lab.read(end, partition, one_city if good else wrong, step=10, task=TaskIdentity(DAG, f"run {self.runs}"))
@@ -68,14 +68,14 @@ def judge(lab: Lab, tmp_path: Path) -> Judge:
 
 
 def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_again(lab: Lab, judge: Judge) -> None:
-    """Exactly its ranges, with their failed records; the reason names the validation. Nobody is asked, whatever the file says of approvals
-    of those that people plan. It can be undone like any other."""
+    """Exactly its ranges are taken back, with their failed records, and the reason names the validation. No approval is needed, even if the
+    file requires one for planned rewinds. The rewind can be undone like any other."""
     assert lab.spec.rewind.approval is Approval.REQUIRED
     first = judge.run(20, 0, 1, good=True)
     assert judge.verdict(first).verdict is Verdict.PASSED
     before = lab.image()
     second = judge.run(50, 0, 1)
-    lab.read(30, 2)  # by hand, for another reason
+    lab.read(30, 2)  # by hand, not by a run of the DAG
     written = lab.image()
     done = judge.react(second)
     assert done.rewound is not None
@@ -100,7 +100,7 @@ def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_aga
 
 
 def test_what_fails_again_stays_and_blocks_and_what_comes_behind_it_gets_its_own_try(lab: Lab, judge: Judge) -> None:
-    """No range is ever taken back twice, so the group gets on even if everything is wrong for ever."""
+    """No range is taken back twice, so the group makes progress even if all records stay wrong."""
     ends, taken = [20, 40, 60, 80], []
     for end in ends:
         reaction = judge.react(judge.run(end))
@@ -115,7 +115,7 @@ def test_what_fails_again_stays_and_blocks_and_what_comes_behind_it_gets_its_own
 
 
 def test_rewind_of_a_validation_that_was_undone_is_not_done_again(lab: Lab, judge: Judge) -> None:
-    """Who undid it wants the rows as they are."""
+    """The person who undid it wants to keep the rows."""
     run = judge.run(20)
     done = judge.react(run)
     assert done.rewound is not None
@@ -136,7 +136,7 @@ def test_rewind_by_hand_does_not_use_up_the_one_of_the_validation(lab: Lab, judg
 
 
 def test_try_after_the_one_that_took_the_run_back_learns_of_it(lab: Lab, judge: Judge) -> None:
-    """The ledger has nothing of the run any more, which by itself would pass. It does not learn of a rewind that was undone."""
+    """The ledger has nothing left of the run, which alone would pass. A rewind that was undone does not count."""
     run = judge.run(20)
     assert judge.taken_back(run) is None
     done = judge.react(run)
@@ -149,8 +149,8 @@ def test_try_after_the_one_that_took_the_run_back_learns_of_it(lab: Lab, judge: 
 
 
 def test_what_the_next_run_has_read_meanwhile_is_taken_back_too_unless_it_was_judged(lab: Lab, judge: Judge) -> None:
-    """Of continuous runs the next one reads on while the last is judged. An old run that is validated again takes nothing back that readers
-    were told of since."""
+    """With continuous runs, the next run reads while the previous one is validated. Validating an old run again takes back nothing that
+    readers have been notified of since."""
     old = judge.run(20)
     judge.verdict(old)
     assert judge.verdict(judge.run(40, good=True)).verdict is Verdict.PASSED
@@ -175,7 +175,7 @@ def test_run_that_had_passed_and_fails_a_new_suite_stays(lab: Lab, judge: Judge)
 
 
 def test_records_that_are_not_accounted_for_are_left_as_they_are(lab: Lab, judge: Judge) -> None:
-    """A rewind would move what shows why."""
+    """A rewind would remove the evidence."""
     run = judge.run(20)
     lab.sql(f"DELETE FROM {lab.table} WHERE kafka_offset = 13")
     reaction = judge.react(run)
@@ -185,7 +185,7 @@ def test_records_that_are_not_accounted_for_are_left_as_they_are(lab: Lab, judge
 
 
 def test_run_whose_records_kafka_no_longer_has_is_not_taken_back(lab: Lab, judge: Judge) -> None:
-    """Loss is never allowed without a person."""
+    """Only a person can allow loss."""
     run = judge.run(20)
     lab.consumer.topics.trim(lab.topic, {0: 5})
     with pytest.raises(TargetsOutOfRange):
@@ -194,7 +194,8 @@ def test_run_whose_records_kafka_no_longer_has_is_not_taken_back(lab: Lab, judge
 
 
 def test_plan_that_could_not_be_applied_waits_for_nobody(lab: Lab, judge: Judge) -> None:
-    """A role without DELETE on the sink has planned it: it is kept as rejected, and is no rewind that a later validation would find."""
+    """A role without DELETE on the sink planned it. The plan is stored as rejected, and a later validation does not count it as a
+    rewind."""
     run = judge.run(20)
     verdict = judge.verdict(run)
     role = f"judge_{uuid.uuid4().hex[:10]}"

@@ -1,4 +1,4 @@
-"""What a replay has changed: archive and sink compared. Real Postgres and Kafka."""
+"""What a replay has changed, found by comparing archive and sink. Uses a real Postgres and Kafka."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def counts(found: Verified) -> tuple[int, int, int, int]:
 
 
 def replayed(lab: Lab) -> int:
-    """Rows that stand where the rewind has taken some out."""
+    """The number of rows in the rewound range."""
     return len([row for row in lab.rows() if 20 <= row[1] < 60])
 
 
 def fixed(offset: int) -> list[str]:
-    """Another name for those that end in 7, nothing for 25, two rows for 35; else as before."""
+    """Renames the cities of offsets ending in 7, drops 25, and makes two rows of 35; otherwise as before."""
     if offset == 25:
         return []
     if offset == 35:
@@ -55,7 +55,7 @@ def test_says_what_is_equal_changed_gone_and_new(lab: Lab) -> None:
 
 
 def test_counts_only_what_has_been_replayed(lab: Lab) -> None:
-    """What is not read again yet is not gone."""
+    """Rows that are not replayed yet do not count as gone."""
     lab.read(60)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     assert counts(verified(lab, done.rewind_id)) == (0, 0, 0, 0)
@@ -74,12 +74,12 @@ def test_counts_only_what_has_been_replayed(lab: Lab) -> None:
 
 
 def test_rows_of_an_upsert_sink_are_the_same_by_their_key(scenario: Scenario, topics: Topics) -> None:
-    """Their lineage may be another one: a later record has written them since."""
+    """Their lineage may differ, because a later record may have written them since."""
     five: Transform = lambda offset: [f"city {offset % 5}"]  # noqa: E731
     with lab_on(scenario, topics, (60,), key=["city"]) as lab:
         lab.read(40, transform=five)
         done = lab.rewind(ToOffset(30))
-        lab.read(60, transform=lambda offset: [f"city {offset % 5 + (offset % 5 == 3)}"])  # city 3 is city 4 now
+        lab.read(60, transform=lambda offset: [f"city {offset % 5 + (offset % 5 == 3)}"])  # city 3 becomes city 4
         found = verified(lab, done.rewind_id)
         assert found.by == ("city",)
         assert (found.gone, found.new) == (1, 0)
