@@ -54,7 +54,7 @@ STEPS = ("stop", "remove", "add", *(["kill"] if ALL else []))
 is a Spark driver."""
 
 PAUSES = '''
-"""Has a commit stand still for a moment before one of its steps, so that whoever is struck is struck there."""
+"""Pauses a commit before one of its steps, so that a fault strikes there."""
 
 import os
 import random
@@ -118,10 +118,10 @@ class Churn:
             self.wait_for(seat, lambda seat=seat: instance(seat) in self.members(), "it has joined", BUSY_S)  # type: ignore[misc]
 
     def wait_for(self, seat: int, condition: Callable[[], Any], what: str, within_s: float) -> None:
-        """Waits until the condition holds or the member has ended; `mend` checks how it ended."""
+        """Waits until the condition holds or the member has ended; `replace_ended` checks how it ended."""
         until(lambda: condition() or not self.running[seat].running, what, within_s)
 
-    def mend(self) -> None:
+    def replace_ended(self) -> None:
         """Checks that the members that have ended were successful, and starts new ones if too few are left. A member ends when it has read
         everything that existed when it started."""
         for seat, attempt in list(self.running.items()):
@@ -141,7 +141,7 @@ class Churn:
     def victim(self, *, all_read: bool = False) -> int:
         """Chooses a member at random. Enough members for a group remain; with ``all_read``, all of them have begun to read."""
         while True:
-            self.mend()
+            self.replace_ended()
             while len(self.running) <= FEWEST:
                 self.add()
             if all_read:
@@ -270,7 +270,7 @@ def test_records_are_stored_once_whatever_becomes_of_the_members(
         try:
             churn.add(FIRST)
             for step in ("kill", *churn.chance.sample(STEPS, len(STEPS))):
-                churn.mend()
+                churn.replace_ended()
                 getattr(churn, step)()
         finally:
             enough.set()

@@ -28,7 +28,7 @@ RECORDS = 10
 TASKS = ("relay", "due", "drain", "validate", "publish", "done")
 
 TRANSFORM = '''
-"""Records are numbers; a service, which is a file, says what becomes of each."""
+"""Records are numbers; a service, which is a file, decides what happens to each."""
 import json
 import pathlib
 from typing import TypedDict

@@ -304,7 +304,7 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
 
 def test_objectives_of_consumers_are_watched_by_one_dag_with_a_task_for_each(read, tmp_path):
     """The task has its consumer's owner, which callbacks and notifiers use, and no retries. Airflow's limit of failed runs does not apply,
-    because it would pause the DAG. Without objectives there is no DAG."""
+    because it would pause the DAG. Without objectives, the DAG does not exist."""
     (tmp_path / "news.yaml").write_text(SMALL)
     assert read(tmp_path, "watch.py")["dags"] == {}
     (tmp_path / "flights.yaml").write_text(f"{FULL}slo: {{lag: 10m, failed: 1000, freshness: 90m}}\n")

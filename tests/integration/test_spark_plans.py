@@ -243,7 +243,7 @@ PASSED_ON = {
     ),
     "one of them computed": (lambda records: records.withColumn("kafka_partition", records.kafka_partition + 1), ["kafka_topic"]),
     "another column under the name": (lambda records: records.selectExpr("topic AS kafka_topic", "kafka_partition"), ["kafka_partition"]),
-    "left out": (lambda records: records.select("kafka_partition"), ["kafka_partition"]),
+    "only one of them": (lambda records: records.select("kafka_partition"), ["kafka_partition"]),
 }
 
 

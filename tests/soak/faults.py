@@ -121,7 +121,7 @@ class Injector:
             self._suspended.clear()
 
     def end_transactions(self, younger_s: float) -> None:
-        """Ends transactions that doomed producers left open in the last ``younger_s``; the broker's time-out has ended the older ones."""
+        """Ends transactions that doomed producers left open in the last ``younger_s``; the broker's timeout has ended the older ones."""
         now = time.monotonic()
         for since, transactional_id in self._doomed:
             if now - since < younger_s:

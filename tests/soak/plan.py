@@ -27,7 +27,7 @@ class Fault(StrEnum):
     KILL_BROKER = "kill-broker"
     """SIGKILL of the broker, which is then started again."""
     HUNG_TRANSACTION = "hung-transaction"
-    """A producer is killed with its transaction open. The transaction stays open until its time-out."""
+    """A producer is killed with its transaction open. The transaction stays open until its timeout."""
     KILL_COMMITTING = "kill-committing-producer"
     """A producer is killed after it has requested the commit, whose outcome is unknown."""
 

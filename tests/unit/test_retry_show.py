@@ -24,7 +24,7 @@ def redrive(**facts: object) -> Redrive:
         filter=Filter(error_type="KeyError"),
         per_second=None,
         max_redrives=3,
-        reason="the codes are mended",
+        reason="the codes are fixed",
         planned_by="ann",
         planned_at=AT,
         started_at=None,
@@ -49,7 +49,7 @@ def test_plan_is_shown_with_counts_examples_and_what_is_no_part_of_it() -> None:
     assert said == [
         "Redrive 7 (PLANNED): 1,200 records of departures to the first delay, at most 50 per second",
         "Which: error type KeyError",
-        "Reason: the codes are mended",
+        "Reason: the codes are fixed",
         "Planned by ann at 2026-03-24T13:00:00Z",
         "Not included: 3 that already wait for a retry",
         "Not included: 2 that were redriven 3 times",

@@ -65,7 +65,7 @@ def test_a_setting_that_loses_or_delays_records_is_told_with_what_to_set(
     assert words in problem
 
 
-def test_retention_of_the_failed_topic_is_what_somebody_said_or_for_ever(tmp_path: Path) -> None:
+def test_retention_of_the_failed_topic_must_be_chosen_or_unlimited(tmp_path: Path) -> None:
     """The broker's default of a week is refused, because it was not chosen. The same value is accepted if it was set for the topic."""
     spec = spec_of(tmp_path)
     (problem,) = unfit(found(FAILED, stated=False, retention_ms="604800000"), spec, LARGEST)

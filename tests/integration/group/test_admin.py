@@ -192,7 +192,7 @@ def test_who_still_holds_a_partition_of_a_deleted_group_is_fenced(scene: Scene, 
         ledger.commit(zombie)
 
 
-def test_a_deletion_waits_for_a_commit_in_flight_but_not_for_ever(scene: Scene, ledger: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_waits_for_a_commit_in_flight_but_not_without_end(scene: Scene, ledger: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deletion holds the group's lock while it waits. If it gives up, nothing is stored."""
     monkeypatch.setitem(coordinator_module._LIMITS, "lock_ms", "200")
     with psycopg2.connect(scene.url) as writer, writer.cursor() as cur:

@@ -254,7 +254,7 @@ def test_a_group_goes_on_as_soon_as_those_it_expects_are_there(scene: Scene) -> 
     scene.finish_join(*players)
 
 
-def test_a_group_does_not_wait_for_ever_for_those_it_expects(scene: Scene) -> None:
+def test_a_group_does_not_wait_without_end_for_expected_members(scene: Scene) -> None:
     """The initial delay ends as usual; a member that joins later makes the group rebalance."""
     a, b = (scene.player(name, expected=5, config=GroupConfig()) for name in "ab")
     assert a.join() is None

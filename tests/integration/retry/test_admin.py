@@ -270,12 +270,12 @@ def test_an_export_is_read_again_by_edit(outbox: Outbox) -> None:
     lines = command(outbox, "export", "--state", "FAILED").stdout.splitlines()
     told = [json.loads(line) for line in lines]
     assert [one["number"] for one in told] == made
-    told[1]["value"] = base64.b64encode(b"mended").decode()
+    told[1]["value"] = base64.b64encode(b"repaired").decode()
     file = outbox.consumer.folder / "records.jsonl"
     file.write_text("\n".join(json.dumps(one) for one in told))
     done = command(outbox, "edit", "--from", str(file), *REASON)
     assert (done.returncode, done.stdout) == (0, "1 edited, 2 unchanged\n"), done.stderr
-    assert [outbox.record(number)["value"] for number in made] == [b"\x00\xff", b"mended", b"\x02\xff"]
+    assert [outbox.record(number)["value"] for number in made] == [b"\x00\xff", b"repaired", b"\x02\xff"]
     assert outbox.record(made[1])["headers"] == [["h", "gA=="]]
     file.write_text('{"number": 1}\n')
     assert "not a line of an export" in command(outbox, "edit", "--from", str(file), *REASON).stderr

@@ -235,7 +235,7 @@ def test_a_record_that_is_discarded_in_this_moment_is_waited_for_and_stays_disca
     assert (outbox.record(number)["state"], outbox.record(number)["redrives"]) == ("DISCARDED", 0)
 
 
-def test_a_record_is_not_sent_round_for_ever(outbox: Outbox) -> None:
+def test_a_record_is_not_redriven_without_end(outbox: Outbox) -> None:
     """Scenario 39: redrives are counted. At the limit, a record is not included in plans, and earlier plans pass over it."""
     number = outbox.add(failed=True)
     fail = "UPDATE tidemark.failed_record SET state = 'FAILED', due_at = NULL"
@@ -420,12 +420,12 @@ def test_the_role_of_runs_is_enough_for_all_of_it(outbox: Outbox) -> None:
         f" GRANT USAGE ON ALL SEQUENCES IN SCHEMA tidemark TO {role}"
     )
     try:
-        mended, dropped = outbox.add(b"bad", failed=True), outbox.add()
+        repaired, dropped = outbox.add(b"bad", failed=True), outbox.add()
         with outbox.session() as connection:
             with transaction(connection) as cur:
                 cur.execute(f"SET ROLE {role}")
             outbox.relay(connection)
-            admin.edit(connection, outbox.group, mended, lambda was: Payload(was.key, b"good", was.headers), **WHY)
+            admin.edit(connection, outbox.group, repaired, lambda was: Payload(was.key, b"good", was.headers), **WHY)
             admin.discard(connection, outbox.group, Filter(numbers=(dropped,)), **WHY)
             planned = redrive.plan(connection, outbox.spec, Filter(), **WHY).redrive.redrive_id
             assert apply(outbox, planned, connection).redrive.redriven == 1

@@ -100,7 +100,7 @@ def redrive_plan(round_: Round) -> int:
         return redrive.plan(connection, round_.lab.spec, Filter(), **WHY).redrive.redrive_id
 
 
-def test_a_broken_record_is_mended_and_tried_at_once(round_: Round) -> None:
+def test_a_broken_record_is_edited_and_retried_at_once(round_: Round) -> None:
     """The transform gets the edited payload without delay, while another record waits in its retry topic."""
     lab = round_.lab
     lab.say({"bad": "fail", "a": "retry", "worse": "fail"})
@@ -121,7 +121,7 @@ def test_a_broken_record_is_mended_and_tried_at_once(round_: Round) -> None:
     ]
 
 
-def test_a_consumer_without_a_ladder_is_mended_too(scenario: Scenario, topics: Topics) -> None:
+def test_a_record_of_a_consumer_without_a_ladder_is_edited_too(scenario: Scenario, topics: Topics) -> None:
     """Each record gets one try through the topic for immediate tries. One that fails again has failed permanently and is not published."""
     with lab_on(scenario, topics, retry=None) as lab:
         lab.say({"bad": "fail", "worse": "fail"})

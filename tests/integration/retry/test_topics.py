@@ -130,7 +130,7 @@ def test_relays_make_the_topics_that_they_need_when_they_need_them_first(outbox:
     outbox.check_published()
 
 
-def test_a_topic_that_somebody_made_wrong_takes_nothing_until_it_is_mended(outbox: Outbox) -> None:
+def test_a_topic_with_wrong_settings_is_not_used_until_it_is_fixed(outbox: Outbox) -> None:
     """All problems are reported at once, nothing is changed, and other topics get their records. A topic that was created again is checked
     again."""
     outbox.make_topics(without=[outbox.tiers[0]])

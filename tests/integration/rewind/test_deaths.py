@@ -110,13 +110,13 @@ def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: La
     """A replaced row is either kept or in the sink again, never both and never neither. The undo of an undo has the most work: some
     replaced rows come back, others are removed again."""
     upsert.read(80, transform=lambda offset: [f"city {offset - 30}"])
-    mended = upsert.image().sink
+    repaired = upsert.image().sink
     undone = upsert.undo(1)
     upsert.read(95, transform=lambda offset: [f"city {offset - 40}"])
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
     planned = upsert.plan(Undo(undone.rewind_id))
     assert struck(upsert, lambda connection: upsert.apply(planned.rewind_id, connection=connection)) >= 40
-    assert upsert.image().sink == mended
+    assert upsert.image().sink == repaired
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
     upsert.check()
 

@@ -135,12 +135,12 @@ def test_an_undo_is_undone_also_after_new_records_were_read(lab: Lab) -> None:
     lab.read(40, transform=every(9))
     first = lab.rewind(ToOffset(25), f"{lab.topic}:0").rewind_id
     lab.read(50, transform=every(20, 3))
-    mended = (lab.image().sink, lab.position())
+    repaired = (lab.image().sink, lab.position())
     second = lab.undo(first).rewind_id
     lab.read(75, transform=every(30))
     later = (lab.image().sink, lab.position())
     third = lab.undo(second).rewind_id
-    assert (lab.image().sink, lab.position()) == mended
+    assert (lab.image().sink, lab.position()) == repaired
     lab.read(60, transform=every(5))
     lab.undo(third)
     assert (lab.image().sink, lab.position()) == later
@@ -252,11 +252,11 @@ def test_rows_of_a_former_life_of_the_topic_come_back(lab: Lab) -> None:
     done = lab.rewind(ToOffset(15), f"{lab.topic}:0")
     lab.read(40, transform=every(25))
     assert set(kept(lab)) & set(range(50, 60))
-    mended = lab.image().sink
+    repaired = lab.image().sink
     back = lab.undo(done.rewind_id)
     assert lab.image() == before
     lab.undo(back.rewind_id)
-    assert lab.image().sink == mended
+    assert lab.image().sink == repaired
 
 
 # ---- late records
@@ -321,11 +321,11 @@ def test_a_staged_batch_keeps_rows_of_all_its_partitions(lab: Lab) -> None:
     promoted(lab, (40, 45), lambda partition, offset: f"{partition} {offset - 20}")
     assert sorted(kept(lab)) == sorted([*range(20), *range(20)])
     lab.check()
-    mended = lab.image().sink
+    repaired = lab.image().sink
     back = lab.undo(done.rewind_id)
     assert lab.image() == before
     lab.undo(back.rewind_id)
-    assert lab.image().sink == mended
+    assert lab.image().sink == repaired
 
 
 def promoted(lab: Lab, ends: tuple[int, ...], city: Callable[[int, int], str]) -> None:
@@ -365,12 +365,12 @@ def test_aggregates_come_back_whichever_partitions_they_were_made_of(lab: Lab) -
     totals(lab, 50, 60, cities={"rom": 10, "ulm": 11})
     assert found(lab) == {"ulm": 11, "rom": 10, "york": 7}
     lab.check()
-    mended = lab.image().sink
+    repaired = lab.image().sink
     back = lab.undo(done.rewind_id)
     assert lab.image() == before
     lab.check()
     lab.undo(back.rewind_id)
-    assert lab.image().sink == mended
+    assert lab.image().sink == repaired
 
 
 def test_of_aggregates_that_were_written_over_the_last_one_comes_back(lab: Lab) -> None:

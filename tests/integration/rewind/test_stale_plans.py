@@ -175,7 +175,7 @@ def test_all_that_moved_is_said_at_once(lab: Lab) -> None:
 def test_a_changed_transform_is_what_rewinds_are_for(lab: Lab) -> None:
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
-    lab.consumer.set(transform=f"{lab.consumer.name}:mended", schedule="@daily")
+    lab.consumer.set(transform=f"{lab.consumer.name}:repaired", schedule="@daily")
     assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
 
 
@@ -210,7 +210,7 @@ def test_an_applied_rewind_cannot_be_rejected_and_is_applied_once(lab: Lab) -> N
         lab.apply(planned.rewind_id)
 
 
-def test_history_is_kept_for_ever_newest_first(lab: Lab) -> None:
+def test_history_is_kept_permanently_newest_first(lab: Lab) -> None:
     """It shows who planned, applied and approved each rewind, the Airflow run, and the old and new offsets."""
     lab.read(50, task=TaskIdentity("consume__x", "run 1", "consume", 0, 1))
     first = lab.plan(ToEarliest(), dag_id="rewind", run_id="manual 1")

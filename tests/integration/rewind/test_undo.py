@@ -20,7 +20,7 @@ from tidemark.sink.commit import commit_slice
 
 def other(offset: int) -> list[str]:
     """Another transform: other values, some records skipped."""
-    return [f"mended {offset}"] if offset % 3 else []
+    return [f"repaired {offset}"] if offset % 3 else []
 
 
 def test_undo_at_once_is_as_if_nothing_had_been(lab: Lab) -> None:
@@ -72,15 +72,15 @@ def test_an_undo_of_an_undo_of_an_undo_goes_back_and_forth(lab: Lab) -> None:
     original = lab.image()
     first = lab.rewind(ToOffset(25), f"{lab.topic}:0").rewind_id
     lab.read(70, transform=other)
-    mended = lab.rows()
+    repaired = lab.rows()
     second = lab.undo(first).rewind_id
     third = lab.undo(second).rewind_id
-    assert (lab.rows(), lab.position()) == (mended, 70)
+    assert (lab.rows(), lab.position()) == (repaired, 70)
     lab.check()
     fourth = lab.undo(third).rewind_id
     assert lab.image() == original
     lab.undo(fourth)
-    assert (lab.rows(), lab.position()) == (mended, 70)
+    assert (lab.rows(), lab.position()) == (repaired, 70)
     lab.check()
 
 
