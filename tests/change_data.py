@@ -16,7 +16,7 @@ import psycopg2
 from confluent_kafka.admin import AdminClient
 
 from tests.connect_worker import Worker
-from tests.scenario import eventually
+from tests.waiting import until
 from tidemark.jvm.jars import Recipe, jars_of
 from tidemark.jvm.java import LIGHT
 from tidemark.local import LocalStack
@@ -85,7 +85,7 @@ class Followed:
             query = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND confirmed_flush_lsn >= %s::pg_lsn"
             return bool(self.source.ask(query, self.name, mark))
 
-        eventually(passed)
+        until(passed)
 
 
 class ChangeSource:
@@ -143,12 +143,12 @@ class ChangeSource:
         own = self._config(followed.name, tables, partitions)
         self.worker.configure(followed.name, {**own, **(converter or json_converter()), **(config or {})})
         try:
-            eventually(lambda: self._streams(followed.name))
+            until(lambda: self._streams(followed.name))
             followed.catch_up()
             yield followed
         finally:
             self.worker.delete(followed.name)
-            eventually(lambda: not self.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", followed.name))
+            until(lambda: not self.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", followed.name))
             self.execute(f"DROP PUBLICATION IF EXISTS {followed.name}")
             topics = [topic for topic in self._admin.list_topics(timeout=10).topics if topic.startswith(f"{followed.name}.")]
             for deleted in self._admin.delete_topics(topics).values() if topics else ():

@@ -21,8 +21,9 @@ from tests.attempts import FAST_JVM, Attempt, all_gone
 from tests.change_data import ChangeSource, Followed, avro_converter, json_converter
 from tests.change_load import COLUMNS, ENUM, Load, Rows, differences
 from tests.ledger import in_thread
-from tests.points import Points, until
+from tests.points import Points
 from tests.scenario import Scenario, Stored
+from tests.waiting import until
 from tidemark.consume.launch import DriverDied
 from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster

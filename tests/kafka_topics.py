@@ -18,6 +18,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.waiting import until
+
 Value = bytes | str | None
 
 
@@ -35,7 +37,7 @@ class Topics:
         settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
         self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result()
         self._made.append(name)
-        _until(lambda: self._led(name))
+        until(lambda: self._led(name))
         return name
 
     def produce(self, topic: str, values: Iterable[Value], *, partition: int = 0, key: Value = None, **options: Any) -> None:
@@ -60,7 +62,7 @@ class Topics:
             producer.commit_transaction(30)
         else:
             producer.abort_transaction(30)
-        _until(lambda: self._end(topic, partition) > start + len(values))
+        until(lambda: self._end(topic, partition) > start + len(values))
 
     def alter(self, topic: str, **config: str) -> None:
         """Sets some of a topic's settings. The others stay unchanged."""
@@ -86,7 +88,7 @@ class Topics:
     def delete(self, topic: str) -> None:
         self._admin.delete_topics([topic])[topic].result()
         self._made.remove(topic)
-        _until(lambda: topic not in self._admin.list_topics(timeout=10).topics)
+        until(lambda: topic not in self._admin.list_topics(timeout=10).topics)
 
     def adopt(self, names: Iterable[str]) -> None:
         """Takes over topics that something else created, so that they are deleted after the test."""
@@ -106,9 +108,3 @@ class Topics:
         if self._made:
             for future in self._admin.delete_topics(self._made).values():
                 future.result()
-
-
-def _until(condition: Any) -> None:
-    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
-
-    Retrying(retry=retry_if_result(lambda done: not done), stop=stop_after_delay(30), wait=wait_fixed(0.1))(condition)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from tests.waiting import until
 from tidemark.db import Connection, Cursor, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
@@ -32,11 +32,6 @@ DDL = f"""
         UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)
     )"""
 LAYOUT = Layout(TABLE, (Column("city", "text"), Column("population", "bigint")))
-
-
-def eventually(condition: Callable[[], Any], limit_s: float = 20) -> Any:
-    """Polls ``condition`` and returns its first true result. Fails after the limit."""
-    return Retrying(retry=retry_if_result(lambda done: not done), stop=stop_after_delay(limit_s), wait=wait_fixed(0.02))(condition)
 
 
 def backend_of(connection: Connection) -> int:
@@ -175,7 +170,7 @@ class Group:
 
     def wait_for_lock(self, count: int = 1) -> None:
         """Waits until ``count`` of the group's sessions wait for a lock."""
-        eventually(lambda: sum(kind == "Lock" for _, _, kind in self.sessions()) == count)
+        until(lambda: sum(kind == "Lock" for _, _, kind in self.sessions()) == count)
 
 
 def slice_of(claim: Claim, end: int) -> Slice:

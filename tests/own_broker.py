@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.kafka_topics import Topics
-from tests.scenario import eventually
+from tests.waiting import until
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
@@ -72,7 +72,7 @@ class OwnBroker:
             except BrokerUnavailable:
                 return False
 
-        eventually(answered)
+        until(answered)
 
     def back_up(self) -> Path:
         """Copies all data while the broker is stopped."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psutil
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from tests import points_hook
+from tests.waiting import until
 from tidemark.sink.steps import Step
 
 REACHED_WITHIN_S = 180
@@ -120,12 +119,3 @@ class Points:
         """Fails if a point was not reached: a fault that did not happen proves nothing."""
         missed = [str(point) for point in self._made if not point.is_reached]
         assert not missed, f"never reached: {missed}"
-
-
-def until(condition: Callable[[], Any], what: str, within_s: float = 180) -> Any:
-    """Polls ``condition`` and returns its first true result."""
-    retrying = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=wait_fixed(0.02))
-    try:
-        return retrying(condition)
-    except RetryError:
-        raise AssertionError(f"not within {within_s:g} s: {what}") from None

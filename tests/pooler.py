@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.ledger import eventually
+from tests.waiting import until
 from tidemark import project
 from tidemark.local import ports
 from tidemark.local.account import server_account
@@ -66,7 +66,7 @@ def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
         command, switch = [PROGRAM, "--quiet", str(settings)], account.switch() if account else {}
         with subprocess.Popen(command, cwd="/", **switch) as process:
             try:
-                eventually(lambda: ports.accepts(port) or process.poll() is not None)
+                until(lambda: ports.accepts(port) or process.poll() is not None)
                 assert process.poll() is None, (folder / "log").read_text()
                 yield Pooler(port)
             finally:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.scenario import eventually
+from tests.waiting import until
 
 PRODUCE, VERSION = 0, 7
 TIMEOUT_MS = 10_000
@@ -55,7 +55,7 @@ def produce_raw(servers: str, topic: str, records: Sequence[RawRecord], partitio
         assert error in (0, *NOT_YET), f"the broker refused the records with error code {error}"
         return int(error)
 
-    eventually(lambda: send() == 0)
+    until(lambda: send() == 0)
 
 
 def _batch(records: Sequence[RawRecord]) -> bytes:

@@ -12,7 +12,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from tests.kafka_topics import Topics
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 LARGEST = 1_048_500
 """About the largest value that a broker accepts by default: its ``message.max.bytes`` is 1,048,588, and includes the batch overhead."""
@@ -58,7 +59,7 @@ def compacted(scenario: Scenario) -> str:
         scenario.topics.produce(topic, [value], key=b"same")
     scenario.topics.produce(topic, [b"other"], key=b"other")
     with _cleaner_awake(scenario.topics.servers):
-        eventually(lambda: set(scenario.records(topic)) == {19, 20}, within_s=180)
+        until(lambda: set(scenario.records(topic)) == {19, 20})
     return topic
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import psycopg2
 import yaml
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from tests.kafka_topics import Topics
 from tidemark import project
@@ -356,11 +355,6 @@ class Scenario:
                 assert Stored(offset, timestamp, _plain(key), _plain(value), kept) == log[offset]
         mentioned = {offset for offset, _ in rows} | {row[0] for row in failed}
         return len(read - mentioned) - sum(skipped for _, _, skipped in ranges)
-
-
-def eventually(condition: Callable[[], Any], *, within_s: float = 180) -> Any:
-    """Polls ``condition`` and returns its first true result."""
-    return Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=wait_fixed(0.1))(condition)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from tests.scenario import eventually
+from tests.waiting import until
 from tidemark import project
 from tidemark.local import ports, processes
 
@@ -113,7 +113,7 @@ def running(folder: Path, host: str = ports.HOST, secret: str | None = None) -> 
         for work in cluster.work_folders:
             words = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
             cluster.start("org.apache.spark.deploy.worker.Worker", *address, *words, cluster.master, log=f"{work.name}.log")
-        eventually(lambda: _alive_workers(cluster) == 2, within_s=START_LIMIT_S)
+        until(lambda: _alive_workers(cluster) == 2, within_s=START_LIMIT_S)
         yield cluster
     finally:
         cluster.stop()

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import psycopg2
 from tests.ledger import in_thread
-from tests.points import until
+from tests.waiting import until
 
 from tidemark.local import LocalStack
 from tidemark.local.account import server_account

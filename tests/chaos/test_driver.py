@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.attempts import Attempt, all_gone
 from tests.chaos.trial import committed_before, failure
-from tests.points import Mark, until
+from tests.points import Mark
+from tests.waiting import until
 
 from tidemark.consume.launch import AttemptUnavailable, DriverDied
 from tidemark.sink.steps import Step

@@ -24,9 +24,9 @@ from tests.attempts import FAST_JVM, Attempt, all_gone
 from tests.chaos.reader import Reader
 from tests.chaos.trial import Trial, failure
 from tests.members import Group, parts
-from tests.points import until
 from tests.sampling import ALL
 from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.consume.launch import DriverDied, Progress
 from tidemark.db import session

@@ -11,7 +11,8 @@ from tests.attempts import FAST_JVM, all_gone
 from tests.chaos.postgres_server import PostgresServer
 from tests.chaos.trial import Trial, failure
 from tests.members import Group, wait_for
-from tests.points import Mark, until
+from tests.points import Mark
+from tests.waiting import until
 
 from tidemark.consume.launch import DriverDied, Progress
 from tidemark.sink.steps import Step

@@ -20,7 +20,8 @@ from tests.attempts import FAST_JVM, Attempt
 from tests.chaos.reader import Reader, Snapshot, problems
 from tests.chaos.trial import Trial
 from tests.ledger import in_thread
-from tests.points import Mark, until
+from tests.points import Mark
+from tests.waiting import until
 
 from tidemark.db import session
 from tidemark.group.coordinator import Coordinator, Leaving

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from tests.attempts import FAST_JVM, Attempt
 from tests.chaos.feed import TRANSFORM, Feed
 from tests.chaos.reader import Reader, Snapshot
-from tests.points import Mark, Point, Points, until
+from tests.points import Mark, Point, Points
 from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.launch import Progress

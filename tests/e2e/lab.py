@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psutil
@@ -18,6 +16,7 @@ from tests.e2e.statsd import Statsd
 from tests.kafka_topics import Topics
 from tests.points import Point, Points
 from tests.scenario import LocalEngine
+from tests.waiting import until
 
 from tidemark import project, schema
 from tidemark.connections import Connections
@@ -33,8 +32,6 @@ from tidemark.quality import check_conservation
 from tidemark.sink.steps import Step
 from tidemark.spec import find_consumer
 from tidemark.spec.transform import load_transform
-
-T = TypeVar("T")
 
 USERS = ("ann", "bob")
 """Users whose Airflow role allows them to trigger, clear, mark and answer, and nothing else."""
@@ -138,15 +135,6 @@ batches: {max_records: 5}
 """
 
 
-def eventually(ask: Callable[[], T], *, within_s: float = 180, what: str = "") -> T:
-    """Calls ``ask`` until its answer is truthy, and returns that."""
-    deadline = time.monotonic() + within_s
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.2)  # most conditions ask Airflow or look at all processes
-    return answer
-
-
 @dataclass
 class Run:
     """A DAG run of a consumer."""
@@ -230,7 +218,7 @@ class Consumer:
     # Processes
 
     def driver(self) -> psutil.Process:
-        return eventually(lambda: next(iter(self.drivers()), None), what=f"the driver of {self.name}")
+        return until(lambda: next(iter(self.drivers()), None), what=f"the driver of {self.name}")
 
     def drivers(self) -> list[psutil.Process]:
         """The drivers that are running."""
@@ -419,7 +407,7 @@ class Lab:
 
     def check_nothing_runs(self) -> None:
         """Waits until no driver, JVM or Python worker is running."""
-        eventually(lambda: not self.drivers_and_jvms(), within_s=180, what="drivers and JVMs gone")
+        until(lambda: not self.drivers_and_jvms(), within_s=180, what="drivers and JVMs gone")
 
     def check_exactly_once(self) -> None:
         """Checks that committed records are in the sink once, and that ledger, sink, failed records and positions agree."""

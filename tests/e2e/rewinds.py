@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from tests.e2e.lab import Lab, eventually
+from tests.e2e.lab import Lab
+from tests.waiting import until
 
 from tidemark.local.airflow_client import AirflowClient
 
@@ -43,10 +44,10 @@ class RewindRun:
     def question(self) -> dict[str, Any]:
         """Returns the question to the user, once the scheduler knows that the task waits. The scheduler loses answers that arrive before
         its loop has run."""
-        eventually(lambda: self.states().get(ASKS) in {"awaiting_input", "failed"}, what="somebody is asked")
+        until(lambda: self.states().get(ASKS) in {"awaiting_input", "failed"}, what="somebody is asked")
         assert self.states()[ASKS] == "awaiting_input", self.log(ASKS)
         asked = time.time()
-        eventually(lambda: self._scheduler_at() > asked + 1, what="the scheduler has gone round")
+        until(lambda: self._scheduler_at() > asked + 1, what="the scheduler has gone round")
         found: dict[str, Any] = self.lab.client.get(f"{self.path}/{ASKS}/-1/hitlDetails")
         return found
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import psutil
 import pytest
-from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run, eventually
+from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run
+from tests.waiting import until
 
 from tidemark.offsets.store import TaskIdentity
 
@@ -37,7 +38,7 @@ def finished(lab_session: Lab) -> Finished:
     consumer.produce(*range(RECORDS))
     run, _ = consumer.trigger_and_stop_in_the_middle()
     seen = [" ".join(process.cmdline()) for process in lab_session.family()]
-    eventually(lambda: "progress attempt=" in run.log(), what="the progress in the log")
+    until(lambda: "progress attempt=" in run.log(), what="the progress in the log")
     consumer.release()
     return Finished(consumer, run, run.wait(), seen)
 
@@ -61,7 +62,7 @@ def gone(*processes: psutil.Process) -> bool:
 
 
 def assert_gone_at_once(driver: psutil.Process, since: float) -> None:
-    eventually(lambda: gone(driver), within_s=GONE_WITHIN_S, what="the driver gone")
+    until(lambda: gone(driver), within_s=GONE_WITHIN_S, what="the driver gone")
     assert time.monotonic() - since < GONE_WITHIN_S + 1
 
 
@@ -132,7 +133,7 @@ def test_airflows_statistics_get_the_counts_of_a_run(lab, finished):
         "deleted": 0,
     }
     names = {name: [f"airflow.tidemark.{name},{tags}", f"airflow.tidemark.happy.consume.{name}"] for name in expected}
-    eventually(lambda: {one for both in names.values() for one in both} <= set(lab.statsd.counters), what="all counters")
+    until(lambda: {one for both in names.values() for one in both} <= set(lab.statsd.counters), what="all counters")
     assert {name: [lab.statsd.counters[sent] for sent in names[name]] for name in expected} == {
         name: [count, count] for name, count in expected.items()
     }
@@ -171,7 +172,7 @@ def test_run_with_nothing_to_read_is_one_task_that_starts_no_driver_and_tells_no
         seen.update(lab.drivers_and_jvms())
         return lab.client.run(consumer.dag, run.run_id) in ("success", "failed")
 
-    eventually(ended)
+    until(ended)
     assert run.tasks() == {"consume": "success", "validate": "skipped", "publish": "skipped"}
     assert seen == set()
     assert "nothing to read" in run.log()
@@ -204,7 +205,7 @@ def test_killed_driver_is_retried_and_every_record_comes_once(lab, half_read):
     consumer, run, driver = half_read
     worker = consumer.brakes[-1].reached().process
     driver.kill()
-    eventually(lambda: gone(driver, worker), within_s=GONE_WITHIN_S)
+    until(lambda: gone(driver, worker), within_s=GONE_WITHIN_S)
     consumer.release()
     assert run.wait() == "success"
     assert run.tries() == ["failed", "success"]
@@ -219,7 +220,7 @@ def test_task_marked_failed_leaves_no_driver(lab, half_read):
     """A user marks the running task as failed. The driver ends with the next heartbeat, and its attempt is over."""
     consumer, run, driver = half_read
     run.mark_failed()
-    eventually(lambda: gone(driver), what="the driver gone")
+    until(lambda: gone(driver), what="the driver gone")
     assert run.wait() == "failed"
     assert run.tasks()["validate"] == "upstream_failed"
     lab.check_nothing_runs()  # a Python worker outlives its driver for a moment, and could still commit if it were released earlier
@@ -261,7 +262,7 @@ def test_broker_that_is_away_is_tried_again(lab):
     lab.stack.stop_kafka()
     try:
         run = consumer.trigger()
-        eventually(lambda: consumer.attempts() and consumer.attempts()[0][0] == "FAILED", what="the first try failed")
+        until(lambda: consumer.attempts() and consumer.attempts()[0][0] == "FAILED", what="the first try failed")
     finally:
         lab.stack.start_kafka()
     assert run.wait() == "success"

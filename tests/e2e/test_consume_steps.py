@@ -13,7 +13,8 @@ from tests.attempts import all_gone
 from tests.chaos.feed import Log
 from tests.chaos.reader import Reader
 from tests.e2e.lab import BATCH, Consumer, Lab, Run
-from tests.points import Point, until
+from tests.points import Point
+from tests.waiting import until
 
 from tidemark.sink.steps import Step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.attempts import all_gone
 from tests.e2e.lab import BATCH
-from tests.points import until
+from tests.waiting import until
 
 from tidemark.sink.steps import Step
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import httpx
 import psutil
 import pytest
+from tests.waiting import until
 
 from tidemark import db
 from tidemark.local.airflow import PROCESSES, LocalAirflow
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable
-
-T = TypeVar("T")
 
 DAGS = """
 from datetime import timedelta
@@ -86,15 +83,6 @@ def client(airflow: LocalAirflow) -> Iterator[AirflowClient]:
         yield client
 
 
-def eventually(ask: Callable[[], T], *, within_s: float = 180) -> T:
-    """Calls ``ask`` until its answer is truthy, and returns that."""
-    deadline = time.monotonic() + within_s
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.1)
-    return answer
-
-
 def of_this_airflow(airflow: LocalAirflow) -> list[str]:
     """The command lines of all processes whose environment names this Airflow's home."""
     found = []
@@ -121,7 +109,7 @@ def sleeping_run(client: AirflowClient) -> tuple[str, int]:
         said = [line.split() for line in client.log("sleeper", run_id, "sleeps").splitlines() if line.startswith("driver ")]
         return int(said[0][1]) if said else None
 
-    return run_id, eventually(driver)
+    return run_id, until(driver)
 
 
 IN_CRITICAL_SECTION = """
@@ -229,10 +217,10 @@ def test_scheduler_killed_while_it_queues_tasks_does_not_hold_up_its_successor(a
     with db.session(airflow.metadata_url) as connection:
         with db.transaction(connection) as cursor:
             cursor.execute("LOCK TABLE public.slot_pool IN EXCLUSIVE MODE")  # the scheduler asks for this table once it has its lock
-            pid = eventually(lambda: asked(cursor, IN_CRITICAL_SECTION))
+            pid = until(lambda: asked(cursor, IN_CRITICAL_SECTION))
             airflow.kill("scheduler")
         with db.transaction(connection) as cursor:
-            eventually(lambda: asked(cursor, f"SELECT pid FROM pg_stat_activity WHERE pid = {pid} AND state = 'idle in transaction'"))
+            until(lambda: asked(cursor, f"SELECT pid FROM pg_stat_activity WHERE pid = {pid} AND state = 'idle in transaction'"))
     airflow.start("scheduler")
     assert client.wait("sums", client.trigger("sums"), timeout_s=180) == "success"
     client.mark_failed("sleeper", run_id, "sleeps")
@@ -249,7 +237,7 @@ def test_up_repairs_what_a_killed_run_has_left(airflow, client):
     after = pids(airflow)
     assert airflow.status().healthy
     assert [name for name in PROCESSES if before[name] != after[name]] == ["scheduler"]
-    eventually(lambda: not psutil.pid_exists(driver))
+    until(lambda: not psutil.pid_exists(driver))
     client.mark_failed("sleeper", run_id, "sleeps")
 
 
@@ -271,7 +259,7 @@ def test_changed_settings_restart_all_four_and_down_leaves_nothing_not_even_a_dr
         _, driver = sleeping_run(client)
         other.down()
         assert of_this_airflow(other) == []
-        eventually(lambda: not psutil.pid_exists(driver))
+        until(lambda: not psutil.pid_exists(driver))
         with pytest.raises(AirflowUnavailable):
             client.health()
     other.down()

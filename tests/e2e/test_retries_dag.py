@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.e2e.lab import AIRFLOW, BATCH, COMMON, Consumer, Lab, eventually
+from tests.e2e.lab import AIRFLOW, BATCH, COMMON, Consumer, Lab
+from tests.waiting import until
 
 from tidemark.consume.check import sink_ddl
 from tidemark.db import session
@@ -128,7 +129,7 @@ def drained_in(lab: Lab, ladder: Ladder, *, within_s: float) -> str:
         "SELECT run_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
         " WHERE name = %s AND task_id = 'drain' ORDER BY attempt_id DESC LIMIT 1"
     )
-    ((run_id,),) = eventually(lambda: lab.sql(query, ladder.name), within_s=within_s, what=f"a drain of {ladder.name}")
+    ((run_id,),) = until(lambda: lab.sql(query, ladder.name), within_s=within_s, what=f"a drain of {ladder.name}")
     return str(run_id)
 
 
@@ -210,7 +211,7 @@ def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_els
     sound.say({})
     make_due(lab, sound, rotten)
     lab.client.trigger(DRAINS)
-    run_id = drained_in(lab, sound, within_s=180)
+    run_id = drained_in(lab, sound)
     assert lab.client.wait(DRAINS, run_id, 180) == "failed"
     found = lab.client.task_instances(DRAINS, run_id)
     names = {task.map_index: task.rendered_map_index for task in found if task.task_id == "drain"}
@@ -285,7 +286,7 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
     def schemas_now() -> dict[str, Any]:
         return {name: field["schema"] for name, field in lab.client.get(f"dags/{REDRIVE}/details")["params"].items()}
 
-    eventually(lambda: ladder.name in schemas_now()["consumer"]["examples"], what="the form knows the consumer, whose file is new")
+    until(lambda: ladder.name in schemas_now()["consumer"]["examples"], what="the form knows the consumer, whose file is new")
     schemas = schemas_now()
     assert tuple(schemas) == FIELDS
     assert all({"title", "section"} <= set(schema) for schema in schemas.values())
@@ -296,10 +297,10 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
 def answer(lab: Lab, run_id: str, option: str, dag: str = REDRIVE) -> dict[str, Any]:
     """Answers a run's question once the scheduler knows that the run waits (it loses earlier answers). Returns the question."""
     path = f"dags/{dag}/dagRuns/{quote(run_id, safe='')}/taskInstances/apply/-1/hitlDetails"
-    eventually(lambda: states(lab, dag, run_id).get("apply") == "awaiting_input", within_s=180, what="somebody is asked")
+    until(lambda: states(lab, dag, run_id).get("apply") == "awaiting_input", within_s=180, what="somebody is asked")
     question: dict[str, Any] = lab.client.get(path)
     asked = datetime.fromisoformat(question["created_at"]).timestamp()
-    eventually(lambda: _scheduler_at(lab) > asked + 1, within_s=180, what="the scheduler has gone round")
+    until(lambda: _scheduler_at(lab) > asked + 1, within_s=180, what="the scheduler has gone round")
     lab.client.patch(path, {"chosen_options": [option], "params_input": {}})
     return question
 

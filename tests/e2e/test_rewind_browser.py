@@ -17,8 +17,9 @@ from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Locator, Page, sync_playwright
-from tests.e2e.lab import Consumer, Lab, eventually
+from tests.e2e.lab import Consumer, Lab
 from tests.e2e.rewinds import DAG, RewindRun
+from tests.waiting import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -160,7 +161,7 @@ class Live:
         return dict(self.lab.sql(query, self.consumer.name))
 
     def reached(self, ends: dict[int, int]) -> None:
-        eventually(lambda: self.positions() and all(self.positions()[part] >= end for part, end in ends.items()), what=f"{ends} read")
+        until(lambda: self.positions() and all(self.positions()[part] >= end for part, end in ends.items()), what=f"{ends} read")
 
     def rows(self, table: str = "", below: dict[int, int] | None = None) -> dict[int, list[tuple[Any, ...]]]:
         """All columns of the rows below these offsets, by partition."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.e2e.lab import Lab, eventually
+from tests.e2e.lab import Lab
+from tests.waiting import until
 
 from tidemark.airflow.watch import task_of
 
@@ -29,7 +30,7 @@ def run_in_which(lab: Lab, state: str, *, without: set[str]) -> Any:
                 return run
         return None
 
-    return eventually(look, within_s=240, what=f"the task of the consumer is {state}")
+    return until(look, within_s=240, what=f"the task of the consumer is {state}")
 
 
 def waits_after(lab: Lab, run: Any) -> bool:
@@ -44,7 +45,7 @@ def test_missed_objective_fails_the_consumers_task_once_and_its_callback_runs_on
     lab.topics.produce("promised", ["1", "two"])
     consumer.read_here()
     failed = run_in_which(lab, "failed", without=set())
-    eventually(lambda: waits_after(lab, failed), what="the next run waits")
+    until(lambda: waits_after(lab, failed), what="the next run waits")
     said = "promised misses an objective: 1 failed record, objective 0"
     assert lab.alarmed.read_text() == f"{failed['dag_run_id']} {TASK} {said}\n"
     assert failed["state"] == "failed"

@@ -11,7 +11,8 @@ from typing import Any
 
 import psycopg2
 import pytest
-from tests.scenario import ARROW, SPARK, Scenario, eventually
+from tests.scenario import ARROW, SPARK, Scenario
+from tests.waiting import until
 
 from tidemark import project, schema
 from tidemark.errors import BadInput
@@ -379,7 +380,7 @@ def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_
     scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(scenario.command, "consume", scenario.name)
-        eventually(lambda: scenario.sql("SELECT 1 FROM tidemark.batch LIMIT 1"), within_s=180)
+        until(lambda: scenario.sql("SELECT 1 FROM tidemark.batch LIMIT 1"))
         scenario.run()
         done = older.result(180)
     assert done.returncode == 1

@@ -20,8 +20,9 @@ import pytest
 from tests import spark_cluster
 from tests.attempts import FAST_JVM
 from tests.kafka_topics import Topics
-from tests.scenario import Scenario, as_json, eventually
+from tests.scenario import Scenario, as_json
 from tests.spark_cluster import SPARK_HOME, SparkCluster
+from tests.waiting import until
 
 from tidemark import project
 from tidemark.jvm.jars import spark_jars
@@ -109,7 +110,7 @@ def check_exact(scenario: Scenario) -> None:
 
 def check_free(cluster: SparkCluster) -> None:
     """Waits until no executor is left; then all cores are free again."""
-    eventually(lambda: not cluster.state()["activeapps"] and not cluster.executors(), within_s=180)
+    until(lambda: not cluster.state()["activeapps"] and not cluster.executors())
     assert [worker["coresused"] for worker in cluster.state()["workers"] if worker["state"] == "ALIVE"] == [0, 0]
 
 
@@ -158,7 +159,7 @@ def test_a_killed_driver_leaves_no_executor_and_the_next_run_completes(scenario:
     environment = scenario.env() | settings(cluster)
     run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=scenario.folder)
     try:
-        eventually(lambda: executors_in_python(cluster) == 2, within_s=180)
+        until(lambda: executors_in_python(cluster) == 2)
         (driver,) = [child for child in psutil.Process(run.pid).children() if "consume.py" in " ".join(child.cmdline())]
         os.killpg(driver.pid, signal.SIGKILL)
         assert run.wait(60) == 1

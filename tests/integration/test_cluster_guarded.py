@@ -17,8 +17,9 @@ import pytest
 from tests import spark_cluster
 from tests.attempts import FAST_JVM
 from tests.kafka_topics import Topics
-from tests.scenario import ARROW, Scenario, as_json, eventually
+from tests.scenario import ARROW, Scenario, as_json
 from tests.spark_cluster import SparkCluster
+from tests.waiting import until
 
 SECRET = "a-secret-of-the-whole-cluster"
 RECORDS = 50
@@ -81,7 +82,7 @@ def test_tasks_run_with_the_clusters_secret_and_no_argument_shows_it(consumer: S
     lines: set[str] = set()
     with subprocess.Popen(command, env=env, cwd=consumer.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
-            eventually(lambda: _seen(lines, psutil.Process(run.pid), cluster) or run.poll() is not None, within_s=240)
+            until(lambda: _seen(lines, psutil.Process(run.pid), cluster) or run.poll() is not None, within_s=240)
             told, _ = run.communicate(timeout=240)
         finally:
             run.kill()

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.scenario import eventually
+from tests.waiting import until
 
 from tidemark.jvm.jars import cache, spark_jars
 from tidemark.jvm.java import find_java, released
@@ -144,7 +144,7 @@ def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(
     """The process that builds it survives when the launcher kills the driver's process group."""
     for first in [drivers.start(drivers.cache), drivers.start(drivers.cache)]:
         assert not any(file.startswith(str(drivers.classes)) for file in ended(first)["archives"])
-    (maker,) = eventually(drivers.makers)
+    (maker,) = until(drivers.makers)
     assert [file.suffix for file in drivers.classes.iterdir() if not file.name.startswith(".")] == [".log"]
     assert len(drivers.makers()) == 1
     os.killpg(os.getpgid(maker.pid), signal.SIGKILL)

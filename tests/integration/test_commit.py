@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg2
 import pyarrow as pa
 import pytest
-from tests.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, eventually, in_thread, never, of_all_kinds, payloads, rows, slice_of
+from tests.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, in_thread, never, of_all_kinds, payloads, rows, slice_of
+from tests.waiting import until
 
 from tidemark import db
 from tidemark.db import pooled, session
@@ -53,7 +54,7 @@ def group(database_url: str) -> Iterator[Group]:
         yield group
         group.check_conserved()
         if not pooled(watch):  # a pooler's backends stay, under the name of their last client
-            eventually(lambda: not group.sessions())
+            until(lambda: not group.sessions())
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_a_newer_owner_that_waits_for_a_commit_in_flight_starts_behind_it(group:
     with in_thread(lambda: group.commit(part, judged(), attempt=attempt)) as committing:
         assert sent.wait(20)
         with in_thread(group.claim) as claiming:
-            eventually(lambda: group.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+            until(lambda: group.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
             go_on.set()
             assert claiming.result(180).position == 30
         assert committing.result(180).counts == KINDS
@@ -439,7 +440,7 @@ def test_a_session_that_is_ended_before_a_step_leaves_nothing(group: Group, at_s
         pids = [pid for pid, *_ in group.sessions()]
         assert len(pids) == 1
         group.sql("SELECT pg_terminate_backend(%s)", pids[0])
-        eventually(lambda: not group.sessions())
+        until(lambda: not group.sessions())
 
     at_step(step, kill)
     with pytest.raises(DatabaseUnavailable) as raised:
@@ -460,7 +461,7 @@ def test_a_process_that_dies_before_a_step_leaves_nothing(group: Group, at_step:
     at_step(step, die)
     with pytest.raises(Boom):
         group.commit(part)
-    eventually(lambda: not group.sessions())
+    until(lambda: not group.sessions())
     assert group.counted() == BEFORE
 
 
@@ -485,7 +486,7 @@ def test_a_session_that_is_ended_in_the_middle_of_its_copy_leaves_nothing(group:
     def judged() -> Iterator[TransformOutput]:
         yield TransformOutput(only(rows(part, range(5))))
         group.sql("SELECT pg_terminate_backend(%s)", group.sessions()[0][0])
-        eventually(lambda: not group.sessions())
+        until(lambda: not group.sessions())
         yield TransformOutput(only(rows(part, range(5, 30))))
 
     with pytest.raises(DatabaseUnavailable):
@@ -513,8 +514,8 @@ def test_a_rewind_that_holds_the_row_is_waited_for_as_long_as_it_lives(
     with contextlib.closing(psycopg2.connect(group.url, application_name="tidemark rewind")) as rewind, rewind.cursor() as cur:
         cur.execute("SELECT FROM tidemark.partition_offset FOR UPDATE")
         with in_thread(lambda: group.commit(part)) as committed:
-            eventually(lambda: [text for text in caplog.messages if "waiting for a lock" in text and "tidemark rewind" in text])
-            eventually(lambda: len([text for text in caplog.messages if "waiting for a lock" in text]) > 1)
+            until(lambda: [text for text in caplog.messages if "waiting for a lock" in text and "tidemark rewind" in text])
+            until(lambda: len([text for text in caplog.messages if "waiting for a lock" in text]) > 1)
             rewind.rollback()
             assert committed.result(180).counts == KINDS
 
@@ -652,7 +653,7 @@ def test_a_commit_whose_answer_was_lost_gives_its_receipt_also_when_the_partitio
     really = commit_module._require_committed
 
     def later(*arguments: Any) -> Receipt:
-        eventually(lambda: group.counted() == AFTER)
+        until(lambda: group.counted() == AFTER)
         group.commit(group.slice(end=60))
         return really(*arguments)
 
@@ -700,7 +701,7 @@ def test_failed_commit_leaves_no_session_to_the_next(group: Group) -> None:
     with contextlib.closing(Sessions()) as sessions:
         with pytest.raises(OffsetFenced):
             group.commit(replace(first, epoch=Epoch(claim.epoch - 1)), all_loaded(first), sessions=sessions)
-        eventually(lambda: not backends(group))
+        until(lambda: not backends(group))
         group.commit(first, all_loaded(first), sessions=sessions)
         (pid,) = backends(group)
         group.sql("SELECT pg_terminate_backend(%s, 5000)", pid)

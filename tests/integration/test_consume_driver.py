@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.scenario import ARROW, PLAIN, SPARK, Scenario, eventually
+from tests.scenario import ARROW, PLAIN, SPARK, Scenario
+from tests.waiting import until
 
 from tidemark import project
 
@@ -90,13 +91,13 @@ def test_driver_that_is_killed_in_the_middle_is_gone_on_from_exactly(scenario: S
     driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
     family: list[psutil.Process] = []
     try:
-        eventually(blocked.exists, within_s=180)
+        until(blocked.exists)
         family = psutil.Process(driver.pid).children(recursive=True)
         assert family
     finally:
         driver.kill()
         driver.wait(30)
-    eventually(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
+    until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
     assert len(scenario.rows()) == 40
     scenario.check()
     assert scenario.attempt(1)["state"] == "RUNNING"

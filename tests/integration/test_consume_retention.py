@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.records import numbers
-from tests.scenario import PLAIN, Scenario, eventually
+from tests.scenario import PLAIN, Scenario
+from tests.waiting import until
 
 from tidemark.kafka.reader import RangeGone
 from tidemark.offsets.reset import LogTruncated, NoPosition, OffsetOutOfRange, TopicRecreated
@@ -250,7 +251,7 @@ def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batc
     scenario.write(AT_LAST, topics=topic, batch={"max_records": 5}).make_sink("payload bytea")
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(scenario.run)
-        module = eventually(lambda: sys.modules.get(scenario.name))
+        module = until(lambda: sys.modules.get(scenario.name))
         assert module.entered.wait(60)
         scenario.topics.recreate(topic)
         scenario.topics.produce(topic, numbers(100, 100 + records))
@@ -275,7 +276,7 @@ def test_added_partition_is_read_from_its_first_record(scenario: Scenario, reset
     scenario.write(topics=topic, offset_reset=reset).make_sink()
     scenario.run()
     scenario.topics.grow(topic, 3)
-    eventually(lambda: scenario.records(topic, 2) == {})
+    until(lambda: scenario.records(topic, 2) == {})
     scenario.topics.produce(topic, numbers(10, 12), partition=2)
     scenario.run()
     assert scenario.rows(where="kafka_partition = 2") == numbers(10, 12)
@@ -291,7 +292,7 @@ def test_added_partition_is_refused_under_offset_reset_none(scenario: Scenario) 
     scenario.run()
     scenario.set(offset_reset="none")
     scenario.topics.grow(topic, 2)
-    eventually(lambda: scenario.records(topic, 1) == {})
+    until(lambda: scenario.records(topic, 1) == {})
     with pytest.raises(NoPosition, match=rf"{topic}/1"):
         scenario.run()
     assert scenario.positions() == {(topic, 0): 2}

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from psycopg2.extensions import parse_dsn
 from tests.records import numbers
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
 from tests.transforms import FORMS
+from tests.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume import claims
@@ -194,11 +195,11 @@ def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit
     scenario.write(GATED, topics=topic).make_sink("payload bytea")
     with ThreadPoolExecutor(2) as pool:
         older = pool.submit(scenario.run)
-        module = eventually(lambda: sys.modules.get(scenario.name))
+        module = until(lambda: sys.modules.get(scenario.name))
         assert module.entered.wait(60)
         older_attempt = scenario.attempt_id
         newer = pool.submit(scenario.run)
-        eventually(
+        until(
             lambda: scenario.attempt_id != older_attempt and scenario.sql("SELECT 1 FROM tidemark.partition_offset WHERE owner_epoch = 2")
         )
         module.gate.set()

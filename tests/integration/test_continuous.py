@@ -12,8 +12,8 @@ import psycopg2.extensions
 import pytest
 from tests.integration.test_mirror import in_kafka
 from tests.kafka_topics import Topics
-from tests.points import until
 from tests.scenario import LocalEngine, Scenario
+from tests.waiting import until
 
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, from_env
 from tidemark.consume import extent, launch, run, watch

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from tests.points import until
 from tests.scenario import Scenario
 from tests.spark_here import Lasting
+from tests.waiting import until
 
 from tidemark.consume import launch, run
 from tidemark.local.processes import gone

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds
 from tests.kafka_topics import Topics
-from tests.ledger import eventually, payloads
+from tests.ledger import payloads
 from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.db import ERASE_LOCK, transaction
 from tidemark.erase import erasure
@@ -340,7 +341,7 @@ def test_erasure_waits_for_a_commit_in_flight(lab: Lab) -> None:
         first = pool.submit(commit_slice, lab.target(), part, slow(part), payloads)
         assert begun.wait(60)
         erasing = pool.submit(applied, lab, made, "city = 'city 13'")
-        eventually(lambda: waiting(1))
+        until(lambda: waiting(1))
         assert not erasing.done()
         go.set()
         assert first.result(60).counts.loaded == 7
@@ -350,9 +351,9 @@ def test_erasure_waits_for_a_commit_in_flight(lab: Lab) -> None:
     with lab.session() as connection, transaction(connection) as cur, ThreadPoolExecutor(2) as pool:
         cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (ERASE_LOCK, lab.group_id))  # stands for a commit in another process
         erasing = pool.submit(applied, lab, made, "city = 'city 14'")
-        eventually(lambda: waiting(1))
+        until(lambda: waiting(1))
         later = pool.submit(lab.read, 30)
-        eventually(lambda: waiting(2))
+        until(lambda: waiting(2))
         connection.commit()
         assert erasing.result(60).sink_rows == 3
         assert later.result(60)[0].counts.loaded == 7

@@ -22,8 +22,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.ledger import DDL, TABLE, Group, eventually, never, of_all_kinds, payloads, rows
+from tests.ledger import DDL, TABLE, Group, never, of_all_kinds, payloads, rows
 from tests.sampling import examples
+from tests.waiting import until
 
 from tidemark.offsets import store
 from tidemark.offsets.store import ClaimRefused, OffsetFenced
@@ -239,7 +240,7 @@ class Fence(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "group"):
-            eventually(lambda: not self.group.sessions())
+            until(lambda: not self.group.sessions())
 
     # ---- helpers
 

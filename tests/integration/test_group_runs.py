@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.points import until
 from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.consume import claims, launch
 from tidemark.db import session

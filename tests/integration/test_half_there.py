@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests import kafka_trio
 from tests.kafka_trio import Node, Trio
-from tests.points import until
+from tests.waiting import until
 
 from tidemark.kafka.cluster import Cluster
 

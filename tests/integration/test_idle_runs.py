@@ -10,11 +10,14 @@ from typing import Any
 import psycopg2
 import pytest
 from tests.records import numbers
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
+from tidemark.consume import run
 from tidemark.consume.run import consume, open_attempt
 from tidemark.db import session, transaction
 from tidemark.kafka.cluster import TopicsMissing
+from tidemark.offsets.sampling import sample_or_log
 from tidemark.offsets.store import TaskIdentity, dag_run_planned
 
 TASK = TaskIdentity("consume__x", "scheduled__1", "consume", -1, 1)
@@ -46,16 +49,24 @@ def topic_of(scenario: Scenario) -> str:
     return scenario.spec.topics[0]
 
 
-def test_run_with_nothing_to_read_is_committed_and_sampled(caught_up: Scenario) -> None:
+def test_run_with_nothing_to_read_is_committed_and_sampled(caught_up: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does the same as any run: it claims (which fences older runs), plans nothing, releases, and samples the lag twice."""
     before = caught_up.sql(EPOCHS)
     caught_up.sql("TRUNCATE tidemark.lag_partition")
+    new_windows: list[bool] = []
+
+    def sampled(*place: Any, new_window: bool) -> None:
+        new_windows.append(new_window)
+        sample_or_log(*place, new_window=new_window)
+
+    monkeypatch.setattr(run, "sample_or_log", sampled)
     assert without_engine(caught_up)
     assert caught_up.attempt() == {"state": "COMMITTED", "error": None}
     assert caught_up.sql("SELECT planned FROM tidemark.attempt WHERE attempt_id = %s", caught_up.attempt_id) == [([],)]
     after = caught_up.sql(EPOCHS)
     assert [(row[:3], row[3], row[4] + 1) for row in before] == [(row[:3], row[3], row[4]) for row in after]
     assert [new[5] > old[5] for old, new in zip(before, after, strict=True)] == [True, True]
+    assert new_windows == [True, False]
     assert caught_up.sql("SELECT count(*) FROM tidemark.lag_partition") == [(2,)]
     assert not planned(caught_up)
     caught_up.check()
@@ -109,7 +120,7 @@ def test_rewind_between_the_look_and_the_claims_is_left_to_a_driver(caught_up: S
         with rewind, rewind.cursor() as cur:
             cur.execute(move)
             looked = pool.submit(without_engine, caught_up)
-            eventually(lambda: caught_up.sql(waits))
+            until(lambda: caught_up.sql(waits))
         assert not looked.result(60)
     rewind.close()
     assert caught_up.attempt() == {"state": "RUNNING", "error": None}

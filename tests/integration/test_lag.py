@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from tests.scenario import PLAIN, Scenario, eventually
+from tests.scenario import PLAIN, Scenario
+from tests.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.errors import Refused
@@ -102,7 +103,7 @@ def test_open_transaction_is_shown_apart(scenario: Scenario) -> None:
     found = sampled(scenario)
     assert (found.lag.records, found.lag.open, found.lag.seconds) == (0, 2, 0.0)
     producer.commit_transaction()  # the broker writes the marker a moment later
-    eventually(lambda: sampled(scenario).lag.open == 0)
+    until(lambda: sampled(scenario).lag.open == 0)
     assert sampled(scenario).lag.records == 3  # includes the marker of the transaction
 
 

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import psycopg2
 import pytest
 from tests.black_hole import before
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.airflow.lineage import Consumed
 from tidemark.airflow.openlineage import of_attempts
@@ -76,7 +77,7 @@ def test_database_that_does_not_answer_costs_the_facets_and_little_time(scenario
     attempt_id = three_runs(scenario)
     whole = names(of_attempts([consumed(scenario, attempt_id)]))
     with before(scenario.database_url) as hole, psycopg2.connect(scenario.database_url) as holder, holder.cursor() as cur:
-        cut = threading.Thread(target=lambda: eventually(lambda: scenario.sql(WAITING)) and hole.swallow.set())
+        cut = threading.Thread(target=lambda: until(lambda: scenario.sql(WAITING)) and hole.swallow.set())
         cur.execute("LOCK TABLE tidemark.batch IN ACCESS EXCLUSIVE MODE")
         if silent:
             cut.start()

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import psycopg2
 import pytest
+from tests.waiting import until
 
 from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import LocalStack, ServerState
@@ -28,14 +29,6 @@ from tidemark.local.folder import held
 NUMBERS = "numbers"
 """The name of a test's table and topic."""
 COMMAND = (sys.executable, "-c", "from tidemark.cli.main import main; main()", "local")
-
-
-def eventually(true, limit_s=120.0):
-    """Waits until ``true()`` holds, for at most ``limit_s``."""
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def processes_of(folder):
@@ -58,7 +51,7 @@ def own_folder():
     path.chmod(0o711)
     yield path / "state"
     LocalStack(path / "state").reset()
-    eventually(lambda: not processes_of(path))
+    until(lambda: not processes_of(path))
     shutil.rmtree(path)
 
 
@@ -227,7 +220,7 @@ def test_a_further_database_is_made_once_and_its_url_returned(stack):
 def test_killed_servers_count_as_died_and_come_back_with_their_data(stack):
     """SIGKILL of both leaves a stale postmaster.pid, lock files and an unclean log. ``up`` recovers from all of them."""
     store(stack, 1, 2)
-    eventually(lambda: stored(stack) == ([1, 2], [1, 2]))  # a single broker killed before it writes a marker loses the marker
+    until(lambda: stored(stack) == ([1, 2], [1, 2]))  # a single broker killed before it writes a marker loses the marker
     before = stack.env()
     stack.kill_postgres()
     stack.kill_kafka()
@@ -292,19 +285,19 @@ def test_an_up_that_was_killed_at_any_moment_is_completed_by_the_next(folder, de
     stack.up()
     store(stack, 7)
     assert stored(stack) == ([7], [7])
-    eventually(lambda: len([words for words in processes_of(folder) if "kafka.Kafka" in words]) == 1)
-    eventually(lambda: len([words for words in processes_of(folder) if "bin/postgres -D" in words]) == 1)
+    until(lambda: len([words for words in processes_of(folder) if "kafka.Kafka" in words]) == 1)
+    until(lambda: len([words for words in processes_of(folder) if "bin/postgres -D" in words]) == 1)
     stack.down()
-    eventually(lambda: processes_of(folder) == [])
+    until(lambda: processes_of(folder) == [])
 
 
 def test_an_interrupted_up_stops_what_it_has_started(folder):
     """Ctrl-C leaves no process running."""
     asked = subprocess.Popen([*COMMAND, "up", "--folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually(lambda: LocalStack(folder).kafka.process() is not None)
+    until(lambda: LocalStack(folder).kafka.process() is not None)
     asked.send_signal(signal.SIGINT)
     assert asked.wait(60) != 0
-    eventually(lambda: processes_of(folder) == [])
+    until(lambda: processes_of(folder) == [])
 
 
 def test_half_written_files_are_not_an_error(stack):
@@ -325,8 +318,8 @@ def test_half_written_files_are_not_an_error(stack):
 def test_a_second_command_at_the_same_time_is_refused_and_harms_nothing(folder):
     """One of two ``up`` commands wins. The other names the process that uses the folder, and can simply be repeated."""
     first = subprocess.Popen([*COMMAND, "up", "--folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually((folder / "lock").exists)
-    eventually(lambda: (folder / "lock").read_text() == str(first.pid))
+    until((folder / "lock").exists)
+    until(lambda: (folder / "lock").read_text() == str(first.pid))
     with pytest.raises(FolderBusy, match=f"process {first.pid}"):
         LocalStack(folder).up()
     assert first.wait(60) == 0

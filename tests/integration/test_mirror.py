@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.run import _for_drain
@@ -62,7 +63,7 @@ def live_member(consumer: Scenario) -> Iterator[None]:
     settings = {"bootstrap.servers": consumer.topics.servers, "group.id": consumer.spec.group, "client.id": "old-app"}
     with contextlib.closing(Consumer({**settings, "enable.auto.commit": False})) as member:
         member.subscribe(list(consumer.spec.topics))
-        eventually(lambda: member.poll(0.1) is not None or member.assignment())
+        until(lambda: member.poll(0.1) is not None or member.assignment())
         yield
 
 
@@ -119,7 +120,7 @@ def test_member_that_comes_during_a_run_is_a_warning_and_maintain_publishes_late
         assert failed.returncode == 0
     assert sum(consumer.positions().values()) == 15
     assert in_kafka(consumer) != consumer.positions()
-    eventually(lambda: groups.members(Cluster(consumer.connections.kafka), consumer.spec.group) == [])
+    until(lambda: groups.members(Cluster(consumer.connections.kafka), consumer.spec.group) == [])
     assert json.loads(consumer.command("maintain", "--output", "json").stdout)["mirrored"] == {
         consumer.name: {"partitions": 2, "differed": 2}
     }

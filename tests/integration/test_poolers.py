@@ -30,9 +30,9 @@ from tests.kafka_topics import Topics
 from tests.ledger import DDL, Group, all_loaded
 from tests.members import Group as Members
 from tests.members import parts
-from tests.points import until
 from tests.pooler import MISSING, MODES, PROGRAM, Pooler
 from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark import schema
 from tidemark.db import in_sight, pooled, session, transaction

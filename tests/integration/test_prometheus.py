@@ -19,8 +19,8 @@ from typing import Any
 import psycopg2
 import pytest
 import yaml
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark import project
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL
@@ -90,9 +90,9 @@ def ask(url: str, expression: str) -> list[Any] | None:
         return None
 
 
-def eventually(url: str, expression: str) -> list[Any]:
-    asking = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(120), wait=wait_fixed(0.5))
-    return list(asking(ask, url, expression))
+def found(url: str, expression: str) -> list[Any]:
+    """Waits until a query finds samples, and returns them."""
+    return until(lambda: ask(url, expression) or [], expression)
 
 
 def rules() -> dict[str, str]:
@@ -116,14 +116,14 @@ def test_rules_and_dashboard_ask_for_metrics_that_are_scraped(consumer: Scenario
     """Prometheus answers every query of both. Each query uses only metrics that the process exposes."""
     group = consumer.spec.group
     with metrics(consumer) as (process, address), prometheus(address, tmp_path) as url:
-        (lag,) = eventually(url, f'kafka_consumergroup_group_sum_lag{{group="{group}"}} == 5')
+        (lag,) = found(url, f'kafka_consumergroup_group_sum_lag{{group="{group}"}} == 5')
         assert lag["metric"]["cluster_name"] == "c"
-        assert eventually(url, f'kafka_consumergroup_group_lag_seconds{{group="{group}", partition="0"}} > 0')
-        assert eventually(url, f'kafka_partition_latest_offset{{topic="{consumer.spec.topics[0]}", partition="0"}} == 15')
-        assert eventually(url, "tidemark_up == 1")
+        assert found(url, f'kafka_consumergroup_group_lag_seconds{{group="{group}", partition="0"}} > 0')
+        assert found(url, f'kafka_partition_latest_offset{{topic="{consumer.spec.topics[0]}", partition="0"}} == 15')
+        assert found(url, "tidemark_up == 1")
         consumer.run()
-        assert eventually(url, f'tidemark_records_total{{group="{group}", outcome="loaded"}} == 5')
-        assert eventually(url, f'kafka_consumergroup_group_sum_lag{{group="{group}"}} == 0')
+        assert found(url, f'tidemark_records_total{{group="{group}", outcome="loaded"}} == 5')
+        assert found(url, f'kafka_consumergroup_group_sum_lag{{group="{group}"}} == 0')
         exposed = urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read().decode()
         known = set(re.findall(r"^# TYPE (\S+) ", exposed, re.MULTILINE))
         assert known == documented()

@@ -24,8 +24,9 @@ from psycopg2.errors import InsufficientPrivilege
 from tests.documented import blocks, grants
 from tests.kafka_topics import Topics
 from tests.roles import Roles, made_roles
-from tests.scenario import Scenario, eventually, tidy_imports
+from tests.scenario import Scenario, tidy_imports
 from tests.unit.test_airflow_forms import REDRIVEN, REWOUND
+from tests.waiting import until
 from typer.testing import CliRunner
 
 from tidemark import events, project, schema
@@ -313,7 +314,7 @@ def test_audit_log_after_an_event_waits_for_events_in_flight_and_misses_none(rol
         with ThreadPoolExecutor() as pool:
             later = pool.submit(events.read, connection, after=before)
             with session(roles.url(roles.run)) as watcher, watcher.cursor() as cur:
-                eventually(lambda: _looks_for_writers(cur))
+                until(lambda: _looks_for_writers(cur))
             slow.commit()
             assert [one.kind for one in later.result(60)] == ["SLOW", "FAST"]
         last = events.read(connection)[-1].event_id

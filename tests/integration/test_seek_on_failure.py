@@ -13,8 +13,8 @@ from contextlib import closing
 
 import pytest
 from tests.members import CONFIG, QUICK, Told
-from tests.points import until
 from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.consume.launch import Progress
 from tidemark.consume.membership import TRIES, metadata_of

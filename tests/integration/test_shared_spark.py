@@ -19,8 +19,9 @@ import psutil
 import pytest
 from tests.attempts import Attempt, all_gone
 from tests.orders import Orders, order
-from tests.points import Mark, Point, Points, until
+from tests.points import Mark, Point, Points
 from tests.scenario import ARROW, PLAIN, SPARK, Scenario
+from tests.waiting import until
 
 from tidemark.consume import keeper
 from tidemark.consume.launch import Progress

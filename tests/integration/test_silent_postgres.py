@@ -12,7 +12,8 @@ import psycopg2
 import pytest
 from tests import black_hole
 from tests.black_hole import BlackHole
-from tests.ledger import DDL, Group, eventually, rows
+from tests.ledger import DDL, Group, rows
+from tests.waiting import until
 
 from tidemark import db
 from tidemark.consume import launch
@@ -98,7 +99,7 @@ def test_copy_to_a_peer_that_takes_nothing_is_an_outage(hole: BlackHole, group: 
         group.commit(part, endless(part, hole, "stand_still"), url=f"{hole.url}&tcp_user_timeout=2000")
     assert time.monotonic() - begun < 60
     hole.close()
-    eventually(lambda: not group.sessions())
+    until(lambda: not group.sessions())
     assert group.counted() == (0, 0, 0, 0)
 
 
@@ -110,7 +111,7 @@ def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Grou
     with pytest.raises(DatabaseUnavailable):
         group.commit(part, endless(part, hole, "swallow"), url=hole.url)
     hole.close()
-    eventually(lambda: not group.sessions())
+    until(lambda: not group.sessions())
     assert group.counted() == (0, 0, 0, 0)
 
 
@@ -142,11 +143,11 @@ def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: G
     heard: list[launch.Progress] = []
     said: list[str] = []
     try:
-        eventually(lambda: follow.show(heard.append, said.append) or heard)
+        until(lambda: follow.show(heard.append, said.append) or heard)
         assert said == []
         monkeypatch.setattr(launch, "SILENT_S", 1.0)
         hole.swallow.set()
-        eventually(lambda: follow.show(heard.append, said.append) or said)
+        until(lambda: follow.show(heard.append, said.append) or said)
         begun = time.monotonic()
         follow.show(heard.append, said.append)
         assert time.monotonic() - begun < 10  # it does not wait for the answer, which never comes
@@ -163,10 +164,10 @@ def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None
     follow = launch._Follow(group.url, attempt)
     heard: list[launch.Progress] = []
     try:
-        eventually(lambda: follow.show(heard.append, heard.append) or heard)
+        until(lambda: follow.show(heard.append, heard.append) or heard)
         group.sql("DELETE FROM tidemark.attempt WHERE attempt_id = %s", attempt)
         with pytest.raises(AttemptGone, match=f"attempt {attempt} is gone.*the next run reads"):
-            eventually(lambda: follow.show(heard.append, heard.append))
+            until(lambda: follow.show(heard.append, heard.append))
     finally:
         follow.close()
     with pytest.raises(AttemptGone):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.kafka_topics import Topics
-from tests.scenario import eventually
 from tests.spark_here import spark_session
+from tests.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.forms import TransformFailed
@@ -157,7 +157,8 @@ STAGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
         lambda records: small(records).join(text(records).hint("broadcast"), "word"),
         "RDDScanExec: rows that are not read",
     ),
-    "a right join": (functools.partial(broadcast, how="full"), "SortMergeJoin"),
+    "a full join": (functools.partial(broadcast, how="full"), "SortMergeJoin"),
+    "a right join": (functools.partial(broadcast, how="right"), "SortMergeJoin"),
     "cached": (lambda records: records.cache(), "InMemoryTableScanExec: rows that are not read"),
     "shuffled and cached": (lambda records: records.repartition(4).cache(), "InMemoryTableScanExec: rows that are not read"),
     "made into an RDD and back": (
@@ -322,7 +323,7 @@ def test_a_batch_that_is_done_leaves_nothing_of_kafkas_in_the_heap(spark: SparkS
     Formerly the heap was full after a few dozen batches, and the JVM did little but collect garbage."""
     assert records.count() == 4
     for kept in ("KafkaConsumer", "ConsumerRecord"):  # each has a separate evictor
-        eventually(lambda kept=kept: in_heap(spark, f"org.apache.kafka.clients.consumer.{kept}") == 0)  # type: ignore[misc]
+        until(lambda kept=kept: in_heap(spark, f"org.apache.kafka.clients.consumer.{kept}") == 0)  # type: ignore[misc]
 
 
 def in_heap(spark: SparkSession, name: str) -> int:

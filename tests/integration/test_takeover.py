@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.attempts import FAST_JVM, Attempt, all_gone
 from tests.kafka_topics import Topics
-from tests.points import Points, until
+from tests.points import Points
+from tests.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.launch import Progress, progress

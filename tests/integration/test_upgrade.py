@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psycopg2
 import pytest
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark import project, schema
 from tidemark.records.ranges import Slice
@@ -90,10 +91,10 @@ def test_older_driver_commits_while_and_after_an_additive_migration_is_applied(
         assert part.start == 0 or migrated.wait(LIMIT_S)
 
     driver = pool.submit(scenario.run, before=hold)
-    eventually((tmp_path / "reading").exists)
+    until((tmp_path / "reading").exists)
     migration = pool.submit(newer.migrate, scenario.database_url, "9000_notes.additive", ADDITIVE)
     waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidemark migrate' AND wait_event_type = 'Lock'"
-    eventually(lambda: scenario.sql(waits)[0][0] > 0)
+    until(lambda: scenario.sql(waits)[0][0] > 0)
     (tmp_path / "go").touch()
     assert migration.result(LIMIT_S) == ["9000_notes.additive"]
     migrated.set()

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from tests.documented import snippets
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark import schema
 
@@ -158,7 +159,7 @@ def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, 
     load, drain, repair = snippets("docs/tutorials/retries.md", "sh")
     assert re.search("WAITING +1 .*no name yet", run(load).stdout)
     scenario.topics.adopt(["cities.retry.5s"])
-    eventually(lambda: scenario.sql("SELECT 1 FROM tidemark.failed_record WHERE due_at <= clock_timestamp()"), within_s=60)
+    until(lambda: scenario.sql("SELECT 1 FROM tidemark.failed_record WHERE due_at <= clock_timestamp()"), within_s=60)
     assert "no name yet" in run(drain).stdout
     scenario.topics.adopt(["cities.failed"])
     (new_project / "fixed.json").write_text('{"name": "Bonn", "population": 9}')

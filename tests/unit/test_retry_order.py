@@ -143,6 +143,9 @@ def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first
         order.check(PART, 2)
     assert (raised.value.held, raised.value.more, raised.value.keys, raised.value.retriable) == (4, 2, 2, False)
     assert r'earlier records of 2 keys wait for a retry: "a", "\xff". With the 4 ' in str(raised.value)
+    lowered = KeyOrder(3)
+    lowered.begin([Blocked(b"a", 7, 4)])
+    lowered.check(PART, 0)
 
 
 def test_no_transform_can_say_that_a_record_is_held() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.scenario import eventually
+from tests.waiting import until
 
 from tidemark.spark import archive as module
 from tidemark.spark.archive import Archive
@@ -66,7 +66,7 @@ def started(archive: Archive, least: int = 0) -> list[list[str]]:
     def ended() -> bool:
         return not any(script in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
 
-    eventually(lambda: ended() and len(found()) >= least)
+    until(lambda: ended() and len(found()) >= least)
     return found()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.ledger import eventually
+from tests.waiting import until
 
 from tidemark.db import Connection, session
 from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
@@ -283,4 +283,4 @@ def waits_for_a_lock(connection: Connection) -> bool:
 
 
 def until_somebody_waits(connection: Connection) -> None:
-    eventually(lambda: waits_for_a_lock(connection))
+    until(lambda: waits_for_a_lock(connection))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.members import CONFIG, QUICK, TOPIC, Group, Told, parts, wait_for
-from tests.points import until
+from tests.waiting import until
 
 from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription, find_assignor
 from tidemark.group.member import Member, MemberSettings

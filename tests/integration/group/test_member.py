@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.members import CONFIG, Group, Told, parts, wait_for
-from tests.points import until
+from tests.waiting import until
 
 from tidemark.db import session
 from tidemark.errors import TidemarkError

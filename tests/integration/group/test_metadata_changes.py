@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.kafka_topics import Topics
 from tests.members import CONFIG, QUICK, Group, Told, parts, wait_for
-from tests.points import until
+from tests.waiting import until
 
 from tidemark.consume.membership import metadata_of
 from tidemark.group.assignors import Metadata, find_assignor

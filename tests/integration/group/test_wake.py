@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 from tests.integration.group.players import Scene
-from tests.ledger import eventually
+from tests.waiting import until
 
 from tidemark.errors import BadInput
 from tidemark.group import wake as wake_module
@@ -140,13 +140,13 @@ def test_a_wake_before_the_wait_ends_it_once(wakeups: Wakeups) -> None:
     for _ in range(10_000):
         wakeups.wake()
     assert ends_early(wakeups)
-    eventually(lambda: takes_its_time(wakeups))
+    until(lambda: takes_its_time(wakeups))
 
 
 def test_a_lost_connection_costs_time_and_is_made_again(scene: Scene, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait takes its full time. Once the connection is back, the wait returns at once, because notifications may have been missed."""
     scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = ANY (%s)", listeners(scene))
-    eventually(lambda: listeners(scene) == [])
+    until(lambda: listeners(scene) == [])
     assert takes_its_time(wakeups)
     scene.player("a", instance="i").join()  # this notification is lost
     assert takes_its_time(wakeups), "not tried again at once: a server that is away answers slowly"
@@ -176,4 +176,4 @@ def test_closing_ends_the_session_and_may_be_repeated(scene: Scene) -> None:
     wakeups.close()
     wakeups.close()
     wakeups.wake()
-    eventually(lambda: listeners(scene) == [])
+    until(lambda: listeners(scene) == [])

@@ -14,8 +14,9 @@ from tests.integration.retry.lab import DELAYS, SERVICE, Lab, lab_on, minutes
 from tests.integration.retry.outbox import FIT
 from tests.kafka_topics import Topics
 from tests.ledger import in_thread
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
 from tests.transforms import ECHO_COLUMNS, ECHOES
+from tests.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.records.ranges import Slice
@@ -187,7 +188,7 @@ def test_ladder_of_seconds_is_climbed_for_real(lab: Lab) -> None:
         lab.drain()
         return lab.states() == {"FAILED": 1}
 
-    eventually(ended, within_s=180)
+    until(ended)
     ((story, changed_at),) = lab.failed("story, changed_at")
     times = [datetime.fromisoformat(tried["at"]) for tried in story] + [changed_at]
     assert [tried["number"] for tried in story] == [0, 1, 2]
@@ -482,7 +483,7 @@ def test_drain_does_not_read_the_records_that_were_settled_long_ago(lab: Lab) ->
     changed = "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relid = 'tidemark.failed_record'::regclass"
     updates = lab.sql(changed)[0][0]
     assert lab.drain().records == 5_000
-    eventually(lambda: lab.sql(changed)[0][0] >= updates + 5_000)
+    until(lambda: lab.sql(changed)[0][0] >= updates + 5_000)
     assert read_sequentially(lab) - before < 100_000
 
 

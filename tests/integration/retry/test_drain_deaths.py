@@ -10,7 +10,7 @@ import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import Lab, dying_at, minutes
 from tests.ledger import backend_of, in_thread
-from tests.scenario import eventually
+from tests.waiting import until
 
 from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable, Fenced
@@ -165,7 +165,7 @@ def test_drain_that_airflow_tries_again_does_what_the_first_try_has_left(due: La
 def test_outage_of_the_database_in_a_drain_loses_nothing(due: Lab) -> None:
     """The drain's sessions are terminated before it reads its slice. The drain fails, and the next one tries the records again."""
     with in_thread(lambda: due.consumer.run(drain=True, before=lambda part: kill(due))) as drain:
-        eventually(drain.done)
+        until(drain.done)
         with pytest.raises(DatabaseUnavailable):
             drain.result()
     due.drain()

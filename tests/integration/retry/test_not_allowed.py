@@ -18,7 +18,8 @@ from confluent_kafka.admin import (
 )
 from tests.integration.retry.outbox import Outbox, outbox_on
 from tests.kafka_topics import Topics
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.connections import BOOTSTRAP_SERVERS, KAFKA_CONFIG
 from tidemark.kafka.producer import Publishers
@@ -91,7 +92,7 @@ def allow(outbox: Outbox, topic: str, *operations: AclOperation) -> None:
     for future in admin.create_acls(bindings).values():
         future.result()
     asked = AclBindingFilter(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, None, None, AclOperation.ANY, AclPermissionType.ANY)
-    eventually(lambda: set(operations) <= {each.operation for each in admin.describe_acls(asked).result()})
+    until(lambda: set(operations) <= {each.operation for each in admin.describe_acls(asked).result()})
 
 
 def test_what_is_not_allowed_is_named_and_holds_up_nothing_else(outbox: Outbox) -> None:

@@ -21,7 +21,8 @@ from tests.integration.retry.test_retry_machine import LADDERS
 from tests.kafka_topics import Topics
 from tests.ledger import in_thread
 from tests.sampling import examples
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput
@@ -275,7 +276,7 @@ def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held
 
     def first_a1(part: Slice) -> None:
         if part.partition.topic == now_topic(ordered.group):
-            eventually(lambda: states(ordered)["a1"] == "LOADED")
+            until(lambda: states(ordered)["a1"] == "LOADED")
 
     ordered.drain(before=first_a1)
     assert states(ordered) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}

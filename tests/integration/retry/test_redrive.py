@@ -20,7 +20,7 @@ import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import Outbox
 from tests.ledger import backend_of
-from tests.scenario import eventually
+from tests.waiting import until
 
 from tidemark.db import REWIND_LOCK, Connection, connect, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
@@ -229,7 +229,7 @@ def test_a_record_that_is_discarded_in_this_moment_is_waited_for_and_stays_disca
         with operator.cursor() as cur:
             cur.execute("UPDATE tidemark.failed_record SET state = 'DISCARDED' WHERE failed_record_id = %s", (number,))
         redriving = pool.submit(apply, outbox, planned)
-        eventually(lambda: outbox.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        until(lambda: outbox.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
         operator.commit()
         assert redriving.result(180).passed_over == {"was changed meanwhile": 1}
     assert (outbox.record(number)["state"], outbox.record(number)["redrives"]) == ("DISCARDED", 0)
@@ -395,13 +395,13 @@ def test_a_process_that_is_killed_holds_no_lock_and_another_goes_on(outbox: Outb
     command = [sys.executable, "-m", "tidemark.cli.main", "redrive", "apply", str(planned)]
     running = subprocess.Popen(command, env=outbox.consumer.env(), cwd=outbox.consumer.folder, stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: "WAITING" in states(outbox))
+        until(lambda: "WAITING" in states(outbox))
         running.kill()
         assert running.wait(30) == -signal.SIGKILL
     finally:
         running.kill()
         running.wait()
-    eventually(lambda: not outbox.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark retries'"))
+    until(lambda: not outbox.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark retries'"))
     with outbox.session() as connection:
         left = redrive.read(connection, planned)
     assert (left.state, left.redriven + left.planned) == (Phase.RUNNING, 60)
@@ -449,7 +449,7 @@ def test_a_rewind_is_waited_for_and_waits(outbox: Outbox) -> None:
             cur.execute("SELECT pg_advisory_xact_lock(%s, %s)", (REWIND_LOCK, outbox.group_id))
         redriving = pool.submit(lambda: apply(outbox, planned, on_progress=watch))
         waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        eventually(lambda: outbox.sql(waits))
+        until(lambda: outbox.sql(waits))
         assert not locked.is_set()
         assert states(outbox) == ["FAILED"]
         rewind.rollback()

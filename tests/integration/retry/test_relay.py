@@ -21,7 +21,7 @@ import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import FIT, TIME, Headers, Outbox
 from tests.ledger import backend_of
-from tests.scenario import eventually
+from tests.waiting import until
 
 from tidemark.db import Connection, connect
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
@@ -260,7 +260,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
         assert stands.wait(20)
         assert outbox.relay().records == 2
         assert sorted(outbox.hops()) == numbers[4:]
-        eventually(lambda: outbox.relay().records == 4)
+        until(lambda: outbox.relay().records == 4)
         before = outbox.hops()
         go_on.set()
         hanging.result()
@@ -350,7 +350,7 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
             return outbox.relay()
         return None
 
-    eventually(again, within_s=180)
+    until(again)
     assert outbox.waiting() == 0
     assert sorted(outbox.hops()) == numbers
     outbox.check_published()
@@ -444,7 +444,7 @@ def test_a_process_that_is_ended_leaves_nothing_half_noted(outbox: Outbox, how: 
     command = [sys.executable, "-m", "tidemark.cli.main", "retries", "relay", outbox.name]
     running = subprocess.Popen(command, env=outbox.consumer.env(), cwd=outbox.consumer.folder, stdout=subprocess.DEVNULL)
     try:
-        eventually(lambda: outbox.waiting() < 30_000)
+        until(lambda: outbox.waiting() < 30_000)
         running.send_signal(how)
         assert running.wait(30) == -how
     finally:
@@ -452,7 +452,7 @@ def test_a_process_that_is_ended_leaves_nothing_half_noted(outbox: Outbox, how: 
         running.wait()
     kept = outbox.hops()
     assert 0 < len(kept) < 30_000
-    eventually(lambda: not outbox.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark retries'"))
+    until(lambda: not outbox.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark retries'"))
     assert outbox.relay().records == 30_000 - len(kept)
     after = outbox.hops()
     assert kept.items() <= after.items()

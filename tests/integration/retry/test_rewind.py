@@ -11,7 +11,8 @@ import pytest
 from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
 from tests.kafka_topics import Topics
 from tests.ledger import in_thread
-from tests.scenario import PLAIN, Scenario, eventually
+from tests.scenario import PLAIN, Scenario
+from tests.waiting import until
 
 from tidemark.errors import Refused
 from tidemark.rewind.model import ToEarliest, ToOffset
@@ -143,7 +144,7 @@ def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mi
         assert there.wait(60)
         planned = mixed.plan(ToEarliest())
         with in_thread(lambda: mixed.apply(planned.rewind_id)) as applied:
-            eventually(lambda: waiting(mixed, "tidemark rewind"))
+            until(lambda: waiting(mixed, "tidemark rewind"))
             assert not applied.done()
             go.set()
             applied.result(180)
@@ -168,7 +169,7 @@ def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_i
         supersede(*args)
         drains.append(threading.Thread(target=mixed.drain))
         drains[0].start()
-        eventually(lambda: waiting(mixed, f"tidemark/{mixed.group_id}/%"))
+        until(lambda: waiting(mixed, f"tidemark/{mixed.group_id}/%"))
 
     drains: list[threading.Thread] = []
     monkeypatch.setattr(applying, "_supersede", slowly)

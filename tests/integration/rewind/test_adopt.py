@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition as Wire
-from tests.scenario import Scenario, eventually
+from tests.scenario import Scenario
+from tests.waiting import until
 
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
@@ -75,7 +76,7 @@ def test_consumer_reads_exactly_the_rest_and_the_old_application_can_take_over_a
     consumer.topics.produce(topic, ["after"], partition=1)
     with contextlib.closing(old_app(consumer)) as member:
         member.subscribe([topic])
-        record = eventually(lambda: member.poll(0.2))
+        record = until(lambda: member.poll(0.2))
         assert (record.partition(), record.offset()) == (1, 10)
 
 
@@ -144,7 +145,7 @@ def test_old_consumers_must_be_stopped_before_the_plan_and_stay_stopped_until_it
     made = planned(consumer)
     with contextlib.closing(old_app(consumer)) as member:
         member.subscribe([topic])
-        eventually(lambda: member.poll(0.1) is not None or member.assignment())
+        until(lambda: member.poll(0.1) is not None or member.assignment())
         with pytest.raises(PlanRefused, match=r"has live members in Kafka \(old-app at .*Stop these consumers first"):
             planned(consumer)
         with pytest.raises(StalePlan, match="has live members in Kafka"):

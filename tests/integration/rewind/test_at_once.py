@@ -11,7 +11,8 @@ from typing import Any
 import psycopg2
 import pytest
 from tests.integration.rewind.lab import Lab, of_all_kinds
-from tests.ledger import backend_of, eventually, in_thread, payloads
+from tests.ledger import backend_of, in_thread, payloads
+from tests.waiting import until
 
 from tidemark.consume import claims
 from tidemark.db import REWIND_LOCK, session, transaction
@@ -32,7 +33,7 @@ from tidemark.sink.commit import commit_slice
 def waiting(lab: Lab, count: int = 1) -> None:
     """Waits until ``count`` rewinds are waiting for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    eventually(lambda: lab.sql(f"{query} AND application_name = 'tidemark rewind'") == [(count,)])
+    until(lambda: lab.sql(f"{query} AND application_name = 'tidemark rewind'") == [(count,)])
 
 
 class Slow:
@@ -76,7 +77,7 @@ def test_of_two_plans_applied_at_once_one_is_stale(lab: Lab) -> None:
 
 def said(caplog: pytest.LogCaptureFixture, *words: str) -> None:
     """Waits until a log line contains all of these words."""
-    eventually(lambda: [text for text in caplog.messages if all(word in text for word in words)])
+    until(lambda: [text for text in caplog.messages if all(word in text for word in words)])
 
 
 def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(

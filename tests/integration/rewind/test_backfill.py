@@ -23,9 +23,10 @@ from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
 from tests.integration.rewind.test_deaths import Watched, struck
 from tests.integration.test_erase import erase
 from tests.kafka_topics import Topics
-from tests.ledger import eventually, in_thread, payloads
+from tests.ledger import in_thread, payloads
 from tests.sampling import examples
 from tests.scenario import Scenario as Consumer
+from tests.waiting import until
 
 from tidemark import schema
 from tidemark.consume import launch, run
@@ -398,7 +399,7 @@ def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: 
     with in_thread(lambda: commit_slice(target_back, held.part, held.judged(), payloads)) as filling:
         assert held.stands.wait(20)
         with in_thread(lambda: plain.apply(planned.rewind_id)) as rewinding:
-            eventually(lambda: plain.sql(waits) == [(1,)])
+            until(lambda: plain.sql(waits) == [(1,)])
             held.go.set()
             assert filling.result(180).counts.loaded > 0
             rewinding.result(180)

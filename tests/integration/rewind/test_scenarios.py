@@ -16,8 +16,8 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition as Wire
 from tests.integration.rewind.lab import REASON, Lab, lab_on
 from tests.kafka_topics import Topics
-from tests.points import until
 from tests.scenario import Scenario as Consumer
+from tests.waiting import until
 
 from tidemark.errors import BadInput
 from tidemark.kafka.cluster import TopicsMissing

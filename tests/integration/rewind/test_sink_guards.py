@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg2
 import pytest
 from tests.integration.rewind.lab import Lab
-from tests.ledger import eventually, in_thread
+from tests.ledger import in_thread
+from tests.waiting import until
 
 from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.guards import RowsStay
@@ -163,7 +164,7 @@ def test_a_row_that_comes_to_refer_to_it_during_the_rewind_refuses_it(lab: Lab) 
     with psycopg2.connect(lab.url) as other, other.cursor() as cur:
         cur.execute("SELECT pg_advisory_lock(17)")
         with in_thread(lambda: lab.apply(rewind_id)) as applied:
-            eventually(lambda: lab.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 17 AND NOT granted"))
+            until(lambda: lab.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 17 AND NOT granted"))
             lab.sql("INSERT INTO lake.notes VALUES ('x', %s, 0, 48, 0)", lab.topic_id)
             cur.execute("SELECT pg_advisory_unlock(17)")
             with pytest.raises(RowsStay, match=r"lake.notes"):

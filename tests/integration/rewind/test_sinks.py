@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from tests.integration.rewind.lab import COLUMNS, Lab, lab_on
 from tests.kafka_topics import Topics
-from tests.ledger import eventually, in_thread, payloads
+from tests.ledger import in_thread, payloads
 from tests.scenario import Scenario as Consumer
+from tests.waiting import until
 
 from tidemark.rewind import archive
 from tidemark.rewind.apply import StalePlan
@@ -243,7 +244,7 @@ def test_rows_that_came_while_a_swap_waited_stay(listed: Lab, monkeypatch: pytes
     with contextlib.closing(psycopg2.connect(listed.url)) as writer, writer.cursor() as cur:
         cur.execute(f"INSERT INTO {listed.table} VALUES ('x', 1, {other}, 0, 0, 0)")
         with in_thread(lambda: listed.apply(planned.rewind_id)) as applied:
-            eventually(lambda: listed.sql("SELECT 1 FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"))
+            until(lambda: listed.sql("SELECT 1 FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"))
             writer.commit()
             assert applied.result(180).plan.groups[0].partitions[0].sink_rows == 81
     assert archives(listed, planned.rewind_id) == [(1, False, 81)]
