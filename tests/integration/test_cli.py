@@ -62,12 +62,12 @@ def test_migrate_brings_a_database_up_to_date_and_then_has_nothing_to_do(blank: 
     assert (second.returncode, second.stderr) == (0, "nothing to apply: the database is current\n")
 
 
-def test_two_migrations_at_once_take_turns(blank: Scenario) -> None:
+def test_migrations_at_once_take_turns(blank: Scenario) -> None:
     """The others find nothing left to do."""
     command = [sys.executable, "-m", "tidemark.cli.main", "migrate"]
-    both = [subprocess.Popen(command, env=blank.env(), stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    said = sorted(process.communicate(timeout=300)[1] for process in both)
-    assert [process.returncode for process in both] == [0, 0, 0]
+    three = [subprocess.Popen(command, env=blank.env(), stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = sorted(process.communicate(timeout=300)[1] for process in three)
+    assert [process.returncode for process in three] == [0, 0, 0]
     assert said[0].splitlines() == [f"applied {name}" for name in schema.known()]
     assert said[1:] == ["nothing to apply: the database is current\n"] * 2
 
