@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
 
-FIRST_S, LONGEST_S = 0.02, 0.1
-"""Pauses between two looks. They grow, because some conditions ask Airflow or look at all processes."""
+PAUSES = wait_exponential(multiplier=0.02, exp_base=1.2, max=0.1)
+"""Seconds between two looks. They grow, because some conditions ask Airflow or look at all processes."""
 
 
-def until(condition: Callable[[], T], what: str = "", within_s: float = 180.0) -> T:
+def until(condition: Callable[[], Any], what: str = "", within_s: float = 180.0) -> Any:
     """Polls ``condition`` and returns its first true result. Fails after ``within_s``; the message then says ``what`` was expected."""
-    deadline, pause_s = time.monotonic() + within_s, FIRST_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.2, LONGEST_S)
-    return found
+    try:
+        return Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=PAUSES)(condition)
+    except RetryError:
+        raise AssertionError(f"not within {within_s:g} s: {what}") from None

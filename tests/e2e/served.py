@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
+from tests.waiting import until
 
 from tidemark import project
 from tidemark.local import ports
@@ -84,16 +84,15 @@ def served(
             stderr=subprocess.STDOUT,
         )
     url = f"{own['AIRFLOW__API__BASE_URL']}"
+
+    def answers() -> bool:
+        assert server.poll() is None, log.read_text()[-4000:]
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}/api/v2/version", trust_env=False).is_success
+        return False
+
     try:
-        deadline = time.monotonic() + 240
-        while True:
-            assert server.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            try:
-                if httpx.get(f"{url}/api/v2/version", trust_env=False).is_success:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.2)
+        until(answers, f"the api-server answers, see {log}", within_s=240)
         yield url
     finally:
         server.terminate()

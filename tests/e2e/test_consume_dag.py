@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run
 from tests.waiting import until
 
+from tidemark.local.processes import gone
 from tidemark.offsets.store import TaskIdentity
 
 RECORDS = 1000
@@ -55,10 +56,6 @@ def half_read(lab: Lab, request: pytest.FixtureRequest) -> tuple[Consumer, Run, 
 
 def stopped(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("half_read", [name], indirect=True)
-
-
-def gone(*processes: psutil.Process) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
 def assert_gone_at_once(driver: psutil.Process, since: float) -> None:
@@ -205,7 +202,7 @@ def test_killed_driver_is_retried_and_every_record_comes_once(lab, half_read):
     consumer, run, driver = half_read
     worker = consumer.brakes[-1].reached().process
     driver.kill()
-    until(lambda: gone(driver, worker), within_s=GONE_WITHIN_S)
+    until(lambda: gone(driver) and gone(worker), within_s=GONE_WITHIN_S)
     consumer.release()
     assert run.wait() == "success"
     assert run.tries() == ["failed", "success"]
