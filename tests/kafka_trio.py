@@ -104,6 +104,10 @@ class Trio:
         """Whether each broker knows all three."""
         return all(_brokers_known_to(node) == 3 for node in self.nodes)
 
+    def has_lost(self, lost: Node) -> bool:
+        """Whether the two others no longer list this broker. Until then, they may name it as controller even to a new client."""
+        return all(_brokers_known_to(node) == 2 for node in self.nodes if node is not lost)
+
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Trio]:

@@ -7,10 +7,12 @@ unchanged.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import ipaddress
+import selectors
+import socket
+import socketserver
 import ssl
 import struct
 import tempfile
@@ -38,6 +40,8 @@ SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 _REFUSAL = b"SFATAL\0VFATAL\0C28000\0Mno encryption, no entry\0\0"
 NO_TLS = b"E" + struct.pack("!i", 4 + len(_REFUSAL)) + _REFUSAL
 """A FATAL error as Postgres sends it."""
+POLL_S = 0.1
+HANDSHAKE_S = 10
 
 
 @dataclass(frozen=True)
@@ -122,63 +126,61 @@ class SecureKafka(Kafka):
         file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
 
 
-class TlsFront:
+class TlsFront(socketserver.ThreadingTCPServer):
     """Accepts only TLS connections and passes them on to Postgres, like a company's proxy: the wheel's Postgres is built without TLS.
 
     Handles only the start of Postgres' protocol: a client that does not request TLS is rejected with a FATAL, as by ``hostssl`` rules.
-    Postgres handles passwords and everything else.
+    Postgres handles passwords and everything else. The end of the block closes all connections.
     """
 
     def __init__(self, certificates: Certificates, target: int) -> None:
+        super().__init__((ports.HOST, 0), _Relayed)
         self.target = target
-        self.port = 0
+        self.port = int(self.server_address[1])
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(certificates.server, certificates.server_key)
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="TLS front", daemon=True)
+        self.ending = threading.Event()
+        self._accepting = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="TLS front")
 
     def __enter__(self) -> TlsFront:
-        self.thread.start()
-        self.server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, ports.HOST, 0), self.loop).result(10)
-        self.port = self.server.sockets[0].getsockname()[1]
+        self._accepting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(10)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
-        self.loop.close()
-
-    async def _close(self) -> None:
-        self.server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            try:
-                if await client.readexactly(8) != SSL_REQUEST:
-                    answer.write(NO_TLS)
-                    return
-                answer.write(b"S")
-                await answer.start_tls(self.context)
-                server, onward = await asyncio.open_connection(ports.HOST, self.target)
-                try:
-                    await asyncio.gather(_relay(client, onward), _relay(server, answer))
-                finally:
-                    onward.close()
-            finally:
-                answer.close()
+        self.ending.set()
+        self.shutdown()
+        self._accepting.join()
+        self.server_close()  # waits for the connections' threads
 
 
-async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await source.read(65536):
-            target.write(data)
-            await target.drain()
-    target.close()
+class _Relayed(socketserver.BaseRequestHandler):
+    server: TlsFront
+
+    def handle(self) -> None:
+        self.request.settimeout(HANDSHAKE_S)
+        with contextlib.suppress(OSError):
+            if self.request.recv(len(SSL_REQUEST), socket.MSG_WAITALL) != SSL_REQUEST:
+                self.request.sendall(NO_TLS)
+                return
+            self.request.sendall(b"S")
+            context, address = self.server.context, (ports.HOST, self.server.target)
+            with context.wrap_socket(self.request, server_side=True) as client, socket.create_connection(address) as server:
+                client.settimeout(None)
+                self._relay({client: server, server: client})
+
+    def _relay(self, other: dict[socket.socket, socket.socket]) -> None:
+        """Until one side closes its connection. A read returns a whole TLS record, so none waits in the client's buffer."""
+        with selectors.DefaultSelector() as selector:
+            for side in other:
+                selector.register(side, selectors.EVENT_READ)
+            while not self.server.ending.is_set():
+                for key, _ in selector.select(POLL_S):
+                    side = key.fileobj
+                    assert isinstance(side, socket.socket)
+                    data = side.recv(65536)
+                    if not data:
+                        return
+                    other[side].sendall(data)
 
 
 class SecureStack(LocalStack):

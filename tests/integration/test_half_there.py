@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,25 @@ def test_client_that_lives_long_describes_topics_while_its_controller_is_away(tr
     node = controller(cluster, trio)
     strike(node)
     try:
+        until(lambda: trio.has_lost(node), "the others have noticed")
         for _ in range(2):
             assert [one.kafka_uuid for one in cluster.topics([topic])] == [before.kafka_uuid]
+    finally:
+        node.revive()
+        until(lambda: trio.is_complete, "it is back")
+
+
+def test_new_clients_find_the_next_controller_while_brokers_still_name_the_killed_one(trio: Trio) -> None:
+    """Until the cluster has noticed, its metadata names the killed broker to some new clients. These ask again, instead of waiting for a
+    broker that is not coming back."""
+    topic = trio.create("orders-next", 3)
+    node = controller(Cluster({"bootstrap.servers": trio.servers}), trio)
+    node.kill()
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            clusters = [Cluster({"bootstrap.servers": trio.servers}, timeout_s=60) for _ in range(16)]
+            asked = [pool.submit(cluster.topics, [topic]) for cluster in clusters]
+            assert {one.name for future in asked for one in future.result()} == {topic}
     finally:
         node.revive()
         until(lambda: trio.is_complete, "it is back")

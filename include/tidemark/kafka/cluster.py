@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,12 +21,13 @@ from tidemark.records.ranges import Log, TopicPartition
 from tidemark.spec.retry_topics import is_own
 
 if TYPE_CHECKING:
-    from confluent_kafka import TopicCollection
     from confluent_kafka.admin import AdminClient
 
     from tidemark.spec import ConsumerSpec
 
 REQUEST_TIMEOUT_S = 15
+METADATA_AGE_S = 1.0
+"""How often a request that is waiting for its answer asks for the cluster's metadata."""
 FIRST_RECORDS_S = 1.0
 NO_RECORD = -1
 """Kafka's offset for a time after the last record."""
@@ -150,7 +151,8 @@ class Cluster:
         if not wanted:
             return []
         found, missing, denied = [], [], []
-        for name, future in self._describe(TopicCollection(wanted)).items():
+        answers = self._answers(lambda client: client.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s))
+        for name, future in answers.items():
             try:
                 described = future.result()
             except KafkaException as error:
@@ -262,7 +264,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
+        futures = self._answers(lambda client: client.describe_configs(asked, request_timeout=self._timeout_s))
         try:
             values = {resource.name: int(future.result()["retention.ms"].value) for resource, future in futures.items()}
         except KafkaException as error:
@@ -278,7 +280,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
+        futures = self._answers(lambda client: client.describe_configs(asked, request_timeout=self._timeout_s))
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         found, denied = {}, []
         for resource, future in futures.items():
@@ -303,7 +305,7 @@ class Cluster:
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
-        (future,) = self.admin().create_topics([wanted], request_timeout=self._timeout_s).values()
+        (future,) = self._answers(lambda client: client.create_topics([wanted], request_timeout=self._timeout_s)).values()
         made = True
         try:
             future.result()
@@ -357,14 +359,22 @@ class Cluster:
         except (KafkaException, _NoOffset) as error:
             raise self._unavailable(error) from error
 
-    def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
-        """The answers for these topics, all complete. librdkafka asks the broker that it believes to be the controller, and an old client
-        keeps asking it while it is down, although the others are healthy. So if no broker answers, this asks once more with a new client.
+    def _answers(self, ask: Callable[[AdminClient], dict[Any, Future[Any]]]) -> dict[Any, Future[Any]]:
+        """The answers to a request, all complete. If no broker answers, asks once more with a new client.
+
+        librdkafka sends these requests to the broker that the client's metadata names as controller. If that broker is down, librdkafka
+        waits for it, although the others are healthy. So this requests the metadata while it waits: once the cluster has noticed, the
+        metadata names another broker.
         """
+        from confluent_kafka import KafkaException
+
         new = self._client is None
         while True:
-            futures: dict[str, Future[Any]] = self.admin().describe_topics(names, request_timeout=self._timeout_s)
-            wait(futures.values())
+            client = self.admin()
+            futures = ask(client)
+            while wait(futures.values(), METADATA_AGE_S).not_done:
+                with contextlib.suppress(KafkaException):
+                    client.list_topics(timeout=METADATA_AGE_S)
             if new or not any(map(_unanswered, futures.values())):
                 return futures
             self._client, new = None, True
