@@ -433,9 +433,12 @@ def test_the_commands_start_show_point_and_stop(folder):
     assert again.returncode == 0
     assert "already up" in again.stderr
     assert f"Postgres {told[0]['version']} at {told[0]['address']}" in again.stdout
-    assert command(folder, "down").returncode == 0
+    down = command(folder, "down")
+    assert (down.returncode, down.stderr.splitlines()[-1]) == (0, "The servers are stopped; their data is kept.")
     assert states(LocalStack(folder)) == [ServerState.STOPPED] * 3
     assert processes_of(folder) == []
+    down = command(folder, "down")
+    assert (down.returncode, down.stderr.splitlines()[-1]) == (0, f"No server was running in {folder}.")
     assert command(folder, "env").returncode == 1
     assert "Registry" not in command(folder, "up").stdout
     assert "TIDEMARK_REGISTRY_URL" not in LocalStack(folder).env()

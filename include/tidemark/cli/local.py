@@ -59,9 +59,11 @@ def up(
 def down(folder: Folder = None) -> None:
     """Stop the servers and keep their data."""
     stack = _stack(folder)
+    ran = any(server.pid is not None for server in stack.status())
     with _reporting("stopping the servers"):
         stack.down()
-    stderr.print("The servers are stopped; their data is kept.")
+    told = "The servers are stopped; their data is kept." if ran else f"No server was running in {stack.folder}."
+    stderr.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -462,6 +462,9 @@ class Member:
         if self._shared.phase is Phase.STABLE and notice(GroupState.PREPARING_REBALANCE, self._generation) in heard:
             self._begin_rejoin("the group rebalances")  # as the heartbeat would say
             return
+        known = {notice(state, self._generation) for state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)}
+        if known.issuperset(heard) and time.monotonic() < self._beat_at + interval:
+            return  # nothing new: the polling thread ended the wait, and the next step sees why
         self._beat_at = time.monotonic()
         try:
             self._ask().heartbeat(self._member_id, self.settings.instance_id, self._generation)

@@ -32,6 +32,7 @@ __all__ = ["Wakeups", "channel_of", "notice"]
 
 log = logging.getLogger(__name__)
 
+MISSED = "notifications may have been missed"
 RECONNECT_AFTER_S = 5.0
 """Wait this long between attempts to reconnect: connecting to an unreachable server can take long."""
 
@@ -67,11 +68,11 @@ class Wakeups:
     def wait(self, timeout_s: float) -> Collection[str]:
         """Returns when the group has changed state since the last call, when `wake` is called, or after ``timeout_s``.
 
-        Returns what the notifications say (`notice`). Also returns early after a reconnect: earlier notifications were missed.
+        Returns what the notifications say (`notice`), and `MISSED` after a reconnect.
         """
         until = time.monotonic() + timeout_s
         if self._connection is None and self._listen():
-            return ()
+            return (MISSED,)
         while True:
             if heard := self._heard():
                 return heard

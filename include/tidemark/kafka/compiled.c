@@ -97,8 +97,8 @@ static void put(struct binary *column, int64_t at, const void *data, size_t size
     column->ends[at + 1] = end;
 }
 
-/* Moves records of the partition below `end` to the front and errors to `errors`, and destroys the rest: what is still said of a partition
- * that the client has read before belongs to no one. An error without a topic is the client's own. */
+/* Moves records of the partition below `end` to the front and errors to `errors`, and destroys the rest, such as late messages of the
+ * partition that the client read before. An error without a topic comes from the client itself. */
 void tidemark_sort(const struct client *client, struct message **messages, struct message **errors, int64_t count, const char *topic,
                    int32_t partition, int64_t end, struct sorted *found) {
     const void *known = NULL;
@@ -128,9 +128,9 @@ void tidemark_sort(const struct client *client, struct message **messages, struc
         found->leader_epoch = client->message_leader_epoch(messages[found->records - 1]);
 }
 
-/* How many of the messages, at least one, have at most `limit` bytes together, and what a chunk of them needs.
- * Sets the bits of those with headers, or with headers that have a name that is not UTF-8, which are left out. librdkafka takes its time
- * to find that a message has none, so it is asked only once. */
+/* How many of the messages, at least one, have at most `limit` bytes together, and how much space a chunk of them needs.
+ * Sets the bits of messages with headers, and of those with a header name that is not UTF-8, whose headers are omitted. Looking for
+ * headers is slow in librdkafka, so the bits save the second look. */
 int64_t tidemark_measure(const struct client *client, struct message **messages, int64_t count, int64_t limit, struct sizes *sizes,
                          uint8_t *with_headers, uint8_t *unreadable) {
     *sizes = (struct sizes){0};

@@ -214,6 +214,22 @@ def test_members_statement_is_prepared_once(group: Group, sent: list[str]) -> No
     assert {each.partition("(")[0].rstrip() for each in sent} == {"EXECUTE tidemark_beat"}
 
 
+def test_rebalance_sends_no_heartbeats_that_are_not_due(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that takes over its partitions has just had an answer. A notification that comes late may lead to a heartbeat."""
+    beats: list[str] = []
+    heartbeat = Coordinator.heartbeat
+
+    def beat(self: Coordinator, *who: Any) -> None:
+        beats.append(who[0])
+        heartbeat(self, *who)
+
+    monkeypatch.setattr(Coordinator, "heartbeat", beat)
+    for _ in range(4):
+        group.join(heartbeat_interval_ms=40_000)
+        group.settle()
+    assert len(beats) < 4
+
+
 REBALANCE = 40
 """The maximum number of statements for each member in a rebalance. Both rounds of a cooperative one, with the heartbeats in between, take
 about 20."""

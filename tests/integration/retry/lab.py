@@ -68,10 +68,13 @@ SERVICE = """
             raise Skip(f"{word} is not wanted")
         if answer == "raise":
             raise ValueError(f"{word} is not a number")
+        if answer == "wrap":
+            raise RuntimeError(f"{word} cannot be read") from ValueError(f"{word} is not a number")
         rows = [{"payload": record.value}]
         return rows * 3 if answer == "three" else rows
 """
-"""Looks up the outcome of a record by its value, as set by `Lab.say`: load, three (rows), skip, retry, fail, or raise (a ValueError)."""
+"""Looks up the outcome of a record by its value, as set by `Lab.say`: load, three (rows), skip, retry, fail,
+raise (a ValueError), or wrap (it is the cause of another error)."""
 
 
 class Lab:

@@ -116,23 +116,24 @@ def test_drain_stops_in_front_of_the_first_record_that_is_not_due(lab: Lab) -> N
 
 
 def test_permanent_error_ends_the_way_at_once_also_in_the_middle_of_the_ladder(lab: Lab) -> None:
-    """Scenario 3: `Fail`, and an exception that the spec declares permanent."""
+    """Scenario 3: `Fail`, an exception that the spec declares permanent, and one with such an exception as its cause."""
     lab.consumer.set(retry={"delays": list(DELAYS), "permanent": ["ValueError"]})
-    lab.say({"a": "fail", "b": "raise", "c": "retry", "d": "retry"})
-    lab.produce("a", "b", "c", "d")
+    lab.say({"a": "fail", "b": "raise", "c": "retry", "d": "retry", "e": "retry"})
+    lab.produce("a", "b", "c", "d", "e")
     lab.run()
-    assert lab.hops() == {0: "failed", 1: "failed", 2: "retry.5m", 3: "retry.5m"}
+    assert lab.hops() == {0: "failed", 1: "failed"} | dict.fromkeys((2, 3, 4), "retry.5m")
     lab.climb(minutes(5))
-    lab.say({"c": "fail", "d": "raise"})
+    lab.say({"c": "fail", "d": "raise", "e": "wrap"})
     lab.climb(minutes(5))
-    assert lab.hops() == {0: "failed", 1: "failed", 2: "failed", 3: "failed"}
+    assert lab.hops() == dict.fromkeys(range(5), "failed")
     assert lab.failed("record_offset, retry_number, error_type") == [
         (0, 0, "Fail"),
         (1, 0, "ValueError"),
         (2, 2, "Fail"),
         (3, 2, "ValueError"),
+        (4, 2, "RuntimeError"),
     ]
-    assert [row[0] for row in lab.failed("disposition")] == ["fail", "fail", "retry", "retry"]
+    assert [row[0] for row in lab.failed("disposition")] == ["fail", "fail", "retry", "retry", "retry"]
     lab.check()
 
 
