@@ -85,13 +85,14 @@ Request = Literal["heartbeat", "join", "joined", "sync", "synced"]
 
 
 class _Seen(NamedTuple):
-    """The group, and the member's assignment, as the statement on its own row found them."""
+    """The group and the member, as the statement on the member's own row found them."""
 
     state: str
     generation: int
     protocol: str
     leader: str
     assignment: Any
+    joining: bool
 
 
 class Coordinator:
@@ -145,7 +146,9 @@ class Coordinator:
             missing = UnknownMemberId(group=self._group, member_id=who, instance_id=instance_id)
             return self._locked(lambda group: group.joined(who, instance_id), missing)
         if seen.state == GroupState.PREPARING_REBALANCE:
-            return None
+            if seen.joining:
+                return None
+            raise RebalanceInProgress(group=self._group, member_id=who)
         return Joined(seen.generation, seen.protocol, seen.leader, who, {}, seen.state == GroupState.STABLE)
 
     def sync(

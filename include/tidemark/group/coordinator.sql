@@ -39,15 +39,15 @@ WITH grp AS (
        AND CASE %(request)s
            WHEN 'join' THEN state = 'PreparingRebalance' AND initial_until IS NULL
                             AND (SELECT jsonb_agg(offer -> 0) FROM jsonb_array_elements(protocols) AS offer) = %(offered)s
-           WHEN 'joined' THEN joining OR (state IN ('CompletingRebalance', 'Stable') AND member_id <> leader)
+           WHEN 'joined' THEN joining OR state = 'PreparingRebalance' OR (state IN ('CompletingRebalance', 'Stable') AND member_id <> leader)
            WHEN 'synced' THEN synced AND state IN ('CompletingRebalance', 'Stable') AND generation = %(generation)s
            WHEN 'sync' THEN generation = %(generation)s AND (%(protocol)s::text IS NULL OR protocol = %(protocol)s)
                             AND (state = 'PreparingRebalance' OR (member_id <> leader
                                  AND (state = 'CompletingRebalance' OR (state = 'Stable' AND (synced OR unsynced > 1)))))
            ELSE generation = %(generation)s END
-    RETURNING assignment
+    RETURNING assignment, joining
 )
-SELECT state, generation, protocol, leader, assignment FROM grp CROSS JOIN beat WHERE limits IS NOT NULL;
+SELECT state, generation, protocol, leader, assignment, joining FROM grp CROSS JOIN beat WHERE limits IS NOT NULL;
 
 -- name: share_group
 -- Keeps the group's state as it is until this transaction ends, and limits it as `lock_group` does. Members that share it do not wait for

@@ -37,6 +37,7 @@ COSTS = {
     "join, begins a rebalance": UNDER_THE_LOCK + MOVE + 2,
     "join, parked": SHARED + 1,
     "join, ends the join phase": SHARED + 1 + UNDER_THE_LOCK + MOVE + 2,
+    "joined, the next join phase has begun": 1,
     "joined, the answer": 1,
     "joined, the answer to the leader": 1 + UNDER_THE_LOCK + 1,
     "sync of the leader": UNDER_THE_LOCK + MOVE + 1,
@@ -87,6 +88,13 @@ def has_joined(scene: Scene, size: int) -> list[Player]:
     return players
 
 
+def has_missed_the_end(scene: Scene, size: int) -> list[Player]:
+    """The join phase is over, and another one has begun before the members know."""
+    players = has_joined(scene, size)
+    assert scene.player("new", instance="i-new").join() is None
+    return players
+
+
 def is_in_the_next_generation(scene: Scene, size: int) -> list[Player]:
     players = has_joined(scene, size)
     scene.finish_join(*players)
@@ -106,9 +114,14 @@ def is_assigned(scene: Scene, size: int) -> list[Player]:
     return players
 
 
-def refused(player: Player) -> None:
+def refused_sync(player: Player) -> None:
     with pytest.raises(RebalanceInProgress):
         player.sync()
+
+
+def refused_poll(player: Player) -> None:
+    with pytest.raises(RebalanceInProgress):
+        player.joined()
 
 
 CALLS: dict[str, tuple[Callable[[Scene, int], list[Player]], Callable[[list[Player]], Player], Callable[[Player], object]]] = {
@@ -120,11 +133,12 @@ CALLS: dict[str, tuple[Callable[[Scene, int], list[Player]], Callable[[list[Play
     "join, begins a rebalance": (is_stable, lambda players: players[0].scene.player("new", instance="i-new"), Player.join),
     "join, parked": (is_joining, lambda players: players[0], Player.join),
     "join, ends the join phase": (is_joining, lambda players: players[-1], Player.join),
+    "joined, the next join phase has begun": (has_missed_the_end, lambda players: players[0], refused_poll),
     "joined, the answer": (has_joined, lambda players: players[1], Player.joined),
     "joined, the answer to the leader": (has_joined, lambda players: players[0], Player.joined),
     "sync of the leader": (is_syncing, lambda players: players[0], Player.assign),
     "sync, the answer": (is_assigned, lambda players: players[1], Player.sync),
-    "sync, the others join again": (is_joining, lambda players: players[-1], refused),
+    "sync, the others join again": (is_joining, lambda players: players[-1], refused_sync),
     "leave": (is_stable, lambda players: players[1], Player.leave),
 }
 
