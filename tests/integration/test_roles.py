@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,6 @@ from tests.kafka_topics import Topics
 from tests.roles import Roles, made_roles
 from tests.scenario import Scenario, tidy_imports
 from tests.unit.test_airflow_forms import REDRIVEN, REWOUND
-from tests.waiting import until
 from typer.testing import CliRunner
 
 from tidemark import events, project, schema
@@ -311,10 +311,17 @@ def test_audit_log_after_an_event_waits_for_events_in_flight_and_misses_none(rol
         with pytest.raises(events.EventsUnfinished):
             events.read(connection, after=before)
         monkeypatch.setattr(events, "SETTLE_S", 60.0)
+        looked, writers = threading.Event(), events._writers
+
+        def noted(connection: Any) -> set[str]:
+            found = writers(connection)
+            looked.set()
+            return found
+
+        monkeypatch.setattr(events, "_writers", noted)
         with ThreadPoolExecutor() as pool:
             later = pool.submit(events.read, connection, after=before)
-            with session(roles.url(roles.run)) as watcher, watcher.cursor() as cur:
-                until(lambda: _looks_for_writers(cur))
+            assert looked.wait(60)
             slow.commit()
             assert [one.kind for one in later.result(60)] == ["SLOW", "FAST"]
         last = events.read(connection)[-1].event_id
@@ -349,13 +356,6 @@ def _values(servers: str, topic: str) -> list[bytes]:
     consumer.close()
     assert record is not None
     assert record.error().code() == KafkaError._PARTITION_EOF
-    return found
-
-
-def _looks_for_writers(cur: Any) -> bool:
-    cur.execute("SELECT FROM pg_stat_activity WHERE usename = session_user AND pid <> pg_backend_pid() AND query LIKE '%pg_locks%'")
-    found = cur.fetchone() is not None
-    cur.connection.rollback()
     return found
 
 
