@@ -133,6 +133,8 @@ class TlsFront(socketserver.ThreadingTCPServer):
     Postgres handles passwords and everything else. The end of the block closes all connections.
     """
 
+    request_queue_size = 100
+
     def __init__(self, certificates: Certificates, target: int) -> None:
         super().__init__((ports.HOST, 0), _Relayed)
         self.target = target

@@ -39,7 +39,7 @@ WITH grp AS (
        AND CASE %(request)s
            WHEN 'join' THEN state = 'PreparingRebalance' AND initial_until IS NULL
                             AND (SELECT jsonb_agg(offer -> 0) FROM jsonb_array_elements(protocols) AS offer) = %(offered)s
-           WHEN 'joined' THEN joining OR state = 'PreparingRebalance' OR (state IN ('CompletingRebalance', 'Stable') AND member_id <> leader)
+           WHEN 'joined' THEN state = 'PreparingRebalance' OR (state IN ('CompletingRebalance', 'Stable') AND member_id <> leader)
            WHEN 'synced' THEN synced AND state IN ('CompletingRebalance', 'Stable') AND generation = %(generation)s
            WHEN 'sync' THEN generation = %(generation)s AND (%(protocol)s::text IS NULL OR protocol = %(protocol)s)
                             AND (state = 'PreparingRebalance' OR (member_id <> leader

@@ -33,6 +33,7 @@ __all__ = ["Wakeups", "channel_of", "notice"]
 log = logging.getLogger(__name__)
 
 MISSED = "notifications may have been missed"
+"""What a wait returns after a reconnect."""
 RECONNECT_AFTER_S = 5.0
 """Wait this long between attempts to reconnect: connecting to an unreachable server can take long."""
 

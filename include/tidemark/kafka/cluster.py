@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,16 @@ from tidemark.records.ranges import Log, TopicPartition
 from tidemark.spec.retry_topics import is_own
 
 if TYPE_CHECKING:
+    from confluent_kafka import TopicCollection
     from confluent_kafka.admin import AdminClient
 
     from tidemark.spec import ConsumerSpec
 
 REQUEST_TIMEOUT_S = 15
-METADATA_AGE_S = 1.0
-"""How often a request that is waiting for its answer asks for the cluster's metadata."""
+AGAIN_S = 2.0
+"""How long a request for topics may take before another client repeats it."""
+PAUSE_S = 0.2
+"""Between a request for topics that no broker answered and the next one."""
 FIRST_RECORDS_S = 1.0
 NO_RECORD = -1
 """Kafka's offset for a time after the last record."""
@@ -151,8 +154,7 @@ class Cluster:
         if not wanted:
             return []
         found, missing, denied = [], [], []
-        answers = self._answers(lambda client: client.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s))
-        for name, future in answers.items():
+        for name, future in self._describe(TopicCollection(wanted)).items():
             try:
                 described = future.result()
             except KafkaException as error:
@@ -264,7 +266,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self._answers(lambda client: client.describe_configs(asked, request_timeout=self._timeout_s))
+        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
         try:
             values = {resource.name: int(future.result()["retention.ms"].value) for resource, future in futures.items()}
         except KafkaException as error:
@@ -280,7 +282,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self._answers(lambda client: client.describe_configs(asked, request_timeout=self._timeout_s))
+        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         found, denied = {}, []
         for resource, future in futures.items():
@@ -305,7 +307,7 @@ class Cluster:
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
-        (future,) = self._answers(lambda client: client.create_topics([wanted], request_timeout=self._timeout_s)).values()
+        (future,) = self.admin().create_topics([wanted], request_timeout=self._timeout_s).values()
         made = True
         try:
             future.result()
@@ -359,25 +361,30 @@ class Cluster:
         except (KafkaException, _NoOffset) as error:
             raise self._unavailable(error) from error
 
-    def _answers(self, ask: Callable[[AdminClient], dict[Any, Future[Any]]]) -> dict[Any, Future[Any]]:
-        """The answers to a request, all complete. If no broker answers, asks once more with a new client.
+    def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
+        """The answers for these topics, all complete.
 
-        librdkafka sends these requests to the broker that the client's metadata names as controller. If that broker is down, librdkafka
-        waits for it, although the others are healthy. So this requests the metadata while it waits: once the cluster has noticed, the
-        metadata names another broker.
+        librdkafka asks the broker that the client's metadata names as controller. If that broker is down, it waits for it, although the
+        others are healthy; a new client may do the same, until the cluster has noticed. So while there is no answer, this asks again with
+        another client every `AGAIN_S`. The first client that gets an answer is kept.
         """
-        from confluent_kafka import KafkaException
-
-        new = self._client is None
+        until = time.monotonic() + self._timeout_s
+        tries: dict[Future[Any], tuple[AdminClient, dict[str, Future[Any]]]] = {}
         while True:
-            client = self.admin()
-            futures = ask(client)
-            while wait(futures.values(), METADATA_AGE_S).not_done:
-                with contextlib.suppress(KafkaException):
-                    client.list_topics(timeout=METADATA_AGE_S)
-            if new or not any(map(_unanswered, futures.values())):
+            client, left = self.admin(), until - time.monotonic()
+            futures = client.describe_topics(names, request_timeout=max(left, AGAIN_S))
+            tries[next(iter(futures.values()))] = client, futures
+            ended = wait(tries, AGAIN_S, FIRST_COMPLETED).done
+            for client, futures in [tries.pop(first) for first in ended]:
+                wait(futures.values())  # one request: they complete together
+                if not any(map(_unanswered, futures.values())):
+                    self._client = client
+                    return futures
+            if left <= AGAIN_S:
+                wait(futures.values())
                 return futures
-            self._client, new = None, True
+            self._client = None
+            time.sleep(PAUSE_S if ended else 0)
 
     def admin(self) -> AdminClient:
         """The client. The next call may return another one."""
@@ -395,11 +402,11 @@ class Cluster:
 
 
 def _unanswered(future: Future[Any]) -> bool:
-    """Whether no broker answered. librdkafka's own error codes are negative, a broker's are not."""
-    from confluent_kafka import KafkaException
+    """Whether the request timed out, or its connection broke."""
+    from confluent_kafka import KafkaError, KafkaException
 
     error = future.exception()
-    return isinstance(error, KafkaException) and error.args[0].code() < 0
+    return isinstance(error, KafkaException) and error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)  # noqa: SLF001
 
 
 @dataclass

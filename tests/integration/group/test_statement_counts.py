@@ -229,7 +229,7 @@ def test_members_statement_is_prepared_once(group: Group, sent: list[str]) -> No
 
 
 def test_rebalance_sends_no_heartbeats_that_are_not_due(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that takes over its partitions has just had an answer. A notification that comes late may lead to a heartbeat."""
+    """A member that takes over its partitions has just received an answer. A late notification may lead to a heartbeat."""
     beats: list[str] = []
     heartbeat = Coordinator.heartbeat
 

@@ -74,7 +74,7 @@ SERVICE = """
         return rows * 3 if answer == "three" else rows
 """
 """Looks up the outcome of a record by its value, as set by `Lab.say`: load, three (rows), skip, retry, fail,
-raise (a ValueError), or wrap (it is the cause of another error)."""
+raise (a ValueError), or wrap (a RuntimeError that a ValueError has caused)."""
 
 
 class Lab:
