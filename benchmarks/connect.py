@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg2
-from tests.change_data import avro_converter, json_converter, plugins
-from tests.connect_worker import Worker
+from tests.support.change_data import avro_converter, json_converter, plugins
+from tests.support.connect_worker import Worker
 
 from benchmarks import accounts
 from benchmarks.site import CONNECT_ACCOUNTS, CONNECT_TABLE, Job, Site

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg2
 import yaml
-from tests.kafka_topics import Topics
+from tests.support.kafka_topics import Topics
 
 from benchmarks.cpu import seconds_of
 from benchmarks.stage import Stage

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import psycopg2
-from tests.kafka_topics import Topics
+from tests.support.kafka_topics import Topics
 
 from benchmarks.cpu import seconds_of
 from benchmarks.dag_run import SCHEMA, small_consumers

@@ -1,9 +1,9 @@
 """What the product's work costs in a database with a long history.
 
 There are two databases; the second has ten times the history of the first. The product does the same work in both. A figure is the number
-of pages of tables and indexes that the statements touch, cached or not, by Postgres' counters (`tests.buffers`). Work whose figure grows
-with the history is reported, because it becomes slower with each day of a deployment. `benchmarks.year` then fills a database as a year of
-runs does.
+of pages of tables and indexes that the statements touch, cached or not, by Postgres' counters (`tests.support.buffers`). Work whose figure
+grows with the history is reported, because it becomes slower with each day of a deployment. `benchmarks.year` then fills a database as a
+year of runs does.
 
 The ledger is an unlogged table here: it is faster to fill, and reading it is the same.
 """
@@ -22,8 +22,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
-from tests.buffers import Spent, counted
-from tests.ledger import all_loaded, payloads
+from tests.support.buffers import Spent, counted
+from tests.support.ledger import all_loaded, payloads
 
 from benchmarks import year
 from benchmarks.rewind import empty_records

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests import spark_cluster
+from tests.support import spark_cluster
 
 from benchmarks.contestants import BY_NAME
 from benchmarks.harness import Figure, Harness, Run

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
-from tests.ledger import all_loaded, payloads
+from tests.support.ledger import all_loaded, payloads
 
 from benchmarks.rewind import again_and_again
 from benchmarks.stage import Stage

@@ -16,18 +16,19 @@ import psycopg2
 import pytest
 from hypothesis import Phase, settings
 
-from tests.kafka_topics import Topics
-from tests.pooler import Pooler, pooler
-from tests.readers import READERS, reading_with
-from tests.sampling import ALL, examples, left_out
-from tests.scenario import Scenario, tidy_imports
-from tests.shared import TESTS, stop_unless_needed_by
+from tests.support.costs import Costs
+from tests.support.kafka_topics import Topics
+from tests.support.pooler import Pooler, pooler
+from tests.support.readers import READERS, reading_with
+from tests.support.sampling import ALL, examples, left_out
+from tests.support.scenario import Scenario, tidy_imports
+from tests.support.shared import TESTS, stop_unless_needed_by
 from tidemark import schema
 from tidemark.local import LocalStack
 
 if TYPE_CHECKING:
-    from tests.change_data import ChangeSource
-    from tests.orders import Orders
+    from tests.support.change_data import ChangeSource
+    from tests.support.orders import Orders
 
 if not hasattr(sys.modules["__main__"], "__file__"):  # an xdist worker; pyspark would assume that it runs its own doctests, and exit
     sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
@@ -44,6 +45,10 @@ settings.load_profile("tidemark")
 
 LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
 OWN_AIRFLOW = "tests/e2e/test_local_airflow.py"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs(config))
 
 
 def pytest_report_header() -> str:
@@ -114,7 +119,7 @@ def template(stack: LocalStack) -> str:
 
 @pytest.fixture(scope="session")
 def poolers(stack: LocalStack) -> Iterator[Callable[[str], Pooler]]:
-    """Starts one PgBouncer for each mode (`tests.pooler.MODES`) that a test needs."""
+    """Starts one PgBouncer for each mode (`tests.support.pooler.MODES`) that a test needs."""
     with contextlib.ExitStack() as running:
         url = stack.env()["TIDEMARK_DATABASE_URL"]
         yield functools.cache(lambda mode: running.enter_context(pooler(url, mode)))
@@ -169,7 +174,7 @@ def registry() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def change_source(kafka_servers: str) -> Iterator[ChangeSource]:
     """A database whose changes Debezium writes to the session's Kafka. It starts with the first test that needs it."""
-    from tests import change_data
+    from tests.support import change_data
 
     with change_data.running(kafka_servers) as source:
         yield source
@@ -180,7 +185,7 @@ def orders(scenario: Scenario, registry: str, monkeypatch: pytest.MonkeyPatch) -
     """A topic of orders in Avro, which the consumer can read."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-    from tests.orders import Orders
+    from tests.support.orders import Orders
 
     monkeypatch.setenv("TIDEMARK_REGISTRY_URL", registry)
     with SchemaRegistryClient({"url": registry}) as client:
@@ -207,8 +212,8 @@ def project_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def session_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One Spark session for all runs of a module (`tests.spark_here`). Returns the folder of their consumers and transforms."""
-    from tests.spark_here import spark_session
+    """One Spark session for all runs of a module (`tests.support.spark_here`). Returns the folder of their consumers and transforms."""
+    from tests.support.spark_here import spark_session
 
     home = made_project(tmp_path_factory.mktemp("home"))
     with spark_session(home / "transforms"):

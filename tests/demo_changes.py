@@ -15,11 +15,11 @@ from pathlib import Path
 from demo.__main__ import console, step
 from rich.table import Table
 
-from tests import change_data
-from tests.change_load import TYPES, differences
-from tests.change_story import Story, story
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
+from tests.support import change_data
+from tests.support.change_load import TYPES, differences
+from tests.support.change_story import Story, story
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
 from tidemark import project, schema
 from tidemark.errors import TidemarkError
 from tidemark.local.stack import LocalStack

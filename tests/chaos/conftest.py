@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.chaos.postgres_server import PostgresServer
 from tests.chaos.trial import Trial
-from tests.points import Points
-from tests.scenario import Scenario
-from tests.shared import SHARED
+from tests.support.points import Points
+from tests.support.scenario import Scenario
+from tests.support.shared import SHARED
 
 from tidemark import schema
 from tidemark.local import LocalStack

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.kafka.cluster import Cluster
 from tidemark.records.ranges import TopicPartition

@@ -9,8 +9,8 @@ from typing import Any
 
 import psutil
 import psycopg2
-from tests.ledger import in_thread
-from tests.waiting import until
+from tests.support.ledger import in_thread
+from tests.support.waiting import until
 
 from tidemark.local import LocalStack
 from tidemark.local.account import server_account

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.chaos.trial import Trial, committed_before
-from tests.points import Mark
+from tests.support.points import Mark
 
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka import reader

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.attempts import Attempt, all_gone
 from tests.chaos.trial import committed_before, failure
-from tests.points import Mark
-from tests.waiting import until
+from tests.support.attempts import Attempt, all_gone
+from tests.support.points import Mark
+from tests.support.waiting import until
 
 from tidemark.consume.launch import AttemptUnavailable, DriverDied
 from tidemark.sink.steps import Step

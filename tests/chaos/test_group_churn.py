@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.attempts import FAST_JVM, Attempt, all_gone
 from tests.chaos.reader import Reader
 from tests.chaos.trial import Trial, failure
-from tests.members import Group, parts
-from tests.sampling import ALL
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.attempts import FAST_JVM, Attempt, all_gone
+from tests.support.members import Group, parts
+from tests.support.sampling import ALL
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.consume.launch import DriverDied, Progress
 from tidemark.db import session

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.attempts import FAST_JVM, all_gone
 from tests.chaos.postgres_server import PostgresServer
 from tests.chaos.trial import Trial, failure
-from tests.members import Group, wait_for
-from tests.points import Mark
-from tests.waiting import until
+from tests.support.attempts import FAST_JVM, all_gone
+from tests.support.members import Group, wait_for
+from tests.support.points import Mark
+from tests.support.waiting import until
 
 from tidemark.consume.launch import DriverDied, Progress
 from tidemark.sink.steps import Step

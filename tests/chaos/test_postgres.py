@@ -8,9 +8,9 @@ import pytest
 from tests.chaos.feed import SPARK_TRANSFORM
 from tests.chaos.postgres_server import COMMIT_SESSIONS, DRIVER_SESSIONS, PostgresServer
 from tests.chaos.trial import Trial, committed_before
-from tests.sampling import dealt
-from tests.spark_here import run_here, spark_session
-from tests.waiting import until
+from tests.support.sampling import dealt
+from tests.support.spark_here import run_here, spark_session
+from tests.support.waiting import until
 
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.sink.steps import Step

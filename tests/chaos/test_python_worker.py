@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.chaos.feed import SPARK_TRANSFORM, TRANSFORM
 from tests.chaos.trial import SLOTS, STRUCK, Trial, committed_before, failure
-from tests.points import Mark, Point
-from tests.waiting import until
+from tests.support.points import Mark, Point
+from tests.support.waiting import until
 
 from tidemark.consume.launch import AttemptUnavailable, Progress
 from tidemark.local.processes import gone

@@ -7,7 +7,7 @@ import contextlib
 import psycopg2
 import pytest
 from tests.chaos.reader import problems, snapshot
-from tests.points import Points
+from tests.support.points import Points
 
 from tidemark.sink.steps import Step
 

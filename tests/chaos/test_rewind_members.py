@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from tests.attempts import FAST_JVM, Attempt
 from tests.chaos.reader import Reader, Snapshot, problems
 from tests.chaos.trial import Trial
-from tests.ledger import in_thread
-from tests.points import Mark
-from tests.waiting import until
+from tests.support.attempts import FAST_JVM, Attempt
+from tests.support.ledger import in_thread
+from tests.support.points import Mark
+from tests.support.waiting import until
 
 from tidemark.db import session
 from tidemark.group.coordinator import Coordinator, Leaving

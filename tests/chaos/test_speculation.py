@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.attempts import FAST_JVM
 from tests.chaos.postgres_server import COMMIT_SESSIONS, PostgresServer
 from tests.chaos.trial import BEFORE_THE_ROW, HOLDING_THE_ROW, Trial
-from tests.points import Point
-from tests.spark_cluster import START_LIMIT_S, SparkCluster
-from tests.waiting import until
+from tests.support.attempts import FAST_JVM
+from tests.support.points import Point
+from tests.support.spark_cluster import START_LIMIT_S, SparkCluster
+from tests.support.waiting import until
 
 from tidemark.consume.launch import Progress
 from tidemark.local import ports

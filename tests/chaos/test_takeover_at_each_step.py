@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.chaos.postgres_server import COMMIT_SESSIONS, DRIVER_SESSIONS, PostgresServer
 from tests.chaos.trial import HOLDING_THE_ROW, STRUCK, committed_before
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.consume import claims
 from tidemark.errors import Fenced

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tests.attempts import FAST_JVM, Attempt
 from tests.chaos.feed import TRANSFORM, Feed
 from tests.chaos.reader import Reader, Snapshot
-from tests.points import Mark, Point, Points
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.attempts import FAST_JVM, Attempt
+from tests.support.points import Mark, Point, Points
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.launch import Progress

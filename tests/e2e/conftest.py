@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.lab import Lab
-from tests.shared import SHARED
+from tests.support.shared import SHARED
 
 from tidemark.local import LocalStack
 

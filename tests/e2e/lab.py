@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psutil
-from tests.documented import snippets
 from tests.e2e.statsd import Statsd
-from tests.kafka_topics import Topics
-from tests.points import Point, Points
-from tests.scenario import LocalEngine
-from tests.waiting import until
+from tests.support.documented import snippets
+from tests.support.kafka_topics import Topics
+from tests.support.points import Point, Points
+from tests.support.scenario import LocalEngine
+from tests.support.waiting import until
 
 from tidemark import project, schema
 from tidemark.connections import Connections

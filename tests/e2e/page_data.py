@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput, Fenced

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tests.e2e.lab import Lab
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.local.airflow_client import AirflowClient
 

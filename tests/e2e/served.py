@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark import project
 from tidemark.local import ports

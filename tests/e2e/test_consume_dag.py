@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.local.processes import gone
 from tidemark.offsets.store import TaskIdentity

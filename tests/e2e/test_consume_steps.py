@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import psutil
 import pytest
-from tests.attempts import all_gone
 from tests.chaos.feed import Log
 from tests.chaos.reader import Reader
 from tests.e2e.lab import BATCH, Consumer, Lab, Run
-from tests.points import Point
-from tests.waiting import until
+from tests.support.attempts import all_gone
+from tests.support.points import Point
+from tests.support.waiting import until
 
 from tidemark.sink.steps import Step
 

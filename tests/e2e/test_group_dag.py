@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.attempts import all_gone
 from tests.e2e.lab import BATCH
-from tests.waiting import until
+from tests.support.attempts import all_gone
+from tests.support.waiting import until
 
 from tidemark.sink.steps import Step
 

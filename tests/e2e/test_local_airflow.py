@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import psutil
 import pytest
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark import db
 from tidemark.local.airflow import PROCESSES, LocalAirflow

@@ -25,8 +25,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tests.e2e.page_data import EVIL, REASON, Data, topic
 from tests.e2e.served import served
 from tests.e2e.test_rewind_browser import CHROMIUM, FLAGS
-from tests.kafka_topics import Topics
-from tests.scenario import tidy_imports
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import tidy_imports
 
 from tidemark import schema
 from tidemark.db import rows, session, transaction

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.e2e.lab import AIRFLOW, BATCH, COMMON, Consumer, Lab
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.consume.check import sink_ddl
 from tidemark.db import session

@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Locator, Page, sync_playwright
 from tests.e2e.lab import Consumer, Lab
 from tests.e2e.rewinds import DAG, RewindRun
-from tests.waiting import until
+from tests.support.waiting import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.documented import snippets
 from tests.e2e.lab import Consumer, Lab
 from tests.e2e.rewinds import ASKS, DAG, RewindRun
+from tests.support.documented import snippets
 
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused
 

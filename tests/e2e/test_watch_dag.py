@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.e2e.lab import Lab
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.airflow.watch import task_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 
 from tidemark.db import in_sight, session, transaction
 from tidemark.offsets import store

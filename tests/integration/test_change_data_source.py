@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from tests.change_data import UNAVAILABLE, ChangeSource, avro_converter, json_converter
-from tests.change_load import COLUMNS, ENUM, Load, completed, differences, replayed
+from tests.support.change_data import UNAVAILABLE, ChangeSource, avro_converter, json_converter
+from tests.support.change_load import COLUMNS, ENUM, Load, completed, differences, replayed
 
 Read = tuple[bytes | None, bytes | None, dict[str, bytes]]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.change_data import UNAVAILABLE, ChangeSource
-from tests.change_load import completed, differences, replayed
-from tests.change_story import AVRO, JSON, JSON_WITH_SCHEMAS, Form, Story, story
-from tests.scenario import Scenario
+from tests.support.change_data import UNAVAILABLE, ChangeSource
+from tests.support.change_load import completed, differences, replayed
+from tests.support.change_story import AVRO, JSON, JSON_WITH_SCHEMAS, Form, Story, story
+from tests.support.scenario import Scenario
 
 from tidemark.rewind.model import ToEarliest, ToOffset
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg2
 import pytest
-from tests.scenario import ARROW, SPARK, Scenario
-from tests.waiting import until
+from tests.support.scenario import ARROW, SPARK, Scenario
+from tests.support.waiting import until
 
 from tidemark import project, schema
 from tidemark.errors import BadInput

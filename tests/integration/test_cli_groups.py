@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 
 from tidemark.cli.common import who
 from tidemark.db import session

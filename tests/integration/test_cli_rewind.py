@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 
 REASON = ("--reason", "the transform was wrong")
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
-from tests import spark_cluster
-from tests.attempts import FAST_JVM
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario, as_json
-from tests.spark_cluster import SPARK_HOME, SparkCluster
-from tests.waiting import until
+from tests.support import spark_cluster
+from tests.support.attempts import FAST_JVM
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario, as_json
+from tests.support.spark_cluster import SPARK_HOME, SparkCluster
+from tests.support.waiting import until
 
 from tidemark import project
 from tidemark.jvm.jars import spark_jars

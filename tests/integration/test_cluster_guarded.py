@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests import spark_cluster
-from tests.attempts import FAST_JVM
-from tests.kafka_topics import Topics
-from tests.scenario import ARROW, Scenario, as_json
-from tests.spark_cluster import SparkCluster
-from tests.waiting import until
+from tests.support import spark_cluster
+from tests.support.attempts import FAST_JVM
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import ARROW, Scenario, as_json
+from tests.support.spark_cluster import SparkCluster
+from tests.support.waiting import until
 
 SECRET = "a-secret-of-the-whole-cluster"
 RECORDS = 50

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.jvm.jars import cache, spark_jars
 from tidemark.jvm.java import find_java, released

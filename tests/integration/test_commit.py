@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg2
 import pyarrow as pa
 import pytest
-from tests.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, in_thread, never, of_all_kinds, payloads, rows, slice_of
-from tests.waiting import until
+from tests.support.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, in_thread, never, of_all_kinds, payloads, rows, slice_of
+from tests.support.waiting import until
 
 from tidemark import db
 from tidemark.db import pooled, session

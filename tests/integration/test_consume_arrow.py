@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.records import numbers
-from tests.scenario import Scenario
-from tests.transforms import arrow, set_column, with_column
+from tests.support.records import numbers
+from tests.support.scenario import Scenario
+from tests.support.transforms import arrow, set_column, with_column
 
 from tidemark.consume.forms import TransformFailed
 from tidemark.errors import TidemarkError

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.scenario import ARROW, PLAIN, SPARK, Scenario
-from tests.waiting import until
+from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario
+from tests.support.waiting import until
 
 from tidemark import project
 

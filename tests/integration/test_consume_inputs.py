@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.kafka_topics import Topics
-from tests.raw_records import RawRecord, produce_raw
-from tests.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
-from tests.scenario import ARROW, PLAIN, Scenario
-from tests.transforms import ECHO_COLUMNS, ECHOES, FORMS, JUDGES, arrow, echoed, told, with_column
+from tests.support.kafka_topics import Topics
+from tests.support.raw_records import RawRecord, produce_raw
+from tests.support.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
+from tests.support.scenario import ARROW, PLAIN, Scenario
+from tests.support.transforms import ECHO_COLUMNS, ECHOES, FORMS, JUDGES, arrow, echoed, told, with_column
 
 from tidemark.db import session, transaction
 from tidemark.quality import Violation, check_conservation

@@ -6,9 +6,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.records import numbers
-from tests.scenario import PLAIN, Scenario
-from tests.waiting import until
+from tests.support.records import numbers
+from tests.support.scenario import PLAIN, Scenario
+from tests.support.waiting import until
 
 from tidemark.kafka.reader import RangeGone
 from tidemark.offsets.reset import LogTruncated, NoPosition, OffsetOutOfRange, TopicRecreated

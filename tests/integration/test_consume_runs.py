@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from psycopg2.extensions import parse_dsn
-from tests.records import numbers
-from tests.scenario import Scenario
-from tests.transforms import FORMS
-from tests.waiting import until
+from tests.support.records import numbers
+from tests.support.scenario import Scenario
+from tests.support.transforms import FORMS
+from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume import claims

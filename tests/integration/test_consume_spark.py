@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from tests.raw_records import RawRecord, produce_raw
-from tests.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
-from tests.scenario import SPARK, Scenario
-from tests.spark_here import run_here
-from tests.transforms import ECHO_COLUMNS, ECHOES, JUDGES, MANY_ROWS, arrow, echoed, spark, told, with_column
+from tests.support.raw_records import RawRecord, produce_raw
+from tests.support.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
+from tests.support.scenario import SPARK, Scenario
+from tests.support.spark_here import run_here
+from tests.support.transforms import ECHO_COLUMNS, ECHOES, JUDGES, MANY_ROWS, arrow, echoed, spark, told, with_column
 
 from tidemark.consume.forms import TransformFailed
 from tidemark.db import session, transaction

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.records import numbers
-from tests.scenario import Scenario
-from tests.transforms import JUDGES, MANY_ROWS
+from tests.support.records import numbers
+from tests.support.scenario import Scenario
+from tests.support.transforms import JUDGES, MANY_ROWS
 
 from tidemark.consume.forms import TransformFailed
 from tidemark.consume.run import TooManyFailed

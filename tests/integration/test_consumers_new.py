@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from tests.orders import AT, ORDER, Orders, order
-from tests.scenario import Scenario, as_json
+from tests.support.orders import AT, ORDER, Orders, order
+from tests.support.scenario import Scenario, as_json
 from typer.testing import CliRunner
 
 from tidemark.cli.main import app

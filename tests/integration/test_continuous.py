@@ -11,9 +11,9 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 from tests.integration.test_mirror import in_kafka
-from tests.kafka_topics import Topics
-from tests.scenario import LocalEngine, Scenario
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import LocalEngine, Scenario
+from tests.support.waiting import until
 
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, from_env
 from tidemark.consume import extent, launch, run, watch

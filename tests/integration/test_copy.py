@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ledger import never
-from tests.sampling import examples
+from tests.support.ledger import never
+from tests.support.sampling import examples
 
 from tidemark.sink.encode import ROWS_A_CHUNK, CopyStream
 from tidemark.sink.table import LINEAGE, SinkMismatch, create_ddl, has_unique_index, match, quoted, read_columns

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from tests.integration.retry.lab import Lab
-from tests.orders import Orders, order
-from tests.scenario import Scenario
-from tests.spark_here import run_here
+from tests.support.orders import Orders, order
+from tests.support.scenario import Scenario
+from tests.support.spark_here import run_here
 
 from tidemark.consume import launch
 from tidemark.db import session, transaction

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 
 from tidemark.connections import Connections
 from tidemark.doctor.database import examine_database

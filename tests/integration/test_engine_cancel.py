@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from tests.scenario import Scenario
-from tests.spark_here import Lasting
-from tests.waiting import until
+from tests.support.scenario import Scenario
+from tests.support.spark_here import Lasting
+from tests.support.waiting import until
 
 from tidemark.consume import launch, run
 from tidemark.local.processes import gone

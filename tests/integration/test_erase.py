@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds
-from tests.kafka_topics import Topics
-from tests.ledger import payloads
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import payloads
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.db import ERASE_LOCK, transaction
 from tidemark.erase import erasure

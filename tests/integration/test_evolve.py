@@ -13,13 +13,13 @@ from typing import Any
 import psycopg2
 import pytest
 from tests.integration.test_try import Shell
-from tests.kafka_topics import Topics
-from tests.orders import NEWER, Orders, order
-from tests.roles import Roles, made_roles
-from tests.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
-from tests.shop import FORMS, Shop
-from tests.spark_here import run_here
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.orders import NEWER, Orders, order
+from tests.support.roles import Roles, made_roles
+from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
+from tests.support.shop import FORMS, Shop
+from tests.support.spark_here import run_here
+from tests.support.waiting import until
 from typer.testing import CliRunner
 
 from tidemark.cli.main import app

@@ -22,9 +22,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.ledger import DDL, TABLE, Group, never, of_all_kinds, payloads, rows
-from tests.sampling import examples
-from tests.waiting import until
+from tests.support.ledger import DDL, TABLE, Group, never, of_all_kinds, payloads, rows
+from tests.support.sampling import examples
+from tests.support.waiting import until
 
 from tidemark.offsets import store
 from tidemark.offsets.store import ClaimRefused, OffsetFenced

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.records import numbers
-from tests.scenario import Scenario
+from tests.support.records import numbers
+from tests.support.scenario import Scenario
 
 from tidemark.db import session
 from tidemark.errors import BadInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.offsets import flow, store

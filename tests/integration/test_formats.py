@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from tests.integration.retry.lab import Lab
-from tests.orders import AT, NEWER, Orders, order
-from tests.scenario import Scenario
-from tests.spark_here import run_here
+from tests.support.orders import AT, NEWER, Orders, order
+from tests.support.scenario import Scenario
+from tests.support.spark_here import run_here
 
 from tidemark.airflow.dags import Declared
 from tidemark.airflow.web import retries

@@ -10,9 +10,9 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.message_factory import GetMessageClass
-from tests.orders import Orders
-from tests.scenario import Scenario
-from tests.spark_here import run_here
+from tests.support.orders import Orders
+from tests.support.scenario import Scenario
+from tests.support.spark_here import run_here
 
 from tidemark.formats import protobuf
 from tidemark.formats.protobuf import compiled

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psycopg2
 import pytest
-from tests.documented import blocks
-from tests.kafka_topics import Topics
-from tests.roles import Roles, made_roles
-from tests.scenario import Scenario, tidy_imports
+from tests.support.documented import blocks
+from tests.support.kafka_topics import Topics
+from tests.support.roles import Roles, made_roles
+from tests.support.scenario import Scenario, tidy_imports
 
 from tidemark.consume.run import open_attempt
 from tidemark.db import connect, session

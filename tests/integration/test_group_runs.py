@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.consume import claims, launch
 from tidemark.db import session

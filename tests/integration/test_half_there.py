@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests import kafka_trio
-from tests.kafka_trio import Node, Trio
-from tests.waiting import until
+from tests.support import kafka_trio
+from tests.support.kafka_trio import Node, Trio
+from tests.support.waiting import until
 
 from tidemark.kafka.cluster import Cluster
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg2
 import pytest
-from tests.records import numbers
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.records import numbers
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.consume import run
 from tidemark.consume.run import consume, open_attempt

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from tests.scenario import PLAIN, Scenario
-from tests.waiting import until
+from tests.support.scenario import PLAIN, Scenario
+from tests.support.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.errors import Refused

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import psycopg2
 import pytest
-from tests.black_hole import before
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.black_hole import before
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.airflow.lineage import Consumed
 from tidemark.airflow.openlineage import of_attempts

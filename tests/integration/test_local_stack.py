@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import psycopg2
 import pytest
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import LocalStack, ServerState

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.own_broker import OwnBroker, own_broker, produce_batches
-from tests.records import numbers
-from tests.scenario import ARROW, PLAIN, SPARK, Scenario
-from tests.spark_here import run_here
+from tests.support.own_broker import OwnBroker, own_broker, produce_batches
+from tests.support.records import numbers
+from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario
+from tests.support.spark_here import run_here
 
 from tidemark.kafka.reader import BatchDamaged
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.own_broker import OwnBroker, own_broker, produce_batches
-from tests.records import numbers
-from tests.scenario import ARROW, PLAIN, Scenario
+from tests.support.own_broker import OwnBroker, own_broker, produce_batches
+from tests.support.records import numbers
+from tests.support.scenario import ARROW, PLAIN, Scenario
 
 from tidemark.kafka.reader import RangeGone
 from tidemark.offsets.reset import LogTruncated

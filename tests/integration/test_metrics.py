@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.samples import Sample
 from tests.integration.rewind.lab import Lab, lab_on
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.metrics import state

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.run import _for_drain

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from tests.integration.test_grants import PICKY
-from tests.kafka_topics import Topics
-from tests.roles import made_roles
-from tests.scenario import Scenario, tidy_imports
+from tests.support.kafka_topics import Topics
+from tests.support.roles import made_roles
+from tests.support.scenario import Scenario, tidy_imports
 
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack

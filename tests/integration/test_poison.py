@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
-from tests.scenario import Scenario
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario
 
 from tidemark.records.outcome import Disposition, TransformOutput, only
 from tidemark.records.ranges import Epoch, Slice, TopicPartition

@@ -26,13 +26,13 @@ from tests.integration.retry import test_drain, test_redrive
 from tests.integration.retry.outbox import outbox_on
 from tests.integration.rewind import lab as rewinds
 from tests.integration.rewind import test_apply, test_sinks
-from tests.kafka_topics import Topics
-from tests.ledger import DDL, Group, all_loaded
-from tests.members import Group as Members
-from tests.members import parts
-from tests.pooler import MISSING, MODES, PROGRAM, Pooler
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import DDL, Group, all_loaded
+from tests.support.members import Group as Members
+from tests.support.members import parts
+from tests.support.pooler import MISSING, MODES, PROGRAM, Pooler
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark import schema
 from tidemark.db import in_sight, pooled, session, transaction

@@ -19,8 +19,8 @@ from typing import Any
 import psycopg2
 import pytest
 import yaml
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark import project
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL

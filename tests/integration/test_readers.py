@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kafka_topics import Topics
-from tests.raw_records import RawRecord, produce_raw
-from tests.readers import READERS, read_with, reading_with
-from tests.records import compacted, large, numbers, produce_large
-from tests.sampling import examples
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.raw_records import RawRecord, produce_raw
+from tests.support.readers import READERS, read_with, reading_with
+from tests.support.records import compacted, large, numbers, produce_large
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario
 
 from tidemark.errors import BadInput, BrokerUnavailable
 from tidemark.kafka import compiled, reader

@@ -22,10 +22,10 @@ import psycopg2
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg2.errors import InsufficientPrivilege
-from tests.documented import blocks, grants
-from tests.kafka_topics import Topics
-from tests.roles import Roles, made_roles
-from tests.scenario import Scenario, tidy_imports
+from tests.support.documented import blocks, grants
+from tests.support.kafka_topics import Topics
+from tests.support.roles import Roles, made_roles
+from tests.support.scenario import Scenario, tidy_imports
 from tests.unit.test_airflow_forms import REDRIVEN, REWOUND
 from typer.testing import CliRunner
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psycopg2
 import pytest
-from tests.ledger import DDL, Group, all_loaded
-from tests.scenario import Scenario
+from tests.support.ledger import DDL, Group, all_loaded
+from tests.support.scenario import Scenario
 
 from tidemark import project, schema
 from tidemark.db import session, transaction

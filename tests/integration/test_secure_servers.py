@@ -22,10 +22,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from tests import secure_servers
-from tests.kafka_topics import Topics
-from tests.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
-from tests.secure_servers import KAFKA_PASSWORD, KEY_PASSWORD, POSTGRES_PASSWORD, USER, SecureStack
+from tests.support import secure_servers
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
+from tests.support.secure_servers import KAFKA_PASSWORD, KEY_PASSWORD, POSTGRES_PASSWORD, USER, SecureStack
 
 from tidemark import schema
 from tidemark.airflow.connections import resolve

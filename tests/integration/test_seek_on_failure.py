@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from tests.members import CONFIG, QUICK, Told
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.members import CONFIG, QUICK, Told
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.consume.launch import Progress
 from tidemark.consume.membership import TRIES, metadata_of

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.attempts import Attempt, all_gone
-from tests.orders import Orders, order
-from tests.points import Mark, Point, Points
-from tests.scenario import ARROW, PLAIN, SPARK, Scenario
-from tests.waiting import until
+from tests.support.attempts import Attempt, all_gone
+from tests.support.orders import Orders, order
+from tests.support.points import Mark, Point, Points
+from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario
+from tests.support.waiting import until
 
 from tidemark.consume import keeper
 from tidemark.consume.launch import Progress
@@ -418,7 +418,7 @@ def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenar
 @pytest.mark.usefixtures("apart")
 def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, points: Points, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old application ends with its last run."""
-    monkeypatch.setattr(keeper, "MODULE", "tests.few_runs_keeper")
+    monkeypatch.setattr(keeper, "MODULE", "tests.support.few_runs_keeper")
     consumer(scenario)
     run(scenario)
     (first,) = jvms()

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import psycopg2
 import pytest
-from tests import black_hole
-from tests.black_hole import BlackHole
-from tests.ledger import DDL, Group, rows
-from tests.waiting import until
+from tests.support import black_hole
+from tests.support.black_hole import BlackHole
+from tests.support.ledger import DDL, Group, rows
+from tests.support.waiting import until
 
 from tidemark import db
 from tidemark.consume import launch

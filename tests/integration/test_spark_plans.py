@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.kafka_topics import Topics
-from tests.spark_here import spark_session
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.spark_here import spark_session
+from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.forms import TransformFailed

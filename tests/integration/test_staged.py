@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg2
 import pytest
-from tests.scenario import Scenario
-from tests.spark_here import run_here, spark_session
+from tests.support.scenario import Scenario
+from tests.support.spark_here import run_here, spark_session
 
 from tidemark.consume import launch, run
 from tidemark.db import session, transaction

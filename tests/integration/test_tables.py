@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.retry.lab import Lab
-from tests.kafka_topics import Topics
-from tests.sampling import examples
-from tests.scenario import Scenario
-from tests.shop import FORMS, Order, Shop
+from tests.support.kafka_topics import Topics
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario
+from tests.support.shop import FORMS, Order, Shop
 
 from tidemark.consume.forms import TransformFailed
 from tidemark.records.outcome import BadOutput

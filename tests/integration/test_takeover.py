@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.attempts import FAST_JVM, Attempt, all_gone
-from tests.kafka_topics import Topics
-from tests.points import Points
-from tests.waiting import until
+from tests.support.attempts import FAST_JVM, Attempt, all_gone
+from tests.support.kafka_topics import Topics
+from tests.support.points import Points
+from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume.launch import Progress, progress

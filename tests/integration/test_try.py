@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.integration.test_formats import COLUMNS, FORMS
-from tests.orders import Orders, order
-from tests.scenario import Scenario, as_json
+from tests.support.orders import Orders, order
+from tests.support.scenario import Scenario, as_json
 from typer.testing import CliRunner
 
 from tidemark.cli.main import app

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psycopg2
 import pytest
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark import project, schema
 from tidemark.records.ranges import Slice

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
-from tests.scenario import Scenario
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput

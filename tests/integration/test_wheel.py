@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.documented import snippets
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.documented import snippets
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark import schema
 

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.orders import AT, NEWER, Orders, order
-from tests.scenario import Scenario
+from tests.support.orders import AT, NEWER, Orders, order
+from tests.support.scenario import Scenario
 
 from tidemark.consume.fields import FieldReserved, FieldUnreadable
 from tidemark.sink.table import SinkMismatch

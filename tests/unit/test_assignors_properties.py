@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conformance import judge
 from tests.conformance.cases import Parts, as_parts
-from tests.sampling import examples
+from tests.support.sampling import examples
 
 from tidemark.group.assignors import Metadata, Subscription, TopicInfo, check_assignment, find_assignor
 from tidemark.records.ranges import TopicPartition

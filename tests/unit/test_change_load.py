@@ -1,4 +1,4 @@
-"""The random load of `tests.change_load`, without a database."""
+"""The random load of `tests.support.change_load`, without a database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.change_load import Load
+from tests.support.change_load import Load
 
 
 def load(rng: Random, count: int) -> list[Any]:

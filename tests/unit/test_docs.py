@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.documented import PAGES, ROOT, snippets, text_of
+from tests.support.documented import PAGES, ROOT, snippets, text_of
 
 from tidemark.quality import load_suite
 from tidemark.spec import ConsumerSpec, load_consumer

@@ -18,7 +18,7 @@ import pytest
 import typer
 import yaml
 from pydantic import BaseModel
-from tests.documented import PAGES, ROOT, snippets, text_of
+from tests.support.documented import PAGES, ROOT, snippets, text_of
 
 from tidemark.cli.main import app
 from tidemark.consume.launch import PartitionResult

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.documented import PAGES, ROOT
+from tests.support.documented import PAGES, ROOT
 
 BANNED = {
     r"for ever\b": "permanently, indefinitely",

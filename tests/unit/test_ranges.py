@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
+from tests.support.sampling import examples
 
 from tidemark.records.ranges import RECORDS_A_TASK, Claim, Epoch, Slice, TopicPartition, plan_batch
 

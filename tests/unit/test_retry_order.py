@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
+from tests.support.sampling import examples
 
 from tidemark.records.outcome import ONLY, Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition

@@ -8,8 +8,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import sampling
-from tests.sampling import covering, dealt
+from tests.support import sampling
+from tests.support.sampling import covering, dealt
 
 SIZES = st.tuples(st.integers(1, 7), st.integers(1, 5))
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from tests.documented import text_of
+from tests.support.documented import text_of
 
 PAGE = "docs/security.md"
 REGISTER = "tests/security_claims.txt"

@@ -21,7 +21,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import __main__ as benchmarks
-from tests.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
+from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
 from tests.unit.test_docs import record
 
 from tidemark.cli.main import app

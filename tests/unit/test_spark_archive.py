@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.spark import archive as module
 from tidemark.spark.archive import Archive

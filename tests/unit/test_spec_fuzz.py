@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
+from tests.support.sampling import examples
 
 from tidemark.spec import ConsumerSpec, SpecInvalid, explain, load_consumer
 from tidemark.spec.source import _BREAK

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
+from tests.support.sampling import examples
 
 from tidemark.consume.convert import from_python
 from tidemark.sink.types import arrow_type, conform, fits, postgres_type

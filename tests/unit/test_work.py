@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
+from tests.support.sampling import examples
 
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work

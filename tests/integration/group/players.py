@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.db import Connection, session
 from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg2
 import pytest
 from tests.integration.group.players import Scene
-from tests.ledger import DDL, Group, in_thread
+from tests.support.ledger import DDL, Group, in_thread
 
 from tidemark.errors import DatabaseUnavailable
 from tidemark.group import coordinator as coordinator_module

@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.group.players import Player, Scene, settle, until_somebody_waits
-from tests.ledger import backend_of, in_thread
+from tests.support.ledger import backend_of, in_thread
 
 from tidemark.db import Connection, connect, transaction
 from tidemark.errors import DatabaseUnavailable

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.group.players import AT_ONCE, Player, Scene, one_step, settle
-from tests.sampling import examples
+from tests.support.sampling import examples
 
 from tidemark.db import session
 from tidemark.group.coordinator import GroupConfig, Leaving

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from tests.members import CONFIG, QUICK, TOPIC, Group, Told, parts, wait_for
-from tests.waiting import until
+from tests.support.members import CONFIG, QUICK, TOPIC, Group, Told, parts, wait_for
+from tests.support.waiting import until
 
 from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription, find_assignor
 from tidemark.group.member import Member, MemberSettings

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.members import CONFIG, Group, Told, parts, wait_for
-from tests.waiting import until
+from tests.support.members import CONFIG, Group, Told, parts, wait_for
+from tests.support.waiting import until
 
 from tidemark.db import session
 from tidemark.errors import TidemarkError

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.kafka_topics import Topics
-from tests.members import CONFIG, QUICK, Group, Told, parts, wait_for
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.members import CONFIG, QUICK, Group, Told, parts, wait_for
+from tests.support.waiting import until
 
 from tidemark.consume.membership import metadata_of
 from tidemark.group.assignors import Metadata, find_assignor

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
-from tests import ledger
 from tests.integration.group.players import Player, Scene
-from tests.members import Group, wait_for
+from tests.support import ledger
+from tests.support.members import Group, wait_for
 
 from tidemark.db import Connection, connect
 from tidemark.group import member as member_module

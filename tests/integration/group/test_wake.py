@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 from tests.integration.group.players import Scene
-from tests.waiting import until
+from tests.support.waiting import until
 
 from tidemark.errors import BadInput
 from tidemark.group import wake as wake_module

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.retry.lab import Lab, lab_on
 from tests.integration.retry.outbox import Outbox, outbox_on
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import psycopg2
 import pytest
 from confluent_kafka import Producer
 from tests.integration.retry.outbox import FIT
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
 
 from tidemark.consume import launch
 from tidemark.db import session, transaction

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg2
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario, Stored
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario, Stored
 
 from tidemark.db import Connection, connect
 from tidemark.kafka.cluster import Cluster

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.buffers import counted
 from tests.integration.retry.lab import DELAYS, SERVICE, Lab, lab_on, minutes
 from tests.integration.retry.outbox import FIT
-from tests.kafka_topics import Topics
-from tests.ledger import in_thread
-from tests.scenario import Scenario
-from tests.transforms import ECHO_COLUMNS, ECHOES
-from tests.waiting import until
+from tests.support.buffers import counted
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import in_thread
+from tests.support.scenario import Scenario
+from tests.support.transforms import ECHO_COLUMNS, ECHOES
+from tests.support.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.records.ranges import Slice

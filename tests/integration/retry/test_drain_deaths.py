@@ -9,8 +9,8 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import Lab, dying_at, minutes
-from tests.ledger import backend_of, in_thread
-from tests.waiting import until
+from tests.support.ledger import backend_of, in_thread
+from tests.support.waiting import until
 
 from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable, Fenced

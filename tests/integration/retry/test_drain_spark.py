@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from tests.integration.retry.lab import Lab, lab_on, minutes
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
-from tests.spark_here import run_here
-from tests.transforms import ECHO_COLUMNS, ECHOES
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
+from tests.support.spark_here import run_here
+from tests.support.transforms import ECHO_COLUMNS, ECHOES
 
 from tidemark.spark import engine
 

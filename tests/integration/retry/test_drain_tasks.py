@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.integration.retry.lab import Lab, lab_on, minutes
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 
 from tidemark.local.airflow_settings import connections_env
 from tidemark.retry.topics import ensure_topics

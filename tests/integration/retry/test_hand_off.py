@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import psycopg2
 import pytest
-from tests import ledger
 from tests.integration.group.test_statement_counts import COMMIT, counted
 from tests.integration.retry.lab import DELAYS, Lab, dying_at, minutes
+from tests.support import ledger
 
 from tidemark.consume import messages
 from tidemark.db import connect

@@ -17,9 +17,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from tests.integration.retry.outbox import Outbox, outbox_on
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.connections import BOOTSTRAP_SERVERS, KAFKA_CONFIG
 from tidemark.kafka.producer import Publishers

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.retry.lab import DELAYS, SERVICE, Lab, dying_at, lab_on, minutes
 from tests.integration.retry.test_retry_machine import LADDERS
-from tests.kafka_topics import Topics
-from tests.ledger import in_thread
-from tests.sampling import examples
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import in_thread
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import Outbox
-from tests.ledger import backend_of
-from tests.waiting import until
+from tests.support.ledger import backend_of
+from tests.support.waiting import until
 
 from tidemark.db import REWIND_LOCK, Connection, connect, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable

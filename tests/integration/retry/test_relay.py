@@ -20,8 +20,8 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import FIT, TIME, Headers, Outbox
-from tests.ledger import backend_of
-from tests.waiting import until
+from tests.support.ledger import backend_of
+from tests.support.waiting import until
 
 from tidemark.db import Connection, connect
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable

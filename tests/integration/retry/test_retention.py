@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
-from tests.buffers import counted
 from tests.integration.retry.lab import Lab, minutes
+from tests.support.buffers import counted
 
 from tidemark.db import session, transaction
 from tidemark.retry import admin, redrive

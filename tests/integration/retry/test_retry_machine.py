@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.retry.lab import Lab, dying_at, minutes
-from tests.kafka_topics import Topics
-from tests.sampling import examples
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario
 
 from tidemark.rewind.model import ToOffset
 from tidemark.rewind.plan import PlanRefused

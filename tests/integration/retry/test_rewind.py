@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
-from tests.kafka_topics import Topics
-from tests.ledger import in_thread
-from tests.scenario import PLAIN, Scenario
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import in_thread
+from tests.support.scenario import PLAIN, Scenario
+from tests.support.waiting import until
 
 from tidemark.errors import Refused
 from tidemark.rewind.model import ToEarliest, ToOffset

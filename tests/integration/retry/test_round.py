@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
-from tests.kafka_topics import Topics
-from tests.ledger import backend_of, in_thread
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import backend_of, in_thread
+from tests.support.scenario import Scenario
 
 from tidemark.db import Connection, connect, session
 from tidemark.errors import DatabaseUnavailable

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import pytest
 from tests.integration.retry.lab import Lab, lab_on, minutes
 from tests.integration.retry.outbox import Outbox
-from tests.kafka_topics import Topics
-from tests.raw_records import RawRecord, produce_raw
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.raw_records import RawRecord, produce_raw
+from tests.support.scenario import Scenario
 
 from tidemark.db import session
 from tidemark.retry import pending as agenda

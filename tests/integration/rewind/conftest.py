@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.rewind.lab import Lab, lab_on
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
 
 
 @pytest.fixture

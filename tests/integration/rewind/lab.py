@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg2
-from tests.kafka_topics import Topics
-from tests.ledger import payloads, rows
-from tests.scenario import Scenario as Consumer
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import payloads, rows
+from tests.support.scenario import Scenario as Consumer
 
 from tidemark.db import Connection, connect, session, transaction
 from tidemark.kafka.cluster import Cluster

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition as Wire
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg2
 import pytest
 from tests.integration.rewind.lab import Lab, of_all_kinds
-from tests.ledger import backend_of, in_thread, payloads
-from tests.waiting import until
+from tests.support.ledger import backend_of, in_thread, payloads
+from tests.support.waiting import until
 
 from tidemark.consume import claims
 from tidemark.db import REWIND_LOCK, session, transaction

@@ -22,11 +22,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
 from tests.integration.rewind.test_deaths import Watched, struck
 from tests.integration.test_erase import erase
-from tests.kafka_topics import Topics
-from tests.ledger import in_thread, payloads
-from tests.sampling import examples
-from tests.scenario import Scenario as Consumer
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import in_thread, payloads
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario as Consumer
+from tests.support.waiting import until
 
 from tidemark import schema
 from tidemark.consume import launch, run

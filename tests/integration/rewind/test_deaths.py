@@ -11,9 +11,9 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds, one_city
-from tests.kafka_topics import Topics
-from tests.ledger import backend_of, payloads
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import backend_of, payloads
+from tests.support.scenario import Scenario
 
 from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tests.integration.rewind.lab import Lab, lab_on
 from tests.integration.test_erase import erase
-from tests.kafka_topics import Topics
-from tests.ledger import payloads
-from tests.ledger import rows as made_rows
-from tests.sampling import examples
-from tests.scenario import Scenario as Consumer
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import payloads
+from tests.support.ledger import rows as made_rows
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario as Consumer
 
 from tidemark.records.outcome import DELETED, TransformOutput, only
 from tidemark.rewind.model import ToOffset

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg2
 import pyarrow as pa
 import pytest
-from tests.documented import grants
 from tests.integration.rewind.lab import COLUMNS, Lab, Transform, lab_on, of_all_kinds
-from tests.kafka_topics import Topics
-from tests.ledger import payloads
-from tests.ledger import rows as made_rows
-from tests.scenario import Scenario as Consumer
+from tests.support.documented import grants
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import payloads
+from tests.support.ledger import rows as made_rows
+from tests.support.scenario import Scenario as Consumer
 
 from tidemark.db import connect
 from tidemark.offsets import store

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.rewind.lab import Lab
 from tests.integration.test_erase import erase
-from tests.kafka_topics import Topics
-from tests.sampling import examples
-from tests.scenario import Scenario as Consumer
+from tests.support.kafka_topics import Topics
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario as Consumer
 
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import FromFile, Scenario, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset, ToValidated, Undo

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pytest
-from tests.documented import grants
 from tests.integration.rewind.lab import Lab
 from tests.integration.test_erase import reading
+from tests.support.documented import grants
 
 from tidemark.db import connect
 from tidemark.erase import erasure

@@ -15,9 +15,9 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition as Wire
 from tests.integration.rewind.lab import REASON, Lab, lab_on
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario as Consumer
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario as Consumer
+from tests.support.waiting import until
 
 from tidemark.errors import BadInput
 from tidemark.kafka.cluster import TopicsMissing

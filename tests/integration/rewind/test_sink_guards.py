@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg2
 import pytest
 from tests.integration.rewind.lab import Lab
-from tests.ledger import in_thread
-from tests.waiting import until
+from tests.support.ledger import in_thread
+from tests.support.waiting import until
 
 from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.guards import RowsStay

@@ -11,10 +11,10 @@ import psycopg2
 import pyarrow as pa
 import pytest
 from tests.integration.rewind.lab import COLUMNS, Lab, lab_on
-from tests.kafka_topics import Topics
-from tests.ledger import in_thread, payloads
-from tests.scenario import Scenario as Consumer
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.ledger import in_thread, payloads
+from tests.support.scenario import Scenario as Consumer
+from tests.support.waiting import until
 
 from tidemark.rewind import archive
 from tidemark.rewind.apply import StalePlan

@@ -12,9 +12,9 @@ import psycopg2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sampling import examples
-from tests.scenario import Scenario
-from tests.shop import Order, Shop
+from tests.support.sampling import examples
+from tests.support.scenario import Scenario
+from tests.support.shop import Order, Shop
 
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind import apply as applying

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.integration.test_engine_cancel import FUNCTION, HELD, Held
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from tests.integration.rewind.lab import Lab
-from tests.ledger import payloads, rows
+from tests.support.ledger import payloads, rows
 
 from tidemark.errors import BadInput
 from tidemark.records.outcome import TransformOutput, only

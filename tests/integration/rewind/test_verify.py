@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.integration.rewind.lab import Lab, Transform, lab_on, one_city
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
 
 from tidemark.db import transaction
 from tidemark.records.ranges import TopicPartition

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 
-from tests.documented import grants
+from tests.support.documented import grants
 from tidemark import schema
 from tidemark.local import LocalStack
 from tidemark.local.postgres import DATABASE

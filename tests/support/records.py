@@ -11,9 +11,9 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from tests.kafka_topics import Topics
-from tests.scenario import Scenario
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
 LARGEST = 1_048_500
 """About the largest value that a broker accepts by default: its ``message.max.bytes`` is 1,048,588, and includes the batch overhead."""

@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 import psycopg2
 from confluent_kafka.admin import AdminClient
 
-from tests.connect_worker import Worker
-from tests.waiting import until
+from tests.support.connect_worker import Worker
+from tests.support.waiting import until
 from tidemark.jvm.jars import Recipe, jars_of
 from tidemark.jvm.java import LIGHT
 from tidemark.local import LocalStack

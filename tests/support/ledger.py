@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tidemark.db import Connection, Cursor, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.kafka_topics import Topics
-from tests.waiting import until
+from tests.support.kafka_topics import Topics
+from tests.support.waiting import until
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack

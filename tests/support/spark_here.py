@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 from tidemark.consume import launch, run
 from tidemark.consume.fields import transform_of
 from tidemark.jvm.jars import spark_jars

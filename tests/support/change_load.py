@@ -12,7 +12,7 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
-from tests.change_data import UNAVAILABLE
+from tests.support.change_data import UNAVAILABLE
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WIDE_BYTES = 6_000

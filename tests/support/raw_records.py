@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.waiting import until
+from tests.support.waiting import until
 
 PRODUCE, VERSION = 0, 7
 TIMEOUT_MS = 10_000

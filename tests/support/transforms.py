@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenario import ARROW, PLAIN, Scenario
+from tests.support.scenario import ARROW, PLAIN, Scenario
 
 FORMS = pytest.mark.parametrize("transform", [PLAIN, ARROW], ids=["function", "arrow"])
 """The forms that need no JVM. Each record becomes one row."""

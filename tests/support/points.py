@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from tests import points_hook
-from tests.waiting import until
+from tests.support import points_hook
+from tests.support.waiting import until
 from tidemark.sink.steps import Step
 
 REACHED_WITHIN_S = 180

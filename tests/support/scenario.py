@@ -20,7 +20,7 @@ from typing import Any
 import psycopg2
 import yaml
 
-from tests.kafka_topics import Topics
+from tests.support.kafka_topics import Topics
 from tidemark import project
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, REGISTRY_URL, SPARK_MASTER, Connections
 from tidemark.consume import launch, run

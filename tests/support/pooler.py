@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tidemark import project
 from tidemark.local import ports
 from tidemark.local.account import server_account

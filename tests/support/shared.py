@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 SHARED = {TESTS / name: ExitStack() for name in ("e2e", "chaos")}
 """What to stop after the last test of each folder."""
 

@@ -1,4 +1,4 @@
-"""Holds a commit at a numbered step if a test has ordered it. Runs in the process that commits; see `tests.points`.
+"""Holds a commit at a numbered step if a test has ordered it. Runs in the process that commits; see `tests.support.points`.
 
 A copy among a test's transforms lets every process that commits import it, so it may use only the standard library. An order is taken
 once, by the first commit that matches, even if that process then dies. Its mark tells the test that the point was reached.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tidemark.db import session, transaction
 from tidemark.group.assignors import Metadata, find_assignor
 from tidemark.group.coordinator import Coordinator, GroupConfig, GroupDescription

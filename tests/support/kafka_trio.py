@@ -13,7 +13,7 @@ import psutil
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tidemark.local import ports, processes
 from tidemark.local.kafka import Kafka, cluster_id
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg2
 
-from tests.scenario import Scenario
-from tests.spark_here import run_here
+from tests.support.scenario import Scenario
+from tests.support.spark_here import run_here
 from tidemark.quality import check_conservation
 
 Order = Mapping[str, Any]

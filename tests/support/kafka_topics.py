@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.waiting import until
+from tests.support.waiting import until
 
 Value = bytes | str | None
 

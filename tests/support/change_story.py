@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from tests.attempts import FAST_JVM, Attempt, all_gone
-from tests.change_data import ChangeSource, Followed, avro_converter, json_converter
-from tests.change_load import COLUMNS, ENUM, Load, Rows, differences
-from tests.ledger import in_thread
-from tests.points import Points
-from tests.scenario import Scenario, Stored
-from tests.waiting import until
+from tests.support.attempts import FAST_JVM, Attempt, all_gone
+from tests.support.change_data import ChangeSource, Followed, avro_converter, json_converter
+from tests.support.change_load import COLUMNS, ENUM, Load, Rows, differences
+from tests.support.ledger import in_thread
+from tests.support.points import Points
+from tests.support.scenario import Scenario, Stored
+from tests.support.waiting import until
 from tidemark.consume.launch import DriverDied
 from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tidemark import project
 from tidemark.local import ports, processes
 

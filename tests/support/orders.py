@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from tests.scenario import Scenario
+from tests.support.scenario import Scenario
 
 ORDER: dict[str, Any] = {
     "type": "record",

@@ -1,0 +1,1 @@
+"""What the tests of several folders share: servers, scenarios, waits, samples, and what the tests cost."""
