@@ -1,4 +1,8 @@
-"""``make test`` runs a sample of the large matrices and of Hypothesis' examples; ``make test-all`` sets ``TIDEMARK_TEST_ALL`` and runs all.
+"""What ``make test`` omits, and ``make test-all`` runs: it sets ``TIDEMARK_TEST_ALL``.
+
+- ``@pytest.mark.thorough`` omits a test, or a parameter set, whose claim another test of ``make test`` also proves, with less work.
+- ``@pytest.mark.sampled`` omits most of a matrix.
+- ``examples`` omits most of Hypothesis' examples.
 
 The sample of a matrix depends on pytest-randomly's seed, which every run prints; ``--randomly-seed=N`` selects the same sample again.
 """
@@ -26,16 +30,18 @@ def examples(number: int) -> int:
 
 
 def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
-    """The parameter sets that this run omits.
+    """The tests that this run omits: thorough ones, and most parameter sets of sampled ones.
 
     ``@pytest.mark.sampled("step", "fault")`` keeps a few sets of its test that together contain every step and every fault;
     ``@pytest.mark.sampled`` keeps one set.
     """
     matrices: dict[str, list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
-            matrices[item.nodeid.partition("[")[0]].append(item)
     found: set[pytest.Item] = set()
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            found.add(item)
+        elif isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
+            matrices[item.nodeid.partition("[")[0]].append(item)
     for name, matrix in matrices.items():
         kept = covering({item: _values(item) for item in matrix}, random.Random(f"{seed} {name}"))
         found |= set(matrix) - set(kept)
