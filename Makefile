@@ -8,41 +8,46 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WORKERS ?= 2
+WORKERS ?= 3
+SUDO ?= $(if $(filter 0,$(shell id -u)),,sudo)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder
 PYTEST_ARGS ?=
 HAPPY_PATH := tests/e2e/test_consume_dag.py::test_run_loads_every_record_once_and_ends_well
+PROGRAMS := chromium pgbouncer prometheus
 MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 FURTHER_PYTHONS ?= 3.12 3.13
 
-.PHONY: help demo demo-changes bench soak check test test-all unit versions lint format wheel up down docs docs-lock lock clean
+.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit versions lint format programs java wheel up down docs docs-lock lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-demo: $(READY) ## load a year of flights through Airflow, kill the driver midway, check that nothing is lost
+demo: $(READY) java ## load a year of flights through Airflow, kill the driver midway, check that nothing is lost
 	$(BIN)/python -m demo
 
-demo-changes: $(READY) ## follow a changing database table through Debezium, kill and rewind the consumer, compare both tables
+demo-changes: $(READY) java ## follow a changing database table through Debezium, kill and rewind the consumer, compare both tables
 	$(BIN)/python -m tests.demo_changes
 
-soak: $(READY) ## inject random faults for MINUTES=30, then check the result
+soak: $(READY) java ## inject random faults for MINUTES=30, then check the result
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(SOAK_ARGS)
 
-bench: $(READY) ## measure throughput against the alternatives; writes build/bench.json
+bench: $(READY) java ## measure throughput against the alternatives; writes build/bench.json
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-check: lint ## the inner loop: lint, unit tests, one run through Airflow
-	$(PYTEST) tests/unit $(HAPPY_PATH) $(PYTEST_ARGS)
+check: lint unit ## the inner loop, below 90 s: lint and unit tests, without JDK, servers or network
 
-test: $(READY) ## test every claim on real servers, with a sample of the large matrices
+test: $(READY) java ## test every claim on real servers, with a sample of the large matrices; WHERE=1 shows what costs how much
 	$(BIN)/python -m tidemark.spark.build_archive
-	$(PYTEST) $(PYTEST_ARGS)
+	WHERE=$(WHERE) $(PYTEST) $(PYTEST_ARGS)
 
 test-all: export TIDEMARK_TEST_ALL = 1
-test-all: test ## like test, with the whole matrices and all examples (nightly)
+test-all: export TIDEMARK_TEST_SHARD = $(SHARD)
+test-all: test ## everything, or with SHARD=1/4 the first of four parts of equal cost
+
+test-airflow: $(READY) java ## one run through Airflow, from the topic to the validated rows
+	$(PYTEST) $(HAPPY_PATH) $(PYTEST_ARGS)
 
 unit: $(READY) ## run the tests that need no server
 	$(PYTEST) tests/unit $(PYTEST_ARGS)
@@ -58,16 +63,26 @@ versions: $(READY) ## run the unit tests under each further Python; skip one tha
 	  "$$venv/bin/python" -m pytest tests/unit $(PYTEST_ARGS); \
 	done
 
-lint: $(READY) ## run ruff and mypy
+lint: $(READY) ## run ruff, mypy, the order of the packages, and the phrases that documents and sources avoid
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python docs/phrases.py
+
+programs: ## install the programs that some tests need and pip cannot install, on Debian
+	for program in $(PROGRAMS); do command -v "$$program" || PATH="$$PATH:/usr/sbin" command -v "$$program" || missing="$${missing:-} $$program"; done; \
+	[ -z "$${missing:-}" ] || { $(SUDO) apt-get update --quiet; $(SUDO) apt-get install --yes --quiet --no-install-recommends $$missing; }
+
+java: ## check that there is a JDK
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; version="$$("$$java" -version 2>&1 | sed -nE 's/.*version "(1\.)?([0-9]+).*/\2/p' || true)"; \
+	[ "$${version:-0}" -ge 17 ] || { echo "Java 17 or newer is missing ($$java is $${version:-not there}): install a JDK, or set JAVA_HOME" >&2; exit 1; }
 
 format: $(READY) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-up: $(READY) ## start Postgres, Kafka and Airflow; print URL and login
+up: $(READY) java ## start Postgres, Kafka and Airflow; print URL and login
 	$(BIN)/tidemark local up
 	eval "$$($(BIN)/tidemark local env)"; $(BIN)/tidemark migrate && $(BIN)/tidemark doctor
 	$(BIN)/tidemark local airflow up
@@ -102,8 +117,6 @@ clean: ## remove the environment, caches and the embedded servers' data
 $(READY): requirements.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is missing: install it, or name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) --version), Tidemark needs Python 3.11: name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; version="$$("$$java" -version 2>&1 | sed -nE 's/.*version "(1\.)?([0-9]+).*/\2/p' || true)"; \
-	[ "$${version:-0}" -ge 17 ] || { echo "Java 17 or newer is missing ($$java is $${version:-not there}): install a JDK, or set JAVA_HOME" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@[ -x $(BIN)/uv ] || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r <(sed -n '/^uv==/,/[^\\]$$/p' requirements.txt)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes --compile-bytecode requirements.txt

@@ -18,11 +18,12 @@ from hypothesis import Phase, settings
 
 from tests.support.costs import Costs
 from tests.support.kafka_topics import Topics
+from tests.support.needs import Needs
 from tests.support.pooler import Pooler, pooler
 from tests.support.readers import READERS, reading_with
 from tests.support.sampling import ALL, examples, left_out
 from tests.support.scenario import Scenario, tidy_imports
-from tests.support.shared import TESTS, stop_unless_needed_by
+from tests.support.shared import TESTS, costs, scope, shard, stop_unless_needed_by
 from tidemark import schema
 from tidemark.local import LocalStack
 
@@ -44,37 +45,43 @@ settings.register_profile("first-failure", settings.get_profile("tidemark"), pha
 settings.load_profile("tidemark")
 
 LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
-OWN_AIRFLOW = "tests/e2e/test_local_airflow.py"
+SHARD = os.environ.get("TIDEMARK_TEST_SHARD")
+"""Such as ``1/4``: the first of four shards of equal cost."""
+NEEDS = Needs()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config))
+    config.pluginmanager.register(NEEDS)
 
 
 def pytest_report_header() -> str:
-    return "every combination and example" if ALL else "a sample of combinations, by the seed above; TIDEMARK_TEST_ALL=1 runs all"
+    part = "every combination and example" if ALL else "a sample of combinations, by the seed above; `make test-all` runs all"
+    return f"{part}; shard {SHARD}" if SHARD else part
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Samples the matrices. The slowest tests come first, so that all workers finish together."""
+    """Omits what this run does not try. The most expensive tests come first, so that all workers finish together."""
     yield
-    if not ALL and (unneeded := left_out(items, config.getoption("randomly_seed", 0))):
-        items[:] = [item for item in items if item not in unneeded]
-        config.hook.pytest_deselected(items=list(unneeded))
-    items.sort(key=lambda item: (LONGEST_FIRST.index(item.path.relative_to(TESTS).parts[0]), item.path == TESTS.parent / OWN_AIRFLOW))
+    omitted = left_out(items, config.getoption("randomly_seed", 0)) | NEEDS.omit(items)
+    if SHARD:
+        number, _, of = SHARD.partition("/")
+        chosen = shard({scope(item.nodeid) for item in items}, int(number), int(of), costs())
+        omitted |= {item for item in items if scope(item.nodeid) not in chosen}
+    items[:] = [item for item in items if item not in omitted]
+    config.hook.pytest_deselected(items=list(omitted))
+    spent = costs()
+    items.sort(key=lambda item: (LONGEST_FIRST.index(item.path.relative_to(TESTS).parts[0]), -spent.get(scope(item.nodeid), 0)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker gets whole files, because the tests of a file share fixtures that start slowly. One worker gets all files that share the one
-    Airflow."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "tests/e2e" if file.startswith("tests/e2e/") and file != OWN_AIRFLOW else file
+            return scope(nodeid)
 
     return ByFile(config, log)
 

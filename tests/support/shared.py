@@ -1,7 +1,11 @@
-"""Resources that the tests of a folder share. They stop before the tests of other folders: an idle Airflow takes almost half a core."""
+"""Which tests run together: those of a file, and those that share one Airflow; and what the tests of a folder share.
+
+Shared servers stop before the tests of other folders, because an idle Airflow takes almost half a core.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,9 +14,38 @@ import pytest
 TESTS = Path(__file__).parent.parent
 SHARED = {TESTS / name: ExitStack() for name in ("e2e", "chaos")}
 """What to stop after the last test of each folder."""
+ONE_AIRFLOW = "tests/e2e"
+OWN_SERVERS = {f"{ONE_AIRFLOW}/{name}.py" for name in ("test_demo", "test_local_airflow", "test_page", "test_teams")}
+"""End-to-end tests that start their own Airflow."""
+COSTS = TESTS / "costs.tsv"
 
 
 def stop_unless_needed_by(item: pytest.Item | None) -> None:
     for folder, ends in SHARED.items():
         if item is None or folder not in item.path.parents:
             ends.close()
+
+
+def scope(nodeid: str) -> str:
+    """What one worker runs: a file, because its tests share fixtures that start slowly, or all files that share one Airflow."""
+    file = nodeid.partition("::")[0]
+    return ONE_AIRFLOW if file.startswith(ONE_AIRFLOW) and file not in OWN_SERVERS else file
+
+
+def costs() -> dict[str, float]:
+    """The CPU seconds of each scope, as of the last run whose table was kept."""
+    found: dict[str, float] = {}
+    for line in COSTS.read_text().splitlines():
+        cpu_s, file = line.split("\t")
+        found[scope(file)] = found.get(scope(file), 0) + float(cpu_s)
+    return found
+
+
+def shard(scopes: Iterable[str], number: int, of: int, costs: Mapping[str, float]) -> set[str]:
+    """The scopes of shard ``number`` (from 1) of ``of``. The shards cost about the same and together have every scope once."""
+    shards: list[tuple[float, set[str]]] = [(0.0, set()) for _ in range(of)]
+    for one in sorted(scopes, key=lambda one: (-costs.get(one, 0.5), one)):
+        lightest = min(range(of), key=lambda place: shards[place][0])
+        cost, members = shards[lightest]
+        shards[lightest] = (cost + costs.get(one, 0.5), members | {one})
+    return shards[number - 1][1]

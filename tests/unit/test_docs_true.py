@@ -227,6 +227,20 @@ def test_invariants_name_their_code_and_their_tests() -> None:
         assert tests, f"{name} names no test"
 
 
+def has_short_test(file: str) -> bool:
+    """Whether ``make test`` runs a test of the file: neither the whole module is marked as thorough, nor each of its tests."""
+    text = text_of(file)
+    whole = re.search(r"^pytestmark\b.*\bthorough\b", text, re.MULTILINE)
+    tests = len(re.findall(r"^(?:def test_|Test\w+ = )", text, re.MULTILINE))
+    return not whole and tests > len(re.findall(r"^@pytest\.mark\.thorough\b", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_file_that_a_page_names_has_a_test_of_the_short_run(page: str) -> None:
+    named = set(re.findall(r"\btests/[\w/]*/test_\w+\.py\b", text_of(page)))
+    assert {file for file in named if not has_short_test(file)} == set()
+
+
 @pytest.mark.parametrize(
     "package", sorted(path.parent for path in LIBRARY.glob("**/__init__.py") if path.parent != LIBRARY), ids=lambda path: path.name
 )
