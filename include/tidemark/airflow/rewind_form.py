@@ -11,8 +11,9 @@ from airflow.sdk import Param
 
 from tidemark.airflow.form import refuse_unknown
 from tidemark.airflow.operators import spec_of
+from tidemark.errors import BadInput
 from tidemark.rewind.offsets_file import MAX_BYTES
-from tidemark.rewind.scenario import WORDS, parse, parse_expiry
+from tidemark.rewind.scenario import FROM_FILE, WORDS, normalized, parse, parse_expiry
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 from tidemark.text.moment import EXAMPLE as MOMENT
@@ -50,7 +51,7 @@ def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
     """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
     same keys in its conf."""
     names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.shown_tables}" for spec in good}
-    examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
+    examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != FROM_FILE)
     consumers = Param(
         type="array",
         items={"type": "string"},
@@ -182,13 +183,9 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | Non
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
-    """The scenario. A file's content is pasted: a path would be read on the worker, and would let anyone read any file there."""
+    """The scenario. A file's contents are pasted, because a path would be one of the worker's."""
     name = params["scenario"]
-    if name == "from-file":
-        problems = Problems()
-        if params["value"]:
-            problems.add(name, f"the value is {quoted(params['value'])}, but the form does not open files", "Paste the file into offsets.")
-        if not params["offsets"]:
-            problems.add(name, "offsets is empty", "Paste the content of the file into offsets.")
-        problems.end()
+    if normalized(name) == FROM_FILE and params["value"]:
+        found = f"the value is {quoted(params['value'])}, but the form does not open files"
+        raise BadInput(what=FROM_FILE, found=found, fix="Paste the file into offsets.")
     return parse(name, params["value"], zone=params["zone"] or None, groups=groups, contents=params["offsets"] or None)

@@ -110,9 +110,11 @@ def plan(
     ((name, value),) = given
 
     def read(groups: Sequence[str]) -> Scenario:
+        from tidemark.rewind.offsets_file import read_text
         from tidemark.rewind.scenario import parse
 
-        return parse(name, value if isinstance(value, str) else None, zone=zone, groups=groups)
+        contents = read_text(Path(from_file)) if from_file is not None else None
+        return parse(name, value if isinstance(value, str) else None, zone=zone, groups=groups, contents=contents)
 
     made = _planned(names, topic or [], read, reason, consumers, allow_loss=allow_loss, backfill=backfill, expires_in=expires_in)
     _print(made, output)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import importlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,14 +20,38 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.formats.schema import BadSchema
 from tidemark.formats.shape import struct_of
+from tidemark.text.wording import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-MAIN = "schema.proto"
-COMPILE_LIMIT_S = 60
+MAIN = "tidemark.main.proto"
+COMPILE_LIMIT_S = 20
+MAX_CHARACTERS = 1_000_000
+"""Of a schema with all that it imports."""
+MAX_FIELDS = 5_000
+"""Of a message with all the messages in it. A type that is used twice counts twice, as in the table."""
+MAX_DEPTH = 50
+_FILE = re.compile(r"(?![/.-])[A-Za-z0-9_./-]{1,200}\.proto")
+_COMPILER = """
+import os, resource, sys
+for limit, size in ((resource.RLIMIT_AS, 2 << 30), (resource.RLIMIT_FSIZE, 32 << 20), (resource.RLIMIT_CPU, 20)):
+    resource.setrlimit(limit, (size, size))
+from pathlib import Path
+from grpc_tools import protoc
+source, output, main = sys.argv[1:]
+google = Path(protoc.__file__).resolve().parent / "_proto"
+os.chdir(source)
+sys.exit(protoc.main(["protoc", "-I.", f"-I{google}", "--include_imports", f"--descriptor_set_out={output}", main]))
+"""
+"""The compiler with its own limits, for an isolated Python."""
+GOOGLE = "google/protobuf/"
+WELL_KNOWN = frozenset(
+    ("any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct", "timestamp", "type", "wrappers")
+)
+"""Google's own files, which every schema may import."""
 AS_JSON = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"})
 """Messages that stand for JSON. They are recursive, so they are read as bytes, and parsed one by one."""
 AS_THEY_ARE = frozenset({"google.protobuf.Timestamp", "google.protobuf.Duration"})
@@ -71,24 +96,59 @@ def compiled(text: str, references: Mapping[str, str], name: str | None = None) 
     A schema is text, or a serialized ``FileDescriptorProto`` in base64, as confluent-kafka's Python client registers it. Raises
     `BadSchema`, with the compiler's text.
     """
+    _check_files(references, text)
     described = {file: _described(content) for file, content in {**references, MAIN: text}.items()}
     if described[MAIN] is not None:
         return _message(_linked({file: each for file, each in described.items() if each is not None}), name)
+    return _message(_parsed({**references, MAIN: text}), name)
+
+
+def _check_files(references: Mapping[str, str], text: str) -> None:
+    """The names come from the schema's author. They become files in a folder of their own, so they must stay in it and be nothing else."""
+    for file in references:
+        if not _FILE.fullmatch(file) or ".." in file.split("/") or file == MAIN:
+            raise BadSchema(problem=f"imports {quoted(file)}, which is not a .proto file below its own folder")
+    if (size := sum(map(len, (text, *references.values())))) > MAX_CHARACTERS:
+        raise BadSchema(problem=f"has {size:,} characters with all that it imports; the limit is {MAX_CHARACTERS:,}")
+
+
+def _parsed(files: Mapping[str, str]) -> FileDescriptorSet:
+    """The main file with all that it imports, as the compiler reads them.
+
+    The compiler is a process that is given nothing but the files: isolated from the environment and from the folder in which they are, with
+    limits of time, memory and output.
+    """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-    with tempfile.TemporaryDirectory(prefix="tidemark-proto-") as folder:
-        for file, content in {**references, MAIN: text}.items():
-            path = Path(folder, file)
-            if not path.resolve().is_relative_to(Path(folder).resolve()):
-                raise BadSchema(problem=f"imports {file}, which is not below its own folder")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-        command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_imports", "--descriptor_set_out=schema.bin", MAIN]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
+    with tempfile.TemporaryDirectory(prefix="tidemark-proto-") as top:
+        source, output, log = Path(top, "source"), Path(top, "schema.bin"), Path(top, "log")
+        try:
+            for file, content in files.items():
+                path = source / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content, encoding="utf-8")
+        except (OSError, UnicodeEncodeError) as error:
+            raise BadSchema(problem=f"cannot be written to files: {error.__class__.__name__}") from error
+        command = [sys.executable, "-I", "-c", _COMPILER, str(source), str(output), MAIN]
+        with log.open("wb") as stderr:
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd="/",
+                    env={},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    timeout=COMPILE_LIMIT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise BadSchema(problem=f"cannot be compiled within {COMPILE_LIMIT_S} s") from None
         if done.returncode != 0:
-            said = [line for line in done.stderr.splitlines() if ".proto:" in line and "syntax specified" not in line]
-            raise BadSchema(problem=f"cannot be compiled: {' '.join(said).rstrip('.')[:500]}")
-        return _message(FileDescriptorSet.FromString(Path(folder, "schema.bin").read_bytes()), name)
+            lines = log.read_text(errors="replace").replace(MAIN, "schema.proto").splitlines()
+            reasons = " ".join(line for line in lines if ".proto:" in line and "syntax specified" not in line).rstrip(".")
+            raise BadSchema(problem=f"cannot be compiled: {reasons[:500] or f'the compiler ended with {done.returncode}'}")
+        return FileDescriptorSet.FromString(output.read_bytes())
 
 
 def _described(text: str) -> FileDescriptorProto | None:
@@ -108,23 +168,32 @@ def _linked(files: Mapping[str, FileDescriptorProto]) -> FileDescriptorSet:
 
     linked: dict[str, FileDescriptorProto] = {}
 
-    def link(name: str) -> None:
+    def link(name: str, importers: tuple[str, ...]) -> None:
         if name in linked:
             return
+        if name in importers or len(importers) > MAX_DEPTH:
+            raise BadSchema(problem=f"imports {quoted(name)} in a circle, or through more than {MAX_DEPTH} files")
         file = FileDescriptorProto()
-        if name in files:
-            file.CopyFrom(files[name])
-        else:
-            if not name.startswith("google/protobuf/"):
-                raise BadSchema(problem=f"imports {name}, which it does not refer to")
-            importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR.CopyToProto(file)
+        file.CopyFrom(files[name] if name in files else _of_google(name))
         file.name = name
         for each in file.dependency:
-            link(each)
+            link(each, (*importers, name))
         linked[name] = file
 
-    link(MAIN)
+    link(MAIN, ())
     return FileDescriptorSet(file=linked.values())
+
+
+def _of_google(name: str) -> FileDescriptorProto:
+    """One of Google's own files, by a name from a list: the name that the schema has never becomes a module's."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    known = name.removeprefix(GOOGLE).removesuffix(".proto")
+    if known not in WELL_KNOWN or name != f"{GOOGLE}{known}.proto":
+        raise BadSchema(problem=f"imports {quoted(name)}, which it does not refer to")
+    file = FileDescriptorProto()
+    importlib.import_module(f"google.protobuf.{known}_pb2").DESCRIPTOR.CopyToProto(file)
+    return file
 
 
 def _message(files: FileDescriptorSet, name: str | None) -> Message:
@@ -136,9 +205,13 @@ def _message(files: FileDescriptorSet, name: str | None) -> Message:
     chosen = name or next(iter(found))
     if chosen not in found:
         raise BadSchema(problem=f"has no message {chosen}; it has {', '.join(found)}")
-    made = Message(files.SerializeToString(), chosen, found[chosen])
-    _refuse_unreadable(_pool(made.files).FindMessageTypeByName(chosen), ())
-    return made
+    message = Message(files.SerializeToString(), chosen, found[chosen])
+    try:
+        descriptor = _pool(message.files).FindMessageTypeByName(chosen)
+    except (TypeError, KeyError) as error:
+        raise BadSchema(problem=f"is not valid: {str(error)[:500]}") from error
+    _refuse_unreadable(descriptor, ())
+    return message
 
 
 def _types(messages: Any, above: str = "", indexes: tuple[int, ...] = ()) -> list[tuple[str, tuple[int, ...]]]:
@@ -150,17 +223,25 @@ def _types(messages: Any, above: str = "", indexes: tuple[int, ...] = ()) -> lis
     return found
 
 
-def _refuse_unreadable(descriptor: Descriptor, within: tuple[str, ...]) -> None:
+def _refuse_unreadable(descriptor: Descriptor, within: tuple[str, ...]) -> int:
+    """Returns how many fields the message has, with those of the messages in it."""
     if descriptor.full_name in within:
         raise BadSchema(problem=f"is recursive: {descriptor.full_name} contains itself, which no table can hold")
     if not descriptor.fields:
         raise BadSchema(problem=f"has the message {descriptor.full_name}, which has no fields")
+    if len(within) >= MAX_DEPTH:
+        raise BadSchema(problem=f"nests messages more than {MAX_DEPTH} deep")
+    fields = 0
     for field in descriptor.fields:
         inner = field.message_type
         if field.type == field.TYPE_GROUP:
             raise BadSchema(problem=f"has the group {field.name}, which is not supported")
+        fields += 1
         if inner is not None and inner.full_name not in AS_JSON:
-            _refuse_unreadable(inner, (*within, descriptor.full_name))
+            fields += _refuse_unreadable(inner, (*within, descriptor.full_name))
+        if fields > MAX_FIELDS:
+            raise BadSchema(problem=f"has a message with more than {MAX_FIELDS:,} fields, those of the messages in it included")
+    return fields
 
 
 @functools.lru_cache(maxsize=32)
@@ -182,7 +263,7 @@ def _handler(message: Message) -> tuple[Descriptor, Any]:
 
     files = FileDescriptorSet.FromString(message.files)
     for file in files.file:
-        for each in file.message_type if not file.name.startswith("google/protobuf/") else ():
+        for each in file.message_type if not file.name.startswith(GOOGLE) else ():
             _read_as_bytes(each)
     pool = _pool(files.SerializeToString())
     config = PtarsConfig(timestamp_unit="us", time_unit="us", duration_unit="us", enum_repr="string")

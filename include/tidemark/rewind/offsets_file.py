@@ -54,25 +54,24 @@ class OffsetsFileInvalid(Refused):
         return "\n".join([*map(str, self.problems[:TOLD]), f"{more}; no offset of the file was used"])
 
 
-def read_offsets(path: Path) -> dict[str | None, Offsets]:
-    """The offsets of a file by group, `None` if it names no group.
-
-    Raises `OffsetsFileInvalid`, and `BadInput` for a file that cannot be read.
-    """
+def read_text(path: Path) -> str:
+    """The contents of a file that a user named on the command line. Raises `BadInput` if it cannot be read or is too large."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise _too_large(path)
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise BadInput(what="offsets", found=f"{shown(path)} is not UTF-8 text", fix="Save it as UTF-8.") from None
     except (OSError, ValueError) as error:
         found = f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}"
         raise BadInput(what="offsets", found=found, fix="Name a file that kafka-consumer-groups --export wrote.") from None
-    return parse_offsets(text, path)
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
-    """As `read_offsets`, for a text; messages call it ``path``. Raises `OffsetsFileInvalid`, and `BadInput` if it is too long."""
+    """The offsets of a file's contents by group, `None` if they name no group. ``path`` is its name in messages; it is not opened.
+
+    Raises `OffsetsFileInvalid`, and `BadInput` for contents that are too long.
+    """
     if len(text) > MAX_BYTES:
         raise _too_large(path)
     text = text.removeprefix("\ufeff")

@@ -27,7 +27,7 @@ from tidemark.rewind.model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.offsets_file import MAX_OFFSET, of_groups, parse_offsets, read_offsets
+from tidemark.rewind.offsets_file import MAX_OFFSET, of_groups, parse_offsets
 from tidemark.text.duration import parse_duration
 from tidemark.text.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
 from tidemark.text.problems import Problems
@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 EXPIRES_IN = timedelta(hours=4)
 """How long a plan can be applied by default."""
+FROM_FILE = "from-file"
 KAFKA = "kafka:"
 """Prefix of a group whose offsets are in Kafka."""
 
@@ -77,31 +78,42 @@ def parse(
 ) -> Scenario:
     """The scenario with this name and value, as users write them (`WORDS`).
 
-    ``zone`` is the time zone of a local time. ``groups`` are the groups to move, whose offsets a file must have. ``contents`` is the text
-    of such a file if there is no file. Raises all problems at once (`BadInput`, `SeveralProblems`).
+    ``zone`` is the time zone of a local time. ``groups`` are the groups to move, whose offsets a file must have. ``contents`` are those of
+    the file; its name, the value, is only shown. Opens nothing: the text may come from a stranger. Raises all problems at once (`BadInput`,
+    `SeveralProblems`).
     """
     problems = Problems()
-    name, given = scenario.strip().lower(), (value or "").strip()
+    name, given = normalized(scenario), (value or "").strip()
     word = WORDS.get(name)
     if word is None:
         near = nearest(scenario, WORDS)
         problems.add("scenario", f"{quoted(scenario)} does not exist", f"Write {near}." if near else f"Write one of {', '.join(WORDS)}.")
     if zone is not None and word is not None and name != "to-datetime":
         problems.add("zone", f"{name} does not use a time zone", "Omit it; only to-datetime takes a local time.")
-    if contents is not None and word is not None and name != "from-file":
+    if contents is not None and word is not None and name != FROM_FILE:
         problems.add("offsets", f"{name} does not use offsets from a file", "Omit them; only from-file takes them.")
     if word is not None and not word.value and given:
         problems.add(name, f"it takes no value, but {quoted(given)} was given", "Omit the value.")
-    needs = word is not None and word.value and not (name == "from-file" and contents is not None)
+    if name == FROM_FILE and contents is None:
+        problems.add(
+            name, "the contents of the file are missing", "Give the file to `tidemark rewind plan --from-file`, or paste it into the form."
+        )
+    needs = word is not None and word.value and name != FROM_FILE
     if word is not None and needs and not given:
         problems.add(name, f"it needs {word.value}", f"Write {word.example}.")
-    made = problems.attempt(lambda: _make(name, given, zone, groups, contents)) if word is not None and (given or not needs) else None
+    complete = word is not None and (contents is not None if name == FROM_FILE else given or not needs)
+    made = problems.attempt(lambda: _make(name, given, zone, groups, contents or "")) if complete else None
     problems.end()
     assert made is not None
     return made
 
 
-def _make(name: str, value: str, zone: str | None, groups: Collection[str], contents: str | None) -> Scenario:
+def normalized(scenario: str) -> str:
+    """The scenario's name, however it is written."""
+    return scenario.strip().lower()
+
+
+def _make(name: str, value: str, zone: str | None, groups: Collection[str], contents: str) -> Scenario:
     plain: dict[str, Callable[[], Scenario]] = {
         "to-earliest": ToEarliest,
         "to-latest": ToLatest,
@@ -111,7 +123,7 @@ def _make(name: str, value: str, zone: str | None, groups: Collection[str], cont
         "shift-by": lambda: ShiftBy(_integer(name, value, -MAX_OFFSET)),
         "to-datetime": lambda: ToDatetime(parse_moment(value, zone)),
         "by-duration": lambda: ByDuration(parse_iso_duration(value)),
-        "from-file": lambda: FromFile(of_groups(read_offsets(Path(value)) if contents is None else parse_offsets(contents), groups)),
+        "from-file": lambda: FromFile(of_groups(parse_offsets(contents, Path(value or "offsets")), groups)),
         "from-group": lambda: _from_group(value),
         "to-batch": lambda: _to_batch(value),
         "undo": lambda: Undo(_integer(name, value.removeprefix("#"), 1)),

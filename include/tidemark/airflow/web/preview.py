@@ -80,8 +80,6 @@ def refusal(error: Exception) -> dict[str, Any]:
 
 
 def _computed(one: Declared, readable: Mapping[str, Declared], asked: Asked) -> dict[str, Any]:
-    if asked.scenario == "from-file":  # it would open a file of the api-server
-        raise BadInput(what="scenario", found="from-file has no preview", fix="Start the DAG rewind in Airflow, and paste the file there.")
     scope, wanted = Scope.parse([asked.scope]), scenario.parse(asked.scenario, asked.value, groups=[one.spec.group])
     with database(one.spec) as connection:
         specs = [one.spec]
