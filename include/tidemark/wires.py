@@ -1,8 +1,9 @@
 """How Postgres, Kafka and Spark are reached across a network, and what is missing there: encryption, or a check of who answers.
 
 Everything that a driver hands to executors carries credentials, because executors write to Postgres and read Kafka themselves. So Spark
-off loopback must be authenticated, or the user must have said that it need not be (`guarded`). Kafka without TLS and Postgres without
-``sslmode=verify-full`` work: the driver logs a warning once a run. Pure functions; nothing is connected.
+is always authenticated, or the user must have said that it need not be (`guarded`). Loopback is no exception: every user of the host can
+connect to a port on it. Kafka without TLS and Postgres without ``sslmode=verify-full`` work: the driver logs a warning once a run. Pure
+functions; nothing is connected.
 """
 
 from __future__ import annotations
@@ -78,43 +79,52 @@ def of_postgres(url: DatabaseUrl) -> list[Exposure]:
 
 def of_spark(master: str, conf: Mapping[str, str]) -> list[Exposure]:
     """``conf``: every setting that is in force, Spark's own configuration included."""
-    if on_loopback(master):
-        return []
     if not _on(conf, AUTHENTICATE):
         state = "is not set" if AUTHENTICATE not in conf else f"is {conf[AUTHENTICATE]}"
         found = f"Spark at {master} is not authenticated: {AUTHENTICATE} {state}. Tasks carry the credentials of Postgres and Kafka"
-        fix = _SHARED if master.startswith("spark://") else _GENERATED
-        return [Exposure(found, fix)]
-    if not any(_on(conf, name) for name in ENCRYPTED_BY):
+        if is_local(master):
+            return [
+                Exposure(f"{found}, and every user of this host can fetch them", f"Remove {AUTHENTICATE}: then Spark generates a secret")
+            ]
+        return [Exposure(found, _SHARED if master.startswith("spark://") else _GENERATED)]
+    if not on_loopback(master) and not any(_on(conf, name) for name in ENCRYPTED_BY):
         found = f"Spark at {master} is not encrypted: {ENCRYPTED_BY[0]} is {conf.get(ENCRYPTED_BY[0], 'not set')}"
         return [Exposure(found, f"Set {ENCRYPTED_BY[0]} to true")]
     return []
 
 
 def guarded(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """What to add to ``conf`` before a driver starts on this master: nothing on loopback, and nothing that ``conf`` decides.
+    """What to add to ``conf`` before a driver starts on this master; nothing that ``conf`` decides. In local mode, Spark generates the
+    secret that authentication needs.
 
-    Raises `BadInput` if Spark would be unauthenticated off loopback and ``conf`` does not say that it is meant to be.
+    Raises `BadInput` if a cluster would be unauthenticated and ``conf`` does not say that it is meant to be.
     """
-    if on_loopback(master):
-        return {}
     if AUTHENTICATE not in conf:
+        if is_local(master):
+            return {AUTHENTICATE: "true"}
         (exposure,) = of_spark(master, conf)
-        accept = f"{exposure.fix}. If the network is trusted, set {AUTHENTICATE} to false."
+        accept = f"{exposure.fix}. If everybody who can reach it is trusted, set {AUTHENTICATE} to false."
         raise BadInput(what="Spark", found=exposure.found, fix=accept)
-    if not _on(conf, AUTHENTICATE):
+    if not _on(conf, AUTHENTICATE) or is_local(master):
         return {}
     if master.startswith("spark://") and not conf.get(SECRET):
         raise BadInput(what=SECRET, found=f"it is not set, and {AUTHENTICATE} is true", fix=f"{_SHARED}.")
+    if on_loopback(master):
+        return {}
     encrypted = any(_on(conf, name) for name in ENCRYPTED_BY)
     return {name: value for name, value in ENCRYPTION.items() if name not in conf and not (encrypted and name in ENCRYPTED_BY)}
+
+
+def is_local(master: str) -> bool:
+    """Whether the executors run in the driver's JVM."""
+    return master.startswith("local")
 
 
 def on_loopback(master: str) -> bool:
     """Whether the executors reach the driver at 127.0.0.1: in local mode, or in a standalone cluster on this machine alone."""
     if master.startswith("spark://"):
         return not _remote(urlsplit(f"//{each}").hostname or "" for each in master.removeprefix("spark://").split(","))
-    return master.startswith("local")
+    return is_local(master)
 
 
 def _remote(hosts: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from tidemark.spark.archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form
-from tidemark.wires import guarded, of_spark, on_loopback
+from tidemark.wires import guarded, is_local, of_spark, on_loopback
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -250,15 +250,15 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
 def _guards(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
     """What Tidemark adds to protect Spark's network. Logs what stays unprotected; raises `BadInput` if the user has to decide.
 
-    Called once the JVM is up: it knows the settings of spark-submit and of Spark's own configuration. What spark-submit has started is
-    not changed any more.
+    Called once the JVM is up: it knows the settings of spark-submit and of Spark's own configuration. What spark-submit has started on a
+    cluster is not changed any more.
     """
     from pyspark import SparkConf
 
     conf = {**dict(SparkConf().getAll()), **settings}
     at = settings.get("spark.master") or master or conf["spark.master"]
     added = guarded(at, conf)
-    if master is None:
+    if master is None and not is_local(at):
         added = {}
     for exposure in of_spark(at, conf | added):
         log.warning("%s", exposure)

@@ -1,0 +1,41 @@
+"""A local Spark listens on loopback, where every user of the host can connect: its driver gives nothing to those without its secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tidemark.spark.session import end_jvm, small_session
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    end_jvm()
+    spark = small_session()
+    yield spark
+    spark.stop()
+    end_jvm()
+
+
+def test_driver_in_local_mode_refuses_clients_without_its_secret(spark: Any) -> None:
+    """The endpoint that answers is the one that knows where every broadcast is."""
+    jvm, settings = spark.sparkContext._jvm, spark.sparkContext.getConf()
+    conf = jvm.org.apache.spark.SparkConf(False).set("spark.rpc.lookupTimeout", "30s")
+    file = getattr(jvm.org.apache.spark.internal.config, "package$").__getattr__("MODULE$").AUTH_SECRET_FILE()
+    stranger = jvm.org.apache.spark.SecurityManager(conf, jvm.scala.Option.empty(), file)
+    client = jvm.org.apache.spark.rpc.RpcEnv.create("stranger", "127.0.0.1", 0, conf, stranger, True)
+    try:
+        driver = jvm.org.apache.spark.rpc.RpcAddress("127.0.0.1", int(settings.get("spark.driver.port")))
+        with pytest.raises(Exception, match=r"java\.lang\.IllegalStateException: Expected SaslMessage|SparkException"):
+            client.setupEndpointRef(driver, "BlockManagerMaster")
+    finally:
+        client.shutdown()
+
+
+def test_tasks_run_as_before(spark: Any) -> None:
+    """Python's workers get the broadcast, and a shuffle works."""
+    factor = spark.sparkContext.broadcast(3)
+    numbers = spark.sparkContext.parallelize(range(4), 2).map(lambda number: (number % 2, number * factor.value))
+    assert sorted(numbers.reduceByKey(lambda a, b: a + b).collect()) == [(0, 6), (1, 12)]
