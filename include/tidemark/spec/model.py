@@ -309,7 +309,7 @@ class Access(_Part):
 class AirflowSettings(_Part):
     """Settings of the consumer's DAG and its tasks."""
 
-    owner: Text = "tidemark"
+    owner: Annotated[Text, Field(max_length=500)] = "tidemark"  # airflow.models.log.Log.owner
     """The owner of the DAG's tasks, as Airflow shows it."""
     tags: tuple[Tag, ...] = ()
     """The DAG's tags, in addition to ``tidemark`` and ``consume``."""

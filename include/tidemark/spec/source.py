@@ -19,6 +19,7 @@ from tidemark.spec.problem import KeyPath, Problem, key_text, masked
 from tidemark.text.wording import quoted
 
 MAX_BYTES = 1_000_000  # far more than any declaration needs; keeps a wrong file (a dump, an archive) out of the parser
+MAX_VALUES = 5_000  # keys, values and items of lists, all together; each takes a moment in every process that reads the file
 MAX_DEPTH = 50  # levels of nesting; the declaration has four
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -46,6 +47,7 @@ _SYNTAX = (
         "begin keys in one column, quote values as a whole",
         False,
     ),
+    ("too many values", f"has more than {MAX_VALUES:,} keys and values", "select topics with topic_pattern; split the consumer", False),
     ("nested too deeply", f"is nested deeper than {MAX_DEPTH} levels", "write it flatter", False),
 )
 
@@ -210,6 +212,8 @@ class _Builder:
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
             return tuple(self.build(child, (*path, index)) for index, child in enumerate(node.value))
         if isinstance(node, ScalarNode) and node.tag in _SCALARS:
+            if control := _UNPRINTABLE.search(node.value):  # escaped, as in "\0": neither Postgres nor Airflow can store it
+                return self._refuse(path, f"contains the control character {quoted(control[0])[1:-1]}", "remove it")
             return _scalar(node)
         return self._refuse(path, f"has the YAML tag {quoted(node.tag.removeprefix(_TAG))[1:-1]}", "write a plain value without a tag")
 
@@ -219,6 +223,8 @@ class _Builder:
         for key, child in node.value:
             if not isinstance(key, ScalarNode):
                 self._at(key, path, "a key is a list or a mapping", "write a plain word as the key")
+            elif control := _UNPRINTABLE.search(key.value):
+                self._at(key, path, f"a key contains the control character {quoted(control[0])[1:-1]}", "remove it")
             elif key.tag == _TAG + "merge":
                 self._at(key, path, "merge keys (<<) are not supported", "write the keys out")
             elif key.value in values:
@@ -243,8 +249,11 @@ def _compose(text: str) -> Node | None:
 
     Composing is recursive in C, and very deep nesting crashes the process. So the nesting is measured first, without recursion.
     """
-    depth = 0
+    depth = values = 0
     for event in yaml.parse(text, Loader=_LOADER):
+        values += isinstance(event, yaml.NodeEvent)
+        if values > MAX_VALUES:
+            raise yaml.MarkedYAMLError(problem="too many values", problem_mark=event.start_mark)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             mark: Any = event.start_mark

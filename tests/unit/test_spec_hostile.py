@@ -1,0 +1,77 @@
+"""A consumer's file comes from a team. Whatever it contains, it is loaded or refused within seconds and harms no other team's DAGs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.spec import ConsumerSpec, SpecInvalid
+from tidemark.spec.load import load_consumer
+from tidemark.spec.partial import partial_spec
+
+FILE = "topics: [orders]\ntransform: orders:transform\nsink: {table: public.orders}\n"
+PLACES = [
+    "description: {}",
+    "airflow: {{owner: {}}}",
+    "airflow: {{tags: [{}]}}",
+    "airflow: {{pool: {}}}",
+    "spark: {{conf: {{spark.x: {}}}}}",
+    "{}: x",
+]
+
+
+def loaded(tmp_path: Path, text: str) -> ConsumerSpec:
+    file = tmp_path / "orders.yaml"
+    file.write_text(text)
+    return load_consumer(file)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("escape", ["\\0", "\\x1b", "\\x7f", "\\ud800", "\\uffff"])
+def test_escaped_control_character_is_refused_wherever_it_is(tmp_path: Path, place: str, escape: str) -> None:
+    """One NUL in a description breaks the transaction in which Airflow stores all DAGs. The DAG that shows the file's problem does not
+    contain it either."""
+    with pytest.raises(SpecInvalid, match="control character|invalid Unicode character"):
+        loaded(tmp_path, FILE + place.format(f'"a{escape}b"') + "\n")
+    spec = partial_spec(tmp_path / "orders.yaml")
+    shown = f"{spec.description} {spec.airflow} {spec.spark}"
+    assert shown.isprintable()
+
+
+@given(st.text(min_size=1), st.sampled_from(PLACES))
+def test_text_of_a_loaded_file_can_be_stored(tmp_path_factory: pytest.TempPathFactory, text: str, place: str) -> None:
+    escaped = "".join(f"\\U{ord(character):08x}" for character in text)
+    try:
+        spec = loaded(tmp_path_factory.mktemp("spec"), FILE + place.format(f'"{escaped}"') + "\n")
+    except SpecInvalid:
+        return
+    stored = f"{spec.description}{spec.airflow.owner}{spec.airflow.tags}{spec.airflow.pool}"
+    assert "\0" not in stored
+    stored.encode()
+
+
+def test_owner_fits_the_tables_of_airflow(tmp_path: Path) -> None:
+    assert loaded(tmp_path, FILE + f"airflow: {{owner: {'a' * 500}}}").airflow.owner == "a" * 500
+    with pytest.raises(SpecInvalid, match="owner"):
+        loaded(tmp_path, FILE + f"airflow: {{owner: {'a' * 501}}}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "spark: {conf: {" + ", ".join(f"a{n}: b" for n in range(50_000)) + "}}\n",
+        "topics: [" + ", ".join(f"t{n}" for n in range(20_000)) + "]\n",
+        "a: &a [x, x]\n" + "".join(f"b{n}: &b{n} [*a, *a]\n" for n in range(5_000)),
+    ],
+    ids=["keys", "topics", "aliases"],
+)
+def test_file_with_too_many_values_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    before = time.process_time()
+    with pytest.raises(SpecInvalid, match="more than 5,000 keys and values"):
+        loaded(tmp_path, text)
+    partial_spec(tmp_path / "orders.yaml")
+    assert time.process_time() - before < 10
