@@ -35,7 +35,7 @@ def loaded(tmp_path: Path, text: str) -> ConsumerSpec:
 def test_escaped_control_character_is_refused_wherever_it_is(tmp_path: Path, place: str, escape: str) -> None:
     """One NUL in a description breaks the transaction in which Airflow stores all DAGs. The DAG that shows the file's problem does not
     contain it either."""
-    with pytest.raises(SpecInvalid, match="control character|invalid Unicode character"):
+    with pytest.raises(SpecInvalid, match=r"control character|invalid Unicode character"):
         loaded(tmp_path, FILE + place.format(f'"a{escape}b"') + "\n")
     spec = partial_spec(tmp_path / "orders.yaml")
     shown = f"{spec.description} {spec.airflow} {spec.spark}"
