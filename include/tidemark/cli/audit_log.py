@@ -8,8 +8,9 @@ import json
 import sys
 
 from tidemark import events
-from tidemark.cli.common import EventFormat, connected, json_value, one_line, print_json, print_lines
+from tidemark.cli.common import EventFormat, connected, json_value, print_json, print_lines
 from tidemark.text.moment import iso, parse_moment
+from tidemark.text.wording import spreadsheet_cell
 
 
 def show_events(since: str | None, after: int | None, group: str | None, output: EventFormat) -> None:
@@ -23,10 +24,10 @@ def show_events(since: str | None, after: int | None, group: str | None, output:
         writer.writerow([field.name for field in dataclasses.fields(events.Event)])
         for one in found:
             cells = dataclasses.asdict(one) | {"at": one.at.isoformat(), "details": json.dumps(one.details, default=json_value)}
-            writer.writerow(cells.values())
+            writer.writerow(map(spreadsheet_cell, cells.values()))
     else:
         lines = [
-            [iso(one.at)[:19], one.kind, one.group or "-", str(one.plan or "-"), one.database_role, one_line(one.claimed_by or "-"),
+            [iso(one.at)[:19], one.kind, one.group or "-", str(one.plan or "-"), one.database_role, one.claimed_by or "-",
              one.reason or json.dumps(one.details)]
             for one in found
         ]  # fmt: skip

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -17,20 +17,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from tidemark import project
 from tidemark.profiles import Profile
+from tidemark.text.wording import one_line, visible
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
     from tidemark.kafka.cluster import Cluster
     from tidemark.spec import ConsumerSpec
 
-stdout = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+
+class SafeConsole(Console):
+    """Prints texts that may come from records. Characters that a terminal would obey or hide are printed as escapes, such as ``\\x1b``."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+stdout = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 """Without a terminal, tables keep their full width."""
-stderr = Console(stderr=True)
+stderr = SafeConsole(stderr=True)
 
 
 class OutputFormat(StrEnum):
@@ -128,6 +139,11 @@ def plain(text: str) -> str:
     return text.replace("[", r"\[")
 
 
+def print_line(text: str, *, style: str | None = None) -> None:
+    """Prints a text that may come from a record, on one line: it cannot look like a line of ours."""
+    stdout.print(one_line(text), style=style, markup=False, highlight=False)
+
+
 def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
     """Prints a table whose last column is text, truncated to the terminal's width. ``left`` lists other text columns."""
     widths = [max(len(heading), *(len(line[at]) for line in lines)) if lines else 0 for at, heading in enumerate(headings[:-1])]
@@ -137,14 +153,9 @@ def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left
         column.justify = "left" if at in left or at == len(headings) - 1 else "right"
     for *cells, last in lines:
         text = one_line(last)
-        table.add_row(*map(plain, cells), plain(text if len(text) <= room else f"{text[: room - 1]}…"))
+        table.add_row(*(plain(one_line(cell)) for cell in cells), plain(text if len(text) <= room else f"{text[: room - 1]}…"))
     stdout.print(table)
 
 
 def minute(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
-
-
-def one_line(text: str) -> str:
-    """The text on one line, without control characters."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -16,12 +16,11 @@ from tidemark.cli.common import (
     connected,
     kafka_cluster,
     minute,
-    one_line,
     print_json,
+    print_line,
     print_lines,
     spec_of,
     stderr,
-    stdout,
     who,
 )
 from tidemark.cli.retries import filtered
@@ -147,16 +146,12 @@ def _print(made: Preview, output: OutputFormat) -> None:
         print_json({**_as_json(one), **found, "waiting": made.waiting, "worn_out": made.worn_out})
         return
 
-    def say(text: str, **options: Any) -> None:
-        stdout.print(text, markup=False, highlight=False, **options)
-
     first, *rest = heading(made)
-    say(first, style="bold")
+    print_line(first, style="bold")
     for text in rest:
-        say(text)
+        print_line(text)
     errors = [(f"{error['records']:,}", f"{error['error_type']}: {error['example'] or ''}") for error in made.errors]
     print_lines(("records", "error"), errors)
     for each in made.examples if one.started_at is None else ():
-        say(
-            one_line(f"  {each['number']}: {each['topic']}/{each['partition']}@{each['offset']} {each['error_type']}: {each['error_text']}")
-        )
+        where = f"{each['topic']}/{each['partition']}@{each['offset']}"
+        print_line(f"{each['number']}: {where} {each['error_type']}: {each['error_text']}")

@@ -33,6 +33,7 @@ from tidemark.cli.common import (
     who,
 )
 from tidemark.profiles import Profile
+from tidemark.text.wording import one_line
 
 if TYPE_CHECKING:
     from tidemark.consume.decode import Shown
@@ -506,7 +507,10 @@ def _print_whole(found: Whole, payload: Payload, as_: As, decoded: Mapping[str, 
     width = min(20, max(len(what) for what, _ in pairs))
     stdout.print(f"record {found.number}", style="bold", highlight=False)
     for what, text in pairs:
-        stdout.print(f"  {what:<{width}} {text}", markup=False, highlight=False)
+        first, *more = text.splitlines() or [""]
+        stdout.print(f"  {one_line(what):<{width}} {first}", markup=False, highlight=False)
+        for line in more:
+            stdout.print(f"  {'':<{width}} {line}", markup=False, highlight=False)
 
 
 def _shown(value: bytes | None, as_: As) -> str:

@@ -253,10 +253,11 @@ def _compose(text: str) -> Node | None:
     for event in yaml.parse(text, Loader=_LOADER):
         values += isinstance(event, yaml.NodeEvent)
         if values > MAX_VALUES:
-            raise yaml.MarkedYAMLError(problem="too many values", problem_mark=event.start_mark)
+            mark: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem="too many values", problem_mark=mark)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            mark: Any = event.start_mark
+            mark = event.start_mark
             raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=mark)
     node: Node | None = yaml.compose(text, Loader=_LOADER)
     return node

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
@@ -21,6 +23,25 @@ def quoted(text: str) -> str:
     """``text`` in double quotes, on one line, truncated if long."""
     printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:80])
     return f'"{printable}{"…" if len(text) > 80 else ""}"'
+
+
+def visible(text: str) -> str:
+    """``text`` with escapes in place of what a terminal would obey or hide: control characters except line breaks, marks that change the
+    direction of writing, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(repr(char)[1:-1] if unicodedata.category(char) in _OBEYED and char not in "\n\t" else char for char in text)
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without control characters."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def spreadsheet_cell(value: object) -> str:
+    """A CSV cell of this value. A text that a spreadsheet would take for a formula gets an apostrophe."""
+    text = "" if value is None else str(value)
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
 
 
 def escaped(text: str) -> str:

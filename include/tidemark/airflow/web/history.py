@@ -19,6 +19,7 @@ from tidemark.db import transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality import history as verdicts
 from tidemark.rewind import show, store, verify
+from tidemark.text.wording import spreadsheet_cell
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -154,7 +155,7 @@ COLUMNS = ("at", "kind", "consumer", "group", "claimed_by", "database_role", "da
 
 
 def as_csv(found: Mapping[str, Any]) -> Iterator[str]:
-    """The events for a spreadsheet. A text that it would take for a formula gets an apostrophe."""
+    """The events for a spreadsheet."""
     for line in ([*COLUMNS], *([_cell(each[name]) for name in COLUMNS] for each in found["events"])):
         out = io.StringIO()
         csv.writer(out).writerow(line)
@@ -162,8 +163,7 @@ def as_csv(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    text = value.isoformat() if isinstance(value, datetime) else "" if value is None else str(value)
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
+    return spreadsheet_cell(value.isoformat() if isinstance(value, datetime) else value)
 
 
 def _summary(plan: Plan, names: set[str]) -> dict[str, Any]:
