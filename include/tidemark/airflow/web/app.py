@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import psycopg2
 from airflow.api_fastapi.core_api.security import GetUserDep
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import AfterValidator
 from pydantic_core import to_json
 
 from tidemark.airflow.web import detail, guards, history, overview, preview, retries, source
@@ -48,6 +49,20 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+BIGINT, INTEGER = 2**63 - 1, 2**31 - 1
+"""Postgres' largest numbers."""
+TEXT_CHARACTERS = 2_000
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("Postgres has no text with a NUL character")
+    return text
+
+
+Text = Annotated[str, Query(max_length=TEXT_CHARACTERS), AfterValidator(_storable)]
+Number = Annotated[int, Path(ge=0, le=BIGINT)]
 
 app = FastAPI(title="Tidemark", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=[guards.plugins])
 
@@ -116,23 +131,23 @@ def form(one: Readable, user: GetUserDep) -> Response:
 
 @app.get("/api/groups/{consumer}/rewind-preview")
 def rewind_preview(
-    one: Rewindable, readable: AllReadable, scenario: str, value: str = "", scope: str = "all", allow_loss: bool = False
+    one: Rewindable, readable: AllReadable, scenario: Text, value: Text = "", scope: Text = "all", allow_loss: bool = False
 ) -> Response:
     return _json(preview.preview(one, readable, preview.Asked(scenario, value, scope, allow_loss)))
 
 
 @app.get("/api/rewinds")
-def rewinds(readable: AllReadable, consumer: str | None = None) -> Response:
+def rewinds(readable: AllReadable, consumer: Text | None = None) -> Response:
     return _json(history.rewinds(readable, consumer))
 
 
 @app.get("/api/groups/{consumer}/rewinds/{rewind_id}")
-def rewind(one: Readable, rewind_id: int, readable: AllReadable, user: GetUserDep) -> Response:
+def rewind(one: Readable, rewind_id: Number, readable: AllReadable, user: GetUserDep) -> Response:
     return _json(history.rewind(one, rewind_id, readable) | {"forms": guards.forms(user, one)})
 
 
 @app.get("/api/groups/{consumer}/rewinds/{rewind_id}/verified")
-def rewind_verified(one: Readable, rewind_id: int, readable: AllReadable, user: GetUserDep) -> Response:
+def rewind_verified(one: Readable, rewind_id: Number, readable: AllReadable, user: GetUserDep) -> Response:
     """What the replay has changed. Examples are rows: only of consumers whose payloads the user may see."""
     return _json(history.verified(one, rewind_id, {name: guards.edits(user, each) for name, each in readable.items()}))
 
@@ -150,13 +165,13 @@ def retries_of(one: Readable, user: GetUserDep) -> Response:
 @app.get("/api/groups/{consumer}/records")
 def records(
     one: Readable,
-    after: int = 0,
+    after: Annotated[int, Query(ge=0, le=BIGINT)] = 0,
     state: Annotated[list[RecordState] | None, Query()] = None,
-    error: str | None = None,
-    text: str | None = None,
-    tier: str | None = None,
-    topic: str | None = None,
-    partition: int | None = None,
+    error: Text | None = None,
+    text: Text | None = None,
+    tier: Text | None = None,
+    topic: Text | None = None,
+    partition: Annotated[int | None, Query(ge=0, le=INTEGER)] = None,
 ) -> Response:
     wanted = Filter(
         states=tuple(state or retries.OPEN), error_type=error, error_text=text, tier=tier, topic=topic, partition=partition
@@ -165,17 +180,17 @@ def records(
 
 
 @app.get("/api/groups/{consumer}/records/{number}")
-def record(one: Editable, number: int) -> Response:
+def record(one: Editable, number: Number) -> Response:
     return _json(retries.record(one, number))
 
 
 @app.get("/api/validations")
-def validations(readable: AllReadable, consumer: str | None = None) -> Response:
+def validations(readable: AllReadable, consumer: Text | None = None) -> Response:
     return _json(history.validations(readable, consumer))
 
 
 @app.get("/api/groups/{consumer}/validations/{validation_id}")
-def validation(one: Readable, validation_id: int, user: GetUserDep) -> Response:
+def validation(one: Readable, validation_id: Number, user: GetUserDep) -> Response:
     return _json(history.validation(one, validation_id, payloads=guards.edits(user, one)))
 
 
@@ -183,9 +198,9 @@ def validation(one: Readable, validation_id: int, user: GetUserDep) -> Response:
 def audit(
     readable: AllReadable,
     everything: guards.Everything,
-    consumer: str | None = None,
-    kind: str | None = None,
-    person: str | None = None,
+    consumer: Text | None = None,
+    kind: Text | None = None,
+    person: Text | None = None,
 ) -> Response:
     return _json(history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person))
 
@@ -194,9 +209,9 @@ def audit(
 def audit_csv(
     readable: AllReadable,
     everything: guards.Everything,
-    consumer: str | None = None,
-    kind: str | None = None,
-    person: str | None = None,
+    consumer: Text | None = None,
+    kind: Text | None = None,
+    person: Text | None = None,
 ) -> Response:
     found = history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person, limit=history.CSV_EVENTS)
     headers = {"Content-Disposition": 'attachment; filename="tidemark-audit.csv"'}
