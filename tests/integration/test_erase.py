@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds
+from tests.support.erasing import applied, counts, erase, planned, told
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads
 from tests.support.scenario import Scenario
@@ -18,57 +19,19 @@ from tests.support.waiting import until
 
 from tidemark.db import ERASE_LOCK, transaction
 from tidemark.erase import erasure
-from tidemark.erase.erasure import Erasure, ErasureState, OtherCondition, Person, Planned
-from tidemark.erase.topics import Keyed, records_of
+from tidemark.erase.erasure import ErasureState, OtherCondition
 from tidemark.errors import BadInput
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ToOffset
 from tidemark.sink.commit import commit_slice
-from tidemark.spec import ConsumerSpec
-
-REASON = "asked for by the customer"
 
 
 @pytest.fixture
 def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
     with lab_on(scenario, topics, [100]) as lab:
         yield lab
-
-
-def person(of: str | bytes) -> Person:
-    return Person(where=of) if isinstance(of, str) else Person(key=of)
-
-
-def reading(lab: Lab) -> Callable[[ConsumerSpec, bytes], Keyed]:
-    return lambda spec, key: records_of(lab.cluster, lab.consumer.connections.kafka, spec, key, lambda _: None)
-
-
-def told(lab: Lab, of: str | bytes) -> Planned:
-    with lab.session() as connection:
-        return erasure.plan(connection, lab.cluster, lab.spec, person(of), reading(lab), reason=REASON, by="ann")
-
-
-def planned(lab: Lab, of: str | bytes) -> Erasure:
-    return told(lab, of).erasure
-
-
-def applied(lab: Lab, made: Erasure, of: str | bytes) -> Erasure:
-    with lab.session() as connection:
-        return erasure.apply(connection, lambda _: lab.spec, made.erasure_id, person(of), reading(lab), by="bob")
-
-
-def erase(lab: Lab, of: str | bytes) -> Erasure:
-    """Erases by a condition on the sink, or by the key of messages. Checks that the plan counts what the erasure removes."""
-    made = planned(lab, of)
-    done = applied(lab, made, of)
-    assert (counts(made), made.failed_records, made.suppressed) == (counts(done), done.failed_records, done.suppressed)
-    return done
-
-
-def counts(one: Erasure) -> tuple[int, int, int]:
-    return one.sink_rows, one.archived_rows, one.overwritten_rows
 
 
 def everything(lab: Lab) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.integration.retry.lab import Lab
-from tests.support.orders import AT, NEWER, Orders, order
+from tests.support.orders import AT, COLUMNS, FORMS, NEWER, Orders, order
 from tests.support.scenario import Scenario
 from tests.support.spark_here import run_here
 
@@ -22,35 +22,6 @@ from tidemark.errors import Unavailable
 from tidemark.formats.registry import Registry, SubjectMissing
 from tidemark.local.airflow_settings import connections_env
 
-COLUMNS = "id bigint, city text, total numeric(12,2), at timestamptz, country text"
-
-FORMS = {
-    "function": """
-        from tidemark.transform import Record
-
-        def transform(record: Record) -> dict:
-            order = record.data
-            return {name: order[name] for name in ("id", "city", "total", "at")} | {"country": order["place"]["country"]}
-    """,
-    "arrow": """
-        import pyarrow as pa
-
-        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
-            lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
-            order = batch["value"]
-            columns = [order.field(name) for name in ("id", "city", "total", "at")] + [order.field("place").field("country")]
-            return pa.RecordBatch.from_arrays(
-                [*(batch[name] for name in lineage), *columns], names=[*lineage, "id", "city", "total", "at", "country"]
-            )
-    """,
-    "spark": """
-        from pyspark.sql import DataFrame
-
-        def transform(records: DataFrame) -> DataFrame:
-            fields = ["value.id", "value.city", "value.total", "value.at", "value.place.country"]
-            return records.select("kafka_topic", "kafka_partition", "kafka_offset", *fields)
-    """,
-}
 LINEAGE = "kafka_offset, id, city, total, at, country"
 
 

@@ -14,6 +14,7 @@ from tests.support.documented import blocks
 from tests.support.kafka_topics import Topics
 from tests.support.roles import Roles, made_roles
 from tests.support.scenario import Scenario, tidy_imports
+from tests.support.transforms import PICKY
 
 from tidemark.consume.run import open_attempt
 from tidemark.db import connect, session
@@ -21,22 +22,6 @@ from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality import ValidatedRun, Verdict, validate
-
-PICKY = """
-    from typing import TypedDict
-
-    from tidemark.transform import Fail, Record
-
-
-    class Row(TypedDict):
-        payload: bytes | None
-
-
-    def transform(record: Record) -> Row:
-        if record.value == b"bad":
-            raise Fail("it is bad")
-        return {"payload": record.value}
-"""
 
 
 @pytest.fixture

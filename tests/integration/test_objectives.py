@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_grants import PICKY
 from tests.support.kafka_topics import Topics
 from tests.support.roles import made_roles
 from tests.support.scenario import Scenario, tidy_imports
+from tests.support.transforms import PICKY
 
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_formats import COLUMNS, FORMS
-from tests.support.orders import Orders, order
+from tests.support.orders import COLUMNS, FORMS, Orders, order
 from tests.support.scenario import Scenario, as_json
 from typer.testing import CliRunner
 

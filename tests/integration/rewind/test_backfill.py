@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
 from tests.integration.rewind.test_deaths import Watched, struck
-from tests.integration.test_erase import erase
+from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import in_thread, payloads
 from tests.support.sampling import examples

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tests.integration.rewind.lab import Lab, lab_on
-from tests.integration.test_erase import erase
+from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads
 from tests.support.ledger import rows as made_rows

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.rewind.lab import Lab
-from tests.integration.test_erase import erase
+from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.sampling import examples
 from tests.support.scenario import Scenario as Consumer

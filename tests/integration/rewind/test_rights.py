@@ -10,8 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg2
 import pytest
 from tests.integration.rewind.lab import Lab
-from tests.integration.test_erase import reading
 from tests.support.documented import grants
+from tests.support.erasing import reading
 
 from tidemark.db import connect
 from tidemark.erase import erasure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.test_engine_cancel import FUNCTION, HELD, Held
+from tests.support.held import FUNCTION, HELD, Held
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
