@@ -31,6 +31,8 @@ def judge(case: Case) -> list[str]:
     answer = last if case.final else first
     if case.expected is not None and not case.order_of_hashes and answer != case.expected:
         problems.append(difference(case.expected, answer))
+    for want, got in zip(() if case.order_of_hashes else case.rounds or (), rounds, strict=False):
+        problems += [difference(want, got)] if want != got else []
     if case.order_of_hashes and sticky:
         problems += one_way(case.subscriptions, last)
         if case.expected is not None and _sizes(case.expected) != _sizes(answer):
