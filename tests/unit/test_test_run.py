@@ -45,7 +45,8 @@ def test_cpu_of_a_process_that_has_ended_counts(monkeypatch: pytest.MonkeyPatch,
     meter = costs.Meter(mark)
     before = meter.now().cpu_s
     if daemon:
-        start = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {BURN!r}], start_new_session=True, stdout=-3, stderr=-3).pid)"
+        apart = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+        start = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {BURN!r}], {apart}).pid)"
         pid = subprocess.run([sys.executable, "-c", start], check=True, capture_output=True, text=True).stdout.strip()
         until(lambda: meter.now().cpu_s and not Path(f"/proc/{pid}").exists(), "the daemon ends")
     else:
