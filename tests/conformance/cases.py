@@ -34,6 +34,7 @@ class Case:
     rounds: tuple[Parts, ...] | None = None
     """The reference's answers to this call and, under the cooperative protocol, to those that follow."""
     properties: tuple[str, ...] = ()
+    """What Kafka's test asserts instead, in words. Here only the time limit of a generated case is checked; ``rounds`` says more."""
     transferring: dict[TopicPartition, str] | None = None
     rack_mismatches: int | None = None
     order_of_hashes: bool = False
@@ -60,11 +61,12 @@ def load(path: Path) -> list[Case]:
 
 def _variant(raw: Mapping[str, Any], variant: str | None) -> dict[str, Any]:
     """The case with Kafka's ``RackConfig`` of that name."""
-    case = {**raw, "name": f"{raw['name']}[{variant}]" if variant else raw["name"]}
+    if variant is None:
+        return dict(raw)
+    case = {**raw, "name": f"{raw['name']}[{variant}]"}
     if variant == "NO_BROKER_RACK":
-        case["replica_racks"] = {
-            topic: [[None for _ in racks] for racks in parts] for topic, parts in (raw.get("replica_racks") or {}).items()
-        }
+        racks = raw.get("replica_racks") or {}
+        case["replica_racks"] = {topic: [[None] * len(replicas) for replicas in parts] for topic, parts in racks.items()}
     elif variant == "NO_CONSUMER_RACK":
         case["subscriptions"] = {member: {**fields, "rack": None} for member, fields in raw["subscriptions"].items()}
     return case

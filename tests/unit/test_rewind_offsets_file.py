@@ -163,24 +163,12 @@ def test_any_text_is_read_or_refused_and_never_anything_else(text):
     assert all(offset >= 0 for of_group in offsets.values() for offset in of_group.values())
 
 
-@given(st.lists(st.sampled_from("abcdef"), max_size=8))
-def test_the_first_key_that_stands_twice_is_told(keys):
-    """The test's own model compares each key with all keys before it."""
-    text = "[{" + ", ".join(f'"{key}": 1' for key in keys) + "}]"
-    twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
-    with pytest.raises(OffsetsFileInvalid) as told:
-        parse_offsets(text)
-    assert ("appears twice" in str(told.value)) == (twice is not None)
-    if twice is not None:
-        assert f'the key "{twice}" appears twice' in str(told.value)
-
-
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ('{"groups": 1, ' + ", ".join(f'"k{number}": 1' for number in range(60_000)) + "}", 1),
-        ("[" + ", ".join(f'{{"group": "g{number}", "topic": "t", "partition": 0, "offset": 1}}' for number in range(20_000)) + ", 3]", 1),
-        ("[" + ",".join("3" for _ in range(20_000)) + "]", 20_000),
+        ('{"groups": 1, ' + ", ".join(f'"k{number}": 1' for number in range(30_000)) + "}", 1),
+        ("[" + ", ".join(f'{{"group": "g{number}", "topic": "t", "partition": 0, "offset": 1}}' for number in range(10_000)) + ", 3]", 1),
+        ("[" + ",".join("3" for _ in range(10_000)) + "]", 10_000),
     ],
     ids=["keys", "groups", "problems"],
 )

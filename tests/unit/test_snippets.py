@@ -21,8 +21,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import __main__ as benchmarks
-from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
-from tests.unit.test_docs import record
+from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, record, snippets, text_of
 
 from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config

@@ -82,21 +82,20 @@ def test_a_complete_archive_is_found_and_marked_as_used(archive: Archive) -> Non
     assert time.time() - file.stat().st_mtime < 100
 
 
-def test_no_archive_is_found_where_there_is_none_or_no_folder(archive: Archive) -> None:
-    assert archive.find() is None
-    archive.folder.write_text("a file where the folder should be")
-    assert archive.find() is None
-
-
 def test_an_archive_that_was_cut_off_is_not_used(archive: Archive) -> None:
-    """The JVM would map the truncated file and crash, so the size is first compared with the one in the name."""
+    """The JVM would map the truncated file and crash, so the size is first compared with the one in the name. An archive for another Java
+    or class path is not used either."""
     made(archive, "0123", size=10)
-    assert archive.find() is None
-
-
-def test_an_archive_for_another_java_or_class_path_is_not_used(archive: Archive) -> None:
     made(Archive(archive.folder, "other"))
     assert archive.find() is None
+
+
+def test_a_cache_that_cannot_be_written_to_is_left_alone(archive: Archive, maker: Path) -> None:
+    assert archive.find() is None
+    archive.folder.write_text("a file where the folder should be")
+    archive._begin()
+    assert archive.find() is None
+    assert archive.folder.read_text() == "a file where the folder should be"
 
 
 @pytest.mark.parametrize("change", ["java", "connector", "newer connector", "spark", "spark home", "one more"])
@@ -162,12 +161,6 @@ def test_what_failed_is_tried_again_after_a_day_and_not_in_every_run(archive: Ar
     assert len(started(archive, 2)) == 2
 
 
-def test_a_cache_that_cannot_be_written_to_is_left_alone(archive: Archive, maker: Path) -> None:
-    archive.folder.write_text("a file where the folder should be")
-    archive._begin()
-    assert archive.folder.read_text() == "a file where the folder should be"
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_it_is_begun_when_the_driver_has_ended_by_itself(archive: Archive, maker: Path, killed: bool) -> None:
     """It is not started earlier, so that the run has all cores. A driver that is killed does not start it."""
@@ -201,22 +194,12 @@ def test_archives_out_of_use_and_what_killed_makers_left_are_cleared_away(archiv
     assert set(archive.folder.iterdir()) == {in_use, being_made}
 
 
-@pytest.mark.parametrize("master", ["local", "local[1]", "local[*]", "local[2,3]"])
-def test_where_the_driver_is_the_only_jvm_its_class_path_is_set(master: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert _alone(master)
-
-
-@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "spark://localhost:7077", "yarn", "k8s://https://host"])
-def test_a_cluster_is_given_the_connector_as_ever(master: str) -> None:
-    assert not _alone(master)
-
-
-def test_where_spark_is_configured_by_files_or_arguments_they_say_the_class_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_path_is_set_where_the_driver_is_the_only_jvm_and_no_file_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``spark-defaults.conf`` may have a class path and options, which the driver's settings would replace."""
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert all(map(_alone, ("local", "local[1]", "local[*]", "local[2,3]")))
+    assert not any(map(_alone, ("local-cluster[2,1,1024]", "spark://localhost:7077", "yarn", "k8s://https://host")))
     (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraClassPath /opt/jdbc.jar\n")
     assert not _alone("local[2]")
     monkeypatch.delenv("SPARK_CONF_DIR")

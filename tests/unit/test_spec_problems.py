@@ -154,6 +154,7 @@ WRONG = [
     ("spark: {conf: [a]}", 15, 3, "spark.conf is not a mapping: a list", "write {spark.executor.memory: 4g}"),
     ("spark: {conf: {executor.memory: 4g}}", 16, 15, 'spark.conf["executor.memory"] is not a Spark setting', "write its full name"),
     ("spark: {conf: {spark.x: [1]}}", 25, 3, 'spark.conf["spark.x"] is not text, a number or true/false: a list', "write one value"),
+    ("spark: {conf: {spark.my.ACCESS_TOKEN: x}}", 16, 21, "", "put it in the connection"),  # logs and web pages show Spark's settings
     ("topicz: [a]", 1, 6, 'unknown key "topicz"; did you mean "topics"?', ""),
     ("suite: a", 1, 5, 'unknown key "suite"; did you mean "validation.suite"?', ""),
     ("name: departures", 1, 4, 'unknown key "name"', "known keys are group"),
@@ -162,20 +163,35 @@ WRONG = [
     ("run: &x [*x]", 6, 7, "run[0] contains itself", "instead of the alias"),
     ("<<: {run: bounded}", 1, 2, "merge keys (<<) are not supported", "write the keys out"),
     ("? [run]\n: bounded", 3, 5, "a key is a list or a mapping", "write a plain word"),
+    ("partitions: {flights: 2-0}", 23, 3, 'partitions.flights is not a list of partitions: "2-0"', "write 0-2 for 2-0"),
+    ("partitions: {flights: x}", 23, 1, 'partitions.flights is not a list of partitions: "x"', "write 0-2, or 0,4,7-9"),
+    ("partitions: {flights: -1}", 23, 2, "partitions.flights is not a list of partitions: -1", "write 0-2, or 0,4,7-9"),
+    ("partitions: {flights: yes}", 23, 3, "partitions.flights is not a list of partitions: yes", 'write 0-2, or "0,4,7-9" in quotes'),
+    ("partitions: {flights: [0, 4]}", 23, 6, "partitions.flights is not a list of partitions: a list", 'write 0-2, or "0,4,7-9" in quotes'),
+    ("partitions: 0-2", 13, 3, 'partitions is not a mapping: "0-2"', "write {flights: 0-2}"),
+    ("partitions:", 1, 10, "partitions is empty: nothing", "write a value, or remove the key"),
+    ("partitions: {}", 1, 10, 'partitions has no entry for "flights"', "add flights: 0-2"),
+    ("partitions: {fligths: 0-2, flights: 0}", 14, 7, 'partitions names "fligths", which is not in topics', "write flights"),
+    ("partitions: {orders: 0-2, flights: 0}", 14, 6, 'partitions names "orders", which is not in topics', "add the topic to topics"),
+    ("partitions: {flights: 0-2}\nmembers: 3", 1, 10, "partitions cannot be combined with 3 members", "write members: 1"),
+    ("rewind: {approval: never}", 20, 5, 'rewind.approval is not an approval setting: "never"', "write"),
+    ("rewind: {approval: [none]}", 20, 6, "rewind.approval is not an approval setting: a list", "write"),
+    ("rewind: {own: 0}", 15, 1, "rewind.own is not true or false: 0", "write"),
+    ("rewind: {owm: true}", 10, 3, 'unknown key "owm" in rewind; did you mean "own"?', ""),
+    ("rewind: none", 9, 4, 'rewind is not a mapping: "none"', "write"),
+    ("rewind:", 1, 6, "rewind is not a mapping: nothing", "write"),
+    ("rewind: {approval: none, own: false}", 26, 3, "rewind.own: false has no use with rewind.approval: none", "remove"),
     ("transform: other:transform", 1, 9, "transform is a duplicate, first in line 2", "remove one of them"),
 ]
 
 
 def test_a_continuous_run_has_no_schedule_and_time_to_hand_over(tmp_path):
-    text = f"{SMALL}run: continuous\nrun_for: 10m\nschedule: '@hourly'\nairflow: {{execution_timeout: 11m}}\n"
-    first, second = refused(tmp_path, text).problems
-    assert (first.line, first.message) == (6, "schedule has no use with run: continuous, where one run follows the other")
-    assert (second.line, second.column, second.fix) == (7, 30, "write 12m or more, or a shorter run_for")
-    good = tmp_path / "good"
-    good.mkdir()
-    file = good / "departures.yaml"
-    file.write_text(f"{SMALL}run: continuous\nrun_for: 10m\nairflow: {{execution_timeout: 12m}}\n")
-    assert load_consumer(file).run_for == timedelta(minutes=10)
+    text = f"{SMALL}run: continuous\nrun_for: 10m\nairflow: {{execution_timeout: 11m}}\n"
+    first, second = refused(tmp_path, f"{text}schedule: '@hourly'\n").problems
+    assert (first.line, first.column, first.fix) == (6, 30, "write 12m or more, or a shorter run_for")
+    assert (second.line, second.message) == (7, "schedule has no use with run: continuous, where one run follows the other")
+    (tmp_path / "departures.yaml").write_text(text.replace("11m", "12m"))
+    assert load_consumer(tmp_path / "departures.yaml").run_for == timedelta(minutes=10)
 
 
 @pytest.mark.parametrize(("line", "column", "length", "message", "fix"), WRONG, ids=[row[0][:40] for row in WRONG])
@@ -187,31 +203,6 @@ def test_a_wrong_value_is_pointed_at_and_told_with_its_fix(tmp_path, line, colum
     assert (found[0].column, found[0].length) == (column, length)
     assert fix in found[0].fix
     assert bool(found[0].fix) is bool(fix)
-
-
-FIXED = [
-    # the fourth line of the file, column and length of the place, message, fix
-    ("partitions: {flights: 2-0}", 23, 3, 'partitions.flights is not a list of partitions: "2-0"', "write 0-2 for 2-0"),
-    ("partitions: {flights: x}", 23, 1, 'partitions.flights is not a list of partitions: "x"', "write 0-2, or 0,4,7-9"),
-    ("partitions: {flights: -1}", 23, 2, "partitions.flights is not a list of partitions: -1", "write 0-2, or 0,4,7-9"),
-    ("partitions: {flights: yes}", 23, 3, "partitions.flights is not a list of partitions: yes", 'write 0-2, or "0,4,7-9" in quotes'),
-    ("partitions: {flights: [0, 4]}", 23, 6, "partitions.flights is not a list of partitions: a list", 'write 0-2, or "0,4,7-9" in quotes'),
-    ("partitions: 0-2", 13, 3, 'partitions is not a mapping: "0-2"', "write {flights: 0-2}"),
-    ("partitions:", 1, 10, "partitions is empty: nothing", "write a value, or remove the key"),
-    ("partitions: {}", 1, 10, 'partitions has no entry for "flights"', "add flights: 0-2"),
-    ("partitions: {fligths: 0-2, flights: 0}", 14, 7, 'partitions names "fligths", which is not in topics', "write flights"),
-    ("partitions: {orders: 0-2, flights: 0}", 14, 6, 'partitions names "orders", which is not in topics', "add the topic to topics"),
-    ("{partitions: {flights: 0-2}, members: 3}", 1, 10, "partitions cannot be combined with 3 members", "write members: 1"),
-]
-
-
-@pytest.mark.parametrize(("line", "column", "length", "message", "fix"), FIXED, ids=[row[0] for row in FIXED])
-def test_fixed_partitions_are_numbers_of_topics_that_the_consumer_reads(tmp_path, line, column, length, message, fix):
-    """Each topic needs an entry, and each entry needs a topic. A single member reads the partitions, without group management."""
-    text = line.strip("{}").replace(", members", "\nmembers") if line.startswith("{") else line
-    (found,) = [one for one in refused(tmp_path, f"{SMALL}{text}\n").problems if message in one.message]
-    assert (found.line, found.column, found.length) == (4, column, length)
-    assert fix in found.fix
 
 
 def test_partitions_of_topics_that_come_by_a_pattern_cannot_be_fixed(tmp_path):
@@ -289,10 +280,15 @@ SINKS = [
 
 @pytest.mark.parametrize(("sink", "message"), SINKS, ids=[row[0][:40] for row in SINKS])
 def test_a_sink_is_a_table_that_postgres_names_without_quotes(tmp_path, sink, message):
-    """The name is lower case, at most 63 bytes, not in a schema of Tidemark or Postgres. Upsert requires key columns; append has none."""
+    """The name is lower case, at most 63 bytes, not in a schema of Tidemark or Postgres. Upsert requires key columns; append has none. Each
+    of several sinks is checked in the same way, and its problems name it."""
     problems = refused(tmp_path, f"topics: [a]\ntransform: m:f\nsink: {sink}\n").problems
     assert any(message in problem.message for problem in problems)
     assert {problem.line for problem in problems} == {3}
+    several = refused(tmp_path, f"topics: [a]\ntransform: m:f\nsinks:\n  lines: {sink}\n  orders: {{table: shop.orders}}\n").problems
+    of_lines = message.replace("sink.", "sinks.lines.").replace("in sink", "in sinks.lines")
+    assert any(of_lines in problem.message for problem in several)
+    assert {problem.line for problem in several} == {4}
 
 
 @pytest.mark.parametrize("value", ["json", "json_schema"])
@@ -304,15 +300,6 @@ def test_table_that_is_the_schema_cannot_evolve(tmp_path, value):
     for good in (text.replace(value, "avro"), f"{text}transform: m:f\n"):
         (tmp_path / "departures.yaml").write_text(good)
         assert load_consumer(tmp_path / "departures.yaml").evolving == ("public.t",)
-
-
-@pytest.mark.parametrize(("sink", "message"), [(sink, message) for sink, message in SINKS if sink.startswith("{")])
-def test_each_of_several_sinks_is_checked_as_an_only_one(tmp_path, sink, message):
-    """Its problems name the sink."""
-    text = f"topics: [a]\ntransform: m:f\nsinks:\n  lines: {sink}\n  orders: {{table: shop.orders}}\n"
-    problems = refused(tmp_path, text).problems
-    assert any(message.replace("sink.", "sinks.lines.").replace("in sink", "in sinks.lines") in problem.message for problem in problems)
-    assert {problem.line for problem in problems} == {4}
 
 
 ORDERS = "orders: {table: shop.orders}"
@@ -414,12 +401,6 @@ def test_a_secret_in_a_file_is_refused_and_not_repeated(tmp_path, line):
     error = refused(tmp_path, f"{SMALL}{line}\n")
     assert "hunter2" not in str(error)
     assert not any("hunter2" in repr(problem) for problem in error.problems)
-
-
-def test_a_secret_belongs_in_the_connection(tmp_path):
-    """Spark's settings appear in logs and on Spark's web pages."""
-    (problem,) = refused(tmp_path, f"{SMALL}spark: {{conf: {{spark.my.ACCESS_TOKEN: x}}}}\n").problems
-    assert (problem.column, problem.length, problem.fix) == (16, 21, "put it in the connection")
 
 
 def test_a_long_line_is_shown_around_its_place(tmp_path):

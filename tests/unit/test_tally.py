@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -54,7 +55,6 @@ def test_suppressed_record_is_skipped_whatever_became_of_it() -> None:
 
 
 OFFSETS = st.integers(START, START + SPAN - 1)
-OUTPUT = st.lists(st.tuples(OFFSETS, st.sampled_from(sorted(WORDS))), max_size=20)
 
 
 @st.composite
@@ -94,36 +94,20 @@ def test_any_interleaving_of_rows_accounts_for_every_offset_once(batches: list[l
     assert all(each.disposition is WORDS[model[offset]] for offset, each in counted.rejects.items())
 
 
-@quick
-@given(st.lists(OUTPUT, max_size=4))
-def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_comes(batches: list[list[tuple[int, str]]]) -> None:
-    """Compared with a dictionary: the batch is refused exactly if an offset gets a different word than before."""
-    counted, model, clash = tally(), dict[int, str](), False
-    for batch in batches:
-        for offset, word in batch:
-            clash |= model.setdefault(offset, word) != word
-        words = pa.array([word for _, word in batch], pa.string())
-        judged = split_output(rows(*(offset for offset, _ in batch), disposition=words), PART)
-        if clash:
-            with pytest.raises(BadOutput, match="with dispositions"):
-                counted.take(judged, LAYOUT)
-            return
-        counted.take(judged, LAYOUT)
-
-
-@quick
-@given(st.lists(st.integers(START - 3, START + SPAN + 2), min_size=1, max_size=6), st.sampled_from(sorted(WORDS)))
-def test_an_offset_outside_the_slice_is_refused_in_every_role(offsets: list[int], word: str) -> None:
-    """A row, skip or reject of a record that was not read belongs to another slice."""
-    judged = split_output(rows(*offsets, disposition=pa.array([word] * len(offsets))), PART)
-    if all(START <= offset < START + SPAN for offset in offsets):
-        tally().take(judged, LAYOUT)
-    else:
-        with pytest.raises(BadOutput, match="outside the range that was read"):
-            tally().take(judged, LAYOUT)
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(WORDS, 2)))
+def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_comes(first: str, second: str) -> None:
+    counted = tally()
+    counted.take(split_output(rows(START, START + 1, disposition=pa.array([first, first])), PART), LAYOUT)
+    again = [(START + 1, second)], [(START + 2, first), (START + 2, second)]
+    for batch in again:
+        words = pa.array([word for _, word in batch])
+        with pytest.raises(BadOutput, match="with dispositions"):
+            counted.take(split_output(rows(*(offset for offset, _ in batch), disposition=words), PART), LAYOUT)
 
 
 STRANGERS = {
+    "an offset before the slice": {"kafka_offset": pa.array([START - 1])},
+    "an offset after the slice": {"kafka_offset": pa.array([START + SPAN])},
     "another partition": {"kafka_partition": pa.array([4], pa.int32())},
     "another topic": {"kafka_topic": pa.array(["gates"])},
     "no offset": {"kafka_offset": pa.array([None], pa.int64())},

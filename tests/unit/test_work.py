@@ -196,38 +196,6 @@ def test_a_column_that_is_left_out_is_null() -> None:
     assert answer.rows[ONLY].column("population").to_pylist() == [None]
 
 
-@settings(max_examples=examples(150))
-@given(st.lists(st.sampled_from(["row", "rows", "none", "skip", "fail", "retry", "misfit"]), min_size=1, max_size=30))
-def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: list[str]) -> None:
-    """The counts are compared with those of the expected answers."""
-
-    def function(record: Record) -> Any:
-        match answers[record.offset - 100]:
-            case "row":
-                return {"population": record.offset}
-            case "rows":
-                return [{"population": record.offset}] * 3
-            case "skip":
-                raise Skip
-            case "fail":
-                raise Fail("no")
-            case "retry":
-                raise Retry("later")
-            case "misfit":
-                return [{"population": 1}, {"population": 2**31}]
-
-    tally = Tally(PART)
-    taken = tally.take(judged(function, *(sent(100 + number) for number in range(len(answers)))), LAYOUT)
-    counts = tally.counts()
-    assert counts.loaded == answers.count("row") + answers.count("rows")
-    assert counts.skipped == answers.count("none") + answers.count("skip")
-    assert counts.failed == answers.count("fail") + answers.count("misfit")
-    assert counts.retried == answers.count("retry")
-    assert counts.sink_rows == answers.count("row") + 3 * answers.count("rows") == (0 if taken is None else taken.num_rows)
-    if taken is not None:
-        assert taken.column("population").to_pylist() == taken.column("kafka_offset").to_pylist()
-
-
 def test_held_record_whose_schema_is_not_known_yet_is_held() -> None:
     """The schema may be known when the record's turn comes. A record that can never be read fails at once."""
     node = parse(json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}))
