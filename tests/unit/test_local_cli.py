@@ -32,18 +32,15 @@ def test_env_is_quoted_for_the_shell(tmp_path, monkeypatch):
     printed = local("env", "--folder", str(tmp_path)).stdout
     shell = subprocess.run(["sh", "-c", f'{printed}\nprintf %s "$TIDEMARK_DATABASE_URL"'], capture_output=True, text=True, check=True)
     assert shell.stdout == "postgresql://a'b $c"
-    assert json.loads(local("env", "--folder", str(tmp_path), "--output", "json").stdout) == {
-        "TIDEMARK_DATABASE_URL": "postgresql://a'b $c"
-    }
+    as_json = local("env", "--folder", str(tmp_path), "--output", "json").stdout
+    assert json.loads(as_json) == {"TIDEMARK_DATABASE_URL": "postgresql://a'b $c"}
 
 
 def test_status_of_a_folder_without_a_stack_is_stopped_and_makes_nothing(tmp_path):
     """``status`` creates no files, and its JSON has every field."""
     result = local("status", "--folder", str(tmp_path / "none"), "--output", "json")
-    assert [(server["name"], server["state"], server["pid"], server["data_bytes"]) for server in json.loads(result.stdout)] == [
-        ("Postgres", "stopped", None, 0),
-        ("Kafka", "stopped", None, 0),
-    ]
+    shown = [(server["name"], server["state"], server["pid"], server["data_bytes"]) for server in json.loads(result.stdout)]
+    assert shown == [("Postgres", "stopped", None, 0), ("Kafka", "stopped", None, 0)]
     assert list(tmp_path.iterdir()) == []
 
 
