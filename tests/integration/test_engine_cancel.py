@@ -6,7 +6,6 @@ The batch ends early. What it had committed stays, nothing else of it is stored,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -40,27 +39,14 @@ SPARK = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("session_here")
-
-
-@pytest.fixture
-def held(scenario: Scenario) -> Iterator[Callable[[str], Held]]:
-    made: list[Held] = []
-
-    def make(source: str) -> Held:
-        made.append(Held(scenario, source))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.go_on()
+pytestmark = [pytest.mark.usefixtures("session_here"), pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("source", [FUNCTION, SPARK], ids=["function", "spark"])
-def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callable[[str], Held], source: str) -> None:
+def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(scenario: Scenario, source: str) -> None:
     """The call comes from another thread, like that of the group's protocol thread. The slice that was committed stays. The transform of
     the other slice blocks until its worker is killed."""
-    consumer, engines = held(source), []
+    consumer, engines = Held(scenario, source), []
     with ThreadPoolExecutor(1) as pool:
         try:
             done = pool.submit(consumer.run, engines, TaskIdentity())
@@ -73,21 +59,20 @@ def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callab
             assert time.monotonic() - cancelled < EARLY_S
             until(lambda: gone(worker), "its worker has ended")
             assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: []}
-            assert consumer.scenario.positions() == {(consumer.topic, 0): 3, (consumer.topic, 1): 0}
+            assert scenario.positions() == {(consumer.topic, 0): 3, (consumer.topic, 1): 0}
         finally:
             consumer.go_on()
     assert consumer.run(engines, TaskIdentity()).records == 3
     assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
-    consumer.scenario.check()
+    scenario.check()
 
 
 def test_member_whose_batch_keeps_the_group_waiting_goes_on_from_the_last_commits(
-    held: Callable[[str], Held], caplog: pytest.LogCaptureFixture
+    scenario: Scenario, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another member has joined, and the batch does not end, so the protocol thread cancels it. Nothing more of it is stored. The member
     continues its run with the partitions that it keeps, and both members together read everything once."""
-    consumer = held(FUNCTION)
-    scenario, engines = consumer.scenario, []
+    consumer, engines = Held(scenario, FUNCTION), []
     scenario.set(members=2)
     kafka = {**scenario.connections.kafka, "max.poll.interval.ms": str(POLL_MS), "session.timeout.ms": str(POLL_MS)}
     scenario.connections = replace(scenario.connections, kafka={**kafka, "heartbeat.interval.ms": "500"})

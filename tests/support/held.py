@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 import psutil
 
 from tests.support.scenario import Scenario
-from tests.support.spark_here import Lasting
+from tests.support.spark_here import Lasting, run_here
 from tests.support.waiting import until
-from tidemark.consume import launch, run
+from tidemark.consume import launch
 from tidemark.offsets.store import TaskIdentity
-from tidemark.spec.transform import load_permanent, load_transform
 
 HELD = """
     import os
@@ -73,29 +73,20 @@ class Held:
         (found,) = self.folder.glob("*.worker")
         return psutil.Process(int(found.stem))
 
-    def engine(self, attempt: int) -> Lasting:
-        scenario, cancelled = self.scenario, self.cancelled
+    def run(self, engines: list[Lasting], task: TaskIdentity) -> launch.Progress:
+        """Makes one run, and adds its engine to the list."""
+        cancelled = self.cancelled
 
         class Cancels(Lasting):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                engines.append(self)
+
             def cancel(self) -> None:
                 cancelled.set()
                 super().cancel()
 
-        transform, permanent = load_transform(scenario.spec, scenario.folders), load_permanent(scenario.spec, scenario.folders)
-        engine = Cancels(scenario.spec, scenario.connections, transform, permanent, attempt, scenario.folders)
-        engine.before = lambda: None
-        return engine
-
-    def run(self, engines: list[Lasting], task: TaskIdentity) -> launch.Progress:
-        scenario = self.scenario
-        attempt = run.open_attempt(scenario.database_url, scenario.spec.group, task)
-
-        def start(_records: int) -> Lasting:
-            engines.append(self.engine(attempt))
-            return engines[-1]
-
-        run.consume(scenario.spec, scenario.connections, attempt, start)
-        return launch.progress(scenario.database_url, attempt)
+        return run_here(self.scenario, task=task, kind=Cancels)
 
     def stored(self) -> dict[int, list[bytes]]:
         return {partition: self.scenario.rows(where=f"kafka_partition = {partition}") for partition in (0, 1)}
