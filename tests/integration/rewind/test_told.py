@@ -36,6 +36,7 @@ STAGED = (
 pytestmark = pytest.mark.usefixtures("session_here")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("source", [FUNCTION, STAGED], ids=["direct", "staged"])
 def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
     scenario: Scenario, source: str, monkeypatch: pytest.MonkeyPatch
