@@ -52,24 +52,25 @@ def load(path: Path) -> list[Case]:
     """The cases of a file, which may also be a bare list of them. A line may have several assignors, and variants of the racks."""
     data = json.loads(path.read_text())
     return [
-        read_case({**_variant(raw, variant), "assignor": assignor})
+        read_case(_expanded(raw, assignor, variant))
         for raw in (data["cases"] if isinstance(data, dict) else data)
         for assignor in raw.get("assignors") or [raw["assignor"]]
-        for variant in raw.get("variants") or [None]
+        for variant in raw.get("variants") or [""]
     ]
 
 
-def _variant(raw: Mapping[str, Any], variant: str | None) -> dict[str, Any]:
-    """The case with Kafka's ``RackConfig`` of that name."""
-    if variant is None:
-        return dict(raw)
-    case = {**raw, "name": f"{raw['name']}[{variant}]"}
+def _expanded(raw: Mapping[str, Any], assignor: str, variant: str) -> dict[str, Any]:
+    """The case of one assignor, and with Kafka's ``RackConfig`` of that name."""
+    absent = {*raw.get("without", {}).get(assignor, ()), *(["rack"] if variant == "NO_CONSUMER_RACK" else [])}
+    members = {
+        member: {name: value for name, value in fields.items() if name not in absent}
+        for member, fields in (raw.get("subscriptions") or {}).items()
+    }
+    racks = raw.get("replica_racks") or {}
     if variant == "NO_BROKER_RACK":
-        racks = raw.get("replica_racks") or {}
-        case["replica_racks"] = {topic: [[None] * len(replicas) for replicas in parts] for topic, parts in racks.items()}
-    elif variant == "NO_CONSUMER_RACK":
-        case["subscriptions"] = {member: {**fields, "rack": None} for member, fields in raw["subscriptions"].items()}
-    return case
+        racks = {topic: [[None] * len(replicas) for replicas in parts] for topic, parts in racks.items()}
+    name = f"{raw['name']}[{variant}]" if variant else raw["name"]
+    return {**raw, "assignor": assignor, "name": name, "subscriptions": members, "replica_racks": racks}
 
 
 def read_case(raw: Mapping[str, Any]) -> Case:

@@ -209,16 +209,3 @@ def test_stored_scenario_of_another_kind_is_refused(stored):
     """A newer Tidemark may have more scenarios; nothing is guessed."""
     with pytest.raises(BadInput, match="Use the Tidemark version that stored it"):
         from_json(stored)
-
-
-@given(st.sampled_from([*WORDS, "other"]), st.none() | st.text(max_size=20), st.none() | st.text(max_size=8))
-def test_any_words_are_read_or_refused_and_never_anything_else(name, value, zone):
-    if name == "from-file":
-        value, contents = None, value
-    else:
-        contents = None
-    try:
-        scenario = parse(name, value, zone=zone, contents=contents)
-    except Refused:
-        return
-    assert name_of(scenario) == name

@@ -14,9 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.support.sampling import examples
 
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work
@@ -297,17 +294,6 @@ def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgr
     assert isinstance(reason, str)
     assert reason.startswith(f"x does not fit {postgres}: ")
     assert why in reason
-
-
-@settings(max_examples=examples(200))
-@given(st.floats())
-def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
-    """A ``real`` has fewer digits, as always in Postgres, but a finite number stays finite."""
-    found = stored("real", value)
-    if isinstance(found, str):
-        assert abs(value) > 3.4e38
-    elif value == value:
-        assert found == pytest.approx(value, rel=1e-6, abs=1e-37)
 
 
 # ---- the Arrow form
