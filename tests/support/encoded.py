@@ -30,10 +30,11 @@ def framed(data: bytes, schema_id: int = 7) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + data
 
 
-def batch(values: Sequence[bytes | None], headers: Sequence[Any] | None = None) -> pa.RecordBatch:
+def batch(values: Sequence[bytes | None], headers: Sequence[Any] | None = None, key: bytes | None = None) -> pa.RecordBatch:
     """Records of partition 0 of the topic ``orders``."""
     rows = [
-        {"topic": "orders", "partition": 0, "offset": at, "value": value, "headers": headers[at] if headers else None}
+        {"topic": "orders", "partition": 0, "offset": at, "kafka_topic": "orders", "kafka_partition": 0, "kafka_offset": at}
+        | {"key": key, "value": value, "headers": headers[at] if headers else None}
         for at, value in enumerate(values)
     ]
     return pa.RecordBatch.from_pylist(rows, schema=input_schema())

@@ -76,13 +76,10 @@ def test_unknown_assignor_is_refused_with_the_names_that_are_known(name, said):
 @pytest.mark.parametrize(
     ("cls", "said"), [(Unnamed, "has no name"), (Unfinished, "does not implement assign"), (Hasty, "neither eager nor cooperative")]
 )
-def test_class_that_is_only_half_an_assignor_is_refused(cls, said, monkeypatch):
+def test_class_that_is_only_half_an_assignor_is_refused(cls, said):
     """This happens before the group starts, not in its first rebalance."""
-    import tests
-
-    monkeypatch.setattr(tests, "Half", cls, raising=False)
     with pytest.raises(BadInput, match=said):
-        find_assignor("tests:Half")
+        find_assignor(f"{__name__}:{cls.__name__}")
 
 
 METADATA = Metadata.of(flights=3)

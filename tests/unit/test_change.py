@@ -12,12 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.encoded import record, written
+from tests.support.encoded import batch, record, written
 
 from tidemark.consume.change import NoEnvelope
 from tidemark.consume.connect_json import UNAVAILABLE
 from tidemark.consume.fields import Fields, steps_of, transform_of
-from tidemark.consume.messages import input_schema
 from tidemark.formats import avro
 from tidemark.formats.connect import NoValue
 from tidemark.formats.decoder import Decoder
@@ -54,8 +53,8 @@ TYPES: dict[str, tuple[str, str, Any, str, Any]] = {
         *("numeric", Decimal("-1.001")),
     ),
 }
-BY_DEFAULT = TYPES.keys() - {"io.debezium.time.NanoTime", "io.debezium.time.NanoTimestamp"}
-"""Types that Debezium's default settings write for such a column."""
+NOT_BY_DEFAULT = {"io.debezium.time.NanoTime", "io.debezium.time.NanoTimestamp"}
+"""Types that Debezium's default settings do not write for such a column."""
 
 
 def envelope(after: Mapping[str, Any] | None, operation: str = "c") -> dict[str, Any]:
@@ -74,20 +73,11 @@ def fields(table_columns: Mapping[str, str], **more: Any) -> Fields:
     return Fields(upsert=True, key=("id",), json=json_sides, changes=True, table=table, **more)
 
 
-def result(made: Fields, values: list[Any], keys: list[Any] | None = None) -> list[dict[str, Any]]:
+def result(made: Fields, values: list[Any]) -> list[dict[str, Any]]:
     """The rows of JSON records, with disposition and error."""
-
-    def text(value: Any) -> bytes | None:
-        return value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
-
-    rows = [
-        {"topic": "t", "partition": 0, "offset": at, "kafka_topic": "t", "kafka_partition": 0, "kafka_offset": at}
-        | {"key": text(keys[at] if keys else {"id": 1}), "value": text(value)}
-        for at, value in enumerate(values)
-    ]
-    given = pa.RecordBatch.from_pylist(rows, schema=input_schema())
+    texts = [value if value is None or isinstance(value, bytes) else json.dumps(value).encode() for value in values]
     decoder = Decoder({"key": Encoding.JSON, "value": Encoding.JSON}, framed={"key": True, "value": True}, reads_json=False)
-    decoded, wrong = decoder.batch(given)
+    decoded, wrong = decoder.batch(batch(texts, key=b'{"id": 1}'))
     assert not wrong
     found: list[dict[str, Any]] = made(decoded).to_pylist()
     return [{"disposition": None, "error": None} | row for row in found]
@@ -128,18 +118,11 @@ def test_record_that_fails_says_why_and_its_neighbours_load(value: Any, said: st
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_types_of_json_with_schemas(name: str) -> None:
+def test_types_of_json(name: str) -> None:
+    """Without schemas, values are read as Debezium writes them by default for a source column of the sink column's type."""
     kind, _, value, column, expected = TYPES[name]
-    (row,) = result(fields({"x": column}), [with_schema({"x": value}, {"x": {"type": kind, "name": name}})])
-    assert (row["error"], row["x"]) == (None, expected)
-
-
-@pytest.mark.parametrize("name", sorted(BY_DEFAULT))
-def test_types_of_json_without_schemas(name: str) -> None:
-    """Values are read as Debezium writes them by default for a source column of the sink column's type."""
-    _, _, value, column, expected = TYPES[name]
-    (row,) = result(fields({"x": column}), [envelope({"x": value})])
-    assert (row["error"], row["x"]) == (None, expected)
+    values = [with_schema({"x": value}, {"x": {"type": kind, "name": name}}), *[envelope({"x": value})] * (name not in NOT_BY_DEFAULT)]
+    assert [(row["error"], row["x"]) for row in result(fields({"x": column}), values)] == [(None, expected)] * len(values)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -25,16 +25,18 @@ from tidemark.local.airflow import PROCESSES, STOP_ORDER, LocalAirflow, PortTake
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable, RunUnfinished
 
 
+def here(folder: Path, env: dict[str, str]) -> dict[str, Any]:
+    metadata_url = "postgresql://postgres:hidden@127.0.0.1:1/airflow"
+    return {"folder": folder, "metadata_url": metadata_url, "env": env, "dags": folder / "dags", "plugins": None}
+
+
 def overlay(folder: Path, **env: str) -> dict[str, str]:
-    return settings.overlay(
-        folder=folder,
-        port=28080,
-        secrets=settings.Secrets.of(folder),
-        metadata_url="postgresql://postgres:hidden@127.0.0.1:5432/airflow",
-        env=env,
-        dags=folder / "dags",
-        plugins=None,
-    )
+    """The variables of `stack`, on port 28080."""
+    return settings.overlay(port=28080, secrets=settings.Secrets.of(folder), **here(folder, env))
+
+
+def stack(folder: Path, port: int = 28080, **env: str) -> LocalAirflow:
+    return LocalAirflow(port=port, **here(folder, env))
 
 
 COMMANDS = str(Path(sys.executable).parent)
@@ -68,15 +70,14 @@ def test_processes_do_not_inherit_what_would_change_them(tmp_path, base, told):
 
 def test_every_process_bears_a_mark_of_its_own(tmp_path):
     """Children inherit the mark, so everything that a process of this folder has started can be found."""
-    told = {name: settings.environment({}, overlay(tmp_path), process=name) for name in PROCESSES}
-    assert {name: (one[settings.MARK], one["SPT_NOENV"]) for name, one in told.items()} == {
-        name: (f"{name}:{tmp_path}", "1") for name in PROCESSES
-    }
+    for name in PROCESSES:
+        told = settings.environment({}, overlay(tmp_path), process=name)
+        assert (told[settings.MARK], told["SPT_NOENV"]) == (f"{name}:{tmp_path}", "1")
 
 
 def test_the_callers_variables_win_over_the_quick_settings_only(tmp_path):
     """The caller may slow Airflow down or add connections, but not move it to another database or port. With other settings the
-    fingerprint changes, which shows ``up`` that the running processes do not have them."""
+    fingerprint changes."""
     own = overlay(tmp_path, AIRFLOW__CORE__PARALLELISM="2", AIRFLOW__API__PORT="1", TIDEMARK_DATABASE_URL="postgresql://x/y")
     assert own["AIRFLOW__CORE__PARALLELISM"] == "2"
     assert own["AIRFLOW__API__PORT"] == "28080"
@@ -110,11 +111,8 @@ def test_every_quick_setting_exists_in_the_locked_airflow():
 def test_connections_say_where_the_stack_is():
     """The connections have the names that specs use by default. The parts of the URL are decoded. An HTTP connection's host may be a URL,
     because there is no other field for the path. Without a registry there is no connection to it."""
-    database, kafka, url = (
-        "postgresql://me:p%40ss@127.0.0.1:5433/tidemark",
-        {"bootstrap.servers": "k:9092"},
-        "http://r:8081/apis/ccompat/v7",
-    )
+    database, kafka = "postgresql://me:p%40ss@127.0.0.1:5433/tidemark", {"bootstrap.servers": "k:9092"}
+    url = "http://r:8081/apis/ccompat/v7"
     env = settings.connections_env(database, kafka, "local[2]")
     postgres = {"host": "127.0.0.1", "port": 5433, "login": "me", "password": "p@ss", "schema": "tidemark"}
     assert {name: json.loads(value) for name, value in env.items()} == {
@@ -142,16 +140,13 @@ def test_the_api_server_is_stopped_last():
     assert sorted(name for together in steps for name in together) == sorted(PROCESSES)
 
 
-STACK = {"metadata_url": "postgresql://x@127.0.0.1:1/x", "env": {"A": "1"}, "plugins": None}
-
-
 def test_port_of_another_program_is_refused_before_anything_starts(tmp_path):
     """A requested port is never silently replaced by another."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        airflow = LocalAirflow(tmp_path / "home", **STACK, dags=tmp_path, port=port)
+        airflow = stack(tmp_path / "home", port)
         with pytest.raises(PortTaken, match=f"Port {port} of 127.0.0.1 is in use"):
             airflow.up()
     assert all(process.pid is None for process in airflow.status().processes)
@@ -276,7 +271,7 @@ def test_tries_come_in_order_with_their_times():
 
 def test_airflow_has_died_if_it_was_started_not_stopped_and_does_not_run(tmp_path):
     """`tidemark local up` restarts an Airflow that has died, and no other."""
-    airflow = LocalAirflow(tmp_path, **STACK, dags=tmp_path)
+    airflow = stack(tmp_path)
     assert not airflow.has_died()
     running = processes.Started.now(os.getpid())
     write = {"port": 28080, "processes": {name: {"pid": running.pid, "created": running.created} for name in PROCESSES}}
@@ -290,11 +285,9 @@ def test_airflow_has_died_if_it_was_started_not_stopped_and_does_not_run(tmp_pat
 
 
 def test_airflow_is_as_started_while_its_settings_are_the_same(tmp_path):
-    airflow = LocalAirflow(tmp_path, **STACK | {"env": {"A": "1"}}, dags=tmp_path)
-    assert not airflow.is_as_started()
-    (tmp_path / "state.json").write_text(
-        json.dumps({"port": 28080, "fingerprint": settings.fingerprint(airflow._own(28080)), "processes": {}})
-    )
-    assert airflow.is_as_started()
-    airflow.env["A"] = "2"
-    assert not airflow.is_as_started()
+    """The fingerprint shows ``up`` that the running processes do not have the requested settings."""
+    assert not stack(tmp_path, A="1").is_as_started()
+    started = {"port": 28080, "fingerprint": settings.fingerprint(overlay(tmp_path, A="1")), "processes": {}}
+    (tmp_path / "state.json").write_text(json.dumps(started))
+    assert stack(tmp_path, A="1").is_as_started()
+    assert not stack(tmp_path, A="2").is_as_started()
