@@ -118,8 +118,7 @@ def test_of_very_many_problems_the_first_are_shown():
 
 def test_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "latin.csv").write_bytes(b"fl\xfcge,0,1\n")
-    (tmp_path / "huge.csv").write_text(" " * 20_000_001)
-    for name, told in (("none.csv", "No such file"), (".", "Is a directory"), ("latin.csv", "not UTF-8"), ("huge.csv", "more than")):
+    for name, told in (("none.csv", "No such file"), (".", "Is a directory"), ("latin.csv", "not UTF-8")):
         with pytest.raises(BadInput, match=told):
             read_offsets(tmp_path / name)
 
