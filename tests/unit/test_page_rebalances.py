@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from tidemark.airflow.web.rebalances import Assignment, moves, rebalances
-
-
-def row(generation: int, assignment: Assignment) -> dict[str, object]:
-    return {"generation": generation, "at": None, "reason": "a member leaves", "protocol": "range", "assignment": assignment}
+from tidemark.airflow.web.rebalances import moves, rebalances
 
 
 def test_partitions_are_listed_by_the_members_they_moved_between() -> None:
@@ -28,7 +24,8 @@ def test_partitions_are_listed_by_the_members_they_moved_between() -> None:
 def test_moves_of_the_oldest_known_generation_are_unknown() -> None:
     """The generation before it is not stored. A generation that moves nothing has an empty list of moves."""
     one = {"a": {"orders": [0]}}
-    said = rebalances([row(9, {}), row(8, one), row(5, one)])
+    known = {"at": None, "reason": "a member leaves", "protocol": "range"}
+    said = rebalances([{**known, "generation": number, "assignment": which} for number, which in ((9, {}), (8, one), (5, one))])
     assert [(each["generation"], each["members"], each["moves"]) for each in said] == [
         (9, 0, [{"from": "a", "to": None, "partitions": 1, "what": "orders:0"}]),
         (8, 1, []),

@@ -80,7 +80,6 @@ EXPECTED = """\
     ("text", "told"),
     [
         ("", "1:1: the file has no offsets"),
-        ("[]", "the file has no offsets"),
         ("topic,partition,offset\n", "the file has no offsets"),
         (f"flights,0,{MAX_OFFSET + 1}\n", "the offset is"),
         ("flights,٣,1\n", 'the partition is "٣"'),

@@ -238,7 +238,6 @@ KEPT: list[tuple[str, Any, Any]] = [
     ("time without time zone", dt.time(1, 2, 3, 4), dt.time(1, 2, 3, 4)),
     ("interval", dt.timedelta(days=1, microseconds=1), dt.timedelta(days=1, microseconds=1)),
     ("integer[]", [1, None], [1, None]),
-    ("text", None, None),
     ("uuid", None, None),
     ("jsonb", None, None),
 ]
@@ -262,7 +261,6 @@ LOST: list[tuple[str, Any, str]] = [
     ("integer[]", [1, 2.5], "is not a whole number"),
     ("double precision", 2**53 + 1, "outside of the range"),
     ("real", 1e300, "is out of range"),
-    ("real", -1e39, "is out of range"),
     ("numeric(5,2)", decimal.Decimal("1.555"), "Rescaling"),
     ("numeric(5,2)", decimal.Decimal("1000"), "precision"),
     ("numeric(5,2)", 1.5, "float"),
@@ -280,10 +278,8 @@ LOST: list[tuple[str, Any, str]] = [
     ("timestamp with time zone", dt.date(2024, 5, 1), "date"),
     ("timestamp with time zone", "2024-05-01", "str"),
     ("date", NAIVE, "has a time of day"),
-    ("date", 5, "is a number"),
     ("time without time zone", 5, "is a number"),
     ("time without time zone", dt.time(1, tzinfo=dt.UTC), "has a time zone"),
-    ("interval", 5, "is a number"),
 ]
 
 
