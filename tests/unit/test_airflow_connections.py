@@ -208,6 +208,8 @@ def test_spark_settings_that_are_refused(extra, said):
 def test_registry_is_an_http_connection(fields, url):
     """The fields are read as by Airflow's HTTP provider. The host may be a whole URL, because a registry may have a path."""
     assert registry_config(connection(**fields)) == {"url": url}
+    with pytest.raises(BadInput, match=r"connection r: it has no host"):
+        registry_config(connection("r"))
 
 
 def test_registry_gets_the_login_and_further_settings(spec, spec_of, known):
@@ -219,8 +221,3 @@ def test_registry_gets_the_login_and_further_settings(spec, spec_of, known):
     assert found.registry == {"url": "http://registry", "basic.auth.user.info": f"me:{MARK}", **extra}
     assert from_env(found.env()) == found
     assert MARK not in repr(found)
-
-
-def test_registry_without_a_host_is_refused():
-    with pytest.raises(BadInput, match=r"connection r: it has no host"):
-        registry_config(connection("r"))

@@ -82,12 +82,8 @@ def test_secrets_may_stand_in_files(files: dict[str, str]) -> None:
     inherited = {DATABASE_URL: "postgresql://other/x", KAFKA_CONFIG: '{"client.id": "other"}'}
     assert from_env(inherited | found.env()) == found
     assert SECRET not in repr(found)
-
-
-def test_a_connection_of_airflows_overrides_an_inherited_file(files: dict[str, str]) -> None:
-    """The driver gets what its task has resolved, whatever the worker's environment contains."""
     resolved = Connections("postgresql://airflow/x", {"bootstrap.servers": "k:1"})
-    assert from_env(files | resolved.env()) == resolved
+    assert from_env(files | resolved.env()) == resolved, "what Airflow's task has resolved overrides the worker's files"
 
 
 def test_a_file_is_read_again(files: dict[str, str]) -> None:
