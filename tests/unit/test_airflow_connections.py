@@ -123,17 +123,11 @@ def test_missing_connection_is_named_with_its_consumer_and_the_fix(spec, known, 
 def test_spec_may_name_other_connections(spec_of, known):
     """``connections:`` in the consumer's file decides which connections are looked up."""
     known["lake"] = connection(host="lake")
-    known["bus"] = connection(extra={"bootstrap.servers": "bus:9092"})
+    known["bus"] = connection(extra={"bootstrap.servers": "bus:9092", "socket.keepalive.enable": True, "group.id": "x"})
     known["cluster"] = connection(host="spark://m", port=7077)
     found = resolve(spec_of("transform: t:t\nconnections: {postgres: lake, kafka: bus, spark: cluster}\n"))
     assert (found.database_url, found.spark_master) == ("postgresql://lake/", "spark://m:7077")
-    assert found.kafka == {"bootstrap.servers": "bus:9092"}
-
-
-def test_kafka_settings_are_the_extra(spec):
-    """For the rules that they follow, see tests/unit/test_kafka_config.py."""
-    extra = {"bootstrap.servers": "a:1,b:2", "socket.keepalive.enable": True, "client.id": None, "group.id": "x"}
-    assert kafka_config(connection(extra=extra)) == {"bootstrap.servers": "a:1,b:2", "socket.keepalive.enable": "true"}
+    assert found.kafka == {"bootstrap.servers": "bus:9092", "socket.keepalive.enable": "true"}
 
 
 @pytest.mark.parametrize(

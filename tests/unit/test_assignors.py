@@ -151,7 +151,6 @@ def test_zombie_that_comes_back_does_not_take_partitions_from_the_newer_generati
 
 def test_previous_owner_that_no_longer_subscribes_gets_nothing_back():
     """Kafka 4.3 gives a partition to a member of an older generation that claimed it, even if that member has since unsubscribed."""
-    metadata = Metadata.of(t0=8, t1=2, t2=1)
     members = {
         "m00": Subscription(topics=("t0",), owned=parts("t0", 1), generation=3),
         "m01": Subscription(topics=("t2",), owned=(*parts("t0", 7, 4, 1), *parts("t1", 1)), generation=3),
@@ -160,7 +159,7 @@ def test_previous_owner_that_no_longer_subscribes_gets_nothing_back():
         "m04": Subscription(topics=("t1", "t2", "t0"), generation=2),
         "m05": Subscription(topics=("t1", "t2", "t0"), owned=(*parts("t0", 0, 3, 4, 1, 7), *parts("t2", 0)), generation=3),
     }
-    assigned = StickyAssignor().assign(metadata, members)
+    assigned = StickyAssignor().assign(Metadata.of(t0=8, t1=2, t2=1), members)
     assert {part.topic for part in assigned["m02"]} <= {"t2"}
 
 

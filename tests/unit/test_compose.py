@@ -210,8 +210,9 @@ def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkou
     assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[-1] == wheel, "by file: the name is another project's on PyPI"
 
 
-def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -> None:
-    """The context excludes everything that is not listed, so it must list everything that is copied."""
+def test_the_image_holds_what_is_listed_and_locked_and_does_not_run_as_root() -> None:
+    """The context excludes everything that is not listed, so it must list everything that is copied. Nothing is installed that is not in
+    the lock. The only USER is an ordinary one."""
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {line.removeprefix("!") for line in ignore if line.startswith("!")}
     lines = re.findall(r"^COPY --chown=tidemark (.*) \S+$", DOCKERFILE, re.MULTILINE)
@@ -219,10 +220,6 @@ def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -
     assert copied == allowed
     assert all((ROOT / name).exists() for name in copied)
     assert {"include", "sql", "spark_jobs", "dags"} <= copied
-
-
-def test_the_image_does_not_run_as_root_and_installs_with_hashes() -> None:
-    """The only USER is an ordinary one, and nothing is installed that is not in the lock."""
     assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE) == ["tidemark"]
     installs = [line for line in DOCKERFILE.splitlines() if re.search(r"pip (install|sync)", line)]
     assert len(installs) == 3
@@ -244,9 +241,8 @@ def test_paths_of_the_image_lead_where_the_code_looks() -> None:
 
 
 def test_the_role_of_the_compose_files_airflow_gets_the_documented_profiles() -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
     command = " ".join(SERVICES["tidemark-migrate"]["command"])
-    assert f"\n{command}  " in page
+    assert f"\n{command}  " in (ROOT / "docs" / "deployment.md").read_text()
     login = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_TIDEMARK_POSTGRES"])["login"]
     assert f" --grant-to {login} " in command
     assert f"CREATE ROLE {login} LOGIN" in (ROOT / "docker" / "postgres-init.sh").read_text()

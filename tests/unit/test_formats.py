@@ -155,28 +155,6 @@ lines = st.lists(st.fixed_dictionaries({"sku": st.text(max_size=3)}), max_size=3
 orders = st.fixed_dictionaries({"id": st.integers(-(2**63), 2**63 - 1), "city": st.none() | st.text(max_size=5), "lines": lines})
 
 
-@st.composite
-def messages(draw: st.DrawFn) -> tuple[bytes | None, Any]:
-    """A message and its expected content: an order, None, or an exception class."""
-    kind = draw(st.sampled_from([*["good"] * 3, "null", "cut", "longer", "other id", "no id", "noise"]))
-    value = draw(orders)
-    datum = written(ORDER, value)
-    if kind == "null":
-        return None, None
-    if kind == "cut":
-        return framed(datum[:-1]), Undecodable
-    if kind == "longer":
-        return framed(datum + draw(st.binary(min_size=1, max_size=9))), Undecodable
-    if kind == "other id":
-        return framed(datum, 9), SchemaUnknown
-    if kind == "no id":
-        return draw(st.binary(max_size=4) | st.binary(min_size=5, max_size=20).filter(lambda some: some[0] != 0)), Undecodable
-    if kind == "noise":
-        data = draw(st.binary(max_size=20))
-        return framed(data), read_alone(data)
-    return framed(datum), value
-
-
 def read_alone(datum: bytes) -> Any:
     data = io.BytesIO(datum)
     try:
@@ -186,8 +164,22 @@ def read_alone(datum: bytes) -> Any:
     return read if data.read() == b"" else Undecodable
 
 
+data = orders.map(lambda value: written(ORDER, value))
+without_id = st.binary(max_size=4) | st.binary(min_size=5, max_size=20).filter(lambda some: some[0] != 0)
+messages = st.one_of(
+    orders.map(lambda value: (framed(written(ORDER, value)), value)),
+    st.just((None, None)),
+    data.map(lambda datum: (framed(datum[:-1]), Undecodable)),
+    st.builds(lambda datum, more: (framed(datum + more), Undecodable), data, st.binary(min_size=1, max_size=9)),
+    data.map(lambda datum: (framed(datum, 9), SchemaUnknown)),
+    without_id.map(lambda some: (some, Undecodable)),
+    st.binary(max_size=20).map(lambda noise: (framed(noise), read_alone(noise))),
+)
+"""A message and its expected content: an order, None, or an exception class."""
+
+
 @settings(max_examples=examples(60))
-@given(st.lists(messages(), min_size=1, max_size=12))
+@given(st.lists(messages, min_size=1, max_size=12))
 def test_broken_data_fails_alone(given_: list[tuple[bytes | None, Any]]) -> None:
     """Whatever is wrong with some records, every other record has exactly its own values."""
     one = decoder(writers={7: ORDER, 9: None})

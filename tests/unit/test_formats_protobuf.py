@@ -131,21 +131,14 @@ def test_each_type_has_one_arrow_type(declared: str) -> None:
     assert str(order().type().field(field).type) == arrow
 
 
-def test_unknown_number_of_an_enum_is_its_text() -> None:
-    message = google()()
-    message.f_enum = 99
-    assert read(message.SerializeToString())[0]["f_enum"] == "99"
-
-
 def test_fields_of_other_versions_are_ignored_or_empty() -> None:
-    """A newer producer writes fields that are unknown here, and an older one does not write all fields that are known here."""
+    """A newer producer writes fields that are unknown here, and an older one does not write all fields that are known here. The unknown
+    number of an enum is its text."""
     older = compiled('syntax = "proto3"; message Order { int32 f_int32 = 3; string gone = 99; }', {})
     assert older.decode(pa.array([written(f_int32=5, f_string="x")], pa.binary())).to_pylist() == [{"f_int32": 5, "gone": ""}]
-
-
-def test_proto2() -> None:
-    message = compiled('syntax = "proto2"; message Old { required int32 id = 1; optional string city = 2 [default = "Bern"]; }', {})
-    assert message.decode(pa.array([b"\x08\x05"], pa.binary())).to_pylist()[0]["id"] == 5
+    assert read(google()(f_enum=99).SerializeToString())[0]["f_enum"] == "99"
+    proto2 = compiled('syntax = "proto2"; message Old { required int32 id = 1; optional string city = 2 [default = "Bern"]; }', {})
+    assert proto2.decode(pa.array([b"\x08\x05"], pa.binary())).to_pylist()[0]["id"] == 5
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,8 @@ def test_folder_that_never_ran_has_a_status_and_nothing_to_stop(tmp_path):
     assert (airflow.status().url, airflow.status().healthy) == (None, False)
     with pytest.raises(BadInput, match="never been started"):
         _ = airflow.url
+    with pytest.raises(BadInput, match="api-server, scheduler, dag-processor, triggerer"):
+        airflow.kill("webserver")
 
 
 def test_status_command_fails_unless_all_are_healthy(tmp_path):
@@ -167,11 +169,6 @@ def test_status_command_fails_unless_all_are_healthy(tmp_path):
     shown = CliRunner().invoke(airflow_app, ["status", "--folder", str(tmp_path)])
     assert shown.exit_code == 1
     assert shown.stdout.splitlines() == ["url=never started", *(f"{name} pid=- stopped" for name in PROCESSES)]
-
-
-def test_process_that_is_none_of_the_four_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="api-server, scheduler, dag-processor, triggerer"):
-        LocalAirflow.at(tmp_path).kill("webserver")
 
 
 def test_pid_of_a_later_process_is_not_taken_for_ours():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -62,9 +61,3 @@ def test_reset_leaves_folders_that_only_have_our_names(tmp_path):
     (tmp_path / "postgres" / "notes.txt").touch()
     LocalStack(tmp_path).reset()
     assert (tmp_path / "postgres" / "notes.txt").exists()
-
-
-def test_the_jars_are_had_without_the_servers_packages():
-    """A Spark driver imports `tidemark.jvm.jars` even if Tidemark is installed without the extra ``local``."""
-    code = "import sys, tidemark.jvm.jars; sys.exit(bool({'psutil', 'psycopg2', 'confluent_kafka'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
