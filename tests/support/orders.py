@@ -86,6 +86,4 @@ class Orders:
     def _written(self, value: dict[str, Any], schema: dict[str, Any], side: str) -> bytes:
         own = {**schema, "doc": self.topic}  # so the registry has no such schema yet
         serializer = AvroSerializer(self._client, json.dumps(own), conf={"subject.name.strategy": topic_subject_name_strategy})
-        written = serializer(value, SerializationContext(self.topic, side))
-        assert written is not None
-        return written
+        return serializer(value, SerializationContext(self.topic, side))
