@@ -17,7 +17,8 @@ def at(minute: int) -> datetime:
 
 
 def test_bell_rings_once_for_what_is_due_and_again_when_it_was_taken_up() -> None:
-    """It does not ring again while the drains are at work, nor for records that become due meanwhile: the drains may process those, too."""
+    """It does not ring again while the drains are at work, nor for records that become due meanwhile: the drains may process those, too. It
+    forgets what it rang for when nothing is due: a long transaction may commit records that have been due for a while."""
     bell = Bell()
     assert bell.rings({}) == []
     assert bell.rings({A: Waits(None, None, 30.0)}) == []
@@ -25,6 +26,8 @@ def test_bell_rings_once_for_what_is_due_and_again_when_it_was_taken_up() -> Non
     assert bell.rings({A: Waits(at(0), at(5), None)}) == []
     assert bell.rings({A: Waits(at(2), at(5), None)}) == [], "the last one that it rang for still waits"
     assert bell.rings({A: Waits(at(3), at(5), None)}) == ["a"]
+    assert bell.rings({}) == []
+    assert bell.rings({A: Waits(at(2), at(4), None)}) == ["a"]
 
 
 def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_other() -> None:
@@ -34,14 +37,6 @@ def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_othe
     for minute in range(1, 60):
         assert bell.rings({A: Waits(at(0), at(minute), None)}) == []
     assert bell.rings({A: Waits(at(0), at(60), None), B: Waits(at(60), at(60), None)}) == ["b"]
-
-
-def test_bell_rings_anew_for_what_was_due_before_when_nothing_was_due_in_between() -> None:
-    """A long transaction may commit records that have been due for a while. A database that was unavailable is also forgotten."""
-    bell = Bell()
-    assert bell.rings({A: Waits(at(5), at(5), None)}) == ["a"]
-    assert bell.rings({}) == []
-    assert bell.rings({A: Waits(at(4), at(4), None)}) == ["a"]
 
 
 @pytest.mark.parametrize(
