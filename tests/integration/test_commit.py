@@ -276,6 +276,7 @@ class Boom(Exception):
     """An error that no code expects."""
 
 
+@pytest.mark.sampled("error", "after")
 @pytest.mark.parametrize(
     "error", [BadOutput(part=None, problem="x"), Boom("boom"), KeyboardInterrupt()], ids=lambda error: type(error).__name__
 )  # type: ignore[arg-type]
