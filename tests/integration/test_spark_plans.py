@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+pytestmark = pytest.mark.thorough
+"""They need a JVM of their own. In the short run, `test_consume_spark.py` and `test_staged.py` have a transform for each way of a commit."""
+
+
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with spark_session(tmp_path_factory.mktemp("transforms")) as session:
@@ -114,7 +118,6 @@ DIRECT: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("transform", DIRECT.values(), ids=DIRECT.keys())
 def test_plan_that_keeps_partitions_in_their_tasks_is_taken(records: DataFrame, transform: Callable[[DataFrame], DataFrame]) -> None:
     """If a plan works row by row, or joins with a small table, its tasks may commit its rows. Each task holds one partition."""
@@ -153,7 +156,6 @@ STAGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("transform", "operator"), STAGED.values(), ids=STAGED.keys())
 def test_plan_that_moves_rows_between_tasks_is_staged_and_the_operator_is_named(
     records: DataFrame, transform: Callable[[DataFrame], DataFrame], operator: str
@@ -178,7 +180,6 @@ HEADERS = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("transform", "wanted"), HEADERS.values(), ids=HEADERS.keys())
 def test_headers_are_unpacked_where_a_transform_looks_at_them(
     batch: Callable[[bool], DataFrame], transform: Callable[[DataFrame], DataFrame], wanted: bool
@@ -208,7 +209,6 @@ PASSED_ON = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("transform", "names"), PASSED_ON.values(), ids=PASSED_ON.keys())
 def test_lineage_that_is_the_sources_own_need_not_travel(records: DataFrame, transform, names: list[str]) -> None:
     """A column that the transform computes instead is checked row by row."""
@@ -239,7 +239,6 @@ SIZED: dict[str, tuple[list[str], bool | None]] = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("columns", "with_mark"), SIZED.values(), ids=SIZED.keys())
 def test_rows_whose_size_is_cheaply_told_are_marked(records: DataFrame, columns: list[str], with_mark: bool | None) -> None:
     """For other rows Spark has to count the bytes, which means that it asks each column after each row."""

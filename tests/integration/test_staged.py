@@ -252,6 +252,7 @@ def replay(staged: Staged) -> None:
     staged.run()
 
 
+@pytest.mark.thorough
 def test_erased_records_are_skipped_in_a_staged_batch(staged: Staged) -> None:
     """This includes records that now fail. A replay produces the rows of aggregates again, and the plan says so."""
     staged.write(LATEST)
