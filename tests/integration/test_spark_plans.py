@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.thorough
-"""They need a JVM of their own. In the short run, `test_consume_spark.py` and `test_staged.py` have a transform for each way of a commit."""
+"""They need a separate JVM. In the short run, `test_consume_spark.py` commits directly, and `test_staged.py` as a whole batch."""
 
 
 @pytest.fixture(scope="module")
