@@ -200,8 +200,9 @@ def test_deletes_are_shown_with_the_rows_that_they_are_of(scenario: Scenario, ca
     assert scraped() == {"tidemark_rows_total": 5, "tidemark_deleted_rows_total": 2}
     progress = launch.progress(scenario.database_url, scenario.attempt_id)
     assert (progress.counts["sink_rows"], progress.counts["deleted"]) == (3, 2)
+    ran(scenario, "function", "-bonn oslo")
     table = [line.split() for line in tidemark(scenario, "validate", scenario.name).stdout.splitlines()]
-    assert [line[1:3] for line in table if line and line[-1] in ("verdict", "passed")] == [["rows", "deletes"], ["2", "0"], ["3", "2"]]
+    assert [line[1:3] for line in table if line and line[-1] in ("verdict", "passed")] == [["rows", "deletes"], ["2", "1"]]
 
 
 @pytest.mark.thorough

@@ -165,6 +165,7 @@ def transform(request: pytest.FixtureRequest) -> str:
     return source
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(
     ("transform", "reader"),

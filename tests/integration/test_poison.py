@@ -52,6 +52,14 @@ def numbers(start: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, end)]
 
 
+def consumer(scenario: Scenario, transform: str, ddl: str, *values: bytes, **keys: Any) -> str:
+    """A consumer of a topic with these values. Returns the topic."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, values)
+    scenario.write(transform, topics=topic, **keys).make_sink(ddl)
+    return topic
+
+
 UUIDS = "pa.array(['%032x' % int(v) if v.isdigit() else v.decode() for v in batch['value'].to_pylist()])"
 NULLED = f"pc.if_else(pc.equal(batch['value'], b'none'), None, {TEXT})"
 DATED = "pc.if_else(pc.equal(batch['value'], b'early'), -(2**63), 0).cast(pa.timestamp('us', 'UTC'))"
@@ -114,10 +122,8 @@ def test_text_of_a_refused_row_quotes_its_values_only_where_the_file_allows_it(
     scenario: Scenario, caplog: pytest.LogCaptureFixture, column: str, bad: bytes, message: str, detail: str, *, allowed: bool
 ) -> None:
     """Names of tables, columns and constraints are kept. Text that quotes a value is on a separate line, and only in the failed record."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [*numbers(0, 5), bad])
     sink = {"table": scenario.table, "error_detail": allowed}
-    scenario.write(ARROW % TEXT, topics=topic, sink=sink).make_sink(f"payload {column}")
+    consumer(scenario, ARROW % TEXT, f"payload {column}", *numbers(0, 5), bad, sink=sink)
     scenario.run()
     ((_, _, _, text),) = scenario.failed()
     name = scenario.table.split(".")[1]
@@ -150,9 +156,7 @@ def test_bad_rows_of_several_partitions_and_kinds(scenario: Scenario) -> None:
 
 def test_record_of_which_one_row_is_refused_has_none(scenario: Scenario) -> None:
     """A record is either loaded with all of its rows, or it fails. What the transform fails is stored beside what Postgres refuses."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"a b c", b"d x e", b"f", b"x", b"g h", b"\xff"])
-    scenario.write(PIECES, topics=topic).make_sink("payload text CHECK (payload <> 'x')")
+    consumer(scenario, PIECES, "payload text CHECK (payload <> 'x')", b"a b c", b"d x e", b"f", b"x", b"g h", b"\xff")
     scenario.run()
     assert scenario.rows("kafka_offset, kafka_seq, payload") == [
         (0, 0, "a"), (0, 1, "b"), (0, 2, "c"), (2, 0, "f"), (4, 0, "g"), (4, 1, "h"),
@@ -165,9 +169,7 @@ def test_record_of_which_one_row_is_refused_has_none(scenario: Scenario) -> None
 
 def test_slice_that_is_bad_throughout_stops_without_a_storm(scenario: Scenario) -> None:
     """A thousand refusals are not an accident. One transaction is tried and rolled back, and the error says what to do."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 5000))
-    scenario.write(ARROW % TEXT, topics=topic).make_sink("payload text CHECK (payload = '')")
+    topic = consumer(scenario, ARROW % TEXT, "payload text CHECK (payload = '')", *numbers(0, 5000))
     before = scenario.sql("SELECT pg_current_xact_id()::text::bigint")[0][0]
     with pytest.raises(TooManyRejected, match=r"rows of more than 1,000 records.*CheckViolation(.|\n)*batch\.max_failed_records"):
         scenario.run()
@@ -181,9 +183,8 @@ def test_slice_that_is_bad_throughout_stops_without_a_storm(scenario: Scenario) 
 @pytest.mark.parametrize(("limit", "stops"), [(0, True), (2, True), (3, False)])
 def test_the_spec_says_how_many_may_be_refused(scenario: Scenario, limit: int, stops: bool) -> None:
     """The limit is the same as for records that the transform fails."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"1", b"\0", b"2", b"\0", b"\0", b"3"])
-    scenario.write(ARROW % TEXT, topics=topic, batch={"max_failed_records": limit}).make_sink("payload text")
+    values = (b"1", b"\0", b"2", b"\0", b"\0", b"3")
+    topic = consumer(scenario, ARROW % TEXT, "payload text", *values, batch={"max_failed_records": limit})
     if stops:
         with pytest.raises(TooManyRejected, match=f"more than {limit} records"):
             scenario.run()
@@ -195,9 +196,7 @@ def test_the_spec_says_how_many_may_be_refused(scenario: Scenario, limit: int, s
 
 def test_an_error_of_the_table_is_nobodys_row(scenario: Scenario) -> None:
     """If no row caused the error, there is no search for bad rows."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 3))
-    scenario.write(ARROW % TEXT, topics=topic).make_sink("payload text")
+    consumer(scenario, ARROW % TEXT, "payload text", *numbers(0, 3))
     scenario.sql("CREATE FUNCTION lake.oops() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing_there(); RETURN NEW; END'")
     scenario.sql(f"CREATE TRIGGER oops BEFORE INSERT ON {scenario.table} FOR EACH ROW EXECUTE FUNCTION lake.oops()")
     with pytest.raises(SinkRejected, match="UndefinedFunction"):
@@ -212,9 +211,7 @@ def test_slow_transform_is_not_waited_for_in_a_transaction(scenario: Scenario, m
     may be idle in a transaction."""
     monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1500)
     slow = PIECES.replace("for piece", "__import__('time').sleep(0.1)\n        for piece")
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [*numbers(0, 12), b"a\0b", *numbers(12, 30)])
-    scenario.write(slow, topics=topic).make_sink("payload text")
+    consumer(scenario, slow, "payload text", *numbers(0, 12), b"a\0b", *numbers(12, 30))
     scenario.run()
     assert scenario.counts() == {"loaded": 30, "failed": 1, "sink_rows": 30}
     assert scenario.failed("record_offset, error_type") == [(12, "CharacterNotInRepertoire")]
