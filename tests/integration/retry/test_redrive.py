@@ -310,13 +310,13 @@ def test_a_plan_that_dies_anywhere_is_stored_whole_or_not_at_all(outbox: Outbox)
 
     for last in deaths(plan, outbox.watch):
         assert outbox.sql("SELECT 1 FROM tidemark.redrive UNION ALL SELECT 1 FROM tidemark.redrive_record") == [], last
-    assert last >= 5
+    assert last >= 2
 
 
 def test_an_application_that_dies_anywhere_leaves_whole_portions_and_goes_on(outbox: Outbox) -> None:
     """Scenarios 21 and 39: dies after the n-th statement, for each n. Each record is either unchanged or redriven once. The next
     application does the rest, without any unlocking."""
-    died, planned = 0, 0
+    died, last, planned = 0, 0, 0
 
     def act(cursor: type[PostgresCursor]) -> None:
         nonlocal planned
@@ -326,14 +326,14 @@ def test_an_application_that_dies_anywhere_leaves_whole_portions_and_goes_on(out
         with counting(outbox, cursor) as connection:
             apply(outbox, planned, connection, portion=3)
 
-    for died in deaths(act, outbox.watch):
+    for died, last in enumerate(deaths(act, outbox.watch), 1):
         counts = outbox.sql("SELECT state, redrives, count(*) FROM tidemark.failed_record GROUP BY 1, 2")
         assert all((state, redrives) in (("FAILED", 0), ("WAITING", 1)) for state, redrives, _ in counts)
-        assert sum(number for state, _, number in counts if state == "WAITING") in (0, 3, 6, 7), f"after statement {died}"
+        assert sum(number for state, _, number in counts if state == "WAITING") in (0, 3, 6, 7), f"death {died}, after statement {last}"
         done = apply(outbox, planned, portion=3).redrive
         assert (done.state, done.redriven) == (Phase.DONE, 7)
         assert outbox.sql("SELECT DISTINCT state, redrives FROM tidemark.failed_record") == [("WAITING", 1)]
-    assert died >= 20
+    assert last >= 17
     ((noted, sent),) = outbox.sql(
         "SELECT (SELECT sum(records) FROM tidemark.retry_action), (SELECT count(*) FROM tidemark.redrive_record WHERE state = 'REDRIVEN')"
     )

@@ -282,8 +282,8 @@ class Lab:
         assert (self.image(), self.audit()) == (before, audit)
 
     def struck(self, act: Callable[[type[PostgresCursor]], object]) -> int:
-        """Repeats ``act``, whose session dies one statement later each time, until it succeeds. Checks that nothing changes before. Returns
-        the number of deaths."""
+        """Repeats ``act``, whose session dies one statement later each time, until it succeeds (`deaths`). Checks that nothing changes
+        before. Returns the number of the last statement after which it died."""
         before, last = (self.image(), self.epochs(), self.audit()), 0
         for last in deaths(act, self.watch):
             assert (self.image(), self.epochs(), self.audit()) == before, f"after statement {last}"

@@ -35,15 +35,15 @@ def both(lab: Lab) -> str:
 def test_plan_apply_and_undo_that_die_anywhere_change_nothing(read: Lab) -> None:
     """Offsets, epochs, rows, ledger, archives and stored plans are unchanged, and the next call does all of it. At the undo, the first
     rewind's archive still exists, and rows loaded since are still in the sink."""
-    assert read.struck(lambda cursor: read.plan(ToOffset(25), both(read), cursor=cursor)) >= 10
+    assert read.struck(lambda cursor: read.plan(ToOffset(25), both(read), cursor=cursor)) >= 7
     ((rewind_id,),) = read.sql("SELECT rewind_id FROM tidemark.rewind")
     before = read.image()
-    assert read.struck_apply(rewind_id) >= 25
+    assert read.struck_apply(rewind_id) >= 22
     assert read.positions() == [25, 25, 0]
     assert read.apply(rewind_id).already
     read.check()
     read.read(100, 0, lambda offset: one_city(offset + 1000))
-    assert read.struck_apply(read.plan(Undo(rewind_id)).rewind_id) >= 35
+    assert read.struck_apply(read.plan(Undo(rewind_id)).rewind_id) >= 32
     assert read.image() == before
     read.check()
 
@@ -66,7 +66,7 @@ def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: La
     undone = upsert.undo(1)
     upsert.read(95, transform=lambda offset: [f"city {offset - 40}"])
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
-    assert upsert.struck_apply(upsert.plan(Undo(undone.rewind_id)).rewind_id) >= 40
+    assert upsert.struck_apply(upsert.plan(Undo(undone.rewind_id)).rewind_id) >= 37
     assert upsert.image().sink == repaired
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
     upsert.check()
@@ -85,7 +85,7 @@ def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: La
         monkeypatch.setattr(commit, "connect", connected)
         commit.commit_slice(target, part, of_all_kinds(part, lambda offset: [f"city {offset - 30}"]), payloads)
 
-    assert upsert.struck(act) >= 8
+    assert upsert.struck(act) >= 5
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
     upsert.check()
 

@@ -294,6 +294,7 @@ class Rewinds(RuleBasedStateMachine):
         return False
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("upsert", [False, True], ids=["append", "upsert"])
 def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
     database_url: str, topics: Topics, project_dir: Path, upsert: bool

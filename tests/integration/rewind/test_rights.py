@@ -52,6 +52,7 @@ def test_a_role_with_the_rights_to_rewind_plans_applies_and_undoes(lab: Lab, url
     assert lab.image() == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("missing", range(len(RIGHTS)))
 def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, url: str, missing: int) -> None:
     """It can still plan, and see what would happen."""
@@ -67,6 +68,7 @@ def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, url: st
             lab.apply(rewind_id, connection=connection)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("force", [False, True])
 def test_row_security_that_hides_rows_refuses_the_plan_and_the_rewind(lab: Lab, url: str, force: bool) -> None:
     """Rows that the role cannot see would stay, and the replay would load them again. Row security applies to owners only under FORCE."""

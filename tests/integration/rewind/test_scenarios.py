@@ -231,6 +231,7 @@ def test_allow_loss_goes_on_at_the_start_and_stores_what_is_gone(read: Lab) -> N
     read.check()
 
 
+@pytest.mark.thorough
 def test_allow_loss_of_a_group_that_was_left_behind_itself(read: Lab) -> None:
     """Retention has passed the group's position, so the records that it never read are lost as well."""
     read.consumer.topics.trim(read.topic, {0: 70})

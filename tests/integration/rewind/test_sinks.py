@@ -194,6 +194,7 @@ def test_a_table_partition_with_rows_that_stay_is_not_moved(listed: Lab) -> None
     assert listed.sql(f"SELECT kafka_topic_id FROM {listed.table} WHERE kafka_partition = 1") == [(other,)]
 
 
+@pytest.mark.thorough
 def test_a_reader_who_stays_makes_it_go_row_by_row(listed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The swap would have to wait for the reader, and other readers would queue behind it. So it gives up after a short wait."""
     monkeypatch.setattr(archive, "SWAP_WAIT_MS", 200)
@@ -208,6 +209,7 @@ def test_a_reader_who_stays_makes_it_go_row_by_row(listed: Lab, monkeypatch: pyt
     assert listed.image() == before
 
 
+@pytest.mark.thorough
 def test_rows_that_came_while_a_swap_waited_stay(listed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of another topic is written by a transaction that is open while the swap waits for its lock. The swap checks again under the
     lock."""

@@ -104,6 +104,7 @@ def test_a_group_that_has_reached_a_target_ahead_of_it_makes_a_plan_stale(lab: L
     assert refused(lab, ahead.rewind_id) == f"{lab.topic}/0: the group has passed the target 80; its position was 70 and is now 100."
 
 
+@pytest.mark.thorough
 def test_a_partition_at_its_end_stays_there_under_to_latest(lab: Lab) -> None:
     """Records read after the plan was made are not taken back."""
     lab.read(100)
@@ -145,6 +146,7 @@ def deleted_group(lab: Lab) -> str:
     return "was deleted."
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("change", [changed_sink, changed_topics, changed_columns, expired, deleted_position, deleted_group])
 def test_a_plan_is_stale_after(lab: Lab, change: Callable[[Lab], str]) -> None:
     """Changes of the spec, the table or the time, or of what the plan would move."""

@@ -56,6 +56,7 @@ def test_rewinds_are_undone_newest_first(lab: Lab) -> None:
         lab.plan(Undo(rewinds[0]))
 
 
+@pytest.mark.thorough
 def test_undo_of_a_rewind_forward_reads_what_was_skipped(lab: Lab) -> None:
     lab.read(30)
     before = lab.image()
@@ -99,9 +100,8 @@ def topic_created_again(lab: Lab, rewind_id: int) -> str:
     return "was deleted and created again"
 
 
-@pytest.mark.parametrize(
-    "change", [dropped, column_gone, column_changed, column_new, pytest.param(topic_created_again, marks=pytest.mark.thorough)]
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize("change", [dropped, column_gone, column_changed, column_new, topic_created_again])
 def test_undo_is_refused_with_the_reason(lab: Lab, change: Callable[[Lab, int], str]) -> None:
     """Both when an undo is planned and when an existing plan is applied."""
     lab.read(50)
