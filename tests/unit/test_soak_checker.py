@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.soak.checker import Kind, compare, counted, judge
-from tests.soak.history import FATE_OF_REMAINDER, Batch, Fate, Log, Outcome, Recorder, Recount, Source, Stored, View, Where, settled
+from tests.soak.history import FATE_OF_REMAINDER, Batch, Fate, Log, Outcome, Recorder, Source, Stored, View, Where, settled
 
 SOURCE = Source("orders", 1)
 WHERE = Where("books", SOURCE)
@@ -119,7 +119,7 @@ def test_every_kind_is_counted():
 # ---- snapshots
 
 FIRST = View(WHERE, 0, 4, 1, (Batch(0, 4, 2, 0),), 1, 4, 2, 1, 0)
-SECOND = View(WHERE, 4, 10, 2, (Batch(4, 7, 0, 2), Batch(7, 10, 1, 0)), 3, 10, 1, 8, 2, Recount(0, 4, 2, 2))
+SECOND = View(WHERE, 4, 10, 2, (Batch(4, 7, 0, 2), Batch(7, 10, 1, 0)), 3, 10, 1, 8, 2)
 
 
 def test_clean_snapshots_have_no_anomaly():
@@ -136,7 +136,6 @@ def test_clean_snapshots_have_no_anomaly():
         pytest.param(Kind.NONMONOTONIC, View(WHERE, 4, 2, 2, (), 1, 2, 0, None, 0), id="position-back"),
         pytest.param(Kind.NONMONOTONIC, replace(SECOND, epoch=0), id="epoch-back"),
         pytest.param(Kind.NONMONOTONIC, replace(SECOND, ledger_rows=0), id="ledger-rows-gone"),
-        pytest.param(Kind.NONMONOTONIC, replace(SECOND, again=Recount(0, 4, 2, 1)), id="rows-gone"),
         pytest.param(Kind.NONMONOTONIC, replace(SECOND, batches=(Batch(3, 7, 0, 2), Batch(7, 10, 1, 0))), id="read-again"),
         pytest.param(Kind.POLL_SKIP, replace(SECOND, batches=(Batch(5, 7, 0, 2), Batch(7, 10, 1, 0))), id="gap-behind-the-snapshot-before"),
         pytest.param(Kind.POLL_SKIP, replace(SECOND, batches=(Batch(4, 6, 0, 2), Batch(7, 10, 1, 0))), id="gap-within-the-snapshot"),
@@ -144,7 +143,6 @@ def test_clean_snapshots_have_no_anomaly():
         pytest.param(Kind.INCONSISTENT_OFFSETS, replace(SECOND, rows=0, last_row=None), id="rows-missing"),
         pytest.param(Kind.INCONSISTENT_OFFSETS, replace(SECOND, rejected=3), id="too-many-failed-records"),
         pytest.param(Kind.INCONSISTENT_OFFSETS, replace(SECOND, last_row=10), id="row-at-the-position"),
-        pytest.param(Kind.INCONSISTENT_OFFSETS, replace(SECOND, again=Recount(0, 4, 2, 3)), id="rows-that-came-later"),
     ],
 )
 def test_anomaly_of_a_snapshot_is_told_by_its_name(kind, view):
