@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.chaos.postgres_server import PostgresServer
 from tests.chaos.trial import Trial
-from tests.support.points import Points
+from tests.support.points import Points, points_among
 from tests.support.scenario import Scenario
 from tests.support.shared import SHARED
 
@@ -55,15 +55,10 @@ def kafka_servers(stack: LocalStack) -> str:
 
 
 @pytest.fixture
-def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
+def points(project_dir: Path) -> Iterator[Points]:
     """Points in every process that commits for this test. Checks at the end that each of them was reached."""
-    folder = tmp_path / "points"
-    folder.mkdir()
-    points = Points(folder)
-    for name, value in points.env.items():
-        monkeypatch.setenv(name, value)
-    yield points
-    points.check_all_reached()
+    with points_among(project_dir / "transforms") as points:
+        yield points
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import Future
 
-import pytest
 from tests.chaos.trial import Trial, committed_before
-from tests.support.points import Mark
+from tests.support.points import Mark, Point
 
+from tidemark.consume.launch import Progress
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka import reader
 from tidemark.local import LocalStack
@@ -16,9 +17,6 @@ from tidemark.sink.steps import Step
 
 READING = (Step.BEGIN, Step.MOVE_OFFSET, Step.COPY_ROWS)
 """A slice that stands before one of these steps still has to read its records. It keeps those that fail, so later steps need no broker."""
-READ = (Step.COPY_FAILED, Step.LEDGER, Step.COMMIT, Step.RECEIPT)
-
-at_once = pytest.mark.parametrize("steps", [READING, READ], ids=["still-to-read", "all-read"])
 
 
 @contextlib.contextmanager
@@ -30,41 +28,36 @@ def stopped(stack: LocalStack) -> Iterator[None]:
         stack.start_kafka()
 
 
-def check_as_they_stood(chaos: Trial, marks: list[Mark]) -> None:
-    for mark in marks:
-        chaos.check_stored(mark, committed=committed_before(mark.step))
-
-
-@at_once
-def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack, steps):
-    """While the broker is down, slices stand at each of these steps. The same attempt loads them."""
-    chaos = trial(len(steps))
+@contextlib.contextmanager
+def standing(chaos: Trial) -> Iterator[tuple[Future[Progress], list[Point], list[Mark]]]:
+    """A run with a slice at each step."""
     chaos.feed.add()
-    points = chaos.hold(steps)
+    points = chaos.hold(list(Step))
     with chaos.running_here() as run:
-        marks = [point.reached() for point in points]
+        yield run, points, [point.reached() for point in points]
+
+
+def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack):
+    """The same attempt loads the slices that stood at any step while the broker was down."""
+    chaos = trial(len(Step))
+    with standing(chaos) as (run, points, marks):
         with stopped(stack):
-            check_as_they_stood(chaos, marks)
+            for mark in marks:
+                chaos.check_stored(mark, committed=committed_before(mark.step))
             for point in points:
                 point.release()
         assert run.result(180).records == sum(chaos.feed.ends)
 
 
-@at_once
-def test_broker_that_stays_away_fails_the_run_and_moves_nothing_that_was_not_read(trial, stack: LocalStack, monkeypatch, steps):
+def test_broker_that_stays_away_fails_the_run_and_moves_nothing_that_was_not_read(trial, stack: LocalStack, monkeypatch):
     """Slices that still have to read fail as unavailable, and the next try loads them. Those that have read everything do not need the
     broker."""
     monkeypatch.setattr(reader, "SILENCE_S", 1)
-    chaos = trial(len(steps))
-    chaos.feed.add()
-    points = chaos.hold(steps)
-    with chaos.running_here() as run:
-        marks = [point.reached() for point in points]
-        with stopped(stack):
-            for point in points:
-                point.release()
-            error = run.exception(60)
-            assert isinstance(error, BrokerUnavailable) if steps is READING else error is None
-            for mark in marks:
-                chaos.check_stored(mark, committed=steps is READ)
-    assert chaos.run_here().records == (sum(chaos.feed.ends) if steps is READING else 0)
+    chaos = trial(len(Step))
+    with standing(chaos) as (run, points, marks), stopped(stack):
+        for point in points:
+            point.release()
+        assert isinstance(run.exception(60), BrokerUnavailable)
+        for mark in marks:
+            chaos.check_stored(mark, committed=mark.step not in READING)
+    assert chaos.run_here().records == sum(chaos.feed.ends[: len(READING)])

@@ -13,7 +13,6 @@ from tidemark.sink.steps import Step
 
 
 def kill_driver(attempt: Attempt, mark: Mark) -> None:
-    assert attempt.driver is not None
     attempt.driver.kill()
 
 
@@ -21,9 +20,8 @@ def kill_jvm(attempt: Attempt, mark: Mark) -> None:
     mark.ancestor(program="java").kill()
 
 
-@pytest.mark.parametrize(
-    ("kill", "error"), [pytest.param(kill_driver, DriverDied, id="driver"), pytest.param(kill_jvm, AttemptUnavailable, id="jvm")]
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize(("kill", "error"), [(kill_driver, DriverDied), (kill_jvm, AttemptUnavailable)], ids=["driver", "jvm"])
 def test_attempt_that_is_killed_with_a_slice_at_each_step_loses_and_doubles_nothing(trial, kill, error):
     """The attempt fails as unavailable, its processes end, and the next try continues after what is committed. One more slice was committed
     before the kill."""

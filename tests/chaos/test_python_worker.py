@@ -26,12 +26,13 @@ def kill_at(point: Point) -> Mark:
     """Kills the worker that stands at the point."""
     mark = point.reached()
     worker = mark.process
-    assert "pyspark" in " ".join(worker.parent().cmdline())  # type: ignore[union-attr]
+    assert "pyspark" in " ".join(worker.parent().cmdline())
     worker.kill()
     until(lambda: gone(worker), "the worker gone")
     return mark
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("transform", [pytest.param(TRANSFORM, id="function-form"), pytest.param(SPARK_TRANSFORM, id="spark-form")])
 def test_task_whose_worker_was_killed_at_any_step_runs_again_in_the_same_attempt(trial, transform):
     """Before COMMIT, the next worker does all the work again. After COMMIT, it finds the ledger row of its twin and returns that."""

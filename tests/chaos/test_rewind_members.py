@@ -7,18 +7,15 @@ and positions agree, even immediately before and after a rewind.
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from tests.chaos.reader import Reader, Snapshot, problems
 from tests.chaos.trial import Trial
-from tests.support.attempts import FAST_JVM, Attempt
+from tests.support.attempts import Attempt
 from tests.support.ledger import in_thread
 from tests.support.points import Mark
 from tests.support.waiting import until
@@ -77,21 +74,10 @@ class Members:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Starts both members. The block runs once both own partitions and more than two batches of each partition are committed."""
-        enough = threading.Event()
-
-        def arrive() -> None:
-            while not enough.wait(0.3):
-                self.trial.feed.add()
-
         self.attempts = [self.trial.begin(seat) for seat in range(2)]
-        arriving = threading.Thread(target=arrive)
-        arriving.start()
-        try:
+        with self.trial.arriving(0.3):
             until(lambda: len(set(self.owners().values())) == 2 and min(self.positions().values()) > 2 * SLICE, "both read", START_S)
             yield
-        finally:
-            enough.set()
-            arriving.join()
 
     def positions(self) -> dict[int, int]:
         found = dict(self.sql("SELECT partition, next_offset FROM tidemark.partition_offset"))
@@ -120,16 +106,10 @@ class Members:
             made = plan(connection, lambda _: self._cluster, [spec], Scope.parse([]), scenario, reason="the transform was wrong", by="ann")
             return applying.apply(connection, lambda _: self._cluster, lambda _: spec, made.rewind_id, by="ann")
 
-    def go_on(self, done: Applied) -> float:
-        """Waits until each partition has reached its position before the rewind. Returns the seconds until all were past their new
-        positions."""
-        new = {part.partition.partition: part.new for _, part in done.plan}
+    def go_on(self, done: Applied) -> None:
+        """Waits until each partition has reached its position before the rewind."""
         old = {part.partition.partition: part.old for _, part in done.plan}
-        began = time.monotonic()
-        until(lambda: all(at > new[partition] for partition, at in self.positions().items()), "all read again", GO_ON_S)
-        took = time.monotonic() - began
         until(lambda: all(at >= old[partition] for partition, at in self.positions().items()), "all back where they were", GO_ON_S)
-        return took
 
     def check_audit(self, rewinds: int) -> None:
         """Checks that the history of each rewind matches its archive."""
@@ -144,14 +124,11 @@ class Members:
 
 
 @pytest.fixture
-def members(trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> Members:
+def members(trial: Callable[..., Trial]) -> Members:
     made = trial(PARTITIONS)
-    made.reader.close()
-    made.reader = Watcher(made.scenario.database_url, made.scenario.table, made.feed.topic, made.feed, pause_s=0.1)
-    made.scenario.set(members=2, run="continuous", batch={"max_records": SLICE})
-    kafka = {**made.scenario.connections.kafka, "session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "500"}
-    conf = {**FAST_JVM, "spark.driver.memory": "512m", "spark.ui.enabled": "false"}
-    made.scenario.connections = replace(made.scenario.connections, kafka=kafka, spark_master="local[1]", spark_conf=conf)
+    made.share(SESSION_MS, slice_offsets=SLICE)
+    made.scenario.set(run="continuous")
+    made.watch(Watcher, pause_s=0.1)
     return Members(made)
 
 
@@ -160,12 +137,13 @@ def held(members: Members) -> Mark:
     return members.trial.points.at(Step.COPY_FAILED, start=max(members.positions().values())).reached()
 
 
+@pytest.mark.thorough
 def test_members_that_are_rewound_while_they_read_go_on_without_a_rebalance_and_store_every_record_once(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rewind waits for a commit that is inside its COPY, and takes it back with the rest. After the grace period, it ends the session
     of the commit, which then stores nothing. The same applies in the middle of a rebalance: at its end, the members claim the new
-    positions."""
+    positions. `tests/integration/rewind/test_at_once.py` tries each of these with less work."""
     members.trial.feed.add(BACKLOG)
     with members.reading():
         before = members.membership()
@@ -177,7 +155,7 @@ def test_members_that_are_rewound_while_they_read_go_on_without_a_rebalance_and_
         old = {part.partition.partition: part.old for _, part in done.plan}
         assert old[mark.partition] == mark.start
         members.trial.points.release_all()
-        sys.stdout.write(f"all read again after {members.go_on(done):.1f} s\n")
+        members.go_on(done)
         assert members.membership() == before
 
         monkeypatch.setattr(applying, "GRACE_MS", 10_000)

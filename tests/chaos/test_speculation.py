@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +12,10 @@ from tests.chaos.postgres_server import COMMIT_SESSIONS, PostgresServer
 from tests.chaos.trial import BEFORE_THE_ROW, HOLDING_THE_ROW, Trial
 from tests.support.attempts import FAST_JVM
 from tests.support.points import Point
-from tests.support.spark_cluster import START_LIMIT_S, SparkCluster
+from tests.support.spark_cluster import SparkCluster, running
 from tests.support.waiting import until
 
 from tidemark.consume.launch import Progress
-from tidemark.local import ports
 from tidemark.sink.steps import Step
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -41,19 +39,8 @@ TWO_EXECUTORS = {
 @pytest.fixture
 def cluster() -> Iterator[SparkCluster]:
     """A master and two workers on two addresses of this machine."""
-    with tempfile.TemporaryDirectory(prefix="tidemark-spark-") as folder:
-        port = ports.find_free()
-        cluster = SparkCluster(Path(folder), port, ports.find_free(besides={port}))
-        try:
-            web = ("--webui-port", str(cluster.web_port))
-            cluster.start("org.apache.spark.deploy.master.Master", "--host", ports.HOST, "--port", str(port), *web, log="master.log")
-            for host, work in zip(HOSTS, cluster.work_folders, strict=True):
-                words = ("--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
-                cluster.start("org.apache.spark.deploy.worker.Worker", *words, cluster.master, log=f"{work.name}.log")
-            until(lambda: _alive_workers(cluster) == len(HOSTS), "two workers", START_LIMIT_S)
-            yield cluster
-        finally:
-            cluster.stop()
+    with tempfile.TemporaryDirectory(prefix="tidemark-spark-") as folder, running(Path(folder), workers=HOSTS) as cluster:
+        yield cluster
 
 
 def test_slice_that_two_tasks_of_an_attempt_commit_at_once_is_stored_once(trial, server: PostgresServer, cluster: SparkCluster):
@@ -93,10 +80,3 @@ def the_copy(chaos: Trial, step: Step) -> Point:
     if step not in BEFORE_THE_ROW:
         chaos.points.at(Step.MOVE_OFFSET, partition=partition, hold=False)
     return chaos.points.at(Step.MOVE_OFFSET, partition=partition)
-
-
-def _alive_workers(cluster: SparkCluster) -> int:
-    assert all(process.poll() is None for process in cluster.processes), cluster.logs()
-    with contextlib.suppress(OSError, ValueError):  # it does not answer yet, or answers with an HTML page
-        return sum(worker["state"] == "ALIVE" for worker in cluster.state()["workers"])
-    return 0

@@ -62,6 +62,7 @@ def test_older_of_two_attempts_that_planned_one_range_is_fenced_whatever_the_new
         chaos.check_stored(mark, committed=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("step", HOLDING_THE_ROW, ids=lambda step: step.name.lower())
 def test_newer_attempt_waits_for_a_commit_in_flight_and_starts_behind_it(trial, server: PostgresServer, step: Step):
     """The older attempt holds the row and commits in time. The newer one finds nothing left to read."""

@@ -4,14 +4,16 @@ watches."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.chaos.feed import TRANSFORM, Feed
 from tests.chaos.reader import Reader, Snapshot
 from tests.support.attempts import FAST_JVM, Attempt
+from tests.support.ledger import in_thread
 from tests.support.points import Mark, Point, Points
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
@@ -51,7 +53,6 @@ class Trial:
         self.feed = Feed(scenario.topics.servers, scenario.topics.create(partitions), partitions, value_bytes)
         scenario.write(transform, topics=self.feed.topic).make_sink("payload bytea")
         scenario.connections = Connections(scenario.database_url, scenario.connections.kafka, f"local[{SLOTS}]", FAST_JVM)
-        points.install(scenario.folder / "transforms")
         self.reader = Reader(scenario.database_url, scenario.table, self.feed.topic, self.feed)
         self.run: Callable[[TaskIdentity], Progress] = lambda task: scenario.run(task=task)
         """A run in this process, without Spark unless the test provides another function."""
@@ -60,6 +61,18 @@ class Trial:
         self._attempts: list[Attempt] = []
         self._runs = 1
         self._tries: Counter[int] = Counter()
+
+    def share(self, session_ms: int, *, slice_offsets: int, members: int = 2) -> None:
+        """Makes the consumer a group of ``members`` Spark members, whose batches are slices of ``slice_offsets`` offsets."""
+        self.scenario.set(members=members, batch={"max_records": slice_offsets})
+        kafka = {**self.scenario.connections.kafka, "session.timeout.ms": str(session_ms), "heartbeat.interval.ms": "500"}
+        conf = {**FAST_JVM, "spark.driver.memory": "512m", "spark.ui.enabled": "false"}
+        self.scenario.connections = replace(self.scenario.connections, kafka=kafka, spark_master="local[1]", spark_conf=conf)
+
+    def watch(self, reader: type[Reader] = Reader, *, pause_s: float) -> None:
+        """Replaces the reader by another, which looks less often."""
+        self.reader.close()
+        self.reader = reader(self.scenario.database_url, self.scenario.table, self.feed.topic, self.feed, pause_s=pause_s)
 
     # ---- attempts
 
@@ -115,6 +128,22 @@ class Trial:
     def _task(self, member: int = -1) -> TaskIdentity:
         self._tries[member] += 1
         return TaskIdentity("consume__chaos", f"run {self._runs}", "consume", member, self._tries[member])
+
+    @contextlib.contextmanager
+    def arriving(self, every_s: float) -> Iterator[None]:
+        """Appends a round of records every ``every_s`` seconds during the block."""
+        enough = threading.Event()
+
+        def arrive() -> None:
+            while not enough.wait(every_s):
+                self.feed.add()
+
+        with in_thread(arrive) as arrived:
+            try:
+                yield
+            finally:
+                enough.set()
+        arrived.result()
 
     # ---- what is stored
 

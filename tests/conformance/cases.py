@@ -31,7 +31,10 @@ class Case:
     expected: Parts | None = None
     final: bool = False
     """Whether ``expected`` is the result of the cooperative follow-up rounds, not the answer of the first call."""
+    rounds: tuple[Parts, ...] | None = None
+    """The reference's answers to this call and, under the cooperative protocol, to those that follow."""
     properties: tuple[str, ...] = ()
+    """What Kafka's test asserts instead, in words. Here only the time limit of a generated case is checked; ``rounds`` says more."""
     transferring: dict[TopicPartition, str] | None = None
     rack_mismatches: int | None = None
     order_of_hashes: bool = False
@@ -46,20 +49,40 @@ class Case:
 
 
 def load(path: Path) -> list[Case]:
-    """The cases of a file, which may also be a bare list of them."""
+    """The cases of a file, which may also be a bare list of them. A line may have several assignors, and variants of the racks."""
     data = json.loads(path.read_text())
-    return [read_case(raw) for raw in (data["cases"] if isinstance(data, dict) else data)]
+    return [
+        read_case(_expanded(raw, assignor, variant))
+        for raw in (data["cases"] if isinstance(data, dict) else data)
+        for assignor in raw.get("assignors") or [raw["assignor"]]
+        for variant in raw.get("variants") or [""]
+    ]
+
+
+def _expanded(raw: Mapping[str, Any], assignor: str, variant: str) -> dict[str, Any]:
+    """The case of one assignor, and with Kafka's ``RackConfig`` of that name."""
+    absent = {*raw.get("without", {}).get(assignor, ()), *(["rack"] if variant == "NO_CONSUMER_RACK" else [])}
+    members = {
+        member: {name: value for name, value in fields.items() if name not in absent}
+        for member, fields in (raw.get("subscriptions") or {}).items()
+    }
+    racks = raw.get("replica_racks") or {}
+    if variant == "NO_BROKER_RACK":
+        racks = {topic: [[None] * len(replicas) for replicas in parts] for topic, parts in racks.items()}
+    name = f"{raw['name']}[{variant}]" if variant else raw["name"]
+    return {**raw, "assignor": assignor, "name": name, "subscriptions": members, "replica_racks": racks}
 
 
 def read_case(raw: Mapping[str, Any]) -> Case:
-    expected, transferring = raw.get("expected"), raw.get("transferring_ownership")
+    expected, rounds, transferring = raw.get("expected"), raw.get("reference_rounds"), raw.get("transferring_ownership")
     return Case(
         name=raw["name"],
         assignor=raw["assignor"],
         metadata=_metadata(raw.get("partitions_per_topic") or {}, raw.get("replica_racks") or {}),
         subscriptions={member: _subscription(fields) for member, fields in (raw.get("subscriptions") or {}).items()},
         force_racks=bool(raw.get("force_rack_logic")),
-        expected=None if expected is None else {member: _parts(names) for member, names in expected.items()},
+        expected=None if expected is None else _assignment(expected),
+        rounds=None if rounds is None else tuple(map(_assignment, rounds)),
         final=raw.get("expected_phase") == "final",
         properties=tuple(raw.get("properties") or ()),
         transferring=None if transferring is None else {_part(name): member for name, member in transferring.items()},
@@ -88,8 +111,8 @@ def _subscription(fields: Mapping[str, Any]) -> Subscription:
     )
 
 
-def _parts(names: Sequence[str]) -> frozenset[TopicPartition]:
-    return frozenset(_part(name) for name in names)
+def _assignment(names: Mapping[str, Sequence[str]]) -> Parts:
+    return {member: frozenset(map(_part, parts)) for member, parts in names.items()}
 
 
 def _part(name: str) -> TopicPartition:

@@ -4,6 +4,7 @@ limit."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import re
 import time
@@ -82,50 +83,31 @@ Sizes = Mapping[str, int]
 Rule = Callable[[Sizes, random.Random], Iterator[Callable[[Assignment], Step]]]
 
 
-def _topics(sizes: Sizes) -> Metadata:
-    return Metadata({f"t{at:04}": TopicInfo(sizes["partitions_each"]) for at in range(sizes["topics"])})
-
-
-def _members(count: int, topics_of: Callable[[int], frozenset[str]]) -> dict[str, Subscription]:
-    return {f"consumer{at:04}": Subscription(topics=topics_of(at)) for at in range(count)}
-
-
 def fed_back(subscriptions: Mapping[str, Subscription], assignment: Assignment) -> dict[str, Subscription]:
     """The members with their assignments, as of generation 1."""
     return {member: dataclasses.replace(one, owned=tuple(assignment[member]), generation=1) for member, one in subscriptions.items()}
 
 
-def _without_first(metadata: Metadata, members: Mapping[str, Subscription]) -> Iterator[Callable[[Assignment], Step]]:
-    """A fresh assignment, then one without the first member."""
-    yield lambda before: (metadata, dict(members))
-    rest = dict(members)
-    del rest[min(rest)]
-    yield lambda before: (metadata, fed_back(rest, before))
+def _without_first(chosen: Callable[[int, int, int], slice]) -> Rule:
+    """A fresh assignment, then one without the first member. ``chosen`` gets the number of a member, of members and of topics, and says to
+    which topics the member subscribes."""
 
+    def rule(sizes: Sizes, dice: random.Random) -> Iterator[Callable[[Assignment], Step]]:
+        names = [f"t{at:04}" for at in range(sizes["topics"])]
+        metadata = Metadata({name: TopicInfo(sizes["partitions_each"]) for name in names})
+        shared = functools.cache(lambda start, stop: frozenset(names[start:stop]))
+        parts = [chosen(at, sizes["members"], len(names)) for at in range(sizes["members"])]
+        members = {f"consumer{at:04}": Subscription(topics=shared(part.start, part.stop)) for at, part in enumerate(parts)}
+        yield lambda before: (metadata, members)
+        yield lambda before: (metadata, fed_back({member: one for member, one in members.items() if member != min(members)}, before))
 
-def _equal(sizes: Sizes, dice: random.Random) -> Iterator[Callable[[Assignment], Step]]:
-    metadata = _topics(sizes)
-    every = frozenset(metadata.topics)
-    return _without_first(metadata, _members(sizes["members"], lambda at: every))
-
-
-def _one_differs(sizes: Sizes, dice: random.Random) -> Iterator[Callable[[Assignment], Step]]:
-    metadata = _topics(sizes)
-    every, first = frozenset(metadata.topics), frozenset([min(metadata.topics)])
-    return _without_first(metadata, _members(sizes["members"], lambda at: first if at == sizes["members"] - 1 else every))
-
-
-def _halves(sizes: Sizes, dice: random.Random) -> Iterator[Callable[[Assignment], Step]]:
-    metadata = _topics(sizes)
-    names = sorted(metadata.topics)
-    lower, upper = frozenset(names[: len(names) // 2]), frozenset(names[len(names) // 2 :])
-    return _without_first(metadata, _members(sizes["members"], lambda at: lower if at % 4 == 0 else upper))
+    return rule
 
 
 def _many_leave(sizes: Sizes, dice: random.Random) -> Iterator[Callable[[Assignment], Step]]:
     metadata = Metadata({f"t{at:04}": TopicInfo(dice.randint(1, 10)) for at in range(sizes["topics"])})
     names = sorted(metadata.topics)
-    members = _members(sizes["members"], lambda at: frozenset(dice.choices(names, k=dice.randint(1, 19))))
+    members = {f"consumer{at:04}": Subscription(frozenset(dice.choices(names, k=dice.randint(1, 19)))) for at in range(sizes["members"])}
     wanted = frozenset().union(*(one.topics for one in members.values()))
     metadata = Metadata({topic: info for topic, info in metadata.topics.items() if topic in wanted})
     yield lambda before: (metadata, members)
@@ -137,13 +119,10 @@ def _random_rounds(sizes: Sizes, dice: random.Random) -> Iterator[Callable[[Assi
     for _ in range(sizes.get("rounds", 100)):
         metadata = Metadata({f"t{at:04}": TopicInfo(at + 1) for at in range(dice.randint(10, 19))})
         names = sorted(metadata.topics)
-
-        def some(at: int, names: list[str] = names) -> frozenset[str]:
-            return frozenset(dice.sample(names, dice.randint(1, len(names))))
-
         count = dice.randint(20, 39)
         for again in (False, True):
-            members = _members(count, some)
+            some = [frozenset(dice.sample(names, dice.randint(1, len(names)))) for _ in range(count)]
+            members = {f"consumer{at:04}": Subscription(topics) for at, topics in enumerate(some)}
             yield lambda before, metadata=metadata, members=members, again=again: (  # type: ignore[misc]
                 metadata,
                 fed_back(members, before) if again else members,
@@ -151,9 +130,13 @@ def _random_rounds(sizes: Sizes, dice: random.Random) -> Iterator[Callable[[Assi
 
 
 _RULES: dict[str, Rule] = {
-    "testLargeAssignmentAndGroupWithUniformSubscription": _equal,
-    "testLargeAssignmentAndGroupWithNonEqualSubscription": _one_differs,
-    "testAssignmentAndGroupWithNonEqualSubscriptionNotTimeout": _halves,
+    "testLargeAssignmentAndGroupWithUniformSubscription": _without_first(lambda at, members, topics: slice(0, topics)),
+    "testLargeAssignmentAndGroupWithNonEqualSubscription": _without_first(
+        lambda at, members, topics: slice(0, 1 if at == members - 1 else topics)
+    ),
+    "testAssignmentAndGroupWithNonEqualSubscriptionNotTimeout": _without_first(
+        lambda at, members, topics: slice(topics // 2, topics) if at % 4 else slice(0, topics // 2)
+    ),
     "testLargeAssignmentWithMultipleConsumersLeavingAndRandomSubscription": _many_leave,
     "testReassignmentWithRandomSubscriptionsAndChanges": _random_rounds,
 }

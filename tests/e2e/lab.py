@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -45,10 +48,11 @@ change."""
 
 TRANSFORM = '''
 """Records are numbers; each makes a row."""
+import json
 from pathlib import Path
 from typing import TypedDict
 
-from tidemark.transform import Record
+from tidemark.transform import Fail, Record, Retry
 
 
 class Row(TypedDict):
@@ -62,6 +66,17 @@ def transform(record: Record) -> Row | None:
 def times(record: Record) -> Row | None:
     """By a factor that is looked up, and may be wrong for a time."""
     return {"number": int(record.value or b"0") * int(Path("FACTOR").read_text())}
+
+
+def served(record: Record) -> Row:
+    """A service, which is a file, decides what happens to each record."""
+    word = (record.value or b"").decode()
+    answer = json.loads(Path("ANSWERS").read_text()).get(word)
+    if answer == "retry":
+        raise Retry(f"the service is down for {word}")
+    if answer == "fail":
+        raise Fail(f"{word} is broken")
+    return {"number": int(word)}
 '''
 
 SUITE = """
@@ -70,6 +85,24 @@ SUITE = """
   {"type": "expect_column_values_to_be_between", "kwargs": {"column": "number", "min_value": 0}, "severity": "warning"}
 ]}
 """
+
+SLEEPER = """
+import os, subprocess, sys, time
+from airflow.sdk import dag, task
+
+@dag(schedule=None, catchup=False)
+def sleeper():
+    @task
+    def sleeps():
+        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, **quiet)
+        print("driver", driver.pid, "task", os.getpid())
+        time.sleep(600)
+    sleeps()
+
+sleeper()
+"""
+"""A DAG whose task starts a process in another session and outlives the scheduler."""
 
 DAEMONS = {"pyspark.daemon", "tidemark.spark.daemon"}
 
@@ -82,7 +115,7 @@ CONSUMERS: dict[str, str] = {
     "word-lost": "",
     "driver-killed": "",
     "marked-failed": "",
-    "timed-out": "airflow: {retries: 0, execution_timeout: 10s}",
+    "timed-out": "airflow: {retries: 0, execution_timeout: 15s}",
     "scheduler-killed": "",
     "critical": "validation: {suite: numbers}",
     "taken-back": "validation: {suite: numbers, on_failure: rewind}",
@@ -100,10 +133,11 @@ CONSUMERS: dict[str, str] = {
     "live": "run: continuous",
     "owned": "rewind: {approval: none}\naccess: {}",
     "promised": "slo: {failed: 0}\nairflow: {owner: team-orders, retries: 2, retry_delay: 0s}",
+    **dict.fromkeys(("ladder", "sound", "rotten"), "retry: {delays: [1h, 2h]}\nvalidation: {suite: numbers}"),  # nothing is due by itself
 }
 """Consumers by name, with the special keys of each. Airflow knows all of them from the start. Each is used by one test, or by those of one
 module."""
-TRANSFORMS = {"live": "times"}
+TRANSFORMS = {"live": "times", **dict.fromkeys(("ladder", "sound", "rotten"), "served")}
 """The functions of the consumers that do not use `transform`."""
 
 ALARMS = """
@@ -125,7 +159,6 @@ sink: {{table: e2e.{table}}}
 batch: {{max_records: {batch}}}
 {special}
 """
-AIRFLOW = "airflow: {retries: 2, retry_delay: 0s}"
 
 BAD = """
 topics: [bad]
@@ -137,29 +170,47 @@ batches: {max_records: 5}
 
 @dataclass
 class Run:
-    """A DAG run of a consumer."""
+    """A DAG run, whether a user or a program started it."""
 
-    client: AirflowClient
-    consumer: Consumer
+    lab: Lab
+    dag: str
     run_id: str
 
+    @property
+    def path(self) -> str:
+        return f"dags/{self.dag}/dagRuns/{quote(self.run_id, safe='')}/taskInstances"
+
     def wait(self, timeout_s: float = 180) -> str:
-        return self.client.wait(self.consumer.dag, self.run_id, timeout_s)
+        return self.lab.client.wait(self.dag, self.run_id, timeout_s)
 
     def tasks(self) -> dict[str, str | None]:
-        return {task.task_id: task.state for task in self.client.task_instances(self.consumer.dag, self.run_id)}
+        return {task.task_id: task.state for task in self.lab.client.task_instances(self.dag, self.run_id)}
 
     def tries(self, task: str = "consume", map_index: int = -1) -> list[str | None]:
-        return [one.state for one in self.client.tries(self.consumer.dag, self.run_id, task, map_index)]
+        return [one.state for one in self.lab.client.tries(self.dag, self.run_id, task, map_index)]
 
     def log(self, task: str = "consume", try_number: int = 1) -> str:
-        return self.client.log(self.consumer.dag, self.run_id, task, try_number)
+        return self.lab.client.log(self.dag, self.run_id, task, try_number)
 
     def xcom(self, task: str) -> Any:
-        return self.client.xcom(self.consumer.dag, self.run_id, task)
+        return self.lab.client.xcom(self.dag, self.run_id, task)
 
     def mark_failed(self, task: str = "consume") -> None:
-        self.client.mark_failed(self.consumer.dag, self.run_id, task)
+        self.lab.client.mark_failed(self.dag, self.run_id, task)
+
+    def question(self) -> dict[str, Any]:
+        """Returns the question to the user, once the scheduler knows that the task waits. The scheduler loses answers that arrive before
+        its loop has run."""
+        until(lambda: self.tasks().get("apply") in {"awaiting_input", "failed"}, what="somebody is asked")
+        assert self.tasks()["apply"] == "awaiting_input", self.log("apply")
+        asked = time.time()
+        until(lambda: self.lab.scheduler_at() > asked + 1, what="the scheduler has gone round")
+        found: dict[str, Any] = self.lab.client.get(f"{self.path}/apply/-1/hitlDetails")
+        return found
+
+    def answer(self, option: str, *, client: AirflowClient | None = None) -> None:
+        """Answers as the admin, or as the user of ``client``."""
+        (client or self.lab.client).patch(f"{self.path}/apply/-1/hitlDetails", {"chosen_options": [option], "params_input": {}})
 
 
 @dataclass
@@ -169,7 +220,6 @@ class Consumer:
     lab: Lab
     name: str
     produced: int = 0
-    runs: list[Run] = field(default_factory=list)
     brakes: list[Point] = field(default_factory=list)
 
     @property
@@ -185,9 +235,8 @@ class Consumer:
         self.produced += len(numbers)
 
     def trigger(self) -> Run:
-        run = Run(self.lab.client, self, self.lab.client.trigger(self.dag))
+        run = self.lab.trigger(self.dag)
         self.lab.client.unpause(self.dag)
-        self.runs.append(run)
         return run
 
     def read_here(self, task: TaskIdentity | None = None) -> None:
@@ -212,22 +261,9 @@ class Consumer:
         """Starts a run that commits its first batch and stops before the COMMIT of its second. Returns the run and its driver."""
         self.brake()
         run = self.trigger()
-        self.brakes[-1].reached()
-        return run, self.driver()
-
-    # Processes
-
-    def driver(self) -> psutil.Process:
-        return until(lambda: next(iter(self.drivers()), None), what=f"the driver of {self.name}")
-
-    def drivers(self) -> list[psutil.Process]:
-        """The drivers that are running."""
-        running = self.lab.sql(
-            "SELECT attempt_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
-            " WHERE name = %s AND attempt.state = 'RUNNING'",
-            self.name,
-        )
-        return [driver for (attempt_id,) in running if (driver := self.lab.driver(attempt_id))]
+        driver = self.lab.driver(self.brakes[-1].reached().attempt_id)
+        assert driver is not None
+        return run, driver
 
     # Postgres
 
@@ -263,21 +299,24 @@ class Lab:
         self.statsd = Statsd()
         self.url = ""
         self._used: dict[str, Consumer] = {}
-        self._clients: dict[str, AirflowClient] = {}
 
     def up(self) -> None:
         """Starts Airflow. Returns when it is healthy and knows every DAG."""
         for name in ("consumers", "transforms", "expectations", "points"):
             (self.folder / name).mkdir()
         self.set_factor(1)
-        (self.folder / "transforms" / "e2e_numbers.py").write_text(TRANSFORM.replace("FACTOR", str(self.factor)))
+        self.answer({})
+        code = TRANSFORM.replace("FACTOR", str(self.folder / "factor")).replace("ANSWERS", str(self.folder / "answers"))
+        (self.folder / "transforms" / "e2e_numbers.py").write_text(code)
+        shutil.copytree(project.root() / "dags", self.folder / "dags")
+        (self.folder / "dags" / "sleeper.py").write_text(SLEEPER)
         self.points.install(self.folder / "transforms")
         (self.folder / "expectations" / "numbers.json").write_text(SUITE)
         (self.folder / "airflow" / "config").mkdir(parents=True)
         (policy,) = (code for code in snippets("docs/operating.md", "python") if "task_policy" in code)
         (self.folder / "airflow" / "config" / "airflow_local_settings.py").write_text(policy + ALARMS.replace("ALARMED", str(self.alarmed)))
         for name, special in CONSUMERS.items():
-            special = special if "airflow:" in special else f"{special}\n{AIRFLOW}"
+            special = special if "airflow:" in special else f"{special}\nairflow: {{retries: 2, retry_delay: 0s}}"
             transform = TRANSFORMS.get(name, "transform")
             text = COMMON.format(name=name, table=table_name(name), batch=BATCH, special=special, transform=transform)
             (self.folder / "consumers" / f"{name}.yaml").write_text(text)
@@ -309,44 +348,47 @@ class Lab:
                 "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
                 "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "0.5",  # tells the tests when the scheduler's loop has run again
                 "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
-                # Only two consumers' files change while the tests run, and parsing all DAG files every 10 s takes an eighth of a core.
-                "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
+                # The files do not change, and parsing them every 10 s takes an eighth of a core.
+                "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+                "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "3600",
             },
-            dags=project.root() / "dags",
+            dags=self.folder / "dags",
             plugins=None,
         )
         self.airflow.up()
         self.client = self.airflow.client()
-        for name in (*CONSUMERS, "bad"):
-            self.client.wait_for_dag(f"consume__{name}", timeout_s=180)
+        others = ("drain_retries", "redrive", "discard", "rewind", "rewind__owned", "watch", "sleeper")
+        for dag in (*(f"consume__{name}" for name in (*CONSUMERS, "bad")), *others):
+            self.client.wait_for_dag(dag, timeout_s=180)
 
     def sign_in(self, name: str) -> AirflowClient:
-        """A client signed in as one of `USERS`, with the password that Airflow generated when it started."""
-        if name not in self._clients:
-            passwords = json.loads((self.airflow.folder / "passwords.json").read_text())
-            self._clients[name] = AirflowClient(self.airflow.url, user=name, password=passwords[name])
-        return self._clients[name]
+        """A client signed in as one of `USERS`, with the password that Airflow generated when it started. The caller closes it."""
+        return AirflowClient(self.airflow.url, user=name, password=json.loads((self.airflow.folder / "passwords.json").read_text())[name])
 
     @property
     def alarmed(self) -> Path:
         """Gets a line for each call of the callback that the documentation shows."""
         return self.folder / "alarmed"
 
-    @property
-    def factor(self) -> Path:
-        return self.folder / "factor"
-
     def set_factor(self, factor: int) -> None:
         """Sets the factor by which the transform `times` multiplies from now on."""
-        fresh = self.folder / "factor.new"
-        fresh.write_text(str(factor))
-        fresh.rename(self.factor)
+        self._say("factor", factor)
+
+    def answer(self, answers: dict[str, str]) -> None:
+        """Sets what the service of the transform `served` answers from now on, by the record's number."""
+        self._say("answers", answers)
+
+    def _say(self, name: str, what: Any) -> None:
+        fresh = self.folder / f"{name}.new"
+        fresh.write_text(json.dumps(what))
+        fresh.rename(self.folder / name)
 
     def down(self) -> None:
         if hasattr(self, "airflow"):
             self.airflow.down()
-        for client in (*self._clients.values(), *([self.client] if hasattr(self, "client") else [])):
-            client.close()
+            assert self.family() == []
+        if hasattr(self, "client"):
+            self.client.close()
         self.statsd.close()
 
     def repair(self) -> None:
@@ -360,13 +402,12 @@ class Lab:
             self._used[name] = Consumer(self, name)
         return self._used[name]
 
-    def bad(self) -> Consumer:
-        """A consumer whose file has a problem."""
-        return Consumer(self, "bad")
+    def trigger(self, dag: str, conf: dict[str, Any] | None = None, *, client: AirflowClient | None = None) -> Run:
+        return Run(self, dag, (client or self.client).trigger(dag, conf))
 
-    def release_all(self) -> None:
-        for consumer in self._used.values():
-            consumer.release()
+    def scheduler_at(self) -> float:
+        """When the scheduler's loop last ran."""
+        return datetime.fromisoformat(self.client.health()["scheduler"]["latest_scheduler_heartbeat"] or "").timestamp()
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with session(self.url) as connection, transaction(connection) as cursor:
@@ -377,8 +418,9 @@ class Lab:
         """Every process that this Airflow has started, in any session."""
         found = []
         for process in psutil.process_iter():
-            if environment(process).get(MARK, "").endswith(f":{self.airflow.folder}") and process.pid != os.getpid():
-                found.append(process)
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(MARK, "").endswith(f":{self.airflow.folder}") and process.pid != os.getpid():
+                    found.append(process)
         return found
 
     def driver(self, attempt_id: int) -> psutil.Process | None:
@@ -403,7 +445,7 @@ class Lab:
                     found.append(f"{name}: {' '.join(words)}"[:200])
         return found
 
-    # Checks at the end of each test
+    # Checks at the end of each module
 
     def check_nothing_runs(self) -> None:
         """Waits until no driver, JVM or Python worker is running."""
@@ -441,13 +483,6 @@ def _own_driver(words: list[str], attempt_id: int) -> bool:
 
 def table_name(consumer: str) -> str:
     return consumer.replace("-", "_")
-
-
-def environment(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
 
 
 def _no_spark(*_: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from urllib.parse import quote
 
 import psutil
 import pytest
@@ -29,8 +28,7 @@ killed. `tests.chaos.test_driver` has a slice at every step in every run."""
 
 
 def task_of(run: Run) -> psutil.Process:
-    path = f"dags/{run.consumer.dag}/dagRuns/{quote(run.run_id, safe='')}/taskInstances/consume"
-    return psutil.Process(run.client.get(path)["pid"])
+    return psutil.Process(run.lab.client.get(f"{run.path}/consume")["pid"])
 
 
 def supervisor_of(run: Run) -> psutil.Process:

@@ -36,4 +36,3 @@ def test_member_that_is_killed_is_tried_again_in_its_seat_and_every_record_comes
     assert run.tries(map_index=1 - seat) == ["success"]
     assert consumer.rows() == list(range(2 * RECORDS))
     assert lab.sql("SELECT count(*) FROM tidemark.group_member") == [(0,)]
-    lab.check_nothing_runs()

@@ -3,80 +3,35 @@ discarded."""
 
 from __future__ import annotations
 
-import json
 import time
-from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-from tests.e2e.lab import AIRFLOW, BATCH, COMMON, Consumer, Lab
+from tests.e2e.lab import Consumer, Lab, Run
 from tests.support.waiting import until
 
-from tidemark.consume.check import sink_ddl
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.local.airflow_client import AirflowRefused
 from tidemark.quality.audit import audit
 from tidemark.retry.topics import ensure_topics
 from tidemark.spec import ConsumerSpec, find_consumer
-from tidemark.spec.transform import load_transform
 
-DELAYS = "[1h, 2h]"
-"""So long that nothing is due before a test makes it due."""
 DRAINS, REDRIVE, DISCARD = "drain_retries", "redrive", "discard"
 RECORDS = 10
 TASKS = ("relay", "due", "drain", "validate", "publish", "done")
 
-TRANSFORM = '''
-"""Records are numbers; a service, which is a file, decides what happens to each."""
-import json
-import pathlib
-from typing import TypedDict
-
-from tidemark.transform import Fail, Record, Retry
-
-ANSWERS = pathlib.Path("{answers}")
-
-
-class Row(TypedDict):
-    number: int
-
-
-def transform(record: Record) -> Row:
-    word = (record.value or b"").decode()
-    answer = json.loads(ANSWERS.read_text()).get(word)
-    if answer == "retry":
-        raise Retry(f"the service is down for {{word}}")
-    if answer == "fail":
-        raise Fail(f"{{word}} is broken")
-    return {{"number": int(word)}}
-'''
-
 
 class Ladder:
-    """A consumer with a ladder and a validation. Its transform calls a service, whose answers are set with `say`."""
+    """A consumer with a ladder and a validation. Its transform calls a service, whose answers `Lab.answer` sets."""
 
     def __init__(self, lab: Lab, name: str) -> None:
-        self.lab, self.name, self.folder, self.answers = lab, name, lab.folder, lab.folder / "answers.json"
-        (self.folder / "transforms" / "e2e_service.py").write_text(TRANSFORM.format(answers=self.answers))
-        self.say({})
-        special = f"retry: {{delays: {DELAYS}}}\nvalidation: {{suite: numbers}}\n{AIRFLOW}"
-        text = COMMON.format(name=name, table=name, batch=BATCH, special=special, transform="transform")
-        (self.folder / "consumers" / f"{name}.yaml").write_text(text.replace("e2e_numbers", "e2e_service"))
-        lab.sql(sink_ddl(self.spec, load_transform(self.spec, [self.folder / "transforms"]), lambda *_: None))
+        self.lab, self.name = lab, name
+        self.spec: ConsumerSpec = find_consumer(name, lab.folder / "consumers")
         self.consumer: Consumer = lab.consumer(name)
         self.cluster = Cluster({"bootstrap.servers": lab.topics.servers})
         found = ensure_topics(self.cluster, self.spec, create=True)
         lab.topics.adopt(one.topic.name for one in found)
-
-    @property
-    def spec(self) -> ConsumerSpec:
-        return find_consumer(self.name, self.folder / "consumers")
-
-    def say(self, answers: dict[str, str]) -> None:
-        """Sets the service's answers from now on, by the record's number."""
-        self.answers.write_text(json.dumps(answers))
 
     def failed(self) -> dict[int, tuple[str, str | None, bool]]:
         """By offset, the state and topic of each record that was not loaded at once, and whether it has been published to that topic."""
@@ -100,8 +55,8 @@ class Ladder:
             found = audit(connection, self.cluster, self.spec)
         assert found.differences == ()
 
-    def redrive(self, **conf: Any) -> str:
-        return self.lab.client.trigger(REDRIVE, {"consumer": self.name, "reason": "the service is back again", **conf})
+    def redrive(self, **conf: Any) -> Run:
+        return self.lab.trigger(REDRIVE, {"consumer": self.name, "reason": "the service is back again", **conf})
 
 
 def make_due(lab: Lab, *ladders: Ladder, in_s: float = 0) -> None:
@@ -114,10 +69,6 @@ def make_due(lab: Lab, *ladders: Ladder, in_s: float = 0) -> None:
     )
 
 
-def states(lab: Lab, dag: str, run_id: str) -> dict[str, str | None]:
-    return {task.task_id: task.state for task in lab.client.task_instances(dag, run_id)}
-
-
 def marks() -> int:
     """The number of times the five-minute schedule has been due up to now."""
     return int(time.time() // 300)
@@ -128,78 +79,69 @@ def last_attempt(lab: Lab) -> int:
     return int(number)
 
 
-def drained_in(lab: Lab, ladder: Ladder, *, after: int) -> str:
+def drained_in(lab: Lab, ladder: Ladder, *, after: int) -> Run:
     """Waits for the consumer's next drain after that attempt, and returns the run to which it belongs."""
     query = (
         "SELECT run_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
         " WHERE name = %s AND task_id = 'drain' AND attempt_id > %s ORDER BY attempt_id LIMIT 1"
     )
     ((run_id,),) = until(lambda: lab.sql(query, ladder.name, after), f"a drain of {ladder.name}")
-    return str(run_id)
+    return Run(lab, DRAINS, run_id)
 
 
 @pytest.fixture(scope="module")
-def ladders(lab_session: Lab) -> dict[str, Ladder]:
-    """The consumers by name, once Airflow knows their DAGs."""
-    lab_session.repair()
-    made = {name: Ladder(lab_session, name) for name in ("ladder", "sound", "rotten")}
-    for dag in (DRAINS, REDRIVE, DISCARD, *(each.consumer.dag for each in made.values())):
-        lab_session.client.wait_for_dag(dag, timeout_s=180)
-    return made
+def ladders(lab: Lab) -> dict[str, Ladder]:
+    """The consumers by name."""
+    return {name: Ladder(lab, name) for name in ("ladder", "sound", "rotten")}
 
 
-@pytest.fixture
-def ladder(lab: Lab, ladders: dict[str, Ladder]) -> Ladder:
-    """A consumer in an intact Airflow, with nothing running when the test is over."""
-    return ladders["ladder"]
-
-
-def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, ladder: Ladder) -> None:
+def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, ladders: dict[str, Ladder]) -> None:
     """A run publishes the records that it has handed off. When one is due, a run of the drains starts by itself, long before the schedule.
     It loads a record with the lineage of its first read, validates and announces it, or sends it to the next delay. The redrive of a record
     that failed permanently is planned and approved by a person, and the record is loaded at once. If nothing is due, no driver starts."""
+    ladder = ladders["ladder"]
     consumer = ladder.consumer
-    ladder.say({"3": "retry", "5": "retry", "7": "fail"})
+    lab.answer({"3": "retry", "5": "retry", "7": "fail"})
     consumer.produce(*range(RECORDS))
     assert consumer.trigger().wait() == "success"
     assert consumer.rows() == [0, 1, 2, 4, 6, 8, 9], lab.sql("SELECT DISTINCT error_type, error_text FROM tidemark.failed_record")
     waits, landed, given_up = ("WAITING", "ladder.retry.1h", True), ("LOADED", None, False), ("FAILED", "ladder.failed", True)
     assert ladder.failed() == {3: waits, 5: waits, 7: given_up}
 
-    ladder.say({"5": "retry"})
+    lab.answer({"5": "retry"})
     began, last = marks(), last_attempt(lab)
     make_due(lab, ladder, in_s=2)
     woken = drained_in(lab, ladder, after=last)  # another test may just have woken it, and then it is quiet for a minute
-    assert woken.startswith("asset_triggered__") or marks() > began, "neither woken, nor was it the schedule's time"
-    assert lab.client.wait(DRAINS, woken, 180) == "success"
-    assert set(states(lab, DRAINS, woken).items()) == {(task, "success") for task in TASKS}
+    assert woken.run_id.startswith("asset_triggered__") or marks() > began, "neither woken, nor was it the schedule's time"
+    assert woken.wait() == "success"
+    assert woken.tasks() == dict.fromkeys(TASKS, "success")
     assert lab.sql(f"SELECT kafka_offset FROM {consumer.table} WHERE number = 3") == [(3,)]
     assert ladder.failed() == {3: landed, 5: ("WAITING", "ladder.retry.2h", True), 7: given_up}
     assert ladder.attempts() == {(consumer.dag, "consume"), (DRAINS, "drain")}
     assert ladder.announced() == [(consumer.dag, {"ladder/0": [[0, RECORDS]]}), (DRAINS, {"ladder/0": [[3, 4]]})]
     ladder.check()
 
-    ladder.say({})
+    lab.answer({})
     make_due(lab, ladder)
-    dry, run_id = ladder.redrive(then="nothing", error="Fail"), ladder.redrive(then="ask", to="now")
-    assert lab.client.wait(REDRIVE, dry, 180) == "success"
-    assert states(lab, REDRIVE, dry) == {"plan": "success", "apply": "skipped", "drain": "skipped"}
-    assert "1 record of ladder to the first delay" in lab.client.log(REDRIVE, dry, "plan")
-    assert "Fail: 7 is broken" in answer(lab, run_id, "Approve")["body"]
-    assert lab.client.wait(REDRIVE, run_id, 180) == "success"
-    assert states(lab, REDRIVE, run_id) == {"plan": "success", "apply": "success", "drain": "success"}
-    assert lab.client.xcom(REDRIVE, run_id, "apply") == {"redriven": 1, "passed_over": 0}
-    number = lab.client.xcom(REDRIVE, run_id, "plan")
-    assert lab.client.wait(DRAINS, f"redrive__{number}", 180) == "success"
+    dry, run = ladder.redrive(then="nothing", error="Fail"), ladder.redrive(then="ask", to="now")
+    assert dry.wait() == "success"
+    assert dry.tasks() == {"plan": "success", "apply": "skipped", "drain": "skipped"}
+    assert "1 record of ladder to the first delay" in dry.log("plan")
+    assert "Fail: 7 is broken" in run.question()["body"]
+    run.answer("Approve")
+    assert run.wait() == "success"
+    assert run.tasks() == {"plan": "success", "apply": "success", "drain": "success"}
+    assert run.xcom("apply") == {"redriven": 1, "passed_over": 0}
+    assert Run(lab, DRAINS, f"redrive__{run.xcom('plan')}").wait() == "success"
     assert ladder.failed() == {3: landed, 5: landed, 7: landed}
     assert consumer.rows() == list(range(RECORDS))
     assert lab.sql("SELECT state, destination, planned_by, approved_by FROM tidemark.redrive ORDER BY state") == [
         ("DONE", "now", "admin", "admin"),
         ("PLANNED", "ladder", "admin", None),
     ]
-    nothing_due = lab.client.trigger(DRAINS)
-    assert lab.client.wait(DRAINS, nothing_due, 180) == "success"
-    assert states(lab, DRAINS, nothing_due) == dict.fromkeys(TASKS, "skipped") | dict.fromkeys(("relay", "due", "done"), "success")
+    nothing_due = lab.trigger(DRAINS)
+    assert nothing_due.wait() == "success"
+    assert nothing_due.tasks() == dict.fromkeys(TASKS, "skipped") | dict.fromkeys(("relay", "due", "done"), "success")
     ladder.check()
 
 
@@ -207,19 +149,19 @@ def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_els
     """One run drains two consumers. The verdict on the rows of one is critical: its sink gets no event, the rows stay, and the run fails.
     The rows of the other are announced nevertheless."""
     sound, rotten = ladders["sound"], ladders["rotten"]
-    sound.say({"17": "retry", "17000000": "retry"})
+    lab.answer({"17": "retry", "17000000": "retry"})
     at = sound.consumer.produced
     for each, number in ((sound, 17), (rotten, 17_000_000)):
         each.consumer.produce(number)
         each.consumer.read_here()
         assert each.consumer.rows() == []
-    sound.say({})
+    lab.answer({})
     last = last_attempt(lab)
     make_due(lab, sound, rotten)
-    lab.client.trigger(DRAINS)
-    run_id = drained_in(lab, sound, after=last)
-    assert lab.client.wait(DRAINS, run_id, 180) == "failed"
-    found = lab.client.task_instances(DRAINS, run_id)
+    lab.trigger(DRAINS)
+    run = drained_in(lab, sound, after=last)
+    assert run.wait() == "failed"
+    found = lab.client.task_instances(DRAINS, run.run_id)
     names = {task.map_index: task.rendered_map_index for task in found if task.task_id == "drain"}
     tasks = {(task.task_id, names.get(task.map_index)): task.state for task in found}
     assert {key: state for key, state in tasks.items() if state != "success"} == {
@@ -238,36 +180,34 @@ def test_records_are_discarded_by_a_person_after_another_has_seen_them(lab: Lab,
     """The discard is stored under the user's name, with the approver in the reason. A dry run changes nothing, and an empty filter is
     refused."""
     sound = ladders["sound"]
-    sound.say({"424242": "fail", "434343": "fail"})
+    lab.answer({"424242": "fail", "434343": "fail"})
     sound.consumer.produce(424242, 434343)
     sound.consumer.read_here()
 
-    def ask(**conf: Any) -> str:
-        return lab.client.trigger(DISCARD, {"consumer": sound.name, "error": "Fail", "reason": "flights that never were", **conf})
+    def ask(**conf: Any) -> Run:
+        return lab.trigger(DISCARD, {"consumer": sound.name, "error": "Fail", "reason": "flights that never were", **conf})
 
-    dry, run_id = ask(then="nothing"), ask()
-    assert lab.client.wait(DISCARD, dry, 180) == "success"
-    assert states(lab, DISCARD, dry) == {"plan": "success", "apply": "skipped"}
-    shown = answer(lab, run_id, "Approve", DISCARD)
-    assert shown["subject"] == "Discard 2 records of sound?"
-    assert lab.client.wait(DISCARD, run_id, 180) == "success"
-    assert lab.client.xcom(DISCARD, run_id, "apply") == {"discarded": 2}
-    assert "Discard 2 records of sound" in lab.client.log(DISCARD, run_id, "plan")
+    dry, run, everything = ask(then="nothing"), ask(), ask(then="apply", error=None)
+    assert dry.wait() == "success"
+    assert dry.tasks() == {"plan": "success", "apply": "skipped"}
+    assert everything.wait() == "failed", "it would be every record of the group"
+    assert run.question()["subject"] == "Discard 2 records of sound?"
+    run.answer("Approve")
+    assert run.wait() == "success"
+    assert run.xcom("apply") == {"discarded": 2}
+    assert "Discard 2 records of sound" in run.log("plan")
     query = "SELECT kind, done_by, reason, records FROM tidemark.retry_action JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
     assert lab.sql(query, sound.name) == [("DISCARD", "admin", "flights that never were (approved by admin)", 2)]
-    assert lab.client.wait(DISCARD, ask(then="apply", error=None), 180) == "failed", "it would be every record of the group"
     sound.check()
 
 
-def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab: Lab, ladder: Ladder) -> None:
+def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab: Lab, ladders: dict[str, Ladder]) -> None:
     """REST clients can send anything. Whatever JSON schema can reject is refused before a run exists. All other mistakes make the run fail
     at once, and nothing is stored."""
-    before = lab.sql("SELECT count(*) FROM tidemark.redrive")
-    run_id = ladder.redrive(
-        consumer="lader", since="2026-10-25", key_hex="0", numbers="1, two", eror="KeyError", from_offset=5, to_offset=5
-    )
-    assert lab.client.wait(REDRIVE, run_id, 180) == "failed"
-    log = lab.client.log(REDRIVE, run_id, "plan")
+    ladder, before = ladders["ladder"], lab.sql("SELECT count(*) FROM tidemark.redrive")
+    run = ladder.redrive(consumer="lader", since="2026-10-25", key_hex="0", numbers="1, two", eror="KeyError", from_offset=5, to_offset=5)
+    assert run.wait() == "failed"
+    log = run.log("plan")
     for words in (
         'unknown key "eror". Write error.',
         'there is no consumer "lader"',
@@ -278,38 +218,8 @@ def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab
         "6 problems; nothing was planned",
     ):
         assert words in log
-    assert [task.try_number for task in lab.client.tries(REDRIVE, run_id, "plan")] == [1]
+    assert run.tries("plan") == ["failed"]
     assert lab.sql("SELECT count(*) FROM tidemark.redrive") == before
     for wrong in ({"to": "later"}, {"states": ["LOADED"]}, {"limit": 0}, {"then": "perhaps"}, {"reason": "short"}, {"consumer": ""}):
         with pytest.raises(AirflowRefused):
             ladder.redrive(**wrong)
-
-
-def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder: Ladder) -> None:
-    """Every field has a title and a section, every choice has a label, and the check knows exactly these fields."""
-    from tidemark.airflow.redrive import FIELDS
-
-    def schemas_now() -> dict[str, Any]:
-        return {name: field["schema"] for name, field in lab.client.get(f"dags/{REDRIVE}/details")["params"].items()}
-
-    until(lambda: ladder.name in schemas_now()["consumer"]["examples"], what="the form knows the consumer, whose file is new")
-    schemas = schemas_now()
-    assert tuple(schemas) == FIELDS
-    assert all({"title", "section"} <= set(schema) for schema in schemas.values())
-    for name in ("to", "then"):
-        assert set(schemas[name]["enum"]) == set(schemas[name]["values_display"])
-
-
-def answer(lab: Lab, run_id: str, option: str, dag: str = REDRIVE) -> dict[str, Any]:
-    """Answers a run's question once the scheduler knows that the run waits (it loses earlier answers). Returns the question."""
-    path = f"dags/{dag}/dagRuns/{quote(run_id, safe='')}/taskInstances/apply/-1/hitlDetails"
-    until(lambda: states(lab, dag, run_id).get("apply") == "awaiting_input", within_s=180, what="somebody is asked")
-    question: dict[str, Any] = lab.client.get(path)
-    asked = datetime.fromisoformat(question["created_at"]).timestamp()
-    until(lambda: _scheduler_at(lab) > asked + 1, within_s=180, what="the scheduler has gone round")
-    lab.client.patch(path, {"chosen_options": [option], "params_input": {}})
-    return question
-
-
-def _scheduler_at(lab: Lab) -> float:
-    return datetime.fromisoformat(lab.client.health()["scheduler"]["latest_scheduler_heartbeat"] or "").timestamp()

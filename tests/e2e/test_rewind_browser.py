@@ -1,13 +1,12 @@
 """A person rewinds a group that is reading: form, plan, approval and undo in a real browser, on the pages of a real Airflow.
 
-Needs a Chromium on the machine. With ``TIDEMARK_SCREENSHOTS=folder``, the test saves the documentation's screenshots in that folder. Run it
-alone then, because the pages also show the runs of other tests.
+With ``TIDEMARK_SCREENSHOTS=folder``, the test saves the documentation's screenshots in that folder. Run it alone then, because
+the pages also show the runs of other tests.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,29 +15,18 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page
 from tests.e2e.lab import Consumer, Lab
 from tests.e2e.rewinds import DAG, RewindRun
 from tests.support.waiting import until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 WIDTH, HEIGHT = 1280, 720
 TALL = 1300
 """The height of a window for the form with a section open."""
 TARGET, WRONG = 20, 30
 """The offset to rewind to, and the minimum number of wrong rows in each partition."""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = pytest.mark.needs("chromium")
 
 
 class Person:
@@ -65,7 +53,7 @@ class Person:
         self._shoot(shot, TALL)
         with self.page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
             dialog.get_by_role("button", name="Trigger", exact=True).click()
-        return RewindRun(self.lab, sent.value.json()["dag_run_id"])
+        return RewindRun(self.lab, DAG, sent.value.json()["dag_run_id"])
 
     def reads_the_plan(self, run: RewindRun) -> str:
         """Returns the text of the page on which the plan is approved or rejected."""
@@ -104,15 +92,12 @@ class Person:
 
 
 @pytest.fixture
-def person(lab: Lab) -> Iterator[Person]:
-    """A person who is signed in as Airflow's admin, in a new browser."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
+def person(lab: Lab, browser: Browser) -> Iterator[Person]:
+    """A person who is signed in as Airflow's admin."""
+    with browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}) as context:
         context.add_cookies([{"name": "_token", "value": lab.client.token(), "url": lab.airflow.url}])
         context.set_default_timeout(60_000)
         yield Person(lab, context.new_page())
-        browser.close()
 
 
 class Live:
@@ -131,10 +116,10 @@ class Live:
         enough = threading.Event()
 
         def arrive() -> None:
-            while not enough.wait(0.2):
+            while not enough.wait(1):  # each arrival is a batch, and a batch is a Spark job
                 for partition, end in self.ends.items():
-                    self.consumer.produce(*range(end, end + 2), partition=partition)
-                    self.ends[partition] += 2
+                    self.consumer.produce(*range(end, end + 10), partition=partition)
+                    self.ends[partition] += 10
 
         thread = threading.Thread(target=arrive)
         thread.start()
@@ -180,11 +165,9 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
     that are read again get the right factor, and `verify` counts the changes. The undo restores every row, and each record that has arrived
     since is in the sink once."""
     live = Live(lab)
-    lab.client.wait_for_dag(DAG, timeout_s=180)
     with live.reading():
         with live.arriving():
             live.reached(dict.fromkeys(live.PARTITIONS, TARGET + 1))
-            driver = live.consumer.driver().pid
             lab.set_factor(2)
             live.reached({part: end + WRONG for part, end in live.positions().items()})
             lab.set_factor(1)
@@ -198,7 +181,7 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
             person.approves(shot="rewind-plan")
             assert run.wait() == "success"
             assert run.stored() == ("APPLIED", "admin", "admin", "admin", first)
-            assert run.states()["consume"] == "skipped"  # the consumer's run continues by itself
+            assert run.tasks()["consume"] == "skipped"  # the consumer's run continues by itself
             moved = live.moved(first)
             assert all(planned < old and new == TARGET for planned, old, new in moved.values()), moved
 
@@ -226,8 +209,7 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
             live.reached({part: end + 1 for part, end in live.ends.items()})
         live.reached(live.ends)
         assert live.positions() == live.ends
-        assert live.consumer.driver().pid == driver
-        assert [state for state, _, _ in live.consumer.attempts()] == ["RUNNING"]
+        assert [state for state, _, _ in live.consumer.attempts()] == ["RUNNING"], "it is still the first driver"
     assert {part: [row[3] for row in rows] for part, rows in live.rows().items()} == {
         part: [*range(end)] for part, end in live.ends.items()
     }

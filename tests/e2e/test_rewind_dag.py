@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.e2e.lab import Consumer, Lab
-from tests.e2e.rewinds import ASKS, DAG, RewindRun
+from tests.e2e.rewinds import DAG, RewindRun
 from tests.support.documented import snippets
 
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused
@@ -19,16 +19,13 @@ APPROVALS = ("asked", "unasked", "strict", "owned")
 
 
 @pytest.fixture(scope="module")
-def consumers(lab_session: Lab) -> dict[str, Consumer]:
+def consumers(lab: Lab) -> dict[str, Consumer]:
     """The consumers by name; each has read its whole topic."""
-    lab_session.repair()
-    lab_session.client.wait_for_dag(DAG, timeout_s=180)
-    found = {}
-    for name in APPROVALS:
-        found[name] = lab_session.consumer(name)
-        found[name].produce(*range(RECORDS))
-        found[name].read_here()
-        lab_session.client.unpause(found[name].dag)
+    found = {name: lab.consumer(name) for name in APPROVALS}
+    for consumer in found.values():
+        consumer.produce(*range(RECORDS))
+        consumer.read_here()
+        lab.client.unpause(consumer.dag)
     return found
 
 
@@ -38,9 +35,16 @@ def rewind(lab: Lab, consumers: dict[str, Consumer]) -> Callable[..., RewindRun]
 
     def start(*names: str, client: AirflowClient | None = None, **conf: Any) -> RewindRun:
         asked = {"consumers": list(names), "scenario": "to-offset", "value": "40", "reason": "a test of the form", **conf}
-        return RewindRun(lab, (client or lab.client).trigger(DAG, asked))
+        return RewindRun(lab, DAG, lab.trigger(DAG, asked, client=client).run_id)
 
     return start
+
+
+@pytest.fixture
+def signed_in(lab: Lab) -> Iterator[tuple[AirflowClient, ...]]:
+    """Clients of `USERS`."""
+    with lab.sign_in("ann") as ann, lab.sign_in("bob") as bob:
+        yield ann, bob
 
 
 def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consumers, rewind):
@@ -54,7 +58,7 @@ def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consume
     assert question["subject"] == f"Rewind {number} of asked?"
     assert f"| asked | 0 | {RECORDS} | 40 | 60 | 0 | 60 | 0 |" in question["body"].splitlines()
     assert r"Reason: a \*bug\* of \<b\>Tuesday\</b\>" in question["body"]
-    assert lab.client.xcom(DAG, run.run_id, "plan") == number
+    assert run.xcom("plan") == number
     assert "At least 60 offsets read again, 0 skipped; 60 rows and 0 failed records taken out" in run.log("plan")
     assert consumer.position() == RECORDS
 
@@ -67,30 +71,24 @@ def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consume
         (RECORDS, 40, 60)
     ]
     assert (consumer.rows(), consumer.position()) == (rows, RECORDS)
-    assert lab.client.xcom(DAG, run.run_id, "verify") == {"asked": {"equal": 60, "changed": 0, "gone": 0, "new": 0}}
+    assert run.xcom("verify") == {"asked": {"equal": 60, "changed": 0, "gone": 0, "new": 0}}
     assert "60 offsets read again" in run.log("verify")
     (event,) = [event for event in lab.client.asset_events(consumer.table) if event.source_dag_id == DAG]
     (documented,) = (json.loads(code) for code in snippets("docs/rewind.md", "json") if "undo_of" in code)
     assert event.extra == documented | {"group": "asked", "ranges": {"asked/0": [[40, RECORDS]]}, "rewind": number}
 
 
-def test_rejected_plan_changes_nothing_and_is_kept_as_rejected(consumers, rewind):
+def test_plan_that_is_rejected_or_that_nobody_answers_changes_nothing_and_is_kept_as_rejected(consumers, rewind):
     """The name of the person who rejected it is stored. The downstream tasks are skipped, and the run succeeds."""
-    run = rewind("asked")
+    run, unanswered = rewind("asked"), rewind("asked", expires_in="2s")
     run.question()
     run.answer("Reject")
-    assert run.wait() == "success"
-    states = {"plan": "success", "apply": "skipped", "consume": "skipped", "verify": "skipped"}
-    assert states.items() <= run.states().items()
+    for each in (run, unanswered):
+        assert each.wait() == "success"
+        assert {"plan": "success", "apply": "skipped", "consume": "skipped", "verify": "skipped"}.items() <= each.tasks().items()
     assert run.stored()[:4] == ("REJECTED", "admin", "admin", None)
+    assert unanswered.stored()[:4] == ("REJECTED", "admin", "nobody (no answer in time)", None)
     assert (consumers["asked"].position(), len(consumers["asked"].rows())) == (RECORDS, RECORDS)
-
-
-def test_plan_that_nobody_answers_is_rejected_when_it_expires(consumers, rewind):
-    run = rewind("asked", expires_in="2s")
-    assert run.wait() == "success"
-    assert run.stored()[:4] == ("REJECTED", "admin", "nobody (no answer in time)", None)
-    assert consumers["asked"].position() == RECORDS
 
 
 def test_plan_that_another_rewind_has_overtaken_is_refused_and_kept_as_rejected(consumers, rewind):
@@ -104,7 +102,7 @@ def test_plan_that_another_rewind_has_overtaken_is_refused_and_kept_as_rejected(
     assert "has been rewound since" in first.log("apply")
     assert "Plan again" in first.log("apply")
     states = {"plan": "success", "apply": "failed", "consume": "upstream_failed", "verify": "upstream_failed"}
-    assert states.items() <= first.states().items()
+    assert states.items() <= first.tasks().items()
     assert consumers["asked"].position() == RECORDS
 
 
@@ -119,24 +117,24 @@ def test_nobody_approves_their_own_if_the_file_says_so(consumers, rewind):
     assert consumers["strict"].position() == RECORDS
 
 
-def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored(lab, consumers, rewind):
+def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored(lab, consumers, rewind, signed_in):
     """A user who may trigger runs may also write XComs and mark tasks. Only one answer counts: the one that Airflow has recorded, for the
     plan that it has shown, in the run that made the plan. A cleared task asks again."""
-    consumer, ann, bob = consumers["strict"], lab.sign_in("ann"), lab.sign_in("bob")
+    consumer, (ann, bob) = consumers["strict"], signed_in
     other = rewind("strict", value="10")
     other.question()
     run = rewind("strict", client=ann, consume=False)
     question = run.question()
     number, shown = run.stored()[4], question["body"]
     run.forge(ann, "plan", other.stored()[4])
-    run.forge(ann, ASKS, {"approved": True, "by": "bob", "name": "bob"})
-    run.mark_success(ann, ASKS)
+    run.forge(ann, "apply", {"approved": True, "by": "bob", "name": "bob"})
+    run.mark_success(ann, "apply")
     run.wait()
     assert consumer.position() == RECORDS
     assert run.stored() == ("PLANNED", "ann", None, None, number)
     assert other.stored()[:4] == ("PLANNED", "admin", None, None)
 
-    lab.client.clear(DAG, run.run_id, [ASKS])
+    lab.client.clear(DAG, run.run_id, ["apply"])
     question = run.question()
     assert (question["body"], question["response_received"]) == (shown, False)
     assert "someone else must approve it" in question["body"]
@@ -157,7 +155,7 @@ def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(l
     run = rewind("unasked", consume=False)
     assert run.wait() == "success"
     states = {"plan": "success", "apply": "success", "consume": "skipped", "verify": "skipped"}
-    assert states.items() <= run.states().items()
+    assert states.items() <= run.tasks().items()
     assert run.stored()[:4] == ("APPLIED", "admin", None, "admin")
     assert (consumer.position(), consumer.rows()) == (40, list(range(40)))
     lab.client.clear(DAG, run.run_id, ["apply"])
@@ -167,12 +165,13 @@ def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(l
 
     forward = rewind("unasked", scenario="to-latest", value=None, backfill=True, consume=False)
     assert forward.wait() == "success"
-    assert forward.states()["backfill"] == "success"
+    assert forward.tasks()["backfill"] == "success"
     assert (consumer.position(), consumer.rows()) == (RECORDS, list(range(RECORDS)))
 
 
 def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
-    """REST clients can send anything, such as unknown keys or ambiguous times. The run fails at once without a retry and stores nothing."""
+    """REST clients can send anything, such as unknown keys or ambiguous times. The run fails at once without a retry and stores nothing.
+    Whatever JSON schema can reject is refused before a run exists."""
     before = lab.sql("SELECT count(*) FROM tidemark.rewind")
     run = rewind("asked", "askd", scenario="to-datetime", value="2026-10-25 02:30", zone="Europe/Berlin", scop="all", scope="a b!")
     assert run.wait() == "failed"
@@ -185,39 +184,37 @@ def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
         "4 problems; nothing was planned",
     ):
         assert words in log
-    assert {run.states()[task] for task in ("apply", "consume", "verify")} == {"upstream_failed"}
-    assert [task.try_number for task in lab.client.tries(DAG, run.run_id, "plan")] == [1]
-    assert lab.sql("SELECT count(*) FROM tidemark.rewind") == before
-
-
-def test_form_can_be_filled_without_documentation(lab, consumers):
-    """Every field has a title, a description and a section, and every scenario has a label. Whatever JSON schema can reject is refused
-    before a run exists."""
-    form = lab.client.get(f"dags/{DAG}/details")["params"]
-    assert {"consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume"} <= set(form)
-    schemas = {name: field["schema"] for name, field in form.items()}
-    assert all({"title", "description_md", "section"} <= set(schema) or form[name]["description"] for name, schema in schemas.items())
-    assert set(schemas["scenario"]["enum"]) == set(schemas["scenario"]["values_display"])
-    assert set(schemas["consumers"]["examples"]) == set(schemas["consumers"]["values_display"])
-    good = {"consumers": ["asked"], "scenario": "to-latest", "reason": "a test of the form"}
+    assert {run.tasks()[task] for task in ("apply", "consume", "verify")} == {"upstream_failed"}
+    assert run.tries("plan") == ["failed"]
     long, strange = {"reason": "x" * 2001}, {"zone": "Europe, Berlin"}
     for wrong in ({"reason": "short"}, long, strange, {"scenario": "to-moon"}, {"consumers": []}, {"allow_loss": "yes"}):
         with pytest.raises(AirflowRefused):
-            lab.client.trigger(DAG, good | wrong)
-    body = {"dag_id": DAG, "from_date": "2026-01-01T00:00:00Z", "to_date": "2026-01-02T00:00:00Z", "dag_run_conf": good}
+            rewind("asked", **wrong)
+    body = {"dag_id": DAG, "from_date": "2026-01-01T00:00:00Z", "to_date": "2026-01-02T00:00:00Z", "dag_run_conf": {}}
     with pytest.raises(AirflowRefused, match="does not allow"):
         lab.client.post("backfills", body)
-    assert len(json.dumps(form)) < 20_000
+    assert lab.sql("SELECT count(*) FROM tidemark.rewind") == before
+
+
+def test_forms_can_be_filled_without_documentation(lab):
+    """Every field has a title and a section, every choice has a label, and the check of each form knows exactly these fields."""
+    from tidemark.airflow import discard, redrive, rewind_form
+
+    for dag, fields in (("rewind", rewind_form.FIELDS), ("redrive", redrive.FIELDS), ("discard", discard.FIELDS)):
+        schemas = {name: field["schema"] for name, field in lab.client.get(f"dags/{dag}/details")["params"].items()}
+        assert set(schemas) == set(fields)
+        assert [name for name, schema in schemas.items() if not {"title", "section"} <= set(schema)] == []
+        for name, schema in schemas.items():
+            choices = schema.get("enum") or schema.get("examples") or ()
+            assert set(schema.get("values_display", choices)) == set(choices), (dag, name)
 
 
 def test_dag_of_one_consumer_rewinds_it_and_no_other(lab, consumers):
-    """A user who may start ``rewind__owned`` has access to that consumer only. A conf that names any consumer is refused."""
-    own, asked = f"{DAG}__owned", {"scenario": "to-offset", "value": "40", "reason": "a test of its own DAG", "consume": False}
-    for named in (["unasked"], ["owned", "unasked"], ["owned"]):
-        run = lab.client.trigger(own, {**asked, "consumers": named})
-        assert lab.client.wait(own, run, 180) == "failed"
-        assert "consumers cannot be set: this DAG is for owned only" in lab.client.log(own, run, "plan")
+    """A user who may start ``rewind__owned`` has access to that consumer only. A conf that names a consumer is refused."""
+    asked = {"scenario": "to-offset", "value": "40", "reason": "a test of its own DAG", "consume": False}
+    wrong = lab.trigger(f"{DAG}__owned", {**asked, "consumers": ["unasked"]})
+    assert wrong.wait() == "failed"
+    assert "consumers cannot be set: this DAG is for owned only" in wrong.log("plan")
     assert {name: consumers[name].position() for name in ("owned", "unasked")} == {"owned": RECORDS, "unasked": RECORDS}
-    run = lab.client.trigger(own, asked)
-    assert lab.client.wait(own, run, 180) == "success"
+    assert lab.trigger(f"{DAG}__owned", asked).wait() == "success"
     assert {name: consumers[name].position() for name in ("owned", "unasked")} == {"owned": 40, "unasked": RECORDS}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tests.e2e.lab import Lab
+from tests.e2e.lab import Lab, Run
 from tests.support.waiting import until
 
 from tidemark.airflow.watch import task_of
@@ -17,26 +15,19 @@ UPDATE tidemark.failed_record failed SET state = 'DISCARDED'
 """
 
 
-def states(lab: Lab, run: Any) -> dict[str, str | None]:
-    return {task.task_id: task.state for task in lab.client.task_instances("watch", run["dag_run_id"])}
+def runs(lab: Lab) -> dict[str, dict[str, str | None]]:
+    """The states of the tasks of each run of the DAG ``watch``, oldest first. The run's own state is under its empty name."""
+    found = sorted(lab.client.runs("watch"), key=lambda run: str(run["run_after"]))
+    return {run["dag_run_id"]: Run(lab, "watch", run["dag_run_id"]).tasks() | {"": run["state"]} for run in found}
 
 
-def run_in_which(lab: Lab, state: str, *, without: set[str]) -> Any:
-    """Waits for a run of the DAG ``watch`` that has ended and in which the consumer's task has this state; returns the run."""
+def run_that(lab: Lab, state: str) -> Run:
+    """Waits for a run of the DAG ``watch`` that has ended in this state, with the consumer's task in the same state."""
 
-    def look() -> Any:
-        for run in lab.client.runs("watch"):
-            if run["dag_run_id"] not in without and run["state"] in ("success", "failed") and states(lab, run).get(TASK) == state:
-                return run
-        return None
+    def look() -> str | None:
+        return next((run_id for run_id, tasks in runs(lab).items() if tasks[""] == tasks.get(TASK) == state), None)
 
-    return until(look, within_s=240, what=f"the task of the consumer is {state}")
-
-
-def waits_after(lab: Lab, run: Any) -> bool:
-    """Whether a later run is waiting in the triggerer."""
-    later = [one for one in lab.client.runs("watch") if one["run_after"] > run["run_after"]]
-    return any(states(lab, one).get("watch") == "deferred" for one in later)
+    return Run(lab, "watch", until(look, within_s=240, what=f"the task of the consumer is {state}"))
 
 
 def test_missed_objective_fails_the_consumers_task_once_and_its_callback_runs_once(lab: Lab) -> None:
@@ -44,17 +35,13 @@ def test_missed_objective_fails_the_consumers_task_once_and_its_callback_runs_on
     consumer = lab.consumer("promised")
     lab.topics.produce("promised", ["1", "two"])
     consumer.read_here()
-    failed = run_in_which(lab, "failed", without=set())
-    until(lambda: waits_after(lab, failed), what="the next run waits")
+    failed = run_that(lab, "failed")
+    until(lambda: list(runs(lab).values())[-1].get("watch") == "deferred", what="the next run waits")
     said = "promised misses an objective: 1 failed record, objective 0"
-    assert lab.alarmed.read_text() == f"{failed['dag_run_id']} {TASK} {said}\n"
-    assert failed["state"] == "failed"
-    assert said in lab.client.log("watch", failed["dag_run_id"], TASK)
+    assert lab.alarmed.read_text() == f"{failed.run_id} {TASK} {said}\n"
+    assert said in failed.log(TASK)
 
     lab.sql(DISCARD, "promised")
-    met = run_in_which(lab, "success", without={failed["dag_run_id"]})
-    assert met["state"] == "success"
-    assert "objective is met again" in lab.client.log("watch", met["dag_run_id"], TASK)
-    runs = sorted(lab.client.runs("watch"), key=lambda one: str(one["run_after"]))
-    assert [states(lab, run).get(TASK) for run in runs if run["state"] in ("success", "failed")] == ["failed", "success"]
+    assert "objective is met again" in run_that(lab, "success").log(TASK)
+    assert [tasks[TASK] for tasks in runs(lab).values() if tasks[""] in ("success", "failed")] == ["failed", "success"]
     assert len(lab.alarmed.read_text().splitlines()) == 1

@@ -14,10 +14,15 @@ from tests.support.change_data import UNAVAILABLE, ChangeSource
 from tests.support.change_load import completed, differences, replayed
 from tests.support.change_story import AVRO, JSON, JSON_WITH_SCHEMAS, Form, Story, story
 from tests.support.scenario import Scenario
+from tests.support.shell import tidemark
 
 from tidemark.rewind.model import ToEarliest, ToOffset
 
-FORMS = [pytest.param(JSON, id="json"), pytest.param(JSON_WITH_SCHEMAS, id="json with schemas"), pytest.param(AVRO, id="avro")]
+FORMS = [
+    pytest.param(JSON, id="json"),
+    pytest.param(JSON_WITH_SCHEMAS, id="json with schemas", marks=pytest.mark.thorough),
+    pytest.param(AVRO, id="avro", marks=pytest.mark.thorough),
+]
 
 Tell = Callable[..., Story]
 
@@ -38,15 +43,22 @@ def tell(change_source: ChangeSource, scenario: Scenario, request: pytest.Fixtur
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sink_becomes_the_source(tell: Tell, form: Form) -> None:
-    """Covers inserts, updates, changes of keys, deletes, wide values, nulls and added columns, read in several runs."""
-    told = tell(form, partitions=2 if form is AVRO else 1)
+    """Covers inserts, updates, changes of keys, deletes, wide values, nulls and added columns, read in several runs. Further columns may
+    come from the envelope."""
+    began = datetime.now(UTC)
+    columns = {"changed_at": "$change.source.ts_ms", "operation": "$change.op"}
+    told = tell(form, partitions=2 if form is AVRO else 1, more="changed_at timestamptz, operation text", columns=columns)
     for _ in range(3):
         told.run()
         with told.changing(40):
             told.run()
     told.check()
+    found = told.scenario.rows("operation, changed_at")
+    assert {operation for operation, _ in found} <= {"r", "c", "u"}
+    assert all(began < changed_at < datetime.now(UTC) for _, changed_at in found)
 
 
+@pytest.mark.thorough  # tests/integration/rewind/test_deletions.py: rewinds of deletes; tests/chaos: kills
 @pytest.mark.parametrize("deletes", ["hard", "soft"])
 def test_sink_becomes_the_source_although_runs_are_killed_and_rewound(tell: Tell, deletes: str) -> None:
     """All this happens while the source changes. One rewind goes back to the middle, between two runs; one goes to the start, during a
@@ -66,17 +78,6 @@ def test_sink_becomes_the_source_although_runs_are_killed_and_rewound(tell: Tell
     with told.changing(30):
         told.run(rewind=ToEarliest())
     told.check()
-
-
-def test_columns_may_come_from_the_envelope(tell: Tell) -> None:
-    began = datetime.now(UTC)
-    columns = {"changed_at": "$change.source.ts_ms", "operation": "$change.op"}
-    told = tell(more="changed_at timestamptz, operation text", columns=columns)
-    told.change(30)
-    told.check()
-    found = told.scenario.sql(f"SELECT id, operation, changed_at FROM {told.scenario.table}")
-    assert {operation for _, operation, _ in found} <= {"r", "c", "u"}
-    assert all(began < changed_at < datetime.now(UTC) for _, _, changed_at in found)
 
 
 def test_records_without_a_value_that_was_toasted_fail(tell: Tell) -> None:
@@ -137,7 +138,9 @@ DERIVED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [pytest.param(JSON_WITH_SCHEMAS, id="json with schemas"), pytest.param(AVRO, id="avro")])
+@pytest.mark.parametrize(
+    "form", [pytest.param(JSON_WITH_SCHEMAS, id="json with schemas", marks=pytest.mark.thorough), pytest.param(AVRO, id="avro")]
+)
 def test_consumers_new_writes_a_consumer_whose_table_becomes_the_source(tell: Tell, form: Form) -> None:
     """Format, key and types come from the connector's schemas."""
     told = tell(form)
@@ -147,7 +150,7 @@ def test_consumers_new_writes_a_consumer_whose_table_becomes_the_source(tell: Te
     scenario = told.scenario
     scenario.name, scenario.table = f"{scenario.name}_new", f"{scenario.table}_new"
     env = {"TIDEMARK_EXPECTATIONS": str(scenario.folder / "expectations")}
-    done = scenario.command("consumers", "new", told.topic, "--name", scenario.name, "--table", scenario.table, env=env)
+    done = tidemark(scenario, "consumers", "new", told.topic, "--name", scenario.name, "--table", scenario.table, env=env)
     assert done.returncode == 0, done.stderr
     written = yaml.safe_load(scenario.spec_file.read_text())
     assert written["format"] == {"value": form.value, "key": form.value, "envelope": "debezium"}
@@ -157,6 +160,6 @@ def test_consumers_new_writes_a_consumer_whose_table_becomes_the_source(tell: Te
     query = "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
     types = dict(scenario.sql(query, scenario.table))
     assert {name: types[name] for name in DERIVED} == DERIVED
-    assert scenario.command("consumers", "check", scenario.name, env=env).returncode == 0
+    assert tidemark(scenario, "consumers", "check", scenario.name, env=env).returncode == 0
     told.change(20)
     told.check()

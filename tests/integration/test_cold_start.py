@@ -120,12 +120,14 @@ def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(driv
     assert found["options"] == ["-XX:TieredStopAtLevel=1", COLLECTOR, SMALL_YOUNG, "-Dtheirs=1", "-XX:TieredStopAtLevel=4", "-Dmine=1"]
 
 
+@pytest.mark.thorough
 def test_a_driver_through_whose_jvm_records_pass_has_memory_cleared_in_large_pieces(drivers: Drivers, archive: Path) -> None:
     found = ended(drivers.start(cache(), records=None))
     assert str(archive) in found["archives"]
     assert found["options"] == [COLLECTOR, LARGE_YOUNG, *([ZEROED] if released(find_java()) in KNOW_ZEROED else [])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions", "JDK_JAVA_OPTIONS"])
 def test_a_collector_that_somebody_has_chosen_is_the_only_one(
     drivers: Drivers, archive: Path, where: str, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +142,7 @@ def test_a_collector_that_somebody_has_chosen_is_the_only_one(
     assert not {COLLECTOR, SMALL_YOUNG, LARGE_YOUNG} & set(found["options"])
 
 
+@pytest.mark.thorough  # tests/unit/test_spark_archive.py: of many drivers that end at once, one has it made
 def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(drivers: Drivers) -> None:
     """The process that builds it survives when the launcher kills the driver's process group."""
     for first in [drivers.start(drivers.cache), drivers.start(drivers.cache)]:
@@ -150,6 +153,7 @@ def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(
     os.killpg(os.getpgid(maker.pid), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_an_archive_that_is_damaged_or_cannot_be_kept_costs_time_only(drivers: Drivers, archive: Path, tmp_path: Path) -> None:
     """The damaged archive has the right size but wrong contents. The drivers start without it, and print nothing about it."""
     with pytest.MonkeyPatch.context() as patch:

@@ -36,6 +36,7 @@ def test_empty_topic_and_empty_partitions_are_no_work(scenario: Scenario) -> Non
     scenario.check()
 
 
+@pytest.mark.sampled("transform", "reader")
 @FORMS
 def test_aborted_transactions_are_not_read_and_count_as_unaccounted(scenario: Scenario, transform: str) -> None:
     """Aborted records and the markers of all transactions are offsets in the range without a visible record."""
@@ -53,18 +54,7 @@ def test_aborted_transactions_are_not_read_and_count_as_unaccounted(scenario: Sc
     scenario.check()
 
 
-@FORMS
-def test_range_of_markers_alone_moves_the_position(scenario: Scenario, transform: str) -> None:
-    """A slice in which no record is visible is committed like any other."""
-    topic = scenario.topics.create()
-    scenario.topics.transaction(topic, [b"x", b"y"], commit=False)
-    scenario.write(transform, topics=topic, batch={"max_records": 2}).make_sink()
-    scenario.run()
-    assert scenario.positions() == {(topic, 0): 3}
-    assert scenario.counts() == {"unaccounted": 3}
-    scenario.check()
-
-
+@pytest.mark.sampled("transform", "reader")
 @FORMS
 def test_run_stops_before_an_open_transaction(scenario: Scenario, transform: str) -> None:
     """The end of a run is the last stable offset: later records wait until the transaction has ended."""
@@ -82,9 +72,12 @@ def test_run_stops_before_an_open_transaction(scenario: Scenario, transform: str
     scenario.check()
 
 
-def test_compacted_away_records_are_unaccounted(scenario: Scenario) -> None:
-    """Offsets removed by compaction are gaps: they are not lost, and the ledger counts them. A slice may consist of one gap."""
-    scenario.write(topics=compacted(scenario), batch={"max_records": 10}).make_sink()
+@pytest.mark.sampled("transform", "reader")
+@FORMS
+def test_compacted_away_records_are_unaccounted(scenario: Scenario, transform: str) -> None:
+    """Offsets removed by compaction are gaps: they are not lost, and the ledger counts them. A slice in which no record is visible is
+    committed like any other."""
+    scenario.write(transform, topics=compacted(scenario), batch={"max_records": 10}).make_sink("payload bytea")
     assert scenario.run().records == 21
     assert scenario.rows("payload, kafka_offset") == [(b"record 19", 19), (b"other", 20)]
     assert scenario.counts() == {"loaded": 2, "sink_rows": 2, "unaccounted": 19}
@@ -92,6 +85,7 @@ def test_compacted_away_records_are_unaccounted(scenario: Scenario) -> None:
     scenario.check()
 
 
+@pytest.mark.sampled
 def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
     """There may be many partitions, of any size. Batches take the longest first, and no batch exceeds its limit."""
     topic = scenario.topics.create(100)
@@ -113,17 +107,6 @@ def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
 # ---- records
 
 
-@FORMS
-def test_null_values_and_empty_values_are_records(scenario: Scenario, transform: str) -> None:
-    """A tombstone is null, an empty value is empty."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [None, b"", b"\0\xff"], key=b"k")
-    scenario.write(transform, topics=topic).make_sink()
-    scenario.run()
-    assert scenario.rows() == [None, b"", b"\0\xff"]
-    scenario.check()
-
-
 HEADERS: list[Any] = [
     None,
     [],
@@ -134,6 +117,7 @@ HEADERS: list[Any] = [
 ]
 
 
+@pytest.mark.sampled("form", "reader", "disposition")
 @pytest.mark.parametrize("form", LOCAL)
 @pytest.mark.parametrize("disposition", ["fail", "retry"])
 def test_failed_record_is_kept_byte_for_byte(scenario: Scenario, form: str, disposition: str) -> None:
@@ -154,16 +138,7 @@ def test_failed_record_is_kept_byte_for_byte(scenario: Scenario, form: str, disp
     scenario.check()
 
 
-def test_failed_record_of_a_topic_that_the_broker_stamps_has_the_brokers_time(scenario: Scenario) -> None:
-    """With LogAppendTime, the record's timestamp is the broker's."""
-    topic = scenario.topics.create(message_timestamp_type="LogAppendTime")
-    scenario.topics.produce(topic, [b"fail"], timestamp=1_600_000_000_123)
-    scenario.write(JUDGES["function"], topics=topic).make_sink("payload bytea")
-    scenario.run()
-    assert scenario.failed("record_timestamp > now() - interval '10 minutes'") == [(True,)]
-    scenario.check()
-
-
+@pytest.mark.sampled
 def test_many_failed_records_among_many_good_ones_are_all_kept(scenario: Scenario) -> None:
     """Failed records are read a second time by their offsets, over several polls of the reader."""
     topic = scenario.topics.create()
@@ -175,6 +150,7 @@ def test_many_failed_records_among_many_good_ones_are_all_kept(scenario: Scenari
     scenario.check()
 
 
+@pytest.mark.sampled("form", "reader")
 @pytest.mark.parametrize("form", LOCAL)
 def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenario: Scenario, form: str) -> None:
     """Covers key, value, timestamp in milliseconds, and headers in order, with repetitions, nulls and any bytes. A record without headers
@@ -186,6 +162,7 @@ def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenari
     check_echo(scenario, form, topic)
 
 
+@pytest.mark.sampled("form", "reader")
 @pytest.mark.parametrize("form", LOCAL)
 def test_timestamps_may_be_of_1970_or_2100_and_in_any_order(scenario: Scenario, form: str) -> None:
     """They are only data: offsets decide what is read and in which order. This is also true of failed records."""
@@ -195,21 +172,23 @@ def test_timestamps_may_be_of_1970_or_2100_and_in_any_order(scenario: Scenario, 
     check_echo(scenario, form, topic)
     moments = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis) for millis in times]
     assert scenario.rows("at") == moments
-    scenario.transform(JUDGES[form])
-    scenario.set(group=f"{scenario.name}-failed")
-    scenario.run()
+    fail_all(scenario, form)
     assert [moment for (moment,) in scenario.failed("record_timestamp")] == moments
 
 
+@pytest.mark.sampled("form", "reader")
 @pytest.mark.parametrize("form", LOCAL)
-def test_transform_sees_the_brokers_time_where_the_broker_stamps(scenario: Scenario, form: str) -> None:
-    """With LogAppendTime, the producer's timestamp is lost."""
+def test_record_has_the_brokers_time_where_the_broker_stamps(scenario: Scenario, form: str) -> None:
+    """With LogAppendTime, the producer's timestamp is lost: for the transform, and for failed records."""
     topic = scenario.topics.create(message_timestamp_type="LogAppendTime")
-    scenario.topics.produce(topic, [b"a"], timestamp=1_600_000_000_123)
+    scenario.topics.produce(topic, [b"fail"], timestamp=1_600_000_000_123)
     check_echo(scenario, form, topic)
-    assert scenario.rows("at > now() - interval '10 minutes'") == [True]
+    fail_all(scenario, form)
+    just_now = "> now() - interval '10 minutes'"
+    assert scenario.rows(f"at {just_now}") == [row[0] for row in scenario.failed(f"record_timestamp {just_now}")] == [True]
 
 
+@pytest.mark.sampled("form", "reader")
 @pytest.mark.parametrize("form", LOCAL)
 def test_record_without_a_timestamp_has_none(scenario: Scenario, form: str) -> None:
     """Kafka writes -1, which is not a time: null in the Arrow form, and 1970-01-01 in the function form, whose records always have a
@@ -219,12 +198,11 @@ def test_record_without_a_timestamp_has_none(scenario: Scenario, form: str) -> N
     scenario.write(ECHOES[form], topics=topic).make_sink(ECHO_COLUMNS)
     scenario.run()
     assert scenario.rows("at") == [datetime(1970, 1, 1, tzinfo=UTC) if form == "function" else None]
-    scenario.transform(JUDGES[form])
-    scenario.set(group=f"{scenario.name}-failed")
-    scenario.run()
+    fail_all(scenario, form)
     assert scenario.failed("record_offset, record_timestamp") == [(0, None)]
 
 
+@pytest.mark.sampled("form", "reader")
 @pytest.mark.parametrize("form", LOCAL)
 def test_timestamp_that_is_no_moment_of_any_calendar_spoils_nothing_but_itself(scenario: Scenario, form: str) -> None:
     """Nanoseconds written as milliseconds are beyond Postgres' range: null in the Arrow form. Python's years end at 9999: in the function
@@ -245,6 +223,7 @@ def test_timestamp_that_is_no_moment_of_any_calendar_spoils_nothing_but_itself(s
         assert all(str(millis) in row[3] for row, millis in zip(failed, times[1:], strict=True))
 
 
+@pytest.mark.sampled("form", "reader")
 @pytest.mark.parametrize("form", LOCAL)
 def test_record_with_a_header_name_that_is_no_text_fails_alone(scenario: Scenario, form: str) -> None:
     """Kafka's protocol has header names in UTF-8, but no broker checks them. librdkafka's Python binding cannot return such headers at
@@ -263,6 +242,7 @@ def test_record_with_a_header_name_that_is_no_text_fails_alone(scenario: Scenari
     assert scenario.counts() == {"loaded": 2, "failed": 2, "sink_rows": 2}
 
 
+@pytest.mark.sampled("transform", "reader")
 @FORMS
 def test_records_may_be_compressed_in_any_way(scenario: Scenario, transform: str) -> None:
     """One partition has records of each of Kafka's codecs."""
@@ -280,44 +260,43 @@ def test_records_may_be_compressed_in_any_way(scenario: Scenario, transform: str
 
 @pytest.fixture(scope="module")
 def large_records(kafka_servers: str) -> Iterator[tuple[str, list[str]]]:
-    """A topic of 300 records of the largest size that a broker takes by default, and their MD5 sums."""
+    """A topic of 100 records of the largest size that a broker takes by default, and their MD5 sums."""
     topics = Topics(kafka_servers)
     topic = topics.create()
-    yield topic, produce_large(topics, topic, 300)
+    yield topic, produce_large(topics, topic, 100)
     topics.delete_all()
 
 
 SMALL_BATCHES = arrow("assert batch.nbytes <= 40_000_000, batch.nbytes\n" + with_column("payload", "batch['value']") + "\nreturn given")
 
 
+@pytest.mark.sampled("transform", "reader")
 @pytest.mark.parametrize("transform", [PLAIN, SMALL_BATCHES], ids=LOCAL)
 def test_records_of_1_mb_are_loaded_a_few_at_a_time(scenario: Scenario, large_records: tuple[str, list[str]], transform: str) -> None:
-    """300 MB in one slice: what a worker holds at a time is limited in bytes as well as in records."""
+    """100 MB in one slice: what a worker holds at a time is limited in bytes as well as in records."""
     topic, sums = large_records
     scenario.write(transform, topics=topic).make_sink("payload bytea")
     scenario.run()
     assert scenario.rows("md5(payload)") == sums
-    assert scenario.counts() == {"loaded": 300, "sink_rows": 300}
+    assert scenario.counts() == {"loaded": 100, "sink_rows": 100}
     assert violations(scenario) == []
 
 
+@pytest.mark.sampled
 def test_failed_records_of_1_mb_are_kept_whole(scenario: Scenario, large_records: tuple[str, list[str]]) -> None:
     """They are scattered over the slice, and are read a second time."""
     topic, sums = large_records
-    source = """
-        from tidemark.transform import Fail, Record
-
-        def transform(record: Record):
-            if record.offset % 10 == 3:
-                raise Fail("too large")
-    """
-    scenario.write(source, topics=topic).make_sink("payload bytea")
+    too_large = (
+        "from tidemark.transform import Fail\ndef transform(record):\n    if record.offset % 10 == 3:\n        raise Fail('too large')\n"
+    )
+    scenario.write(too_large, topics=topic).make_sink("payload bytea")
     scenario.run()
-    assert scenario.failed("record_offset, md5(value)") == [(offset, sums[offset]) for offset in range(3, 300, 10)]
-    assert scenario.counts() == {"skipped": 270, "failed": 30}
+    assert scenario.failed("record_offset, md5(value)") == [(offset, sums[offset]) for offset in range(3, 100, 10)]
+    assert scenario.counts() == {"skipped": 90, "failed": 10}
     assert violations(scenario) == []
 
 
+@pytest.mark.sampled
 def test_record_larger_than_a_fetch_is_loaded(scenario: Scenario) -> None:
     """Topics may take records of any size. The first record of a fetch is returned whole, whatever the fetch's limit."""
     topic = scenario.topics.create(max_message_bytes="12000000")
@@ -336,6 +315,13 @@ def check_echo(scenario: Scenario, form: str, topic: str) -> None:
     scenario.run()
     assert echoed(scenario) == told(scenario, topic)
     scenario.check()
+
+
+def fail_all(scenario: Scenario, form: str) -> None:
+    """Reads the topic again, as another group, with a transform that fails the records whose value is ``fail``."""
+    scenario.transform(JUDGES[form])
+    scenario.set(group=f"{scenario.name}-failed")
+    scenario.run()
 
 
 def violations(scenario: Scenario) -> list[Violation]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from psycopg2.extensions import parse_dsn
 from tests.support.records import numbers
 from tests.support.scenario import Scenario
+from tests.support.shell import tidemark
 from tests.support.transforms import FORMS
 from tests.support.waiting import until
 
@@ -25,7 +24,8 @@ from tidemark.offsets import store
 from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.records.ranges import Slice
-from tidemark.schema import SchemaMismatch
+
+TASK = TaskIdentity("consume__x", "scheduled__1", "consume", -1, 1)
 
 # ---- successive runs
 
@@ -65,17 +65,6 @@ def test_run_larger_than_a_batch_commits_batch_after_batch(scenario: Scenario, t
     scenario.check()
 
 
-def test_batch_of_one_record_is_a_batch(scenario: Scenario) -> None:
-    """``max_records: 1`` is slow but correct."""
-    topic = scenario.topics.create(2)
-    scenario.topics.produce(topic, numbers(0, 2))
-    scenario.topics.produce(topic, numbers(0, 2), partition=1)
-    scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
-    scenario.run()
-    assert [(start, end) for _, _, start, end in scenario.ledger()] == [(0, 1), (1, 2)] * 2
-    scenario.check()
-
-
 def test_records_produced_during_a_run_wait_for_the_next(scenario: Scenario) -> None:
     """A run ends at the end offsets that it saw when it started."""
     topic = scenario.topics.create()
@@ -102,25 +91,18 @@ def test_consumer_of_several_topics_keeps_them_apart(scenario: Scenario) -> None
 
 
 def test_topic_pattern_reads_what_matches_whole_also_topics_that_come_later(scenario: Scenario) -> None:
-    """A pattern is a regular expression that must match the whole name. A topic that appears later is read from its first record."""
+    """A pattern is a regular expression that must match the whole name. Without a topic, a run has nothing to read. A topic that appears
+    later is read from its first record."""
     prefix = scenario.topics.create()
-    first = scenario.topics.create(name=f"{prefix}.eu")
     scenario.topics.produce(prefix, [b"not mine"])
-    scenario.topics.produce(first, [b"eu"])
     scenario.write(topic_pattern=rf"{prefix}\..+").make_sink()
-    scenario.run()
-    assert scenario.rows() == [b"eu"]
-    second = scenario.topics.create(name=f"{prefix}.us")
-    scenario.topics.produce(second, [b"us"])
-    scenario.run()
-    assert scenario.rows() == [b"eu", b"us"]
-    scenario.check()
-
-
-def test_pattern_that_matches_nothing_yet_is_a_run_with_nothing_to_read(scenario: Scenario) -> None:
-    """The topics may be created later; only `consumers check` complains."""
-    scenario.write(topic_pattern="no-such-.*").make_sink()
     assert scenario.run().partitions == ()
+    for name, expected in (("eu", [b"eu"]), ("us", [b"eu", b"us"])):
+        topic = scenario.topics.create(name=f"{prefix}.{name}")
+        scenario.topics.produce(topic, [name])
+        scenario.run()
+        assert scenario.rows() == expected
+    scenario.check()
 
 
 def test_topic_that_does_not_exist_is_refused_by_name(scenario: Scenario) -> None:
@@ -138,7 +120,8 @@ def test_partitioned_sink_takes_each_kafka_partition_into_its_own_table(scenario
     topic = scenario.topics.create(3)
     for partition in range(3):
         scenario.topics.produce(topic, numbers(0, 3), partition=partition)
-    scenario.write(topics=topic).make_sink(partitions=2)
+    scenario.write(topics=topic)
+    scenario.sql(tidemark(scenario, "sink", "ddl", scenario.name, "--partitions", "2").stdout)
     scenario.run()
     assert [scenario.sql(f"SELECT count(*) FROM {scenario.table}_{part}") for part in ("p0", "p1", "rest")] == [[(3,)]] * 3
     scenario.check()
@@ -226,21 +209,22 @@ def test_runs_that_start_together_never_load_a_record_twice(scenario: Scenario) 
 
 
 def test_run_that_failed_in_the_middle_is_finished_by_the_next(scenario: Scenario) -> None:
-    """Committed slices stay, the others are read again, and the failed attempt has the reason."""
+    """Committed slices stay, the others are read again, and the failed attempt has the reason. A second try of a task is such a run."""
     topic = scenario.topics.create(3)
     for partition in range(3):
         scenario.topics.produce(topic, numbers(0, 10), partition=partition)
     scenario.write(topics=topic, batch={"max_records": 20}).make_sink()
-    with pytest.raises(BrokerUnavailable):
-        scenario.run(before=fail_when(lambda part: part.partition.partition == 1))
-    assert scenario.attempt()["error"] == {
-        "kind": "unavailable",
-        "type": "BrokerUnavailable",
-        "text": str(BrokerUnavailable(cause="it was unplugged")),
-    }
+
+    def fail(part: Slice) -> None:
+        if part.partition.partition == 1:
+            raise BrokerUnavailable(cause="it was unplugged")
+
+    with pytest.raises(BrokerUnavailable) as failed:
+        scenario.run(task=TASK, before=fail)
+    assert scenario.attempt()["error"] == {"kind": "unavailable", "type": "BrokerUnavailable", "text": str(failed.value)}
     assert 0 < len(scenario.rows()) < 30
     scenario.check()
-    scenario.run()
+    scenario.run(task=TASK)
     assert len(scenario.rows()) == 30
     assert scenario.sql("SELECT count(*) FROM tidemark.partition_offset WHERE owner IS NOT NULL") == [(0,)]
     scenario.check()
@@ -273,9 +257,6 @@ def test_runs_use_up_no_topic_ids(scenario: Scenario) -> None:
     scenario.check()
 
 
-TASK = TaskIdentity("consume__x", "scheduled__1", "consume", -1, 1)
-
-
 def test_second_try_of_a_task_whose_first_try_committed_everything_has_nothing_to_do(scenario: Scenario) -> None:
     """Airflow may retry a task whose success it did not see. The first try's plan limits the run: later records belong to the next run."""
     topic = scenario.topics.create()
@@ -290,18 +271,6 @@ def test_second_try_of_a_task_whose_first_try_committed_everything_has_nothing_t
     scenario.check()
 
 
-def test_second_try_of_a_task_whose_first_try_stopped_half_way_reads_the_rest(scenario: Scenario) -> None:
-    """If a try did not commit its whole plan, the next try continues from there."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(topics=topic, batch={"max_records": 4}).make_sink()
-    with pytest.raises(BrokerUnavailable):
-        scenario.run(task=TASK, before=fail_when(lambda part: part.start == 4))
-    assert scenario.run(task=TASK).records == 6
-    assert scenario.rows() == numbers(0, 10)
-    scenario.check()
-
-
 def test_second_try_of_a_task_that_had_nothing_to_read_reads_what_came_since(scenario: Scenario) -> None:
     """An empty plan does not count as a committed run: there is nothing that the second try could repeat."""
     topic = scenario.topics.create()
@@ -312,27 +281,7 @@ def test_second_try_of_a_task_that_had_nothing_to_read_reads_what_came_since(sce
     scenario.check()
 
 
-# ---- unavailable servers and other schema versions
-
-
-def test_database_without_the_schema_is_refused_with_the_command_that_makes_it(scenario: Scenario, stack: Any) -> None:
-    """The user does not see an error about a missing relation."""
-    scenario.write(topics=scenario.topics.create())
-    scenario.sql("DROP SCHEMA tidemark CASCADE")
-    with pytest.raises(SchemaMismatch, match="tidemark migrate"):
-        scenario.run()
-
-
-def test_database_of_a_newer_version_is_refused(scenario: Scenario) -> None:
-    """Older code does not write into a newer schema."""
-    scenario.write(topics=scenario.topics.create())
-    scenario.sql(
-        "INSERT INTO tidemark.migration SELECT 'future', '9999_future', applied_at_utc FROM tidemark.migration LIMIT 1"
-        if has_hash(scenario)
-        else "INSERT INTO tidemark.migration (migration_id) VALUES ('9999_future')"
-    )
-    with pytest.raises(SchemaMismatch, match="9999_future"):
-        scenario.run()
+# ---- unavailable servers
 
 
 def test_broker_that_is_away_fails_the_attempt_as_unavailable(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,15 +293,6 @@ def test_broker_that_is_away_fails_the_attempt_as_unavailable(scenario: Scenario
         scenario.run()
     assert scenario.attempt()["error"]["kind"] == "unavailable"
     assert scenario.positions() == {}
-
-
-def test_database_that_is_away_fails_the_run_as_unavailable(scenario: Scenario) -> None:
-    """There is no row to write it to, so only the error says it."""
-    scenario.write(topics=scenario.topics.create())
-    scenario.database_url = "postgresql://postgres@127.0.0.1:9/none"
-    with pytest.raises(DatabaseUnavailable) as away:
-        scenario.run()
-    assert away.value.retriable
 
 
 def test_database_session_that_is_lost_in_the_middle_fails_the_attempt_as_unavailable(scenario: Scenario) -> None:
@@ -371,21 +311,6 @@ def test_database_session_that_is_lost_in_the_middle_fails_the_attempt_as_unavai
     assert scenario.rows() == numbers(0, 10)
     assert scenario.run().state == "COMMITTED"
     scenario.check()
-
-
-# ---- helpers
-
-
-def fail_when(condition: Callable[[Slice], bool]) -> Callable[[Slice], None]:
-    def before(part: Slice) -> None:
-        if condition(part):
-            raise BrokerUnavailable(cause="it was unplugged")
-
-    return before
-
-
-def has_hash(scenario: Scenario) -> bool:
-    return bool(scenario.sql("SELECT 1 FROM pg_attribute WHERE attrelid = 'tidemark.migration'::regclass AND attname = 'migration_hash'"))
 
 
 def test_run_warns_once_of_servers_across_a_network_that_are_not_verified(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:

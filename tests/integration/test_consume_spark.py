@@ -107,6 +107,7 @@ def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
     scenario.check()
 
 
+@pytest.mark.thorough  # tests/integration/test_consume_inputs.py reads such a topic
 def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
     """Each partition with records gets a task, in batches that do not exceed their limit."""
     topic = scenario.topics.create(100)
@@ -121,14 +122,14 @@ def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
 
 
 def test_records_of_1_mb_are_loaded_and_failed_ones_kept_whole(scenario: Scenario) -> None:
-    """300 records of the largest size that a broker takes by default, in one slice, through the JVM of a driver with default memory."""
+    """100 records of the largest size that a broker takes by default, in one slice, through the JVM of a driver with default memory."""
     topic = scenario.topics.create()
-    sums = produce_large(scenario.topics, topic, 300)
+    sums = produce_large(scenario.topics, topic, 100)
     said = "IF(offset % 30 = 7, 'fail', 'load') AS disposition"
     scenario.write(spark(f'records.selectExpr(*L, "md5(value) AS payload", "{said}")'), topics=topic).make_sink("payload text")
     run_here(scenario)
-    assert scenario.rows("kafka_offset, payload") == [(offset, sums[offset]) for offset in range(300) if offset % 30 != 7]
-    assert scenario.failed("record_offset, md5(value)") == [(offset, sums[offset]) for offset in range(7, 300, 30)]
+    assert scenario.rows("kafka_offset, payload") == [(offset, sums[offset]) for offset in range(100) if offset % 30 != 7]
+    assert scenario.failed("record_offset, md5(value)") == [(offset, sums[offset]) for offset in range(7, 100, 30)]
     check_conserved(scenario)
 
 
@@ -176,22 +177,6 @@ def test_retention_that_passes_a_range_while_it_is_read_refuses_the_batch(scenar
 # ---- what a transform may return
 
 
-def test_each_record_is_loaded_skipped_retried_or_failed(scenario: Scenario) -> None:
-    """The column ``disposition`` decides. Records that failed or are to be retried are kept unchanged."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"one", b"skip", b"fail", b"retry", None, b"two"], key=b"\xff", headers=[("h", None), ("h", b"\xfe")])
-    scenario.write(JUDGES["spark"], topics=topic).make_sink("payload bytea")
-    run_here(scenario)
-    assert scenario.rows("payload, kafka_offset") == [(b"one", 0), (b"two", 5)]
-    assert scenario.counts() == {"loaded": 2, "skipped": 1, "retried": 1, "failed": 2, "sink_rows": 2}
-    assert scenario.failed() == [
-        (2, "fail", "Fail", "no carrier"),
-        (3, "retry", "Retry", "try later"),
-        (4, "fail", "Fail", "no carrier"),
-    ]
-    scenario.check()
-
-
 def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario) -> None:
     """These are more rows than a batch has records. Each row has its number within its record."""
     topic = scenario.topics.create()
@@ -206,25 +191,25 @@ def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario) -> None
     scenario.check()
 
 
-NOTHING = {
-    "no record passes": 'records.where("value = \'nobody\'").selectExpr(*L, "value AS payload")',
-    "nothing is asked for": 'records.where("false").selectExpr(*L, "value AS payload")',
-    "a limit of nothing": 'records.limit(0).selectExpr(*L, "value AS payload")',
-    "no element": 'records.selectExpr(*L, "value AS payload", "explode(array_repeat(1, 0)) AS one").drop("one")',
-}
+NOTHING = (
+    'records.where("false").selectExpr(*L, "value AS payload")',
+    'records.selectExpr(*L, "value AS payload", "explode(array_repeat(1, 0)) AS one").drop("one")',
+)
 
 
-@pytest.mark.parametrize("expression", NOTHING.values(), ids=NOTHING.keys())
-def test_run_whose_rows_are_all_filtered_away_moves_the_positions(scenario: Scenario, expression: str) -> None:
+def test_run_whose_rows_are_all_filtered_away_moves_the_positions(scenario: Scenario, subtests: pytest.Subtests) -> None:
     """An empty result is valid, too, even if Spark sees that before it has read anything."""
     topic = scenario.topics.create(2)
-    scenario.topics.produce(topic, numbers(0, 3))
-    scenario.topics.produce(topic, numbers(0, 2), partition=1)
-    scenario.write(spark(expression), topics=topic).make_sink("payload bytea")
-    run_here(scenario)
-    assert scenario.positions() == {(topic, 0): 3, (topic, 1): 2}
-    assert scenario.counts() == {"unaccounted": 5}
-    scenario.check(filtered=5)
+    scenario.write(SPARK, topics=topic).make_sink("payload bytea")
+    for number, expression in enumerate(NOTHING, 1):
+        with subtests.test(expression):
+            scenario.topics.produce(topic, numbers(0, 3))
+            scenario.topics.produce(topic, numbers(0, 2), partition=1)
+            scenario.transform(spark(expression))
+            run_here(scenario)
+            assert scenario.positions() == {(topic, 0): 3 * number, (topic, 1): 2 * number}
+            assert scenario.counts() == {"unaccounted": 5 * number}
+    scenario.check(filtered=10)
 
 
 WORDS = """
@@ -277,34 +262,13 @@ def test_transform_with_join_explode_and_udf_says_what_becomes_of_each_record(sc
 
 
 PAYLOAD = 'records.selectExpr(*L, "value AS payload")'
-UNFIT: dict[str, tuple[str, type[TidemarkError], str]] = {
-    "another type": (
-        'records.selectExpr(*L, "offset AS payload")',
-        SinkMismatch,
-        "column payload: the output is int64, the table is bytea",
-    ),
-    "another name": ('records.selectExpr(*L, "value AS other")', SinkMismatch, "the table has no column other"),
-    "one more column": ('records.selectExpr(*L, "value AS payload", "1 AS other")', SinkMismatch, "the table has no column other"),
-    "a column twice": ('records.selectExpr(*L, "value AS payload", "value AS payload")', SinkMismatch, "the column payload 2 times"),
-    "a number as disposition": (
-        'records.selectExpr(*L, "value AS payload", "1 AS disposition")',
-        SinkMismatch,
-        "disposition must be text, but is int32",
-    ),
-    "a number as error": ('records.selectExpr(*L, "value AS payload", "1 AS error")', SinkMismatch, "error must be text, but is int32"),
-    "part of the lineage": (
-        'records.selectExpr("kafka_topic", "kafka_offset", "value AS payload")',
-        SinkMismatch,
-        "lacks the lineage column kafka_partition: return it as the transform was given it",
-    ),
-    "the offset as text": (
-        'records.selectExpr(*L[:2], "CAST(value AS string) AS kafka_offset", "value AS payload")',
-        SinkMismatch,
-        "the lineage column kafka_offset is string",
-    ),
-    "a column that is not there": ('records.select("carier")', TransformFailed, "`carier` cannot be resolved"),
-    "nothing": ("None", TransformFailed, "it returned NoneType; it must return a DataFrame"),
-    "an exception": ("1 / 0", TransformFailed, "building its DataFrame: ZeroDivisionError: division by zero"),
+UNFIT: dict[str, tuple[type[TidemarkError], str]] = {
+    'records.selectExpr(*L, "offset AS payload")': (SinkMismatch, "column payload: the output is int64, the table is bytea"),
+    'records.selectExpr(*L, "value AS payload", "1 AS other")': (SinkMismatch, "the table has no column other"),
+    'records.selectExpr("kafka_topic", "kafka_offset", "value AS payload")': (SinkMismatch, "lacks the lineage column kafka_partition"),
+    'records.select("carier")': (TransformFailed, "`carier` cannot be resolved"),
+    "None": (TransformFailed, "it returned NoneType; it must return a DataFrame"),
+    "1 / 0": (TransformFailed, "building its DataFrame: ZeroDivisionError: division by zero"),
 }
 
 
@@ -312,102 +276,36 @@ def test_transform_that_does_not_fit_is_refused_before_a_record_is_read(scenario
     """Spark knows the columns without reading a record, so they are compared with the table first."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
-    for what, (expression, error, said) in UNFIT.items():
-        with subtests.test(what):
+    for expression, (error, said) in UNFIT.items():
+        with subtests.test(expression):
             scenario.write(spark(expression), topics=topic)
             refused(scenario, error, said)
     scenario.check()
 
 
-def test_integer_for_a_double_is_refused_with_both_schemas(scenario: Scenario) -> None:
-    """Binary COPY would silently store garbage."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"a"])
-    scenario.write(spark('records.selectExpr(*L, "CAST(length(value) AS bigint) AS payload")'), topics=topic)
-    scenario.make_sink("payload double precision")
-    with pytest.raises(SinkMismatch) as mismatch:
-        run_here(scenario)
-    said = str(mismatch.value).splitlines()
-    assert "  - column payload: the output is int64, the table is double precision; cast it to double, or change the column" in said
-    assert "the output has: kafka_topic string, kafka_partition int32, kafka_offset int64, payload int64" in said
-    assert any(line.startswith("the table has:  payload double precision, kafka_topic_id smallint") for line in said)
+def udf(code: str) -> str:
+    """A DataFrame whose payload a Python function makes of the value."""
+    return f"records.select(*L, F.udf(lambda value: {code}, 'binary')('value').alias('payload'))"
 
 
-UDF = "records.select(*L, F.udf(lambda value: bytes(value) if 1 / int(value) else value, 'binary')('value').alias('payload'))"
-WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
-    "an exception of a UDF": (
-        UDF,
+NO_INT = "encode(CAST(CAST(CAST(value AS string) || 'x' AS int) AS string), 'utf8')"
+WRONG: dict[str, tuple[type[TidemarkError], str]] = {
+    udf("bytes(value) if 1 / int(value) else value"): (
         TransformFailed,
         r"executors: ZeroDivisionError: division by zero \(File \".*\", line \d+, in <lambda>\)",
     ),
-    "an exception of a UDF's own sort": (
-        "records.select(*L, F.udf(lambda value: __import__('sys').exit(3), 'binary')('value').alias('payload'))",
-        TransformFailed,
-        r"executors: SystemExit: 3 \(File",
-    ),
-    "an exception of SQL": (
-        "records.selectExpr(*L, \"IF(value = '0', CAST(raise_error('no zero') AS binary), value) AS payload\")",
+    udf("__import__('sys').exit(3)"): (TransformFailed, r"executors: SystemExit: 3 \(File"),
+    udf("__import__('os')._exit(3)"): (SparkFailed, r"Spark could not finish the batch: Python worker exited unexpectedly \(crashed\)"),
+    "records.selectExpr(*L, \"IF(value = '0', CAST(raise_error('no zero') AS binary), value) AS payload\")": (
         TransformFailed,
         r"executors: \[USER_RAISED_EXCEPTION\] no zero",
     ),
-    "a cast that cannot be made": (
-        "records.selectExpr(*L, \"encode(CAST(CAST(CAST(value AS string) || 'x' AS int) AS string), 'utf8') AS payload\")",
-        TransformFailed,
-        r"executors: \[CAST_INVALID_INPUT\] The value '1x'",
-    ),
-    "a worker that dies": (
-        "records.select(*L, F.udf(lambda value: __import__('os')._exit(3), 'binary')('value').alias('payload'))",
-        SparkFailed,
-        r"Spark could not finish the batch: Python worker exited unexpectedly \(crashed\)",
-    ),
-    "another type in the next batch": (
-        f'{PAYLOAD} if calls == 1 else records.selectExpr(*L, "offset AS payload")',
-        BadOutput,
-        "payload has type int64; the table has bytea",
-    ),
-    "a column less in the next batch": (
-        f"{PAYLOAD} if calls == 1 else records.selectExpr(*L)",
-        BadOutput,
-        "lacks column payload, which it had before",
-    ),
-    "one more column in the next batch": (
-        f'{PAYLOAD} if calls == 1 else records.selectExpr(*L, "value AS payload", "1 AS extra")',
-        BadOutput,
-        "a column that the table lacks: extra",
-    ),
-    "no lineage in the next batch": (f'{PAYLOAD} if calls == 1 else records.selectExpr("value AS payload")', BadOutput, "lineage"),
-    "offsets of others": (
-        'records.selectExpr(*L[:2], "offset + 100 AS kafka_offset", "value AS payload")',
-        BadOutput,
-        "kafka_offset 100 is outside the range",
-    ),
-    "another topic": (
-        'records.selectExpr("\'x\' AS kafka_topic", *L[1:], "value AS payload")',
-        BadOutput,
-        "a row belongs to another partition",
-    ),
-    "lineage that is null": (
-        'records.selectExpr(*L[:2], "CAST(NULL AS bigint) AS kafka_offset", "value AS payload")',
-        BadOutput,
-        "a row has no lineage",
-    ),
-    "a topic that is null": (
-        'records.selectExpr("CAST(NULL AS string) AS kafka_topic", *L[1:], "value AS payload")',
-        BadOutput,
-        "a row has no lineage",
-    ),
-    "lineage that is null once": (
-        'records.selectExpr("kafka_topic", "IF(offset = 1, NULL, partition) AS kafka_partition", "kafka_offset", "value AS payload")',
-        BadOutput,
-        "a row has no lineage",
-    ),
-    "no disposition": (
-        'records.selectExpr(*L, "value AS payload", "\'drop\' AS disposition")',
-        BadOutput,
-        "'drop' is not one of load, skip, retry, fail",
-    ),
-    "two dispositions": (
-        "records.selectExpr(*L, \"value AS payload\", \"explode(array('fail', 'skip')) AS disposition\")",
+    f'records.selectExpr(*L, "{NO_INT} AS payload")': (TransformFailed, r"executors: \[CAST_INVALID_INPUT\] The value '1x'"),
+    f'{PAYLOAD} if calls == 1 else records.selectExpr(*L, "offset AS payload")': (BadOutput, "payload has type int64; the table has bytea"),
+    f'{PAYLOAD} if calls == 1 else records.selectExpr("value AS payload")': (BadOutput, "lineage"),
+    'records.selectExpr(*L[:2], "offset + 100 AS kafka_offset", "value AS payload")': (BadOutput, "kafka_offset 100 is outside the range"),
+    'records.selectExpr(*L[:2], "CAST(NULL AS bigint) AS kafka_offset", "value AS payload")': (BadOutput, "a row has no lineage"),
+    "records.selectExpr(*L, \"value AS payload\", \"explode(array('fail', 'skip')) AS disposition\")": (
         BadOutput,
         "record 0 has rows with dispositions fail and skip: give all the same",
     ),
@@ -419,8 +317,8 @@ def test_transform_that_goes_wrong_on_records_refuses_the_slice(scenario: Scenar
     read."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"1", b"0"])
-    for what, (expression, error, said) in WRONG.items():
-        with subtests.test(what):
+    for expression, (error, said) in WRONG.items():
+        with subtests.test(expression):
             scenario.write(spark(expression), topics=topic)
             refused(scenario, error, said)
     scenario.check()
@@ -432,6 +330,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", DEATHS)
 def test_worker_that_dies_in_another_form_refuses_the_slice_as_well(scenario: Scenario, form: str) -> None:
     """For example, it may be killed for its memory. Spark's message says that the worker is gone, and a retry may succeed."""

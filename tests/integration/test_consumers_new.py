@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -11,44 +12,39 @@ import yaml
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from tests.support.orders import AT, ORDER, Orders, order
 from tests.support.scenario import Scenario, as_json
-from typer.testing import CliRunner
+from tests.support.shell import tidemark
 
-from tidemark.cli.main import app
-from tidemark.consume.sample import NoSketch, column_type
-from tidemark.consume.sketch import FileTaken
-from tidemark.errors import BadInput
+from tidemark.consume.sample import column_type
 from tidemark.quality import load_suite
 
 
 class Shell:
-    """Runs ``tidemark`` in this process and in the scenario's project, to create the scenario's consumer."""
+    """Runs ``tidemark`` in the scenario's project, to create the scenario's consumer."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.expectations = scenario.folder / "expectations"
-        for name, value in (scenario.env() | {"TIDEMARK_EXPECTATIONS": str(self.expectations)}).items():
-            monkeypatch.setenv(name, value)
+        self.env = {"TIDEMARK_EXPECTATIONS": str(self.expectations)}
 
-    def call(self, *words: str) -> Any:
-        return CliRunner().invoke(app, list(words))
+    def call(self, *words: str) -> CompletedProcess[str]:
+        return tidemark(self.scenario, *words, env=self.env)
 
-    def new(self, topic: str, *words: str) -> Any:
+    def new(self, topic: str, *words: str) -> CompletedProcess[str]:
         return self.call("consumers", "new", topic, "--name", self.scenario.name, "--table", self.scenario.table, *words)
 
     def made(self, topic: str, *words: str) -> str:
         """Creates the consumer's files and returns the DDL."""
         done = self.new(topic, *words)
-        assert done.exit_code == 0, (done.output, done.exception)
-        return str(done.stdout)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def refused(self, topic: str, *words: str) -> str:
         """Returns the error, and checks that nothing was written."""
         before = self.files()
         done = self.new(topic, *words)
-        assert done.exit_code == 1, done.output
-        assert isinstance(done.exception, NoSketch | FileTaken | BadInput), done.exception
+        assert (done.returncode, done.stdout) == (1, "")
         assert self.files() == before
-        return str(done.exception)
+        return done.stderr.rstrip("\n")
 
     def files(self) -> dict[Path, str]:
         return {path: path.read_text() for path in self.scenario.folder.rglob("*") if path.is_file()}
@@ -58,12 +54,12 @@ class Shell:
         name = self.scenario.name
         self.scenario.sql(ddl)
         checked = self.call("consumers", "check", name)
-        assert checked.exit_code == 0, (checked.output, checked.exception)
+        assert checked.returncode == 0, checked.stdout
         self.scenario.run()
         assert self.scenario.failed() == []
         if self.scenario.spec.validation is not None:
             validated = self.call("validate", name)
-            assert validated.exit_code == 0, (validated.output, validated.exception)
+            assert validated.returncode == 0, validated.stdout
         self.scenario.check()
 
     @property
@@ -74,13 +70,13 @@ class Shell:
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> Shell:
-    return Shell(monkeypatch, scenario)
+def shell(scenario: Scenario) -> Shell:
+    return Shell(scenario)
 
 
 @pytest.fixture
-def registered(shell: Shell, orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Orders:
-    monkeypatch.setenv("TIDEMARK_REGISTRY_URL", orders.registry)
+def registered(shell: Shell, orders: Orders) -> Orders:
+    shell.env["TIDEMARK_REGISTRY_URL"] = orders.registry
     return orders
 
 
@@ -151,12 +147,8 @@ def test_json_topic(shell: Shell) -> None:
 
 def test_json_schema_topic(shell: Shell, registered: Orders) -> None:
     topic = shell.scenario.topics.create()
-    with SchemaRegistryClient({"url": registered.registry}) as client:
-        number = client.register_schema(
-            f"{topic}-value",
-            Schema(json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": topic}), "JSON"),
-        )
-    shell.scenario.topics.produce(topic, [b"\0" + number.to_bytes(4, "big") + json.dumps({"id": None}).encode()])
+    schema = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": topic})
+    shell.scenario.topics.produce(topic, [framed(registered, topic, Schema(schema, "JSON")) + json.dumps({"id": None}).encode()])
     shell.loads(shell.made(topic))
     spec = yaml.safe_load(shell.scenario.spec_file.read_text())
     assert (spec["format"], "validation" in spec) == ({"value": "json_schema"}, False)
@@ -164,13 +156,28 @@ def test_json_schema_topic(shell: Shell, registered: Orders) -> None:
     assert shell.scenario.counts() == {"loaded": 1, "sink_rows": 1}
 
 
-def test_name_and_table_come_from_the_topic(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protobuf_topic(shell: Shell, registered: Orders) -> None:
+    topic = shell.scenario.topics.create()
+    schema = f'syntax = "proto3"; message Order {{ int64 id = 1; optional string city = 2; }} // {topic}'
+    shell.scenario.topics.produce(topic, [framed(registered, topic, Schema(schema, "PROTOBUF")) + b"\0\x08\x05"])
+    shell.loads(shell.made(topic))
+    assert yaml.safe_load(shell.scenario.spec_file.read_text())["format"] == {"value": "protobuf"}
+    assert shell.scenario.rows("id, city") == [(5, None)]
+
+
+def framed(registered: Orders, topic: str, schema: Schema) -> bytes:
+    """Registers the schema of the topic's values. Returns the bytes that precede each value."""
+    with SchemaRegistryClient({"url": registered.registry}) as client:
+        return b"\0" + client.register_schema(f"{topic}-value", schema).to_bytes(4, "big")
+
+
+def test_name_and_table_come_from_the_topic(shell: Shell) -> None:
     """Only the topic is required; no database is needed."""
-    monkeypatch.setenv("TIDEMARK_DATABASE_URL", "")
+    shell.env["TIDEMARK_DATABASE_URL"] = ""
     topic = shell.scenario.topics.create(name=f"Shop.{shell.scenario.name}-V2")
     shell.scenario.topics.produce(topic, ['{"id": 1}'])
     done = shell.call("consumers", "new", topic)
-    assert done.exit_code == 0, (done.output, done.exception)
+    assert done.returncode == 0, done.stderr
     assert f'CREATE TABLE "public"."shop_{shell.scenario.name}_v2"' in done.stdout
     assert (shell.scenario.folder / "consumers" / f"{topic}.yaml").exists()
     assert f"Next: read the DDL and run it, then `tidemark consumers check {topic}`" in done.stderr
@@ -208,21 +215,9 @@ def test_what_cannot_be_sketched_is_refused_with_a_way_out(shell: Shell, registe
     assert f"has no topic {topic}-gone" in shell.refused(f"{topic}-gone")
     assert "--table" in shell.refused(topic, "--table", "Shop.Orders")
     assert "--name" in shell.refused(topic, "--name", "a/b")
-    with SchemaRegistryClient({"url": registered.registry}) as client:
-        other = scenario.topics.create()
-        client.register_schema(f"{other}-value", Schema('"string"', "AVRO"))
+    other = scenario.topics.create()
+    framed(registered, other, Schema('"string"', "AVRO"))
     assert "its values are of the type string, and have no fields" in shell.refused(other)
-
-
-def test_protobuf(shell: Shell, registered: Orders) -> None:
-    topic = shell.scenario.topics.create()
-    with SchemaRegistryClient({"url": registered.registry}) as client:
-        schema = f'syntax = "proto3"; message Order {{ int64 id = 1; optional string city = 2; }} // {topic}'
-        number = client.register_schema(f"{topic}-value", Schema(schema, "PROTOBUF"))
-    shell.scenario.topics.produce(topic, [b"\0" + number.to_bytes(4, "big") + b"\0\x08\x05"])
-    shell.loads(shell.made(topic))
-    assert yaml.safe_load(shell.scenario.spec_file.read_text())["format"] == {"value": "protobuf"}
-    assert shell.scenario.rows("id, city") == [(5, None)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The DAGs of consumer files, as Airflow reads them. Each read runs in a separate process with a temporary Airflow home."""
+"""The DAGs of consumer files, as Airflow reads them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import dag_reader
 
-from tidemark import project
+from tidemark import errors, project
 from tidemark.connections import Connections
 
 DAGS = project.root() / "dags"
-HEAVY = ("pyspark", "great_expectations", "confluent_kafka", "pandas", "pyarrow", "psycopg2", "numpy", "yoyo", "pgpq")
+FILES = sorted(path.name for path in DAGS.glob("*.py"))
 
 FULL = """
 description: Flights that left.
@@ -46,97 +48,53 @@ schedule: "*/5 * * *"
 asignment: [range]
 """
 
-READ = """
-import json, socket, sys
+IMPORTED = """
+import socket, sys
 
 def refuse(*_):
     raise AssertionError("a socket was connected while a DAG file was read")
 
 import airflow.sdk
 socket.socket.connect = socket.socket.connect_ex = refuse
-source = sys.argv[1]
-module = {"__name__": "read", "__file__": source}
-exec(compile(open(source).read(), source, "exec"), module)
-after = set(sys.modules)
-from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
-
-def task(task):
-    policy = task.retry_policy
-    return {
-        "kind": type(task).__name__, "owner": task.owner, "retries": task.retries, "retry_delay": task.retry_delay.total_seconds(),
-        "pool": task.pool, "timeout": task.execution_timeout and task.execution_timeout.total_seconds(), "doc": task.doc_md,
-        "upstream": sorted(task.upstream_task_ids), "outlets": [asset.name for asset in task.outlets],
-        "templates": {name: getattr(task, name, None) for name in task.template_fields}, "rule": task.trigger_rule.value,
-        "policy": policy and policy.serialize(),
-    }
-
-bag = DagBag(source)
-facts = {
-    "heavy": sorted({name.partition(".")[0] for name in after}.intersection(json.loads(sys.argv[2]))),
-    "globals": sorted(value.dag_id for value in module.values() if isinstance(value, DAG)),
-    "errors": bag.import_errors,
-    "serialized": {dag_id: DagSerialization.to_dict(dag) for dag_id, dag in bag.dags.items()},
-    "dags": {
-        dag_id: {
-            "paused": dag.is_paused_upon_creation,
-            "shown": dag.dag_display_name, "runs": sorted(each.value for each in dag.allowed_run_types or ()),
-            "access": None if dag.access_control is None else {
-                role: {kind: sorted(actions) for kind, actions in one.items()} for role, one in dag.access_control.items()
-            },
-            "params": sorted(dag.params), "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner,
-            "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
-            "schedule": dag.schedule, "description": dag.description, "start": str(dag.start_date),
-            "tasks": {each.task_id: task(each) for each in dag.tasks},
-        }
-        for dag_id, dag in bag.dags.items()
-    },
-}
-print("FACTS" + json.dumps(facts, default=str))
+for source in sys.argv[1:]:
+    exec(compile(open(source).read(), source, "exec"), {"__name__": "read", "__file__": source})
+heavy = {"pyspark", "great_expectations", "confluent_kafka", "pandas", "pyarrow", "psycopg2", "numpy", "yoyo", "pgpq"}
+print(sorted({name.partition(".")[0] for name in sys.modules} & heavy))
 """
 
 
+def environment(home: Path) -> dict[str, str]:
+    """An Airflow whose home is this folder. Its connections lead nowhere."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TIDEMARK"))},
+        **Connections("postgresql://l:p@127.0.0.1:9/x", {"bootstrap.servers": "127.0.0.1:9"}).env(),
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+    }
+
+
 @pytest.fixture(scope="module")
-def in_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs Python code with a temporary folder as Airflow's home, and returns its output."""
+def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Reads a DAG file for a folder of consumers and returns what Airflow found."""
     home = tmp_path_factory.mktemp("airflow")
+    command = [sys.executable, "-P", dag_reader.__file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(home), cwd=home) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        requests, answers = reader.stdin, reader.stdout
 
-    def run(code: str, *arguments: str, **env: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env={
-                **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TIDEMARK"))},
-                "AIRFLOW_HOME": str(home),
-                "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-                "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
-                "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-                **env,
-            },
-            cwd=home,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        def run(folder: Path, file: str = "consume.py", task_of: str | None = None, **env: str) -> dict[str, Any]:
+            context = {"_AIRFLOW_PARSING_CONTEXT_DAG_ID": task_of} if task_of else {}  # as when Airflow runs a task of this DAG
+            request = {"source": str(DAGS / file), "env": {"TIDEMARK_CONSUMERS": str(folder), **context, **env}}
+            print(json.dumps(request), file=requests, flush=True)
+            answer = json.loads(answers.readline())
+            assert "found" in answer, answer["raised"]
+            found: dict[str, Any] = answer["found"]
+            return found
 
-    return run
-
-
-@pytest.fixture(scope="module")
-def read(in_airflow: Callable[..., str]) -> Callable[..., dict[str, Any]]:
-    """Reads a DAG file for a folder of consumers and returns what Airflow found. Its connections lead nowhere."""
-
-    def run(folder: Path, file: str = "consume.py", task_of: str | None = None, **env: str) -> dict[str, Any]:
-        nowhere = Connections("postgresql://l:p@127.0.0.1:9/x", {"bootstrap.servers": "127.0.0.1:9"}).env()
-        context = {"_AIRFLOW_PARSING_CONTEXT_DAG_ID": task_of} if task_of else {}  # as when Airflow runs a task of this DAG
-        said = in_airflow(READ, str(DAGS / file), json.dumps(HEAVY), TIDEMARK_CONSUMERS=str(folder), **nowhere, **context, **env)
-        facts = next(line for line in said.splitlines() if line.startswith("FACTS"))
-        found: dict[str, Any] = json.loads(facts.removeprefix("FACTS"))
-        return found
-
-    return run
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +107,7 @@ def facts(read: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPath
     return {"folder": folder, **read(folder)}
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in DAGS.glob("*.py")))
+@pytest.mark.parametrize("file", FILES)
 def test_dag_file_of_the_project_is_read_without_errors(read, file):
     """With the project's own consumers, every DAG file yields DAGs and no import error. There are two exceptions: broken_consumers.py has
     no DAGs, and watch.py has one only if there are objectives."""
@@ -158,25 +116,22 @@ def test_dag_file_of_the_project_is_read_without_errors(read, file):
     assert bool(found["dags"]) == (file not in ("broken_consumers.py", "watch.py"))
 
 
-def test_reading_a_dag_file_imports_nothing_heavy_and_connects_to_nothing(facts):
-    """The DAG processor reads it every few seconds: it loads no Spark, Kafka, Postgres or pandas, and connects no socket (that would
-    raise)."""
-    assert facts["heavy"] == []
+def test_reading_dag_files_imports_nothing_heavy_and_connects_to_nothing(facts, tmp_path):
+    """The DAG processor reads them every few seconds: they load no Spark, Kafka, Postgres or pandas, and connect no socket."""
+    command = [sys.executable, "-c", IMPORTED, *(str(DAGS / file) for file in FILES if file != "broken_consumers.py")]
+    env = environment(tmp_path) | {"TIDEMARK_CONSUMERS": str(facts["folder"])}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stdout + done.stderr
 
 
-def test_each_consumer_makes_one_dag(facts):
-    """The DAG is named ``consume__<consumer>``, even for a file with problems. Airflow finds all of them."""
-    assert sorted(facts["dags"]) == ["consume__flights", "consume__news", "consume__weather"]
-    assert facts["globals"] == sorted(facts["dags"])
-
-
-def test_every_dag_says_whose_it_is_and_never_overlaps_itself(facts):
-    """Each DAG has doc_md, tags, an owner, one run at a time and no catch-up. Tasks have retries; consume and validate have a policy."""
+def test_each_consumer_makes_one_dag_that_says_whose_it_is_and_never_overlaps_itself(facts):
+    """Even a file with problems makes one. Tasks have retries; consume and validate have a policy."""
+    assert sorted(facts["dags"]) == facts["globals"] == ["consume__flights", "consume__news", "consume__weather"]
     for dag_id in ("consume__flights", "consume__news"):
         dag = facts["dags"][dag_id]
-        assert dag["doc"]
         assert {"tidemark", "consume"} <= set(dag["tags"])
         assert (dag["max_active_runs"], dag["catchup"]) == (1, False)
+        assert dag["doc"]
         assert dag["owner"]
         for task in dag["tasks"].values():
             assert task["retries"] > 0
@@ -206,38 +161,28 @@ def test_each_table_of_a_consumer_is_an_asset(read, tmp_path):
 
 
 def test_settings_of_the_file_arrive_at_the_dag_and_its_tasks(facts):
-    """Schedule, description, owner, tags, retries, delay, timeout and pool. The timeout applies to the consume task only."""
+    """The timeout applies to the consume task only. Airflow's backfill is off: a run reads what the topics contain now. Airflow's search
+    matches the start of the display name. Without a schedule in the file, the DAG has none."""
     dag = facts["dags"]["consume__flights"]
-    consume = dag["tasks"]["consume"]
     assert (dag["schedule"], dag["description"], dag["owner"]) == ("*/5 * * * *", "Flights that left.", "ann")
     assert dag["tags"] == ["consume", "gold", "lake", "tidemark"]
+    assert dag["shown"] == "flights (consume)"
+    assert dag["runs"] == ["asset_materialization", "asset_triggered", "manual", "operator_triggered", "scheduled"]
     assert {(task["owner"], task["retries"], task["retry_delay"], task["pool"]) for task in dag["tasks"].values()} == {
         ("ann", 4, 7.0, "loaders")
     }
     assert {name: task["timeout"] for name, task in dag["tasks"].items()} == {"consume": 1200.0, "validate": None, "publish": None}
-    assert consume["templates"] == {"consumer": "flights"}
+    assert dag["tasks"]["consume"]["templates"] == {"consumer": "flights"}
+    assert facts["dags"]["consume__news"]["schedule"] is None
 
 
 def test_documentation_tells_what_the_consumer_does(facts):
-    """Group, topics, transform, sink, batch size, suite, and the command that shows the offsets."""
-    doc = facts["dags"]["consume__flights"]["doc"]
-    for word in (
-        "Flights that left.",
-        "flights-group",
-        "flights-late",
-        "flights:transform",
-        "analytics.flights",
-        "1,234",
-        "suite `flights`",
-    ):
-        assert word in doc
-    assert "tidemark offsets flights" in doc
-
-
-def test_documentation_tells_retries_validation_approval_and_where_reading_starts(facts):
-    """An operator asks these questions first when a run is red."""
+    """It answers what an operator asks first when a run is red."""
     doc, small = (facts["dags"][f"consume__{name}"]["doc"] for name in ("flights", "news"))
+    told = ("Flights that left.", "flights-group", "flights-late", "flights:transform", "analytics.flights", "1,234", "suite `flights`")
     for text in (
+        *told,
+        "tidemark offsets flights",
         "| Starts at | the latest record |",
         "| Retries | after 5m, 1h, in order per key; run by the DAG `drain_retries` |",
         "on a critical failure: report",
@@ -249,11 +194,6 @@ def test_documentation_tells_retries_validation_approval_and_where_reading_start
     assert "| Reads | only the partitions `news:0-2`, at most" in small
 
 
-def test_consumer_without_a_schedule_runs_by_hand_only(facts):
-    """Without a schedule in the file, the DAG has none in Airflow."""
-    assert facts["dags"]["consume__news"]["schedule"] is None
-
-
 def test_continuous_consumer_has_a_run_for_each_stretch_of_time_and_one_beside_it_to_take_over(read, tmp_path):
     (tmp_path / "news.yaml").write_text(f"{SMALL}run: continuous\nrun_for: 10m\n")
     dag = read(tmp_path)["dags"]["consume__news"]
@@ -263,12 +203,10 @@ def test_continuous_consumer_has_a_run_for_each_stretch_of_time_and_one_beside_i
 
 def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by_hand(read, tmp_path):
     """Only one run of the drains at a time, whatever the consumers' files say. A failed relay delays nothing, but fails the run. Rows are
-    validated before they are announced, separately for each consumer. The trigger that wakes the drains is stored without arguments, and
-    reading the files imports nothing heavy."""
+    validated before they are announced, separately for each consumer. The trigger that wakes the drains is stored without arguments."""
     (tmp_path / "flights.yaml").write_text(FULL)
     (tmp_path / "weather.yaml").write_text(BAD)
     drains, redrives, discards = (read(tmp_path, f"{name}.py") for name in ("drain_retries", "redrive", "discard"))
-    assert drains["heavy"] == redrives["heavy"] == discards["heavy"] == []
     assert "flights: analytics.flights" in json.dumps(redrives["serialized"]), "the form offers the consumers"
     dag = drains["dags"]["drain_retries"]
     assert (dag["max_active_runs"], dag["catchup"]) == (1, False)
@@ -290,11 +228,7 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
     assert (group["is_mapped"], sorted(group["children"])) == (True, ["drain", "publish", "validate"])
     dag = redrives["dags"]["redrive"]
     assert (dag["schedule"], dag["catchup"]) == (None, False)
-    assert {name: task["upstream"] for name, task in dag["tasks"].items()} == {
-        "plan": [],
-        "apply": ["plan"],
-        "drain": ["apply"],
-    }
+    assert {name: task["upstream"] for name, task in dag["tasks"].items()} == {"plan": [], "apply": ["plan"], "drain": ["apply"]}
     dag = discards["dags"]["discard"]
     assert (dag["schedule"], {name: task["upstream"] for name, task in dag["tasks"].items()}) == (None, {"plan": [], "apply": ["plan"]})
     for found in (*drains["dags"].values(), *redrives["dags"].values(), dag):
@@ -311,7 +245,7 @@ def test_objectives_of_consumers_are_watched_by_one_dag_with_a_task_for_each(rea
     (tmp_path / "weather.yaml").write_text(f"{BAD}slo: {{lag: 10m}}\n")
     found = read(tmp_path, "watch.py", AIRFLOW__CORE__MAX_CONSECUTIVE_FAILED_DAG_RUNS_PER_DAG="3")
     (dag,) = found["dags"].values()
-    assert (found["heavy"], found["errors"]) == ([], {})
+    assert found["errors"] == {}
     assert (dag["schedule"], dag["max_active_runs"], dag["catchup"]) == ("@continuous", 1, False)
     assert found["serialized"]["watch"]["dag"].get("max_consecutive_failed_dag_runs", 0) == 0
     assert {name: (task["kind"], task["owner"], task["retries"], task["upstream"]) for name, task in dag["tasks"].items()} == {
@@ -337,13 +271,10 @@ def test_task_that_asks_is_the_one_that_acts_and_needs_no_xcom(read, tmp_path):
     }
 
 
-def test_maintenance_and_drains_begin_by_themselves(read, tmp_path):
+def test_maintenance_and_drains_begin_by_themselves(read, facts):
     """Neither DAG starts paused: data that nobody removes grows, and due records have to be retried."""
-    (tmp_path / "flights.yaml").write_text(FULL)
-    for file in ("maintain.py", "drain_retries.py"):
-        found = read(tmp_path, file)
-        (dag,) = found["dags"].values()
-        assert (dag["paused"], found["heavy"]) == (False, [])
+    for file in ("maintain", "drain_retries"):
+        assert read(facts["folder"], f"{file}.py")["dags"][file]["paused"] is False
 
 
 def test_bad_file_makes_a_dag_that_lists_its_problems(facts):
@@ -470,22 +401,14 @@ def test_access_is_in_force_with_fab_and_where_everybody_is_an_administrator(rea
     assert read(tmp_path, "broken_consumers.py", **{**ROLES, **env})["errors"] == {}
 
 
-def test_airflows_backfill_is_off_and_a_search_for_the_consumer_finds_it(facts):
-    """A run reads what the topics contain now, so past intervals mean nothing. Airflow's search matches the start of the display name."""
-    dag = facts["dags"]["consume__flights"]
-    assert dag["shown"] == "flights (consume)"
-    assert dag["runs"] == ["asset_materialization", "asset_triggered", "manual", "operator_triggered", "scheduled"]
-
-
-@pytest.mark.parametrize("name", ["two words", "ümläut & co", "x" * 246, "a;b", "{{ ds }}", "-"])
-def test_file_that_cannot_name_a_dag_does_not_hide_the_others(read, tmp_path, name):
-    """Whatever the name of the file, the other consumers keep their DAGs, and this one gets a DAG that shows the problem."""
+def test_file_that_cannot_name_a_dag_does_not_hide_the_others(read, tmp_path):
+    """It gets a DAG of its own, which shows the problem."""
     (tmp_path / "news.yaml").write_text(SMALL)
-    (tmp_path / f"{name}.yaml").write_text(SMALL.replace("topics", "group: other\ntopics"))
+    for number, name in enumerate(("two words", "ümläut & co", "x" * 246, "a;b", "{{ ds }}", "-")):
+        (tmp_path / f"{name}.yaml").write_text(f"group: g{number}\n{SMALL}")
     found = read(tmp_path)
-    assert found["errors"] == {}
-    assert "consume__news" in found["dags"]
-    assert len(found["dags"]) == 2
+    assert (found["errors"], len(found["dags"])) == ({}, 7)
+    assert "bad spec" not in found["dags"]["consume__news"]["tags"]
 
 
 def test_two_files_that_claim_one_group_are_both_refused(read, tmp_path):
@@ -512,108 +435,63 @@ def test_reading_twice_gives_the_same_dags(read, facts, tmp_path):
         assert again[dag_id] == facts["serialized"][dag_id]
 
 
-def test_airflow_finds_nothing_unstable_in_dag_files(in_airflow):
-    """No value differs from one parse to the next. This is Airflow's own check, which the DAG processor runs."""
-    code = (
-        "import sys\n"
-        "from airflow.utils.dag_version_inflation_checker import check_dag_file_stability\n"
-        "print([str(w) for file in sys.argv[1:] for w in check_dag_file_stability(file).warnings])"
-    )
-    assert in_airflow(code, *map(str, DAGS.glob("*.py"))).strip().splitlines()[-1] == "[]"
-
-
 def test_ruffs_airflow_rules_find_nothing():
     """All rules, including those in preview."""
     folders = [str(DAGS), str(project.root() / "include" / "tidemark" / "airflow")]
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--preview", "--select", "AIR", *folders],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--preview", "--select", "AIR", *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-POLICY = """
-import json, sys
-from airflow.sdk import RetryAction
-from tidemark import errors
-from tidemark.airflow.dags import RETRY_POLICY
-from tidemark.consume import launch
-from tidemark.spec import SpecInvalid
-
-ended = {"attempt_id": 1, "type": "X", "text": "x"}
-cases = {
-    "a spec with problems": SpecInvalid(consumers=("a",), problems=()),
-    "a missing connection": errors.BadInput(what="connection", found="none", fix="add it"),
-    "database away": errors.DatabaseUnavailable(cause="x"),
-    "broker away": errors.BrokerUnavailable(cause="x"),
-    "the driver refused": launch.AttemptRefused(**ended),
-    "the driver was fenced": launch.AttemptFenced(**ended),
-    "the driver met an outage": launch.AttemptUnavailable(**ended),
-    "the driver found an invariant broken": launch.AttemptBroken(**ended),
-    "the driver was killed": launch.DriverDied(attempt_id=1, status=-9),
-    "something unknown in the driver": launch.AttemptFailed(**ended),
-    "something unknown in the task": ValueError("x"),
-}
-print("FACTS" + json.dumps({what: RETRY_POLICY.evaluate(error, 1, 3).action.value for what, error in cases.items()}))
-"""
+# ---- in this process
 
 
-def test_retries_follow_the_kind_of_error(in_airflow):
-    """Errors that somebody has to fix are not retried, nor are runs that a newer attempt has fenced. Outages are retried. Airflow decides
-    about unknown errors."""
-    said = next(line for line in in_airflow(POLICY).splitlines() if line.startswith("FACTS"))
-    assert json.loads(said.removeprefix("FACTS")) == {
-        "a spec with problems": "fail",
-        "a missing connection": "fail",
-        "database away": "retry",
-        "broker away": "retry",
-        "the driver refused": "fail",
-        "the driver was fenced": "fail",
-        "the driver met an outage": "retry",
-        "the driver found an invariant broken": "fail",
-        "the driver was killed": "retry",
-        "something unknown in the driver": "default",
-        "something unknown in the task": "default",
-    }
+@pytest.fixture
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
 
 
-ANSWERS = """
-import json
-from datetime import UTC, datetime
-from airflow.sdk.exceptions import AirflowFailException
-from tidemark import errors
-from tidemark.airflow import form
+@pytest.mark.usefixtures("_home")
+def test_airflow_finds_nothing_unstable_in_dag_files():
+    """No value differs from one parse to the next. This is Airflow's own check, which the DAG processor runs."""
+    from airflow.utils.dag_version_inflation_checker import check_dag_file_stability
 
-form.WAIT_S = 0.0
-
-class Deed(form.AskThenDo):
-    outages = 1
-
-    def answered(self, context, plan, answer):
-        if self.outages:
-            self.outages -= 1
-            raise errors.BrokerUnavailable(cause="x")
-        return [plan, answer.approved, answer.by, answer.is_of("ann"), answer.is_of("bob")]
-
-def tell(who, *chosen):
-    event = {"chosen_options": list(chosen), "params_input": {}, "responded_at": datetime.now(UTC), "responded_by_user": who}
-    try:
-        return Deed(task_id="deed").execute_complete({}, event, plan="plan 1")
-    except AirflowFailException as error:
-        return str(error)
-
-ann = {"id": "17", "name": "ann"}
-told = [tell(ann, "Approve"), tell(ann, "Reject"), tell(None, "Reject"), tell(None, "Approve")]
-print("FACTS" + json.dumps(told))
-"""
+    assert [str(warning) for file in FILES for warning in check_dag_file_stability(str(DAGS / file)).warnings] == []
 
 
-def test_answer_is_a_person_s_and_is_kept_while_kafka_is_away(in_airflow):
+@pytest.mark.usefixtures("_home")
+def test_airflow_decides_about_errors_that_nobody_knows():
+    from tidemark.airflow.dags import RETRY_POLICY
+
+    assert RETRY_POLICY.evaluate(ValueError("x"), 1, 3).action.value == "default"
+
+
+@pytest.mark.usefixtures("_home")
+def test_answer_is_a_persons_and_is_kept_while_kafka_is_away(monkeypatch):
     """No answer in time means a rejection; an approval without a recorded user is refused. The task waits for the end of an outage between
     answer and action, because a retry would ask again."""
-    said = next(line for line in in_airflow(ANSWERS).splitlines() if line.startswith("FACTS"))
-    *answers, refused = json.loads(said.removeprefix("FACTS"))
-    assert answers == [["plan 1", True, "17", True, False], ["plan 1", False, "17", True, False], ["plan 1", False, None, False, False]]
-    assert refused.startswith("Airflow did not record who approved this. Nothing was changed")
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from tidemark.airflow import form
+
+    monkeypatch.setattr(form, "WAIT_S", 0.0)
+
+    class Deed(form.AskThenDo):
+        outages = 1
+
+        def answered(self, context, plan, answer):
+            if self.outages:
+                self.outages -= 1
+                raise errors.BrokerUnavailable(cause="x")
+            return [plan, answer.approved, answer.by, answer.is_of("ann"), answer.is_of("bob")]
+
+    def told(who, chosen):
+        event = {"chosen_options": [chosen], "params_input": {}, "responded_at": datetime.now(UTC), "responded_by_user": who}
+        return Deed(task_id="deed").execute_complete({}, event, plan="plan 1")
+
+    ann = {"id": "17", "name": "ann"}
+    assert told(ann, "Approve") == ["plan 1", True, "17", True, False]
+    assert told(ann, "Reject") == ["plan 1", False, "17", True, False]
+    assert told(None, "Reject") == ["plan 1", False, None, False, False]
+    with pytest.raises(AirflowFailException, match=r"^Airflow did not record who approved this\. Nothing was changed"):
+        told(None, "Approve")

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.retry.lab import Lab
 from tests.support.orders import Orders, order
 from tests.support.scenario import Scenario
+from tests.support.shell import tidemark
 from tests.support.spark_here import run_here
 
 from tidemark.consume import launch
@@ -58,7 +59,7 @@ FORMS["staged"] = FORMS["spark"].rstrip() + ".repartition(3)\n"
 TABLE = "city text NOT NULL UNIQUE, place bigint"
 
 
-@pytest.fixture(params=list(FORMS))
+@pytest.fixture(params=["function", "arrow", *(pytest.param(form, marks=pytest.mark.thorough) for form in ("spark", "staged"))])
 def form(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     if found in ("spark", "staged"):
@@ -66,7 +67,7 @@ def form(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def consumer(scenario: Scenario, form: str, deletes: str | None, ddl: str = TABLE, **keys: Any) -> Scenario:
+def consumer(scenario: Scenario, form: str, deletes: str | None, ddl: str | None = TABLE, **keys: Any) -> Scenario:
     sink = {"table": scenario.table, "mode": "upsert", "key": ["city"]} | ({"deletes": deletes} if deletes else {})
     return scenario.write(FORMS[form], topics=scenario.topics.create(), sink=sink, **keys).make_sink(ddl)
 
@@ -90,6 +91,7 @@ def test_each_form_deletes(scenario: Scenario, form: str) -> None:
     assert scenario.counts() == {"loaded": 7, "failed": 1, "sink_rows": 7, "deleted": 3}
 
 
+@pytest.mark.parametrize("form", ["function", "arrow"])
 def test_sink_that_refuses_deletes_fails_the_record(scenario: Scenario, form: str) -> None:
     consumer(scenario, form, None)
     ran(scenario, form, "ulm", "-ulm", "bonn")
@@ -101,9 +103,7 @@ def test_sink_that_refuses_deletes_fails_the_record(scenario: Scenario, form: st
 
 def test_soft_deletes_keep_the_row(scenario: Scenario) -> None:
     """A later load restores the row. The DDL includes the column ``kafka_deleted``."""
-    sink = {"table": scenario.table, "mode": "upsert", "key": ["city"], "deletes": "soft"}
-    typed = FORMS["arrow"]
-    scenario.write(typed, topics=scenario.topics.create(), sink=sink).make_sink()
+    consumer(scenario, "arrow", "soft", None)
     ran(scenario, "arrow", "ulm", "bonn", "-ulm", "-rom")
     assert scenario.rows("city, place, kafka_deleted") == [("ulm", 0, True), ("bonn", 1, False)]
     ran(scenario, "arrow", "ulm")
@@ -157,13 +157,11 @@ def test_row_that_others_refer_to_fails_the_record(scenario: Scenario) -> None:
 
 
 def test_key_of_another_partition_is_not_deleted(scenario: Scenario) -> None:
-    sink = {"table": scenario.table, "mode": "upsert", "key": ["city"], "deletes": "hard"}
-    topic = scenario.topics.create(2)
-    scenario.write(FORMS["arrow"], topics=topic, sink=sink).make_sink(TABLE)
-    ran_on = scenario.topics.produce
-    ran_on(topic, ["ulm"], partition=0)
-    scenario.run()
-    ran_on(topic, ["-ulm", "bonn"], partition=1)
+    consumer(scenario, "arrow", "hard")
+    ran(scenario, "arrow", "ulm")
+    (topic,) = scenario.keys["topics"]
+    scenario.topics.grow(topic, 2)
+    scenario.topics.produce(topic, ["-ulm", "bonn"], partition=1)
     scenario.run()
     assert scenario.rows("city") == ["ulm", "bonn"]
     assert [each[:3] for each in scenario.failed()] == [(0, "fail", "KeyOfOtherPartition")]
@@ -202,18 +200,19 @@ def test_deletes_are_shown_with_the_rows_that_they_are_of(scenario: Scenario, ca
     assert scraped() == {"tidemark_rows_total": 5, "tidemark_deleted_rows_total": 2}
     progress = launch.progress(scenario.database_url, scenario.attempt_id)
     assert (progress.counts["sink_rows"], progress.counts["deleted"]) == (3, 2)
+    ran(scenario, "function", "-bonn oslo")
+    table = [line.split() for line in tidemark(scenario, "validate", scenario.name).stdout.splitlines()]
+    assert [line[1:3] for line in table if line and line[-1] in ("verdict", "passed")] == [["rows", "deletes"], ["2", "1"]]
 
 
-def test_command_line_shows_deletes(scenario: Scenario) -> None:
+@pytest.mark.thorough
+def test_table_of_a_run_shows_deletes(scenario: Scenario) -> None:
     consumer(scenario, "function", "hard")
     (topic,) = scenario.keys["topics"]
     scenario.topics.produce(topic, ["ulm bonn", "-ulm rom", "-york"])
-    lines = [line.split() for line in scenario.command("consume", scenario.name).stdout.splitlines()]
-    seen = {line[0]: line[-2:] for line in lines if line}
+    table = [line.split() for line in scenario.command("consume", scenario.name).stdout.splitlines()]
+    seen = {line[0]: line[-2:] for line in table if line}
     assert (seen["partition"], seen[f"{topic}/0"], seen["total"]) == (["rows", "deletes"], ["5", "2"], ["5", "2"])
-    ran(scenario, "function", "bern")
-    lines = [line.split() for line in scenario.command("validate", scenario.name).stdout.splitlines()]
-    assert [line[1:3] for line in lines if line and line[-1] in ("verdict", "passed")] == [["rows", "deletes"], ["5", "2"], ["1", "0"]]
 
 
 # ---- without code

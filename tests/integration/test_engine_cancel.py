@@ -5,23 +5,18 @@ The batch ends early. What it had committed stays, nothing else of it is stored,
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import psutil
 import pytest
+from tests.support.held import FUNCTION, HELD, Held
 from tests.support.scenario import Scenario
-from tests.support.spark_here import Lasting
 from tests.support.waiting import until
 
-from tidemark.consume import launch, run
 from tidemark.local.processes import gone
 from tidemark.offsets.store import TaskIdentity
 from tidemark.spark.errors import SparkFailed
-from tidemark.spec.transform import load_permanent, load_transform
 
 EARLY_S = 60
 """Generous, for a busy machine. A cancelled batch ends at once, and its Python workers are killed some 4 s later; otherwise it would never
@@ -29,40 +24,6 @@ end."""
 POLL_MS = 6000
 """``max.poll.interval.ms``. A batch that keeps other members waiting may use only part of it."""
 
-HELD = """
-    import os
-    import threading
-    from pathlib import Path
-
-    FOLDER = Path({folder!r})
-    PAUSE = threading.Event()
-
-
-    def held(value):
-        if value == b"wait" and (FOLDER / "hold").exists():
-            (FOLDER / f"{{os.getpid()}}.worker").touch()
-            while (FOLDER / "hold").exists():
-                PAUSE.wait(0.02)
-        return value
-"""
-"""Blocks at a record while a file exists, and writes down in which process it blocks."""
-FUNCTION = (
-    HELD
-    + """
-
-    from typing import TypedDict
-
-    from tidemark.transform import Record
-
-
-    class Row(TypedDict):
-        payload: bytes | None
-
-
-    def transform(record: Record) -> Row:
-        return {{"payload": held(record.value or b"")}}
-"""
-)
 SPARK = (
     HELD
     + """
@@ -78,81 +39,14 @@ SPARK = (
 )
 
 
-class Held:
-    """A consumer of two partitions. The transform blocks at a record of the second one."""
-
-    def __init__(self, scenario: Scenario, source: str) -> None:
-        self.scenario, self.folder = scenario, scenario.folder / f"hold-{scenario.name}"
-        self.folder.mkdir()
-        (self.folder / "hold").touch()
-        self.topic = scenario.topics.create(2)
-        scenario.topics.produce(self.topic, [b"a", b"b", b"c"], partition=0)
-        scenario.topics.produce(self.topic, [b"x", b"wait", b"z"], partition=1)
-        scenario.write(source.format(folder=str(self.folder)), topics=self.topic).make_sink("payload bytea")
-        self.cancelled = threading.Event()
-
-    def go_on(self) -> None:
-        (self.folder / "hold").unlink(missing_ok=True)
-
-    def worker(self, of: Future[launch.Progress]) -> psutil.Process:
-        """Waits until a Python worker of the run blocks at the record, and returns the worker."""
-        until(lambda: list(self.folder.glob("*.worker")) or of.done(), "a worker stands at the record", 60)
-        assert not of.done(), of.result()
-        (found,) = self.folder.glob("*.worker")
-        return psutil.Process(int(found.stem))
-
-    def engine(self, attempt: int) -> Lasting:
-        scenario, cancelled = self.scenario, self.cancelled
-
-        class Cancels(Lasting):
-            def cancel(self) -> None:
-                cancelled.set()
-                super().cancel()
-
-        transform, permanent = load_transform(scenario.spec, scenario.folders), load_permanent(scenario.spec, scenario.folders)
-        engine = Cancels(scenario.spec, scenario.connections, transform, permanent, attempt, scenario.folders)
-        engine.before = lambda: None
-        return engine
-
-    def run(self, engines: list[Lasting], task: TaskIdentity) -> launch.Progress:
-        scenario = self.scenario
-        attempt = run.open_attempt(scenario.database_url, scenario.spec.group, task)
-
-        def start(_records: int) -> Lasting:
-            engines.append(self.engine(attempt))
-            return engines[-1]
-
-        run.consume(scenario.spec, scenario.connections, attempt, start)
-        return launch.progress(scenario.database_url, attempt)
-
-    def stored(self) -> dict[int, list[bytes]]:
-        return {partition: self.scenario.rows(where=f"kafka_partition = {partition}") for partition in (0, 1)}
-
-    def first_is_committed(self) -> bool:
-        return self.scenario.positions().get((self.topic, 0)) == 3
-
-
-pytestmark = pytest.mark.usefixtures("session_here")
-
-
-@pytest.fixture
-def held(scenario: Scenario) -> Iterator[Callable[[str], Held]]:
-    made: list[Held] = []
-
-    def make(source: str) -> Held:
-        made.append(Held(scenario, source))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.go_on()
+pytestmark = [pytest.mark.usefixtures("session_here"), pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("source", [FUNCTION, SPARK], ids=["function", "spark"])
-def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callable[[str], Held], source: str) -> None:
+def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(scenario: Scenario, source: str) -> None:
     """The call comes from another thread, like that of the group's protocol thread. The slice that was committed stays. The transform of
     the other slice blocks until its worker is killed."""
-    consumer, engines = held(source), []
+    consumer, engines = Held(scenario, source), []
     with ThreadPoolExecutor(1) as pool:
         try:
             done = pool.submit(consumer.run, engines, TaskIdentity())
@@ -165,21 +59,20 @@ def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callab
             assert time.monotonic() - cancelled < EARLY_S
             until(lambda: gone(worker), "its worker has ended")
             assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: []}
-            assert consumer.scenario.positions() == {(consumer.topic, 0): 3, (consumer.topic, 1): 0}
+            assert scenario.positions() == {(consumer.topic, 0): 3, (consumer.topic, 1): 0}
         finally:
             consumer.go_on()
     assert consumer.run(engines, TaskIdentity()).records == 3
     assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
-    consumer.scenario.check()
+    scenario.check()
 
 
 def test_member_whose_batch_keeps_the_group_waiting_goes_on_from_the_last_commits(
-    held: Callable[[str], Held], caplog: pytest.LogCaptureFixture
+    scenario: Scenario, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another member has joined, and the batch does not end, so the protocol thread cancels it. Nothing more of it is stored. The member
     continues its run with the partitions that it keeps, and both members together read everything once."""
-    consumer = held(FUNCTION)
-    scenario, engines = consumer.scenario, []
+    consumer, engines = Held(scenario, FUNCTION), []
     scenario.set(members=2)
     kafka = {**scenario.connections.kafka, "max.poll.interval.ms": str(POLL_MS), "session.timeout.ms": str(POLL_MS)}
     scenario.connections = replace(scenario.connections, kafka={**kafka, "heartbeat.interval.ms": "500"})

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds
+from tests.support.erasing import applied, counts, erase, planned, told
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads
 from tests.support.scenario import Scenario
@@ -18,57 +17,19 @@ from tests.support.waiting import until
 
 from tidemark.db import ERASE_LOCK, transaction
 from tidemark.erase import erasure
-from tidemark.erase.erasure import Erasure, ErasureState, OtherCondition, Person, Planned
-from tidemark.erase.topics import Keyed, records_of
+from tidemark.erase.erasure import ErasureState, OtherCondition
 from tidemark.errors import BadInput
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ToOffset
 from tidemark.sink.commit import commit_slice
-from tidemark.spec import ConsumerSpec
-
-REASON = "asked for by the customer"
 
 
 @pytest.fixture
 def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
     with lab_on(scenario, topics, [100]) as lab:
         yield lab
-
-
-def person(of: str | bytes) -> Person:
-    return Person(where=of) if isinstance(of, str) else Person(key=of)
-
-
-def reading(lab: Lab) -> Callable[[ConsumerSpec, bytes], Keyed]:
-    return lambda spec, key: records_of(lab.cluster, lab.consumer.connections.kafka, spec, key, lambda _: None)
-
-
-def told(lab: Lab, of: str | bytes) -> Planned:
-    with lab.session() as connection:
-        return erasure.plan(connection, lab.cluster, lab.spec, person(of), reading(lab), reason=REASON, by="ann")
-
-
-def planned(lab: Lab, of: str | bytes) -> Erasure:
-    return told(lab, of).erasure
-
-
-def applied(lab: Lab, made: Erasure, of: str | bytes) -> Erasure:
-    with lab.session() as connection:
-        return erasure.apply(connection, lambda _: lab.spec, made.erasure_id, person(of), reading(lab), by="bob")
-
-
-def erase(lab: Lab, of: str | bytes) -> Erasure:
-    """Erases by a condition on the sink, or by the key of messages. Checks that the plan counts what the erasure removes."""
-    made = planned(lab, of)
-    done = applied(lab, made, of)
-    assert (counts(made), made.failed_records, made.suppressed) == (counts(done), done.failed_records, done.suppressed)
-    return done
-
-
-def counts(one: Erasure) -> tuple[int, int, int]:
-    return one.sink_rows, one.archived_rows, one.overwritten_rows
 
 
 def everything(lab: Lab) -> str:
@@ -94,16 +55,6 @@ def test_rows_are_removed_and_the_ledger_still_adds_up(lab: Lab) -> None:
     lab.check()
 
 
-def test_some_rows_of_a_record_can_be_erased(lab: Lab) -> None:
-    """The record stays loaded until its last row is gone."""
-    lab.read(20)
-    erase(lab, "kafka_offset = 14 AND kafka_seq = 1")
-    lab.check()
-    erase(lab, "kafka_offset = 14")
-    lab.check()
-    assert 14 not in lab.offsets()
-
-
 def test_archives_are_erased_and_the_rewind_can_still_be_undone(lab: Lab) -> None:
     """Rows are erased before the rewind, from its archive, and from the part of the batch that it kept. None of them comes back."""
     lab.read(40)
@@ -120,26 +71,6 @@ def test_archives_are_erased_and_the_rewind_can_still_be_undone(lab: Lab) -> Non
     assert {7, 23, 35} <= set(lab.offsets())
 
 
-def test_rows_erased_from_the_part_of_a_batch_that_a_rewind_leaves(lab: Lab) -> None:
-    """In a batch that loaded all of its records, the part that stays counts the erased records too, before and after the undo."""
-    lab.read(3)
-    lab.read(10)
-    erase(lab, "city IN ('city 4', 'city 5', 'city 9')")
-    done = lab.rewind(ToOffset(8))
-    lab.check()
-    erase(lab, "city = 'city 6'")
-    lab.check()
-    again = lab.rewind(ToOffset(5))
-    lab.check()
-    erase(lab, "city IN ('city 3', 'city 7')")
-    lab.check()
-    lab.undo(again.rewind_id)
-    lab.check()
-    lab.undo(done.rewind_id)
-    lab.check()
-    assert lab.offsets() == [8]
-
-
 def test_archive_that_lost_all_of_its_rows_stays_for_the_undo(lab: Lab) -> None:
     lab.read(8)
     done = lab.rewind(ToOffset(0))
@@ -150,10 +81,12 @@ def test_archive_that_lost_all_of_its_rows_stays_for_the_undo(lab: Lab) -> None:
 
 
 def test_replay_does_not_bring_rows_back(lab: Lab) -> None:
-    """The record is still in Kafka, and a replay counts it as skipped. A record that kept some of its rows is loaded again."""
+    """The record is still in Kafka, and a replay counts it as skipped. A record that kept some of its rows stays loaded, and a replay
+    loads it again."""
     lab.read(20)
     done = erase(lab, "city = 'city 13' OR kafka_offset = 14 AND kafka_seq = 1")
     assert (done.suppressed, done.not_suppressed) == (1, 1)
+    lab.check()
     lab.rewind(ToOffset(0))
     (receipt,) = lab.read(20)
     assert (receipt.counts.skipped, receipt.counts.unaccounted) == (3, 0)
@@ -162,12 +95,17 @@ def test_replay_does_not_bring_rows_back(lab: Lab) -> None:
     lab.check()
 
 
-def test_payload_of_a_failed_record_that_was_loaded_later_goes_with_its_row(lab: Lab) -> None:
-    """Key, value, headers, error text and the history of tries are erased. The row of the failed record stays."""
-    lab.read(20)
+def load_late(lab: Lab) -> None:
+    """Stands for a drain that loads the record at offset 11, with a row for the city ``late``."""
     lab.sql(f"INSERT INTO {lab.table} (city, population, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
             " VALUES ('late', 1, %s, 0, 11, 0)", lab.topic_id)  # fmt: skip
     lab.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL, sink_rows = 1 WHERE record_offset = 11")
+
+
+def test_payload_of_a_failed_record_that_was_loaded_later_goes_with_its_row(lab: Lab) -> None:
+    """Key, value, headers, error text and the history of tries are erased. The row of the failed record stays."""
+    lab.read(20)
+    load_late(lab)
     lab.check()
     made = erase(lab, "city = 'late'")
     assert (made.sink_rows, made.failed_records) == (1, 1)
@@ -201,14 +139,11 @@ def test_another_condition_than_the_plans_erases_nothing(lab: Lab) -> None:
     assert 13 in lab.offsets()
 
 
-def test_condition_that_postgres_cannot_evaluate_is_refused(lab: Lab) -> None:
-    """The error names the column and quotes no value."""
-    lab.read(20)
+def test_error_of_a_condition_names_the_column_and_quotes_no_value(lab: Lab) -> None:
     with pytest.raises(BadInput, match='column "town" does not exist'):
-        planned(lab, "town = 'secret'")
-    with pytest.raises(BadInput) as raised:
+        planned(lab, "town = 'x'")
+    with pytest.raises(BadInput, match=r"(?s)^(?!.*secret)"):
         planned(lab, "population = 'secret'")
-    assert "secret" not in str(raised.value)
 
 
 def test_sink_whose_trigger_keeps_the_rows_refuses_the_erasure(lab: Lab) -> None:
@@ -224,77 +159,70 @@ def test_sink_whose_trigger_keeps_the_rows_refuses_the_erasure(lab: Lab) -> None
     lab.check()
 
 
-def keyed_lab(scenario: Scenario, topics: Topics, **options: Any) -> contextlib.AbstractContextManager[Lab]:
+@pytest.fixture
+def keyed(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
     """40 records. Those at the offsets 23, 24, 31 and 32 have the key ``ann``; the others have no key."""
-
-    @contextlib.contextmanager
-    def made() -> Iterator[Lab]:
-        with lab_on(scenario, topics, [23], **options) as lab:
-            for count, key in ((2, "ann"), (6, None), (2, "ann"), (7, None)):
-                topics.produce(lab.topic, ["x"] * count, key=key)
-            yield lab
-
-    return made()
+    with lab_on(scenario, topics, [23]) as lab:
+        for count, key in ((2, "ann"), (6, None), (2, "ann"), (7, None)):
+            topics.produce(lab.topic, ["x"] * count, key=key)
+        yield lab
 
 
-def test_person_is_found_by_the_key_of_messages(scenario: Scenario, topics: Topics) -> None:
+def test_person_is_found_by_the_key_of_messages(keyed: Lab) -> None:
     """Covers rows, failed records in every state, and records that are not consumed yet. The latter are skipped when they are consumed."""
-    with keyed_lab(scenario, topics) as lab:
-        lab.read(32)
-        made = told(lab, b"ann")
-        assert (made.older_rows, made.erasure.sink_rows, made.erasure.failed_records, made.erasure.suppressed) == (0, 4, 1, 4)
-        assert [(one.messages, one.topic) for one in made.in_kafka] == [(4, lab.topic)]
-        with pytest.raises(OtherCondition):
-            applied(lab, made.erasure, b"bob")
-        with pytest.raises(OtherCondition):
-            applied(lab, made.erasure, "ann")
-        assert erase(lab, b"ann").suppressed == 4
-        assert not {23, 24} & set(lab.offsets())
-        record = "SELECT state, key, value, headers::text, error_text, due_at FROM tidemark.failed_record WHERE record_offset = 31"
-        assert lab.sql(record) == [("DISCARDED", None, None, "[]", "erased", None)]
-        lab.check()
-        (receipt,) = lab.read(40)
-        assert (receipt.counts.skipped, receipt.counts.failed) == (1, 0)
-        done = lab.rewind(ToOffset(0))
-        lab.read(40)
-        assert not {23, 24} & set(lab.offsets())
-        assert lab.sql("SELECT count(*) FROM tidemark.failed_record WHERE record_offset IN (31, 32)") == [(0,)]
-        lab.check()
-        lab.undo(done.rewind_id)
-        lab.check()
-        assert not {23, 24} & set(lab.offsets())
+    keyed.read(32)
+    made = told(keyed, b"ann")
+    assert (made.older_rows, made.erasure.sink_rows, made.erasure.failed_records, made.erasure.suppressed) == (0, 4, 1, 4)
+    assert [(one.messages, one.topic) for one in made.in_kafka] == [(4, keyed.topic)]
+    with pytest.raises(OtherCondition):
+        applied(keyed, made.erasure, b"bob")
+    with pytest.raises(OtherCondition):
+        applied(keyed, made.erasure, "ann")
+    assert erase(keyed, b"ann").suppressed == 4
+    assert not {23, 24} & set(keyed.offsets())
+    record = "SELECT state, key, value, headers::text, error_text, due_at FROM tidemark.failed_record WHERE record_offset = 31"
+    assert keyed.sql(record) == [("DISCARDED", None, None, "[]", "erased", None)]
+    keyed.check()
+    (receipt,) = keyed.read(40)
+    assert (receipt.counts.skipped, receipt.counts.failed) == (1, 0)
+    done = keyed.rewind(ToOffset(0))
+    keyed.read(40)
+    assert not {23, 24} & set(keyed.offsets())
+    assert keyed.sql("SELECT count(*) FROM tidemark.failed_record WHERE record_offset IN (31, 32)") == [(0,)]
+    keyed.check()
+    keyed.undo(done.rewind_id)
+    keyed.check()
+    assert not {23, 24} & set(keyed.offsets())
 
 
-def test_failed_record_is_found_by_the_key_it_was_stored_with(scenario: Scenario, topics: Topics) -> None:
+def test_failed_record_is_found_by_the_key_it_was_stored_with(keyed: Lab) -> None:
     """Its message may have left Kafka, a rewind may have archived it, or an edit may have changed it. None of the payloads remains."""
-    with keyed_lab(scenario, topics) as lab:
-        lab.read(20)  # `payloads` gives failed records at even offsets, here 2 and 12, the key k\0
-        lab.sql("INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, records)"
-                " VALUES (%s, 'EDIT', '{}', 'a wrong key was in it', 'ann', 1)", lab.group_id)  # fmt: skip
-        lab.sql("INSERT INTO tidemark.failed_record_edit (action_id, failed_record_id, key, value, headers)"
-                " SELECT act.action_id, failed_record_id, 'old', value, '[]' FROM tidemark.retry_action act, tidemark.failed_record"
-                " WHERE record_offset = 1")  # fmt: skip
-        lab.sql("UPDATE tidemark.failed_record SET state = 'HELD', key = 'k2', due_at = NULL WHERE record_offset = 11")
-        done = lab.rewind(ToOffset(10))
-        assert erase(lab, b"k\0").failed_records == 2
-        assert erase(lab, b"old").failed_records == 1
-        assert erase(lab, b"k2").failed_records == 1
-        lab.check()
-        lab.undo(done.rewind_id)
-        lab.check()
-        records = lab.sql("SELECT record_offset, state, value FROM tidemark.failed_record ORDER BY 1")
-        assert records == [(offset, "DISCARDED", None) for offset in (1, 2, 11, 12)]
-        assert lab.sql("SELECT key, value FROM tidemark.failed_record_edit") == [(None, None)]
+    keyed.read(20)  # `payloads` gives failed records at even offsets, here 2 and 12, the key k\0
+    keyed.sql("INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, records)"
+            " VALUES (%s, 'EDIT', '{}', 'a wrong key was in it', 'ann', 1)", keyed.group_id)  # fmt: skip
+    keyed.sql("INSERT INTO tidemark.failed_record_edit (action_id, failed_record_id, key, value, headers)"
+            " SELECT act.action_id, failed_record_id, 'old', value, '[]' FROM tidemark.retry_action act, tidemark.failed_record"
+            " WHERE record_offset = 1")  # fmt: skip
+    keyed.sql("UPDATE tidemark.failed_record SET state = 'HELD', key = 'k2', due_at = NULL WHERE record_offset = 11")
+    done = keyed.rewind(ToOffset(10))
+    assert erase(keyed, b"k\0").failed_records == 2
+    assert erase(keyed, b"old").failed_records == 1
+    assert erase(keyed, b"k2").failed_records == 1
+    keyed.check()
+    keyed.undo(done.rewind_id)
+    keyed.check()
+    records = keyed.sql("SELECT record_offset, state, value FROM tidemark.failed_record ORDER BY 1")
+    assert records == [(offset, "DISCARDED", None) for offset in (1, 2, 11, 12)]
+    assert keyed.sql("SELECT key, value FROM tidemark.failed_record_edit") == [(None, None)]
 
 
-def test_key_does_not_find_rows_from_before_the_log(scenario: Scenario, topics: Topics) -> None:
+def test_key_does_not_find_rows_from_before_the_log(keyed: Lab, topics: Topics) -> None:
     """The plan says how many such rows there are. A condition can find them."""
-    with keyed_lab(scenario, topics) as lab:
-        lab.read(40)
-        topics.trim(lab.topic, {0: 30})
-        made = told(lab, b"ann")
-        assert (made.erasure.sink_rows, made.erasure.suppressed) == (0, 2)
-        assert made.older_rows == len([row for row in lab.rows() if row[1] < 30])
+    keyed.read(40)
+    topics.trim(keyed.topic, {0: 30})
+    made = told(keyed, b"ann")
+    assert (made.erasure.sink_rows, made.erasure.suppressed) == (0, 2)
+    assert made.older_rows == len([row for row in keyed.rows() if row[1] < 30])
 
 
 def test_key_is_refused_for_aggregates(lab: Lab) -> None:
@@ -366,9 +294,7 @@ def test_retry_that_is_under_way_does_not_bring_a_row_back(lab: Lab) -> None:
     lab.read(20)
     done = lab.rewind(ToOffset(0))
     lab.read(20)
-    lab.sql(f"INSERT INTO {lab.table} (city, population, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
-            " VALUES ('late', 1, %s, 0, 11, 0)", lab.topic_id)  # fmt: skip
-    lab.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL, sink_rows = 1 WHERE record_offset = 11")
+    load_late(lab)
     assert erase(lab, "city = 'late'").failed_records == 2
     lab.undo(done.rewind_id)
     assert lab.sql("SELECT state, value FROM tidemark.failed_record WHERE record_offset = 11") == [("DISCARDED", None)]

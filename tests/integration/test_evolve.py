@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,35 +11,28 @@ from typing import Any
 
 import psycopg2
 import pytest
-from tests.integration.test_try import Shell
 from tests.support.kafka_topics import Topics
 from tests.support.orders import NEWER, Orders, order
+from tests.support.rewound import rewound, undone
 from tests.support.roles import Roles, made_roles
-from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
+from tests.support.scenario import ARROW, SPARK, Scenario, tidy_imports
+from tests.support.shell import tidemark
 from tests.support.shop import FORMS, Shop
 from tests.support.spark_here import run_here
 from tests.support.waiting import until
-from typer.testing import CliRunner
 
-from tidemark.cli.main import app
 from tidemark.consume import evolve
 from tidemark.consume.describe import OutputUnknown
 from tidemark.consume.evolve import ColumnsRefused, TableInUse
+from tidemark.db import session
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Level
-from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality.view import validated_view_ddl
-from tidemark.records.ranges import Slice
-from tidemark.rewind import apply as applying
-from tidemark.rewind.model import Plan, ToOffset, Undo
-from tidemark.rewind.model import Scenario as Rewind
-from tidemark.rewind.plan import plan
 from tidemark.rewind.verify import verify
 from tidemark.sink.table import SinkMismatch
-from tidemark.spec.scope import Scope
 
 
 def more(arrow: str = ARROW) -> str:
@@ -69,42 +61,28 @@ def evolving(orders: Orders, **sink: Any) -> Scenario:
     return scenario
 
 
-def test_new_field_becomes_a_nullable_column_once(orders: Orders) -> None:
-    """The column is added before the first commit, with one event that names the attempt and the column."""
+def test_new_field_becomes_a_nullable_column_once(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
+    """Just before the first commit, and not if there is nothing to read. One event names the attempt and the column. The run says that the
+    view lacks the column until the statement that creates it is run again."""
     scenario = evolving(orders)
-    assert added(scenario) == []
+    view = f"{scenario.table}_validated"
+    orders.written(order(2, channel="web"), schema=NEWER)  # registers the schema
+    scenario.run()
+    assert "channel" not in columns(scenario)
     for number in (2, 3):
         orders.produce(order(number, channel="web"), schema=NEWER)
         scenario.run()
     assert scenario.rows("id, channel") == [(1, None), (2, "web"), (3, "web")]
     assert added(scenario) == [(scenario.table, ["channel text"])]
     assert columns(scenario)["channel"] is False
-    ((group, details, error),) = scenario.sql(
-        "SELECT group_name, details, error FROM tidemark.audit_event JOIN tidemark.attempt ON attempt_id = (details->>'attempt')::bigint"
-        " WHERE kind = 'COLUMNS ADDED'"
-    )
-    assert (group, error, details["attempt"]) == (scenario.name, None, scenario.attempt_id - 1)
-    scenario.check()
-
-
-def test_run_says_that_the_view_lacks_the_new_columns(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
-    """They appear once the statement that creates the view is run again."""
-    scenario = evolving(orders)
-    said = f"view {scenario.table}_validated lacks the new columns until its statement is run again: tidemark sink ddl prints it"
-    orders.produce(order(2, channel="web"), schema=NEWER)
-    scenario.run()
-    assert said in caplog.messages
-    assert "channel" not in columns(scenario, f"{scenario.table}_validated")
+    event = "SELECT group_name, (details->>'attempt')::bigint FROM tidemark.audit_event WHERE kind = 'COLUMNS ADDED'"
+    assert scenario.sql(event) == [(scenario.name, scenario.attempt_id - 1)]
+    said = f"view {view} lacks the new columns until its statement is run again: tidemark sink ddl prints it"
+    assert caplog.messages.count(said) == 1
+    assert "channel" not in columns(scenario, view)
     scenario.sql(validated_view_ddl(scenario.table, [scenario.name]))
-    assert "channel" in columns(scenario, f"{scenario.table}_validated")
-
-
-def test_run_with_nothing_to_read_adds_nothing(orders: Orders) -> None:
-    """Columns are added just before a commit, not earlier."""
-    scenario = evolving(orders)
-    orders.written(order(2, channel="web"), schema=NEWER)  # registers the schema
-    scenario.run()
-    assert "channel" not in columns(scenario)
+    assert "channel" in columns(scenario, view)
+    scenario.check()
 
 
 def test_members_that_add_at_once_take_turns(orders: Orders) -> None:
@@ -125,38 +103,6 @@ def test_members_that_add_at_once_take_turns(orders: Orders) -> None:
     assert sorted(done) == [5, 5]
     assert added(scenario) == [(scenario.table, ["channel text"])]
     assert scenario.sql(f"SELECT count(*), count(channel) FROM {scenario.table}") == [(11, 10)]
-    scenario.check()
-
-
-def test_member_that_runs_goes_on_when_another_adds_a_column(orders: Orders) -> None:
-    """It started with the older schema, so its rows have no value in the new column."""
-    orders.topic = orders.scenario.topics.create(2)
-    scenario = evolving(orders)
-    scenario.set(members=2, batch={"max_records": 4})
-    for partition in (0, 1):
-        values = [orders.written(order(100 * partition + number)) for number in range(40)]
-        scenario.topics.produce(orders.topic, values, partition=partition)
-    stands, go_on = threading.Event(), threading.Event()
-
-    def slow(_: Slice) -> None:
-        stands.set()
-        assert go_on.wait(60)
-
-    members = "SELECT count(*) FROM tidemark.group_member"
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(scenario.run, task=TaskIdentity("dag", "run", "consume", 0, 1), before=slow)
-        assert stands.wait(60)
-        for partition in (0, 1):
-            values = [orders.written(order(200 + 100 * partition + number, channel="web"), NEWER) for number in range(5)]
-            scenario.topics.produce(orders.topic, values, partition=partition)
-        second = pool.submit(scenario.run, task=TaskIdentity("dag", "run", "consume", 1, 1))
-        until(lambda: scenario.sql(members) == [(2,)], "the second has joined")
-        go_on.set()
-        counts = [first.result(180).records, second.result(180).records]
-    assert min(counts) > 0
-    assert added(scenario) == [(scenario.table, ["channel text"])]
-    scenario.run(task=TaskIdentity("dag", "run 2", "consume", 0, 1))
-    assert scenario.sql(f"SELECT count(*) FROM {scenario.table}") == [(91,)]
     scenario.check()
 
 
@@ -221,23 +167,6 @@ def test_older_transform_leaves_new_columns_null(scenario: Scenario) -> None:
     assert added(scenario) == [(scenario.table, ["more bigint"])]
 
 
-def test_functions_columns_are_known_only_if_it_declares_them(scenario: Scenario) -> None:
-    topic = scenario.topics.create()
-    scenario.write(topics=topic, sink={"table": scenario.table, "evolve": "add"}).make_sink()
-    scenario.topics.produce(topic, ["a"])
-    scenario.transform(
-        PLAIN.replace("payload: bytes | None", "payload: bytes | None\n        size: int").replace(
-            "record.value}", 'record.value, "size": 1}'
-        )
-    )
-    scenario.run()
-    assert scenario.rows("payload, size") == [(b"a", 1)]
-    scenario.transform(PLAIN.replace(" -> Row", ""))
-    scenario.topics.produce(topic, ["b"])
-    with pytest.raises(OutputUnknown, match="does not say what columns it returns"):
-        scenario.run()
-
-
 def test_each_of_several_tables_evolves_and_none_if_one_is_refused(scenario: Scenario) -> None:
     shop = Shop(scenario, "arrow")
     sinks = scenario.keys["sinks"]
@@ -263,6 +192,7 @@ def test_plain_function_for_several_tables_cannot_evolve(scenario: Scenario) -> 
         shop.run()
 
 
+@pytest.mark.thorough
 def test_spark_transform_adds_its_column(session_here: Path, scenario: Scenario) -> None:
     topic = scenario.topics.create()
     scenario.write(SPARK.replace('"value AS payload"', '"value AS payload", "offset AS more"'), topics=topic)
@@ -315,40 +245,22 @@ def test_role_must_own_the_table(roles: Roles, project_dir: Path, topics: Topics
 # ---- rewinds
 
 
-class Time:
-    """Rewinds a consumer."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-
-    def rewind(self, to: Rewind) -> Plan:
-        cluster, spec = Cluster(self.scenario.connections.kafka), self.scenario.spec
-        with contextlib.closing(psycopg2.connect(self.scenario.database_url, application_name="tidemark rewind")) as connection:
-            made = plan(connection, lambda _: cluster, [spec], Scope.parse([]), to, reason="the schema is new", by="ann")
-            return applying.apply(connection, lambda _: cluster, lambda _: spec, made.rewind_id, by="bob").plan
-
-    def verified(self, rewind_id: int) -> tuple[int, int, int, int]:
-        keys = {self.scenario.name: self.scenario.spec.keys}
-        with contextlib.closing(psycopg2.connect(self.scenario.database_url)) as connection:
-            (found,) = verify(connection, rewind_id, keys)
-        return found.equal, found.changed, found.gone, found.new
-
-
 def test_undo_puts_rows_back_without_a_value_in_a_column_added_since(orders: Orders) -> None:
     """A replay fills the column, also for old records if the schema has a default. Undos keep the column and restore the earlier values."""
     scenario = evolving(orders)
     orders.produce(order(2), order(3))
     scenario.run()
-    time = Time(scenario)
-    done = time.rewind(ToOffset(1))
+    done = rewound(scenario, "--to-offset", "1")
     orders.produce(order(4, channel="web"), schema=NEWER)
     scenario.run()
     replayed = [(1, None), (2, "shop"), (3, "shop"), (4, "web")]
     assert scenario.rows("id, channel") == replayed
-    assert time.verified(done.rewind_id) == (2, 0, 0, 0)  # compares the columns that both have
-    undone = time.rewind(Undo(done.rewind_id))
+    with session(scenario.database_url) as connection:
+        (found,) = verify(connection, done, {scenario.name: scenario.spec.keys})
+    assert (found.equal, found.changed, found.gone, found.new) == (2, 0, 0, 0)  # compares the columns that both have
+    undo = undone(scenario, done)
     assert scenario.rows("id, channel") == [(1, None), (2, None), (3, None)]
-    time.rewind(Undo(undone.rewind_id))
+    undone(scenario, undo)
     assert scenario.rows("id, channel") == replayed
     scenario.check()
 
@@ -374,8 +286,7 @@ def test_undo_restores_rows_of_an_upsert_sink_that_were_overwritten(scenario: Sc
     scenario.write(KEYED, topics=topic, sink=sink).make_sink("name text NOT NULL UNIQUE, whole text")
     scenario.topics.produce(topic, ["a0", "b1"])
     scenario.run()
-    time = Time(scenario)
-    done = time.rewind(ToOffset(1))
+    done = rewound(scenario, "--to-offset", "1")
     fixed = KEYED.replace("text, 0, 1)", "pc.replace_substring(text, 'b', 'a'), 0, 1)")
     newer = fixed.replace("return made", 'return made.append_column("more", batch["offset"])')
     scenario.transform(fixed if early else newer)
@@ -386,68 +297,58 @@ def test_undo_restores_rows_of_an_upsert_sink_that_were_overwritten(scenario: Sc
     scenario.run()
     replayed = [("a", "b1", None if early else 1), ("c", "c2", 2)]
     assert scenario.rows("name, whole, more") == replayed
-    undone = time.rewind(Undo(done.rewind_id))
+    undo = undone(scenario, done)
     assert scenario.rows("name, whole, more") == [("a", "a0", None), ("b", "b1", None)]
-    time.rewind(Undo(undone.rewind_id))
+    undone(scenario, undo)
     assert scenario.rows("name, whole, more") == replayed
 
 
 # ---- output
 
 
-def test_diff_shows_what_a_run_would_add_and_what_could_be_wider(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_shows_what_a_run_would_add_and_what_could_be_wider(orders: Orders) -> None:
     scenario = evolving(orders)
     scenario.sql(f"DROP VIEW {scenario.table}_validated")
     scenario.sql(f"ALTER TABLE {scenario.table} ALTER COLUMN city TYPE varchar(10), ALTER COLUMN total TYPE numeric(10,2)")
     orders.produce(order(2, channel="web"), schema=NEWER)
-    shell = Shell(monkeypatch, scenario)
     diff = ("sink", "diff", scenario.name)
     table = '"' + scenario.table.replace(".", '"."') + '"'
-    wanted = [
-        {"change": "add", "problem": "the table has no column channel", "ddl": f'ALTER TABLE {table} ADD COLUMN "channel" text;'},
-        {
-            "change": "widen",
-            "problem": "column city could be text, the table is character varying(10)",
-            "ddl": f'ALTER TABLE {table} ALTER COLUMN "city" TYPE text; -- first drop views of the column',
-        },
-        {
-            "change": "widen",
-            "problem": "column total could be numeric(12,2), the table is numeric(10,2)",
-            "ddl": f'ALTER TABLE {table} ALTER COLUMN "total" TYPE numeric(12,2); -- first drop views of the column',
-        },
+    later = "; -- first drop views of the column"
+    changes = [
+        ("add", "the table has no column channel", 'ADD COLUMN "channel" text;'),
+        ("widen", "column city could be text, the table is character varying(10)", f'ALTER COLUMN "city" TYPE text{later}'),
+        ("widen", "column total could be numeric(12,2), the table is numeric(10,2)", f'ALTER COLUMN "total" TYPE numeric(12,2){later}'),
     ]
-    shown = CliRunner().invoke(app, [*diff, "--output", "json"])
-    assert (shown.exit_code, json.loads(shown.stdout)) == (
-        0,
-        [{"table": scenario.table, "evolve": "add", "ok": True, "differences": wanted}],
-    )
-    text = CliRunner().invoke(app, [*diff])
-    assert text.exit_code == 0
+    wanted = [{"change": change, "problem": problem, "ddl": f"ALTER TABLE {table} {ddl}"} for change, problem, ddl in changes]
+    shown = tidemark(scenario, *diff, "--output", "json")
+    assert shown.returncode == 0
+    assert json.loads(shown.stdout) == [{"table": scenario.table, "evolve": "add", "ok": True, "differences": wanted}]
+    text = tidemark(scenario, *diff)
+    assert text.returncode == 0
     assert "  add        the table has no column channel" in text.stdout
-    checked = CliRunner().invoke(app, ["consumers", "check", scenario.name])
-    assert (checked.exit_code, f"a run adds to {scenario.table}: channel text" in checked.stdout) == (0, True)
-    tried = shell.tried("--records", "1")
+    checked = tidemark(scenario, "consumers", "check", scenario.name)
+    assert (checked.returncode, f"a run adds to {scenario.table}: channel text" in checked.stdout) == (0, True)
+    tried = json.loads(tidemark(scenario, "try", scenario.name, "--records", "1", "--output", "json").stdout)
     assert tried["notes"] == ["a run first adds channel text to the table"]
     assert tried["records"][0]["rows"][0]["channel"] == "web"
     assert "channel" not in columns(scenario)
     scenario.set(sink={"table": scenario.table})
-    refused = CliRunner().invoke(app, [*diff])
-    assert refused.exit_code == 1
+    refused = tidemark(scenario, *diff)
+    assert refused.returncode == 1
     assert "not ready" in refused.stdout
     for each in wanted[1:]:  # the suggested statements work
         scenario.sql(str(each["ddl"]))
     scenario.set(sink={"table": scenario.table, "evolve": "add"})
     scenario.run()
-    done = CliRunner().invoke(app, [*diff])
-    assert (done.exit_code, "no differences" in done.stdout) == (0, True)
+    done = tidemark(scenario, *diff)
+    assert (done.returncode, "no differences" in done.stdout) == (0, True)
 
 
-def test_diff_of_several_tables_and_of_one_that_is_missing(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_of_several_tables_and_of_one_that_is_missing(scenario: Scenario) -> None:
     shop = Shop(scenario, "arrow")
-    Shell(monkeypatch, scenario)
     scenario.sql(f"DROP TABLE {shop.lines}; ALTER TABLE {shop.orders} ALTER COLUMN id TYPE integer")
-    found = CliRunner().invoke(app, ["sink", "diff", scenario.name, "--output", "json"])
-    assert found.exit_code == 1
+    found = tidemark(scenario, "sink", "diff", scenario.name, "--output", "json")
+    assert found.returncode == 1
     orders, lines = json.loads(found.stdout)
     assert [(each["change"], each["ddl"].split(" TYPE ")[1]) for each in orders["differences"]] == [
         ("refuse", "bigint; -- first drop views of the column; writes the whole table again")

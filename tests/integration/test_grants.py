@@ -14,6 +14,8 @@ from tests.support.documented import blocks
 from tests.support.kafka_topics import Topics
 from tests.support.roles import Roles, made_roles
 from tests.support.scenario import Scenario, tidy_imports
+from tests.support.shell import tidemark
+from tests.support.transforms import PICKY
 
 from tidemark.consume.run import open_attempt
 from tidemark.db import connect, session
@@ -21,22 +23,6 @@ from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality import ValidatedRun, Verdict, validate
-
-PICKY = """
-    from typing import TypedDict
-
-    from tidemark.transform import Fail, Record
-
-
-    class Row(TypedDict):
-        payload: bytes | None
-
-
-    def transform(record: Record) -> Row:
-        if record.value == b"bad":
-            raise Fail("it is bad")
-        return {"payload": record.value}
-"""
 
 
 @pytest.fixture
@@ -68,7 +54,7 @@ def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(c
     consumer.check()
     verdict = validate(consumer.database_url, ValidatedRun(attempt_id=done.attempt_id), group=consumer.name, suites={consumer.table: None})
     assert verdict.verdict is Verdict.PASSED
-    assert consumer.command("offsets", consumer.name).returncode == 0
+    assert tidemark(consumer, "offsets", consumer.name).returncode == 0
 
 
 def test_a_member_of_a_group_joins_reads_and_leaves_with_the_same_rights(consumer: Scenario) -> None:
@@ -92,40 +78,27 @@ def test_a_new_attempt_of_the_same_role_ends_the_sessions_of_the_older_one(consu
     consumer.check()
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "CREATE TABLE tidemark.mine ()",
-        "DELETE FROM tidemark.batch",
-        "TRUNCATE tidemark.partition_offset",
-        "DELETE FROM {table}",
-        "UPDATE {table} SET payload = NULL",
-        "DROP TABLE {table}",
-        "CREATE SCHEMA mine",
-    ],
-)
-def test_the_lesser_role_can_neither_delete_nor_change_what_is_stored(statement: str, consumer: Scenario) -> None:
+def test_the_lesser_role_can_neither_delete_nor_change_what_is_stored(consumer: Scenario) -> None:
     """The grants are minimal: the ledger and the sink only grow."""
-    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
-        consumer.sql(statement.format(table=consumer.table))
+    for statement in (
+        *("CREATE TABLE tidemark.mine ()", "DELETE FROM tidemark.batch", "TRUNCATE tidemark.partition_offset", "CREATE SCHEMA mine"),
+        *(f"{change} {consumer.table}" for change in ("DELETE FROM", "DROP TABLE", "TRUNCATE")),
+        f"UPDATE {consumer.table} SET payload = NULL",
+    ):
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            consumer.sql(statement)
 
 
-@pytest.mark.parametrize("output", ["table", "json"])
-def test_check_without_usage_on_the_sinks_schema_names_the_grant(output: str, consumer: Scenario, roles: Roles) -> None:
-    """The problem is reported at the line that names the table, without a traceback."""
+def test_command_names_the_grant_that_is_missing(consumer: Scenario, roles: Roles) -> None:
+    """A problem with the sink is reported at the line that names the table."""
     roles.own(f"REVOKE USAGE ON SCHEMA lake FROM {roles.run}")
-    done = consumer.command("consumers", "check", consumer.name, "--output", output)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "may not use the schema of" in done.stdout
-    assert f'GRANT USAGE ON SCHEMA "lake" TO "{roles.run}";' in done.stdout.replace("\\", "")
-    if output == "table":
-        assert re.search(rf"{consumer.spec_file}:\d+:\d+: The role {roles.run} may not", done.stdout)
-
-
-def test_role_without_usage_on_the_schema_tidemark_reads_where_the_grants_are(consumer: Scenario, roles: Roles) -> None:
+    for output in ("table", "json"):
+        done = tidemark(consumer, "consumers", "check", consumer.name, "--output", output)
+        assert done.returncode == 1
+        assert f'GRANT USAGE ON SCHEMA "lake" TO "{roles.run}";' in done.stdout.replace("\\", "")
+        assert output == "json" or re.search(rf"{consumer.spec_file}:\d+:\d+: The role {roles.run} may not use the schema of", done.stdout)
     roles.own(f"REVOKE USAGE ON SCHEMA tidemark FROM {roles.run}")
-    done = consumer.command("offsets", consumer.name)
+    done = tidemark(consumer, "offsets", consumer.name)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"may not use the schema tidemark. Its owner must run: tidemark migrate --grant-to {roles.run} --as PROFILE" in done.stderr
 

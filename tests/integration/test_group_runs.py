@@ -72,28 +72,19 @@ def team(scenario: Scenario) -> Team:
     return team
 
 
-def test_members_of_a_run_share_its_partitions(team: Team) -> None:
-    """They wait briefly for each other, read what they were assigned, and leave."""
-    with ThreadPoolExecutor(2) as pool:
-        done = [each.result(180) for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in range(2)]]
-    assert sorted(progress.records for progress in done) == [2 * RECORDS, 2 * RECORDS]
-    assert team.describe() == 0
-    team.check()
-
-
-def test_partitions_stay_with_their_seats_between_runs(team: Team) -> None:
-    """The order in which they join does not matter."""
+def test_members_of_a_run_share_its_partitions_and_keep_them(team: Team) -> None:
+    """They wait briefly for each other, read what they were assigned, and leave. The order in which they join does not matter."""
     seen = []
     with ThreadPoolExecutor(2) as pool:
-        for run_id in range(3):
-            team.run_id = run_id
-            if run_id:
-                team.produce()
-            for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in (run_id % 2, 1 - run_id % 2)]:
-                each.result(180)
+        for order in ((0, 1), (1, 0)):
+            runs = [pool.submit(team.scenario.run, task=team.task(member)) for member in order]
+            assert [run.result(180).records for run in runs] == [2 * RECORDS] * 2
+            assert team.describe() == 0
             seen.append(team.seats())
+            team.next_run()
+    assert seen[0] == seen[1]
     assert set(seen[0].values()) == {"consume__team/consume/0", "consume__team/consume/1"}
-    assert seen == [seen[0]] * 3
+    team.scenario.run(task=team.task(0))
     team.check()
 
 
@@ -124,24 +115,38 @@ def test_member_that_comes_late_takes_its_share(team: Team) -> None:
     team.check()
 
 
-@pytest.mark.parametrize("at", [1, 2], ids=["of what it was assigned", "after a batch that failed"])
-def test_claim_that_is_the_first_to_find_the_member_removed_joins_again(team: Team, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Its heartbeat, in another thread, may learn about it later."""
-    calls, slices = itertools.count(1), itertools.count(1)
-    claim: Callable[..., Any] = claims.claim_all
+@pytest.fixture
+def claim(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
+    """Does something just before the claim with this number."""
 
-    def removed(*arguments: Any) -> Any:
-        if next(calls) == at:
-            with session(team.scenario.database_url) as connection:
-                seat = Leaving("", "consume__team/consume/0", "removed by an operator")
-                assert Coordinator(connection, team.scenario.spec.group).leave([seat]) == [None]
-        return claim(*arguments)
+    def at(number: int, act: Callable[[], None]) -> None:
+        calls, original = itertools.count(1), claims.claim_all
+
+        def claim_all(*arguments: Any) -> Any:
+            if next(calls) == number:
+                act()
+            return original(*arguments)
+
+        monkeypatch.setattr(claims, "claim_all", claim_all)
+
+    return at
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["of what it was assigned", "after a batch that failed"])
+def test_claim_that_is_the_first_to_find_the_member_removed_joins_again(team: Team, claim: Any, at: int) -> None:
+    """Its heartbeat, in another thread, may learn about it later."""
+    slices = itertools.count(1)
+
+    def remove() -> None:
+        with session(team.scenario.database_url) as connection:
+            seat = Leaving("", "consume__team/consume/0", "removed by an operator")
+            assert Coordinator(connection, team.scenario.spec.group).leave([seat]) == [None]
 
     def fail_once(_: Slice) -> None:
         if next(slices) == 1:
             raise DatabaseUnavailable(cause="the first slice")
 
-    monkeypatch.setattr(claims, "claim_all", removed)
+    claim(at, remove)
     assert team.scenario.run(task=team.task(0), before=fail_once).records == PARTITIONS * RECORDS
     assert team.describe() == 0
     team.check()
@@ -182,20 +187,16 @@ def test_run_whose_partitions_somebody_outside_the_group_has_taken_does_not_end_
     assert team.describe() == 0
 
 
-def test_run_that_was_too_late_to_claim_waits_for_the_rebalance_that_follows(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_was_too_late_to_claim_waits_for_the_rebalance_that_follows(team: Team, claim: Any) -> None:
     """The group moved to another generation, whose claims came first. The next generation includes this member again."""
     team.scenario.run(task=team.task(0))
     team.next_run()
-    calls = itertools.count(1)
-    claim: Callable[..., Any] = claims.claim_all
 
-    def late(connection: Any, me: Any, *arguments: Any) -> Any:
-        if next(calls) == 1:
-            team.scenario.sql("UPDATE tidemark.consumer_group SET generation = nextval('tidemark.generation')")
-            taken(team, "SELECT generation FROM tidemark.consumer_group")
-        return claim(connection, me, *arguments)
+    def move() -> None:
+        team.scenario.sql("UPDATE tidemark.consumer_group SET generation = nextval('tidemark.generation')")
+        taken(team, "SELECT generation FROM tidemark.consumer_group")
 
-    monkeypatch.setattr(claims, "claim_all", late)
+    claim(1, move)
     assert team.scenario.run(task=team.task(0)).records == PARTITIONS * RECORDS
     team.check()
 

@@ -27,6 +27,7 @@ def controller(cluster: Cluster, trio: Trio) -> Node:
     return next(node for node in trio.nodes if node.number == number)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strike", [Node.freeze, Node.kill], ids=["frozen", "killed"])
 def test_client_that_lives_long_describes_topics_while_its_controller_is_away(trio: Trio, strike: Callable[[Node], None]) -> None:
     """Two of three brokers are healthy, so every look-up succeeds, although this client keeps asking the third."""
@@ -44,6 +45,7 @@ def test_client_that_lives_long_describes_topics_while_its_controller_is_away(tr
         until(lambda: trio.is_complete, "it is back")
 
 
+@pytest.mark.thorough
 def test_new_clients_describe_topics_while_brokers_still_name_the_killed_controller(trio: Trio) -> None:
     """Until the cluster has noticed, its metadata names the killed broker to some new clients, which would wait for it in vain."""
     topic = trio.create("orders-next", 3)

@@ -20,6 +20,7 @@ WITHOUT_STATISTICS = (
 """This work of runs must not depend on ANALYZE: a database that was restored from a dump has no statistics at first."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("analyzed", [True, False])
 def test_work_touches_no_more_pages_with_ten_times_the_history(stack: LocalStack, analyzed: bool) -> None:
     env, both = stack.env(), list[dict[str, list[Any]]]()

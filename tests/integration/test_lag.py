@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.support.records import open_transaction
+from tests.support.rewound import rewound
 from tests.support.scenario import PLAIN, Scenario
+from tests.support.shell import tidemark
 from tests.support.waiting import until
 
-from tidemark.db import session, transaction
+from tidemark.db import Connection, session, transaction
 from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets import lag
+from tidemark.offsets import lag, samples, store
 from tidemark.offsets.lag import GroupLag
 from tidemark.offsets.sampling import sample_all
-from tidemark.offsets.verdict import Verdict
+from tidemark.offsets.store import TaskIdentity
+from tidemark.offsets.verdict import Schedule, Verdict
+from tidemark.offsets.window import Observation
 
 HOUR_MS = 3_600_000
 
@@ -41,7 +49,7 @@ def stored(scenario: Scenario) -> GroupLag:
 
 def told(scenario: Scenario) -> tuple[str, int, int | None, str]:
     """Verdict, deleted records, records to read and the reason, as ``tidemark lag`` shows them for the consumer."""
-    shown = scenario.command("lag", scenario.name, "--output", "json")
+    shown = tidemark(scenario, "lag", scenario.name, "--output", "json")
     assert (shown.returncode, shown.stderr) == (0, "")
     (one,) = json.loads(shown.stdout)
     return one["lag"]["verdict"], one["lag"]["deleted"], one["lag"]["records"], one["lag"]["why"]
@@ -78,9 +86,7 @@ def test_seconds_are_the_age_of_the_first_record_that_is_not_committed(scenario:
 def test_replay_after_a_rewind_is_shown_as_such_with_what_is_left(scenario: Scenario) -> None:
     topic = read_two(scenario)
     scenario.topics.produce(topic, ["c"], timestamp=ago(1))
-    planned = scenario.command("rewind", "plan", scenario.name, "--to-earliest", "--reason", "test of the lag")
-    assert planned.returncode == 0, planned.stderr
-    assert scenario.command("rewind", "apply", "1").returncode == 0
+    rewound(scenario, "--to-earliest")
     found = sampled(scenario)
     assert (found.lag.verdict, found.lag.records, found.lag.replay_records) == (Verdict.REPLAYING, 3, 2)
     assert (found.partitions[0].replay_until, found.partitions[0].position) == (2, 0)
@@ -91,18 +97,12 @@ def test_replay_after_a_rewind_is_shown_as_such_with_what_is_left(scenario: Scen
 
 
 def test_open_transaction_is_shown_apart(scenario: Scenario) -> None:
-    from confluent_kafka import Producer
-
     topic = read_two(scenario)
-    producer = Producer({"bootstrap.servers": scenario.topics.servers, "transactional.id": topic})
-    producer.init_transactions()
-    producer.begin_transaction()
-    producer.produce(topic, b"open")
-    producer.flush()
-    scenario.topics.produce(topic, ["behind it"])
-    found = sampled(scenario)
-    assert (found.lag.records, found.lag.open, found.lag.seconds) == (0, 2, 0.0)
-    producer.commit_transaction()  # the broker writes the marker a moment later
+    with open_transaction(scenario.topics, topic, b"open") as producer:
+        scenario.topics.produce(topic, ["behind it"])
+        found = sampled(scenario)
+        assert (found.lag.records, found.lag.open, found.lag.seconds) == (0, 2, 0.0)
+        producer.commit_transaction()  # the broker writes the marker a moment later
     until(lambda: sampled(scenario).lag.open == 0)
     assert sampled(scenario).lag.records == 3  # includes the marker of the transaction
 
@@ -138,19 +138,19 @@ def test_new_partition_and_recreated_topic_are_unknown_until_a_run_claims_them(s
 def test_commands_show_the_lag_and_maintain_samples_it(scenario: Scenario) -> None:
     topic = read_two(scenario)
     scenario.topics.produce(topic, ["c"], timestamp=ago(2))
-    shown = scenario.command("lag", scenario.name)
+    shown = tidemark(scenario, "lag", scenario.name)
     assert shown.returncode == 0, shown.stderr
     line = next(line for line in shown.stdout.splitlines() if f"{topic}/0" in line)
     assert line.split()[1:5] == ["1", "0", "2.0", "h"]
     assert f"{scenario.spec.group}: OK: " in shown.stdout
-    (one,) = json.loads(scenario.command("lag", "--output", "json").stdout)
+    (one,) = json.loads(tidemark(scenario, "lag", "--output", "json").stdout)
     assert (one["lag"]["group"], one["lag"]["records"], one["lag"]["verdict"], one["partitions"]) == (scenario.spec.group, 1, "OK", [])
-    listed: Any = json.loads(scenario.command("groups", "list", "--output", "json").stdout)
+    listed: Any = json.loads(tidemark(scenario, "groups", "list", "--output", "json").stdout)
     assert (listed[0]["records"], listed[0]["verdict"]) == (1, "OK")
-    assert "OK" in scenario.command("offsets", scenario.name).stdout
-    assert scenario.command("lag", "--watch").returncode == 1
+    assert "OK" in tidemark(scenario, "offsets", scenario.name).stdout
+    assert tidemark(scenario, "lag", "--watch").returncode == 1
     scenario.topics.produce(topic, ["d"])
-    assert scenario.command("maintain").returncode == 0
+    assert tidemark(scenario, "maintain").returncode == 0
     assert stored(scenario).lag.records == 2
 
 
@@ -167,3 +167,136 @@ def test_run_of_some_partitions_samples_all_of_the_group(scenario: Scenario) -> 
         (0, 0, found.lag.sampled_at),
         (1, 1, found.lag.sampled_at),
     ]
+
+
+DAY = timedelta(days=1)
+MINUTE = timedelta(minutes=1)
+
+
+class Sampled:
+    """A group with made-up samples, taken ``minutes`` ago."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        with transaction(connection) as cur:
+            self.group_id = store.ensure_group(cur, "g")
+            self.topic_id = store.ensure_topic(cur, "orders", "uuid-1")
+            self.now: datetime = samples.state(cur, self.group_id)[0]
+
+    def sample(self, minutes: float, positions: Mapping[int, int | None], end: int, **more: object) -> None:
+        at = self.now - minutes * MINUTE
+        seen = {
+            (self.topic_id, number): Observation(at, position, 0, end, **{"high_watermark": end, **more})  # type: ignore[arg-type]
+            for number, position in positions.items()
+        }
+        with transaction(self.connection) as cur:
+            assert samples.store(cur, self.group_id, seen)
+
+    def attempt(self, error: Mapping[str, str] | None = None) -> None:
+        with transaction(self.connection) as cur:
+            attempt_id = store.new_attempt(cur, self.group_id, TaskIdentity())
+            store.end_attempt(cur, attempt_id, error)
+
+    def lag(self, schedule: Schedule | None = None) -> GroupLag:
+        """Returns the group with its partitions. Checks that its sums match those that the samples stored."""
+        with transaction(self.connection) as cur:
+            found = lag.group(cur, "g", schedule)
+            (stored,) = lag.groups(cur, {} if schedule is None else {"g": schedule})
+        assert found is not None
+        whole, sums = (replace(one.lag, age_s=None, why="") for one in (found, stored))
+        assert sums == whole
+        return found
+
+
+@pytest.fixture
+def group(database_url: str) -> Iterator[Sampled]:
+    with session(database_url) as connection:
+        yield Sampled(connection)
+
+
+def test_group_adds_up_its_partitions_and_the_overview_says_the_same(group: Sampled) -> None:
+    group.attempt()
+    group.sample(2, {0: 10, 1: 60}, 100)
+    group.sample(1, {0: 40, 1: 90}, 110, next_at=group.now - 10 * MINUTE, retention=DAY)
+    found = group.lag()
+    assert [(one.partition, one.records, one.position) for one in found.partitions] == [(0, 70, 40), (1, 20, 90)]
+    whole = found.lag
+    assert (whole.records, whole.unknown, whole.open, whole.seconds) == (90, 0, 0, 540.0)
+    assert (whole.produced_per_s, whole.consumed_per_s) == (20 / 60, 60 / 60)
+    assert whole.catch_up_s == pytest.approx(90 / (40 / 60))
+    assert whole.retention_used == pytest.approx(540 / 86_400)
+    assert [one.verdict for one in found.partitions] == [Verdict.CATCHING_UP, Verdict.OK]
+    assert whole.verdict is Verdict.CATCHING_UP
+    with transaction(group.connection) as cur:
+        (over,) = lag.groups(cur)
+    assert (over.lag.verdict, over.lag.why, over.lag.records, over.lag.seconds) == (whole.verdict, whole.why, 90, 540.0)
+    assert over.partitions == ()
+
+
+def test_failed_run_stops_the_group_until_the_next_one_commits(group: Sampled) -> None:
+    group.attempt({"kind": "refused", "type": "TopicsMissing", "text": "Topics not found."})
+    group.sample(0, {0: 10}, 50, next_at=group.now)
+    assert (group.lag().lag.verdict, group.lag().lag.why) == (Verdict.STOP, "Attempt 1 failed: TopicsMissing: Topics not found.")
+    group.attempt()
+    assert group.lag().lag.verdict is Verdict.OK
+    assert group.lag(Schedule("consume__g", paused=True)).lag.why == "The DAG consume__g is paused."
+
+
+def test_pause_of_one_partition_shows_on_it_and_on_its_group(group: Sampled) -> None:
+    group.attempt()
+    group.sample(1, {0: 10, 1: 100}, 100)
+    with transaction(group.connection) as cur:
+        cur.execute("INSERT INTO tidemark.flow (group_id, topic, partition, paused) VALUES (%s, 'orders', 0, true)", (group.group_id,))
+    found = group.lag()
+    assert [one.verdict for one in found.partitions] == [Verdict.PAUSED, Verdict.IDLE]
+    assert (found.lag.verdict, found.lag.why) == (Verdict.PAUSED, "1 partition is paused with `tidemark pause`.")
+    group.sample(0, {0: 10, 1: 100}, 100)  # a sample during the pause
+    assert group.lag().lag.verdict is Verdict.PAUSED
+    with transaction(group.connection) as cur:
+        cur.execute("DELETE FROM tidemark.flow")
+    assert group.lag().lag.verdict is not Verdict.PAUSED
+
+
+def test_history_has_one_moment_a_step_and_forgets_what_is_older_than_its_step_is_kept(group: Sampled) -> None:
+    """Each step keeps its last sample: steps of one minute for 2 hours, of five minutes for a day, and of one hour for 30 days."""
+    for minute in range(40 * 24 * 60, 0, -7 * 60 - 1):
+        group.sample(minute, {0: 10}, 50)
+    for minute in range(200, 0, -1):
+        group.sample(minute / 2, {0: 10}, 50)
+    with transaction(group.connection) as cur:
+        for period, kept in ((timedelta(hours=2), 60), (DAY, 288), (30 * DAY, 720)):
+            found = samples.history(cur, "g", period)
+            step = samples.step_for(period)
+            assert 3 < len(found) <= period / step + 1
+            assert len(found) <= max(kept, period / step) + 1
+            assert len({one.at for one in found}) == len(found)
+            assert [one.at for one in found] == sorted(one.at for one in found)
+            assert all(one.at <= one.sampled_at < one.at + step for one in found)
+        cur.execute("SELECT step_s, min(at) FROM tidemark.lag_history GROUP BY step_s")
+        for step_s, first in cur.fetchall():
+            assert first > group.now - samples.STEPS[timedelta(seconds=step_s)] - MINUTE
+
+
+def test_older_sample_does_not_replace_a_later_one(group: Sampled) -> None:
+    group.sample(1, {0: 40}, 50)
+    group.sample(2, {0: 10}, 50)
+    assert group.lag().lag.records == 10
+
+
+def test_two_processes_do_not_count_the_same_records_twice(group: Sampled, database_url: str) -> None:
+    group.sample(2, {0: 10}, 50)
+    seen = {(group.topic_id, 0): Observation(group.now, 40, 0, 50)}
+    with session(database_url) as other, transaction(group.connection) as cur, transaction(other) as theirs:
+        assert samples.store(cur, group.group_id, seen)
+        assert not samples.store(theirs, group.group_id, seen)
+    with transaction(group.connection) as cur:
+        assert samples.last(cur, group.group_id)[group.topic_id, 0].consumed == 30
+
+
+def test_steps_in_the_statements_are_those_of_the_module(group: Sampled) -> None:
+    group.sample(0, {0: 10}, 50)
+    with transaction(group.connection) as cur:
+        cur.execute("SELECT array_agg(step_s ORDER BY step_s) FROM tidemark.lag_history")
+        row = cur.fetchone()
+    assert row is not None
+    assert [timedelta(seconds=step_s) for step_s in row[0]] == list(samples.STEPS)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_grants import PICKY
 from tests.support.kafka_topics import Topics
+from tests.support.rewound import rewound
 from tests.support.roles import made_roles
 from tests.support.scenario import Scenario, tidy_imports
+from tests.support.transforms import PICKY
+from tests.support.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
@@ -136,12 +137,7 @@ def test_what_is_paused_or_replayed_after_a_rewind_raises_no_alarm(watched: Watc
     watched.settle()
     with session(watched.scenario.database_url) as connection, transaction(connection) as cur:
         flow.pause(cur, store.ensure_group(cur, watched.scenario.spec.group), [Target(watched.topic, 1)], "the sink is being moved")
-    plan = watched.scenario.command(
-        *("rewind", "plan", watched.scenario.name, "--to-earliest", "--topic", f"{watched.topic}:0", "--reason", "it was wrong"),
-        *("--output", "json"),
-    )
-    rewind_id = json.loads(plan.stdout)["rewind_id"]
-    assert watched.scenario.command("rewind", "apply", str(rewind_id)).returncode == 0
+    rewound(watched.scenario, "--to-earliest", "--topic", f"{watched.topic}:0")
     watched.sample(3, 9, waits=90)
     watched.pass_(90)
     assert [position for _, _, position in watched.positions()] == [0, 3]
@@ -155,15 +151,13 @@ def test_of_two_reports_at_the_same_time_one_has_the_news(watched: Watched) -> N
     """The second waits for the first one's row."""
     watched.sample(3, 3)
     spec, url = watched.scenario.spec, watched.scenario.database_url
-    second: list[News] = []
-    with session(url) as connection:
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool, session(url) as connection:
         with transaction(connection) as cur:
             first = report(cur, spec)
-            other = threading.Thread(target=lambda: second.append(watched.look()))
-            other.start()
-            other.join(1)
-        other.join(60)
-    assert (list(first.missed), second) == ([Objective.FAILED], [NOTHING])
+            second = pool.submit(watched.look)
+            until(lambda: watched.scenario.sql(waits), "the second waits")
+        assert (list(first.missed), second.result(60)) == ([Objective.FAILED], NOTHING)
 
 
 # The trigger

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from tidemark import project
 
@@ -23,34 +21,31 @@ print(json.dumps({"ours": ours, "errors": errors, "apps": apps, "tidemark": tide
 """
 
 
-def load(tmp_path: Path, plugins: Path) -> dict[str, Any]:
+def run(program: str, home: Path, plugins: Path) -> str:
+    """The last line that the program prints, in an Airflow with this folder of plugins."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TIDEMARK"))} | {
-        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins),
     }
-    done = subprocess.run([sys.executable, "-c", LOAD], env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120, cwd=home)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return done.stdout.splitlines()[-1]
 
 
 def test_file_in_the_plugins_folder_is_found_once_and_leaves_the_library_alone(tmp_path: Path) -> None:
     """The file takes precedence over the installed library's entry point. A file `tidemark.py` would be imported as `tidemark`."""
-    found = load(tmp_path, project.root() / "plugins")
+    found = json.loads(run(LOAD, tmp_path, project.root() / "plugins"))
     assert (found["ours"], found["errors"], found["apps"]) == (["$PLUGINS_FOLDER/tidemark_plugin.py"], {}, ["/tidemark"])
     assert found["tidemark"] == str(project.root() / "include" / "tidemark" / "__init__.py")
 
 
 def test_installed_library_shows_the_page_without_a_file(tmp_path: Path) -> None:
-    assert [point.value for point in entry_points(group="airflow.plugins", name="tidemark")] == ["tidemark.airflow.plugin:installed"]
-    found = load(tmp_path, tmp_path / "plugins")
+    found = json.loads(run(LOAD, tmp_path, tmp_path / "plugins"))
     assert (len(found["ours"]), found["errors"], found["apps"]) == (1, {}, ["/tidemark"])
 
 
 def test_process_that_serves_no_page_does_not_import_it(tmp_path: Path) -> None:
     """Airflow loads plugins in every task; only the api-server asks for their apps."""
     program = "import sys, tidemark.airflow.plugin; print(sorted({'fastapi', 'tidemark.airflow.web', 'psycopg2'} & set(sys.modules)))"
-    env = dict(os.environ) | {"AIRFLOW_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert run(program, tmp_path, tmp_path / "plugins") == "[]"

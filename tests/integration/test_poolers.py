@@ -1,4 +1,4 @@
-"""Repeats tests of other modules through PgBouncer, in both modes. Its settings are those in docs/deployment.md.
+"""Tidemark through PgBouncer, in both modes. Its settings are those in docs/deployment.md.
 
 To run other tests through it, set ``TIDEMARK_TEST_POOLER`` to a mode (CONTRIBUTING.md).
 """
@@ -6,61 +6,45 @@ To run other tests through it, set ``TIDEMARK_TEST_POOLER`` to a mode (CONTRIBUT
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import psycopg2
 import pytest
-from tests.integration import (
-    test_consume_runs,
-    test_continuous,
-    test_group_runs,
-    test_search_path,
-    test_upgrade,
-    test_upsert,
-    test_validation,
-)
-from tests.integration.retry import lab as retries
-from tests.integration.retry import test_drain, test_redrive
-from tests.integration.retry.outbox import outbox_on
-from tests.integration.rewind import lab as rewinds
-from tests.integration.rewind import test_apply, test_sinks
-from tests.support.kafka_topics import Topics
 from tests.support.ledger import DDL, Group, all_loaded
 from tests.support.members import Group as Members
 from tests.support.members import parts
-from tests.support.pooler import MISSING, MODES, PROGRAM, Pooler
-from tests.support.scenario import Scenario
-from tests.support.waiting import until
+from tests.support.pooler import MODES, Pooler
 
-from tidemark import schema
+from tidemark import project, schema
 from tidemark.db import in_sight, pooled, session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import GroupError
 from tidemark.group.wake import Wakeups
-from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
-from tidemark.rewind.apply import apply
-from tidemark.rewind.model import ToOffset
-from tidemark.rewind.plan import plan
-from tidemark.spec.scope import Scope
 
-pytestmark = [pytest.mark.skipif(PROGRAM is None, reason=MISSING), pytest.mark.sampled]
+pytestmark = [pytest.mark.needs("pgbouncer"), pytest.mark.sampled]
 
-begin, departures = test_continuous.begin, test_validation.departures
-newer, pool = test_upgrade.newer, test_upgrade.pool
-cities, team = test_upsert.cities, test_group_runs.team
-empty_database = test_search_path.empty_database
-
-test_bounded_run = test_consume_runs.test_records_produced_during_a_run_wait_for_the_next
-test_takeover = test_consume_runs.test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit
-test_takeover_of_a_continuous_run = test_continuous.test_idle_run_learns_too_that_it_was_taken_over
-test_group_of_two = test_group_runs.test_members_of_a_run_share_its_partitions
-test_upserts = test_upsert.test_last_record_of_a_key_wins_within_a_batch_and_between_batches
-test_verdict = test_validation.test_a_run_whose_rows_meet_the_suite_has_passed
-test_migration_beside_a_driver = test_upgrade.test_migration_that_is_not_additive_is_refused_while_a_driver_runs
+REPEATED = [
+    "test_consume_runs::test_records_produced_during_a_run_wait_for_the_next",
+    "test_consume_runs::test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit",
+    "test_continuous::test_idle_run_learns_too_that_it_was_taken_over",
+    "test_continuous::test_run_goes_on_from_where_a_rewind_has_put_it",
+    "test_group_runs::test_members_of_a_run_share_its_partitions_and_keep_them",
+    "test_upsert::test_last_record_of_a_key_wins_within_a_batch_and_between_batches",
+    "test_validation::test_a_run_whose_rows_meet_the_suite_has_passed",
+    "test_upgrade::test_migration_that_is_not_additive_is_refused_while_a_driver_runs",
+    "rewind/test_sinks::test_such_batches_are_taken_back_whole_and_come_back_whole",
+    "rewind/test_apply::test_undo_after_a_replay_with_another_transform_restores_everything",
+    "retry/test_drain::test_record_whose_service_is_back_is_loaded_as_what_it_was",
+    "retry/test_redrive::test_one_redrive_of_a_consumer_at_a_time",
+]
+"""Tests of other modules, one for each kind of work."""
 
 
 @pytest.fixture(params=MODES)
@@ -79,45 +63,12 @@ def database_url(database_url: str, pooler: Pooler) -> str:
     return pooler.url(database_url)
 
 
-def test_staged_batch_is_rewound_and_read_again(scenario: Scenario, topics: Topics) -> None:
-    with rewinds.lab_on(scenario, topics, (60, 60, 60)) as lab:
-        for ends in ((20, 20, 20), (50, 50, 50), (55, 55, 55)):
-            test_sinks.total(lab, *ends)
-        test_sinks.test_such_batches_are_taken_back_whole_and_come_back_whole(lab)
-
-
-def test_rewind_is_planned_applied_and_undone(scenario: Scenario, topics: Topics) -> None:
-    with rewinds.lab_on(scenario, topics, (100, 100, 60)) as lab:
-        test_apply.test_undo_after_a_replay_with_another_transform_restores_everything(lab)
-
-
-def test_drain_loads_what_had_failed(scenario: Scenario, topics: Topics) -> None:
-    with retries.lab_on(scenario, topics) as lab:
-        test_drain.test_record_whose_service_is_back_is_loaded_as_what_it_was(lab)
-
-
-def test_redrives_take_turns(scenario: Scenario, topics: Topics) -> None:
-    """The lock lasts from the first portion to the last, and no longer."""
-    with outbox_on(scenario, topics) as outbox:
-        test_redrive.test_one_redrive_of_a_consumer_at_a_time(outbox)
-
-
-def test_rewind_in_the_middle_of_a_continuous_run(scenario: Scenario, topics: Topics, begin: Callable[[], Any]) -> None:
-    topic = topics.create()
-    scenario.write(topics=topic, run="continuous", run_for="1h").make_sink()
-    topics.produce(topic, ["a", "b", "c"])
-    running = begin()
-    until(lambda: len(scenario.rows()) == 3, "read")
-    cluster = Cluster(scenario.connections.kafka)
-    with session(scenario.database_url) as connection:
-        spec, scope = scenario.spec, Scope.parse(())
-        planned = plan(connection, lambda _: cluster, [spec], scope, ToOffset(1), reason="it was read wrongly", by="ann")
-        apply(connection, lambda _: cluster, lambda _: spec, planned.rewind_id, by="bob")
-    topics.produce(topic, ["d"])
-    until(lambda: scenario.rows() == [b"a", b"b", b"c", b"d"], "read again, and on")
-    assert running.alive
-    assert scenario.sql("SELECT start_offset, end_offset FROM tidemark.batch ORDER BY 1")[0] == (0, 1)
-    scenario.check()
+def test_all_kinds_of_work_pass_through_it(stack: LocalStack, mode: str, tmp_path: Path) -> None:
+    tests = [f"tests/integration/{name.replace('::', '.py::')}" for name in REPEATED]
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tmp'}", *tests]
+    env = os.environ | {"TIDEMARK_TEST_STACK": str(stack.folder), "TIDEMARK_TEST_POOLER": mode, "TIDEMARK_TEST_ALL": "1"}
+    done = subprocess.run(command, cwd=project.root(), env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
 
 
 def test_members_notice_each_other_without_notifications(database_url: str) -> None:
@@ -134,9 +85,9 @@ def test_members_notice_each_other_without_notifications(database_url: str) -> N
     members.close(second)
 
 
-def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) -> None:
+def test_nothing_of_a_session_stays_behind(stack: LocalStack, pooler: Pooler) -> None:
     """What a session leaves on a backend would affect the next client: settings, locks, temporary objects, LISTEN, prepared statements."""
-    url = pooler.url(empty_database)
+    url = pooler.url(stack.create_database(f"empty_{uuid.uuid4().hex}"))
     assert schema.migrate(url) == schema.known()
     with contextlib.closing(psycopg2.connect(url)) as watch:
         group = Group(url, watch)

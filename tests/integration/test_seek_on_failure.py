@@ -8,13 +8,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from tests.support.members import CONFIG, QUICK, Told
+from tests.support.ledger import in_thread
+from tests.support.members import CONFIG, QUICK, Told, wait_for
 from tests.support.scenario import Scenario
-from tests.support.waiting import until
 
 from tidemark.consume.launch import Progress
 from tidemark.consume.membership import TRIES, metadata_of
@@ -62,9 +61,8 @@ class Team:
 
     def run_beside(self, other: Member, fail: Callable[[Slice], None]) -> Progress:
         """The same while the other member polls."""
-        with ThreadPoolExecutor(1) as pool:
-            done: Future[Progress] = pool.submit(self.run, fail)
-            until(lambda: (other.poll(), done.done())[1], "the run has ended", 60)
+        with in_thread(lambda: self.run(fail)) as done:
+            wait_for(other, done.done)
             return done.result()
 
     def rest(self) -> None:
@@ -103,7 +101,7 @@ def other(team: Team) -> Iterator[Member]:
         config=CONFIG,
     )
     with closing(member):
-        until(lambda: (member.poll(), len(member.assignment) == PARTITIONS)[1], "it has them")
+        wait_for(member, lambda: len(member.assignment) == PARTITIONS)
         yield member
 
 
@@ -175,6 +173,6 @@ def test_batch_that_fails_too_often_ends_the_attempt_with_what_is_committed(team
     assert team.scenario.attempt()["state"] == "FAILED"
     assert team.scenario.attempt()["error"]["kind"] == "unavailable"
     assert sorted(team.scenario.positions().values()) == [0, RECORDS]
-    until(lambda: (other.poll(), len(other.assignment) == PARTITIONS)[1], "the other has all partitions")
+    wait_for(other, lambda: len(other.assignment) == PARTITIONS)
     assert team.generation() > team.seen[0][0]
     team.rest()

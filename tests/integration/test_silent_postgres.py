@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Iterator
 
@@ -25,8 +24,6 @@ from tidemark.records.ranges import Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink.load import SinkRejected
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel tells of a connection")
-
 
 @pytest.fixture
 def hole(database_url: str) -> Iterator[BlackHole]:
@@ -43,25 +40,23 @@ def group(database_url: str) -> Iterator[Group]:
         group.check_conserved()
 
 
-def shown(url: str, *names: str) -> dict[str, str]:
-    with session(url) as connection:
-        told = connection.get_dsn_parameters()
-        return {name: told[name] for name in names}
+def with_settings(url: str, settings: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{settings}"
+
+
+def read_only(url: str) -> str:
+    return with_settings(url, "options=-cdefault_transaction_read_only%3Don")
 
 
 def test_session_has_bounds_by_default_and_the_url_wins(database_url: str) -> None:
     """The kernel detects a vanished peer within a minute, unless the URL sets other limits."""
     names = ("connect_timeout", "keepalives_idle", "tcp_user_timeout")
-    assert shown(database_url, *names) == {"connect_timeout": "10", "keepalives_idle": "30", "tcp_user_timeout": "60000"}
-    more = "&" if "?" in database_url else "?"
-    assert shown(f"{database_url}{more}connect_timeout=3&tcp_user_timeout=5000", *names) == {
-        "connect_timeout": "3",
-        "keepalives_idle": "30",
-        "tcp_user_timeout": "5000",
-    }
+    other = with_settings(database_url, "connect_timeout=3&tcp_user_timeout=5000")
+    for url, bounds in ((database_url, ["10", "30", "60000"]), (other, ["3", "30", "5000"])):
+        with session(url) as connection:
+            assert [connection.get_dsn_parameters()[name] for name in names] == bounds
 
 
-@linux
 def test_server_lets_a_commits_locks_go_when_its_client_has_vanished(hole: BlackHole, group: Group, monkeypatch) -> None:
     """The server's keepalives detect it. By default they start after two hours. The commit sets them for its transaction only, so that the
     next client of a pooler does not inherit them."""
@@ -90,7 +85,6 @@ def endless(part: Slice, hole: BlackHole, way: str) -> Iterator[TransformOutput]
         getattr(hole, way).set()
 
 
-@linux
 def test_copy_to_a_peer_that_takes_nothing_is_an_outage(hole: BlackHole, group: Group) -> None:
     """The peer's window is closed, and its kernel acknowledges every probe. ``tcp_user_timeout`` ends this too."""
     part = group.slice(end=200)
@@ -103,7 +97,6 @@ def test_copy_to_a_peer_that_takes_nothing_is_an_outage(hole: BlackHole, group: 
     assert group.counted() == (0, 0, 0, 0)
 
 
-@linux
 def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer accepts everything and never responds, like a stuck pooler. The session is given up and stores nothing."""
     monkeypatch.setattr(commit_module, "answering", lambda connection: answering(connection, 1.0))
@@ -115,7 +108,6 @@ def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Grou
     assert group.counted() == (0, 0, 0, 0)
 
 
-@linux
 def test_server_that_works_is_not_given_up(database_url: str) -> None:
     """While bytes pass, and between two statements, a session does not count as silent."""
     with session(database_url) as connection, answering(connection, 1.0), transaction(connection) as cur:
@@ -127,8 +119,7 @@ def test_server_that_works_is_not_given_up(database_url: str) -> None:
 
 def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: str, group: Group) -> None:
     """The server is a standby, or a failover has not promoted it yet. A retry may reach another server."""
-    more = "&" if "?" in database_url else "?"
-    url = f"{database_url}{more}options=-cdefault_transaction_read_only%3Don"
+    url = read_only(database_url)
     part = group.slice()
     with pytest.raises(DatabaseReadOnly, match="target_session_attrs=read-write") as raised:
         group.commit(part, url=url)
@@ -161,15 +152,12 @@ def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: G
 def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None:
     """A failover to a lagging replica, or a restore, removes the attempt's row and what the attempt committed."""
     attempt = group.attempt()
-    follow = launch._Follow(group.url, attempt)
     heard: list[launch.Progress] = []
-    try:
+    with contextlib.closing(launch._Follow(group.url, attempt)) as follow:
         until(lambda: follow.show(heard.append, heard.append) or heard)
         group.sql("DELETE FROM tidemark.attempt WHERE attempt_id = %s", attempt)
         with pytest.raises(AttemptGone, match=f"attempt {attempt} is gone.*the next run reads"):
             until(lambda: follow.show(heard.append, heard.append))
-    finally:
-        follow.close()
     with pytest.raises(AttemptGone):
         launch.progress(group.url, attempt)
     assert AttemptGone.retriable
@@ -178,7 +166,7 @@ def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None
 def test_end_of_an_attempt_is_asked_for_again_while_the_server_is_read_only(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failover of less than a minute does not leave the attempt of a dead driver RUNNING."""
     attempt = group.attempt()
-    ways = iter([f"{group.url}{'&' if '?' in group.url else '?'}options=-cdefault_transaction_read_only%3Don"])
+    ways = iter([read_only(group.url)])
     monkeypatch.setattr(launch, "session", lambda url: session(next(ways, url)))
     with pytest.raises(launch.DriverDied):
         launch._ended(group.url, attempt, -9)

@@ -15,16 +15,18 @@ from tests.support.spark_here import spark_session
 from tests.support.waiting import until
 
 from tidemark.connections import Connections
-from tidemark.consume.forms import TransformFailed
-from tidemark.consume.messages import input_schema
 from tidemark.jvm.java import find_java
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, marked, not_counted, unmarked
-from tidemark.spark.engine import HEADERS_ARE_MISSING, kafka_records, output_schema
+from tidemark.spark.engine import HEADERS_ARE_MISSING, kafka_records
 from tidemark.spark.plan import hands_over_once, passed_on, reads_headers, why_staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+pytestmark = pytest.mark.thorough
+"""They need a separate JVM. In the short run, `test_consume_spark.py` commits directly, and `test_staged.py` as a whole batch."""
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +88,12 @@ def udf_of_headers(records: DataFrame) -> DataFrame:
 
 
 def chained(records: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    named = text(records).join(F.broadcast(small(records)), "word", "left").where("name IS NOT NULL OR value IS NOT NULL")
-    return udf(named.withColumn("part", F.explode(F.split("word", " ")))).drop("word")
+    named = broadcast(records, "left").where("name IS NOT NULL OR value IS NOT NULL")
+    return udf(named.selectExpr("*", "explode(split(word, ' ')) AS part")).drop("word")
 
 
 def broadcast(records: DataFrame, how: str = "inner") -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return text(records).join(F.broadcast(small(records)), "word", how)
+    return text(records).join(small(records).hint("broadcast"), "word", how)
 
 
 def in_arrow(records: DataFrame) -> DataFrame:
@@ -128,21 +126,16 @@ def test_plan_that_keeps_partitions_in_their_tasks_is_taken(records: DataFrame, 
     assert result.rdd.getNumPartitions() == 2
 
 
-def big_join(records: DataFrame) -> DataFrame:
-    return text(records).join(small(records).hint("merge"), "word")
-
-
-def window(records: DataFrame) -> DataFrame:
-    return records.selectExpr("*", "row_number() OVER (PARTITION BY key ORDER BY offset) AS number")
-
-
+NOT_READ = "RDDScanExec: rows that are not read"
+CACHED = "InMemoryTableScanExec: rows that are not read"
+NUMBERED = "row_number() OVER (PARTITION BY key ORDER BY offset) AS number"
 STAGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "groupBy": (lambda records: records.groupBy("key").count(), "HashAggregate"),
     "an aggregate of all": (lambda records: records.selectExpr("count(*)"), "HashAggregate"),
     "distinct": (lambda records: records.select("value").distinct(), "HashAggregate"),
     "dropDuplicates": (lambda records: records.dropDuplicates(["kafka_topic", "kafka_partition", "kafka_offset"]), "SortAggregate"),
-    "a window": (window, "Window"),
-    "a join that shuffles": (big_join, "SortMergeJoin"),
+    "a window": (lambda records: records.selectExpr("*", NUMBERED), "Window"),
+    "a join that shuffles": (lambda records: text(records).join(small(records).hint("merge"), "word"), "SortMergeJoin"),
     "a self-join": (lambda records: records.alias("a").join(records.alias("b").hint("merge"), "kafka_offset"), "SortMergeJoin"),
     "repartition": (lambda records: records.repartition(4), "Exchange"),
     "repartition by a column": (lambda records: records.repartition(2, "kafka_partition"), "Exchange"),
@@ -152,20 +145,14 @@ STAGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "offset": (lambda records: records.offset(1), "CollectLimit"),
     "union with itself": (lambda records: records.union(records), "Union"),
     "union with others": (lambda records: records.select("topic").union(small(records).select("name")), "Union"),
-    "other rows": (small, "RDDScanExec: rows that are not read"),
-    "the records only broadcast": (
-        lambda records: small(records).join(text(records).hint("broadcast"), "word"),
-        "RDDScanExec: rows that are not read",
-    ),
+    "other rows": (small, NOT_READ),
+    "the records only broadcast": (lambda records: small(records).join(text(records).hint("broadcast"), "word"), NOT_READ),
     "a full join": (functools.partial(broadcast, how="full"), "SortMergeJoin"),
     "a right join": (functools.partial(broadcast, how="right"), "SortMergeJoin"),
-    "cached": (lambda records: records.cache(), "InMemoryTableScanExec: rows that are not read"),
-    "shuffled and cached": (lambda records: records.repartition(4).cache(), "InMemoryTableScanExec: rows that are not read"),
-    "made into an RDD and back": (
-        lambda records: records.select("kafka_topic").rdd.repartition(4).toDF(),
-        "RDDScanExec: rows that are not read",
-    ),
-    "other rows that look alike": (lambda records: small(records).selectExpr("word AS kafka_topic"), "RDDScanExec: rows that are not read"),
+    "cached": (lambda records: records.cache(), CACHED),
+    "shuffled and cached": (lambda records: records.repartition(4).cache(), CACHED),
+    "made into an RDD and back": (lambda records: records.select("kafka_topic").rdd.repartition(4).toDF(), NOT_READ),
+    "other rows that look alike": (lambda records: small(records).selectExpr("word AS kafka_topic"), NOT_READ),
 }
 
 
@@ -174,34 +161,7 @@ def test_plan_that_moves_rows_between_tasks_is_staged_and_the_operator_is_named(
     records: DataFrame, transform: Callable[[DataFrame], DataFrame], operator: str
 ) -> None:
     """If no task can commit its rows alone, the driver commits, and the log names the reason."""
-    why = why_staged(transform(records))
-    assert why is not None
-    assert re.match(rf"{operator}\b", why)
-
-
-def test_records_of_a_batch_are_the_slices_and_nothing_else(spark: SparkSession, topics: Topics) -> None:
-    """Spark's connector reads ``[start, end)`` of each slice, with headers and lineage."""
-    topic = topics.create(3)
-    for partition in range(3):
-        topics.produce(topic, [str(number) for number in range(10)], partition=partition, headers=[("h", b"\xff")])
-    slices = [Slice(TopicPartition(topic, 0), 1, 2, 5, Epoch(1)), Slice(TopicPartition(topic, 2), 1, 9, 10, Epoch(1))]
-    found = kafka_records(spark, Connections("postgresql:///", {"bootstrap.servers": topics.servers}), slices).collect()
-    assert sorted((row.kafka_partition, row.kafka_offset, bytes(row.value)) for row in found) == [
-        (0, 2, b"2"),
-        (0, 3, b"3"),
-        (0, 4, b"4"),
-        (2, 9, b"9"),
-    ]
-    assert found[0].headers[0].key == "h"
-    assert bytes(found[0].headers[0].value) == b"\xff"
-
-
-def test_transform_whose_dataframe_cannot_be_built_is_refused(spark: SparkSession) -> None:
-    """Spark's own message about an unknown column is passed on."""
-    with pytest.raises(TransformFailed, match="carier"):
-        output_schema(spark, lambda records: records.select("carier"), input_schema())
-    with pytest.raises(TransformFailed, match="it returned NoneType; it must return a DataFrame"):
-        output_schema(spark, lambda records: None, input_schema())
+    assert re.match(rf"{operator}\b", why_staged(transform(records)))
 
 
 HEADERS = {
@@ -236,12 +196,13 @@ def test_headers_count_as_read_where_that_cannot_be_told(batch: Callable[[bool],
     assert reads_headers(text(batch(False)).select("word").cache())
 
 
+def exploded(records: DataFrame) -> DataFrame:
+    return text(records).where("word > ''").selectExpr("kafka_topic", "kafka_partition", "explode(split(word, ' '))")
+
+
 PASSED_ON = {
-    "as they were given": (lambda records: text(records), ["kafka_topic", "kafka_partition"]),
-    "through a filter and an explode": (
-        lambda records: text(records).where("word > ''").selectExpr("kafka_topic", "kafka_partition", "explode(split(word, ' '))"),
-        ["kafka_topic", "kafka_partition"],
-    ),
+    "as they were given": (text, ["kafka_topic", "kafka_partition"]),
+    "through a filter and an explode": (exploded, ["kafka_topic", "kafka_partition"]),
     "one of them computed": (lambda records: records.withColumn("kafka_partition", records.kafka_partition + 1), ["kafka_topic"]),
     "another column under the name": (lambda records: records.selectExpr("topic AS kafka_topic", "kafka_partition"), ["kafka_partition"]),
     "only one of them": (lambda records: records.select("kafka_partition"), ["kafka_partition"]),
@@ -291,7 +252,6 @@ def test_large_rows_are_emptied_so_that_what_is_handed_over_stays_small(spark: S
     word, name = "repeat('x', IF(id < 10000, 6000, 100000)) AS word", "IF(id > 1, NULL, 'y') AS name"
     sized = spark.range(0, 12_000, 1, 1).selectExpr("id", word, name)
     rows = marked(sized)
-    assert rows is not None
 
     def look(batches):
         for batch in batches:
@@ -328,9 +288,7 @@ def test_a_batch_that_is_done_leaves_nothing_of_kafkas_in_the_heap(spark: SparkS
 
 def in_heap(spark: SparkSession, name: str) -> int:
     """The number of objects of a class in the JVM's heap."""
-    jvm = spark._jvm
-    assert jvm is not None
-    jcmd = [str(find_java().with_name("jcmd")), str(jvm.java.lang.ProcessHandle.current().pid()), "GC.class_histogram"]
+    jcmd = [str(find_java().with_name("jcmd")), str(spark._jvm.java.lang.ProcessHandle.current().pid()), "GC.class_histogram"]
     table = subprocess.run(jcmd, capture_output=True, text=True, check=True).stdout
     assert "java.lang.String" in table
     found = re.search(rf"^\s*\d+:\s+(\d+)\s+\d+\s+{re.escape(name)}(\s|$)", table, re.MULTILINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,18 +13,18 @@ from tests.integration.retry.lab import Lab
 from tests.support.kafka_topics import Topics
 from tests.support.sampling import examples
 from tests.support.scenario import Scenario
+from tests.support.shell import tidemark
 from tests.support.shop import FORMS, Order, Shop
 
 from tidemark.consume.forms import TransformFailed
 from tidemark.records.outcome import BadOutput
 
 
-@pytest.fixture(params=list(FORMS))
+@pytest.fixture(params=["function", "arrow", pytest.param("spark", marks=pytest.mark.thorough)])
 def form(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    if found == "spark":
+    if request.param == "spark":
         request.getfixturevalue("session_here")
-    return found
+    return request.param
 
 
 @pytest.fixture
@@ -45,33 +44,28 @@ def test_all_tables_of_a_slice_commit_together(shop: Shop) -> None:
     assert shop.violations() == []
 
 
-@pytest.mark.parametrize("bad", [{"lines": [7, -1]}, {"customer": "nobody", "lines": [7]}], ids=["second", "first"])
-def test_a_record_that_one_table_refuses_is_loaded_into_none(shop: Shop, bad: Order) -> None:
-    """Whichever table refuses it. The other records are loaded."""
-    shop.produce({"id": 1, "lines": [3]}, {"id": 2, **bad}, {"id": 3, "lines": [4, 5]})
+REFUSED: dict[str, tuple[list[Order], dict[int, list[int]], dict[int, str]]] = {
+    "by the second table": ([{"id": 1, "lines": [3]}, {"id": 2, "lines": [7, -1]}], {1: [3]}, {1: "CheckViolation"}),
+    "by the first table": ([{"id": 1, "customer": "nobody", "lines": [7]}, {"id": 2}], {2: []}, {0: "CheckViolation"}),
+    "with the order that it needs": (
+        [{"id": 1, "customer": "nobody"}, {"id": 1, "orphan": True, "lines": [3]}, {"id": 2}],
+        *({2: []}, {0: "CheckViolation", 1: "ForeignKeyViolation"}),
+    ),
+    "unlike a later one with its number": ([{"id": 2, "lines": [-1]}, {"id": 2, "lines": [4]}], {2: [4]}, {0: "CheckViolation"}),
+    "as a delete without a key": ([{"id": 1, "lines": [3]}, {"id": 1, "line": None, "word": "delete"}], {1: [3]}, {1: "DeleteWithoutKey"}),
+}
+
+
+@pytest.mark.sampled("case", "form")
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_record_that_is_refused_by_any_table_is_loaded_into_none(shop: Shop, case: str) -> None:
+    """The other records are loaded, even those that are refused only together with another one."""
+    orders, loaded, failed = REFUSED[case]
+    shop.produce(*orders)
     shop.run()
-    assert shop.loaded() == {1: [3], 3: [4, 5]}
-    ((offset, disposition, error, _),) = shop.scenario.failed()
-    assert (offset, disposition, error) == (1, "fail", "CheckViolation")
-    assert shop.scenario.counts() == {"loaded": 2, "failed": 1, "sink_rows": 5}
-    assert shop.violations() == []
-
-
-def test_rows_that_need_a_refused_record_are_refused_too(shop: Shop) -> None:
-    """For example lines whose order came in a separate record, which failed."""
-    shop.produce({"id": 1, "customer": "nobody"}, {"id": 1, "orphan": True, "lines": [3]}, {"id": 2, "lines": [4]})
-    shop.run()
-    assert shop.loaded() == {2: [4]}
-    assert [(offset, error) for offset, _, error, _ in shop.scenario.failed()] == [(0, "CheckViolation"), (1, "ForeignKeyViolation")]
-    assert shop.violations() == []
-
-
-def test_a_record_does_not_fail_because_of_one_that_fails_too(shop: Shop) -> None:
-    """Two orders have the same number, and only the second is loaded, because the lines of the first are refused."""
-    shop.produce({"id": 1, "lines": [3]}, {"id": 2, "lines": [-1]}, {"id": 2, "lines": [4]})
-    shop.run()
-    assert shop.loaded() == {1: [3], 2: [4]}
-    assert [(offset, error) for offset, _, error, _ in shop.scenario.failed()] == [(1, "CheckViolation")]
+    assert shop.loaded() == loaded
+    found = shop.scenario.failed("record_offset, disposition, error_type")
+    assert found == [(offset, "fail", error) for offset, error in failed.items()]
     assert shop.violations() == []
 
 
@@ -83,14 +77,6 @@ def test_a_record_may_delete_from_one_table(shop: Shop) -> None:
     shop.run()
     assert shop.loaded() == {1: [], 2: []}
     assert shop.violations() == []
-
-
-def test_a_delete_without_a_key_fails_its_record_in_all_tables(shop: Shop) -> None:
-    """It is detected before the COPY, when the rows for another table are already stored."""
-    shop.produce({"id": 1, "lines": [3]}, {"id": 1, "line": None, "word": "delete"})
-    shop.run()
-    assert shop.loaded() == {1: [3]}
-    assert [(offset, error) for offset, _, error, _ in shop.scenario.failed()] == [(1, "DeleteWithoutKey")]
 
 
 RECORD = st.fixed_dictionaries(
@@ -135,6 +121,9 @@ def test_a_retried_record_is_loaded_into_all_tables(scenario: Scenario, topics: 
     assert shop.violations() == []
 
 
+RETURNS = "from tidemark.transform import Record, to\n\ndef transform(record: Record):\n    {}\n"
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
@@ -145,7 +134,7 @@ def test_a_retried_record_is_loaded_into_all_tables(scenario: Scenario, topics: 
 def test_rows_for_no_sink_are_refused(scenario: Scenario, source: str, problem: str) -> None:
     """Nothing is stored."""
     shop = Shop(scenario, "function")
-    scenario.transform(f"from tidemark.transform import Record, to\n\ndef transform(record: Record):\n    {source}\n")
+    scenario.transform(RETURNS.format(source))
     shop.produce({"id": 1})
     with pytest.raises(TransformFailed, match=problem):
         shop.run()
@@ -154,39 +143,31 @@ def test_rows_for_no_sink_are_refused(scenario: Scenario, source: str, problem: 
 
 def test_one_sink_needs_no_name(scenario: Scenario) -> None:
     """A row with the name of a sink is refused, because the name means nothing."""
-    scenario.write(
-        'from tidemark.transform import Record, to\n\ndef transform(record: Record):\n    return to("orders", {"payload": record.value})\n',
-        topics=scenario.topics.create(),
-    ).make_sink("payload bytea")
+    scenario.write(RETURNS.format('return to("orders", {"payload": record.value})'), topics=scenario.topics.create()).make_sink(
+        "payload bytea"
+    )
     scenario.topics.produce(scenario.spec.topics[0], [b"x"])
     with pytest.raises(TransformFailed, match="it names the sink 'orders', but the consumer has one sink without a name"):
         scenario.run()
 
 
-def test_different_words_for_one_record_are_refused(scenario: Scenario) -> None:
-    """A record has one outcome, however many tables there are."""
+def test_a_result_that_contradicts_itself_or_is_incomplete_is_refused(scenario: Scenario) -> None:
+    """A record has one outcome, however many tables there are. The columns are compared with the tables before anything is read."""
     shop = Shop(scenario, "arrow")
-    source = FORMS["arrow"].replace('orders.append({**lineage, "id"', 'orders.append({**lineage, "disposition": "skip", "id"')
-    scenario.transform(source)
     shop.produce({"id": 1, "lines": [3]})
+    scenario.transform(FORMS["arrow"].replace('orders.append({**lineage, "id"', 'orders.append({**lineage, "disposition": "skip", "id"'))
     with pytest.raises(BadOutput, match="record 0 has rows with dispositions skip and load"):
         shop.run()
-
-
-def test_a_transform_must_return_all_its_sinks(scenario: Scenario) -> None:
-    """The columns of its output are compared with the tables before anything is read."""
-    shop = Shop(scenario, "arrow")
     scenario.transform(FORMS["arrow"].replace('"lines": pa.RecordBatch', '# "lines": pa.RecordBatch'))
-    shop.produce({"id": 1})
     with pytest.raises(TransformFailed, match="it returned nothing for lines"):
         shop.run()
 
 
-def test_try_shows_the_rows_of_each_table(scenario: Scenario, tmp_path: Path) -> None:
+def test_try_shows_the_rows_of_each_table(scenario: Scenario) -> None:
     """Nothing is stored."""
     shop = Shop(scenario, "function")
     shop.produce({"id": 1, "lines": [3]})
-    found = scenario.command("try", scenario.name, "--output", "json")
+    found = tidemark(scenario, "try", scenario.name, "--output", "json")
     assert found.returncode == 0, found.stderr
     (record,) = json.loads(found.stdout)["records"]
     assert record["rows"] == [{"orders": {"id": 1, "customer": "ann"}}, {"lines": {"order_id": 1, "line": 0, "quantity": 3}}]
@@ -196,15 +177,15 @@ def test_try_shows_the_rows_of_each_table(scenario: Scenario, tmp_path: Path) ->
 def test_ddl_and_check_cover_all_tables(scenario: Scenario) -> None:
     """Tables are listed in the order of the file. The first missing table is reported with its DDL."""
     shop = Shop(scenario, "arrow")
-    good = scenario.command("consumers", "check", scenario.name)
+    good = tidemark(scenario, "consumers", "check", scenario.name)
     assert good.returncode == 0, good.stdout
     assert [line.split()[1] for line in good.stdout.splitlines() if line.split()[:1] == ["sink"]] == [shop.orders, shop.lines]
     scenario.sql(f"DROP TABLE {shop.lines}")
-    bad = scenario.command("consumers", "check", scenario.name)
+    bad = tidemark(scenario, "consumers", "check", scenario.name)
     assert bad.returncode == 1
     assert f"Table {shop.lines} does not exist" in bad.stdout
     scenario.sql(f"DROP TABLE {shop.orders}")
-    ddl = scenario.command("sink", "ddl", scenario.name).stdout
+    ddl = tidemark(scenario, "sink", "ddl", scenario.name).stdout
     scenario.sql(ddl)
     shop.produce({"id": 1, "lines": [3]})
     shop.run()

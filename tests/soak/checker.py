@@ -35,12 +35,12 @@ class Kind(StrEnum):
     """Consecutive ledger rows with a gap between them, or a ledger that does not begin where the group began: the group moved over
     offsets that no batch read."""
     NONMONOTONIC = "nonmonotonic"
-    """Something went back. Between snapshots: a position, an epoch, the number of ledger rows, or the number of rows in a range that
-    had been passed. In one ledger: a row that begins before its predecessor ends, so that offsets were read twice."""
+    """Something went back. Between snapshots: a position, an epoch, or the number of ledger rows. In one ledger: a row that begins before
+    its predecessor ends, so that offsets were read twice."""
     INCONSISTENT_OFFSETS = "inconsistent-offsets"
     """Two places disagree about an offset. The position is not the end of the ledger; rows or failed records lie at or above the
-    position; the number of new rows or failed records differs from the ledger's, or they are new below a position that had been passed;
-    a row has an offset other than its record's, or a value that was never sent."""
+    position; the number of new rows or failed records differs from the ledger's; a row has an offset other than its record's, or a value
+    that was never sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,6 @@ def _went_back(before: View | None, now: View) -> Iterator[Anomaly]:
         if fallen:
             low, high = sorted((before.position, now.position))
             yield Anomaly(Kind.NONMONOTONIC, now.where, low, high, len(fallen), ", ".join(fallen))
-    again = now.again
-    if again is not None and again.now != again.then:
-        kind = Kind.NONMONOTONIC if again.now < again.then else Kind.INCONSISTENT_OFFSETS
-        text = f"{again.then} rows before, {again.now} now, in a range that had been passed"
-        yield Anomaly(kind, now.where, again.start, again.end, 1, text)
 
 
 def _disagreements(now: View) -> Iterator[Anomaly]:

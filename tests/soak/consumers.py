@@ -236,11 +236,10 @@ class Consumer:
             attempt_id = open_attempt(self._url, self.name, task)
             committed = self._follow(attempt_id, task)
         except TidemarkError as error:
-            kind = type(error).__name__
-            cause = getattr(error, "type", None)
+            kind = " ".join(filter(None, (type(error).__name__, getattr(error, "type", None))))
             with self._lock:
-                self.attempts[f"{kind} {cause}" if cause else kind] += 1
-                self.said[f"{kind} {cause}" if cause else kind] = str(error)
+                self.attempts[kind] += 1
+                self.said[kind] = str(error)
             return False
         with self._lock:
             self.attempts["committed" if committed.records else "committed, nothing to read"] += 1

@@ -1,12 +1,11 @@
 """A program: a producer with one open transaction, which will be killed. It reports its progress on stdout, one JSON document per line.
 
 First ``placed``, with the offsets of its records. Then either ``open``, after which it does nothing, or ``committing``, after which it
-commits and reports ``committed``.
+commits and reports ``committed``. Its argument is a JSON list: settings, ``[[topic, partition, first value, count], ...]``, commit or not.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from typing import Any
@@ -20,30 +19,22 @@ LIMIT_S = 20
 
 def main() -> None:
     die_with_parent()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--servers", required=True)
-    parser.add_argument("--transactional-id", required=True)
-    parser.add_argument("--timeout-ms", type=int, required=True)
-    parser.add_argument("--send", required=True, help="[[topic, partition, first value, count], ...]")
-    parser.add_argument("--commit", action="store_true")
-    options = parser.parse_args()
-
+    settings, send, commit = json.loads(sys.argv[1])
     placed: list[tuple[str, int, int, int]] = []
 
     def delivered(error: Any, message: Message) -> None:
         if error is None:
             placed.append((str(message.topic()), message.partition() or 0, message.offset() or 0, int(message.value() or b"")))
 
-    settings = {"transactional.id": options.transactional_id, "transaction.timeout.ms": options.timeout_ms}
-    producer = Producer({"bootstrap.servers": options.servers, "linger.ms": 5, "log_level": 0, **settings})
+    producer = Producer({"linger.ms": 5, "log_level": 0, **settings})
     producer.init_transactions(LIMIT_S)
     producer.begin_transaction()
-    for topic, partition, first, count in json.loads(options.send):
+    for topic, partition, first, count in send:
         for value in range(first, first + count):
             producer.produce(topic, value=str(value), partition=partition, on_delivery=delivered)
     producer.flush(LIMIT_S)
     say("placed", placed)
-    if options.commit:
+    if commit:
         say("committing")
         producer.commit_transaction(LIMIT_S)
         say("committed")

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -46,16 +46,18 @@ class Held:
     attempt: Attempt
     order: Path | None
 
-    @property
-    def pid(self) -> int | None:
-        """The process that waits at the step."""
-        return None if self.order is None else int(self.order.suffix[1:])
+    def target(self, fault: Fault) -> psutil.Process | None:
+        """The process to kill; for a worker, it is the one that waits at the step."""
+        if fault is Fault.KILL_WORKER:
+            return None if self.order is None else psutil.Process(int(self.order.suffix[1:]))
+        return self.attempt.jvm() if fault is Fault.KILL_JVM else next(iter(self.attempt.tree()), None)
 
     def release(self) -> None:
         if self.order is not None:
             self.order.unlink(missing_ok=True)
 
 
+@dataclass
 class Injector:
     """Injects faults until ``over`` is set. Then waiting faults are given up, stopped processes resume, and stopped servers start.
 
@@ -63,49 +65,37 @@ class Injector:
     machine, faults would only hit drivers that are still starting.
     """
 
-    def __init__(
-        self,
-        stack: LocalStack,
-        consumers: Mapping[str, Consumer],
-        setting: Setting,
-        pool: ThreadPoolExecutor,
-        over: threading.Event,
-        say: Callable[[str], None],
-        *,
-        batches: Callable[[], int],
-        patience_s: float,
-    ) -> None:
-        self.happened: Counter[Fault] = Counter()
-        self.missed: Counter[Fault] = Counter()
-        """Planned faults that did not happen: the soak was over, or their target was gone."""
-        self.at_step: Counter[str] = Counter()
-        self.begun: list[Future[bool]] = []
-        """Attempts that faults have started in addition to the consumers' own."""
-        self._stack = stack
-        self._consumers = consumers
-        self._setting = setting
-        self._pool = pool
-        self._over = over
-        self._say = say
-        self._batches = batches
-        self._patience_s = patience_s
-        self._servers = threading.Lock()
-        self._lock = threading.Lock()
-        self._suspended: list[psutil.Process] = []
-        self._doomed: list[tuple[float, str]] = []
+    stack: LocalStack
+    consumers: Mapping[str, Consumer]
+    setting: Setting
+    pool: ThreadPoolExecutor
+    over: threading.Event
+    say: Callable[[str], None]
+    batches: Callable[[], int]
+    patience_s: float
+    happened: Counter[Fault] = field(default_factory=Counter)
+    missed: Counter[Fault] = field(default_factory=Counter)
+    """Planned faults that did not happen: the soak was over, or their target was gone."""
+    at_step: Counter[str] = field(default_factory=Counter)
+    begun: list[Future[bool]] = field(default_factory=list)
+    """Attempts that faults have started in addition to the consumers' own."""
+    _servers: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _suspended: list[psutil.Process] = field(default_factory=list)
+    _doomed: list[tuple[float, str]] = field(default_factory=list)
 
     def run(self, planned: Iterable[Planned]) -> None:
         """Starts each fault at its time until ``over`` is set, and returns when all have ended. Raises the error of a fault that failed."""
         under_way: list[Future[None]] = []
         for one in planned:
-            if self._over.wait(one.after_s):
+            if self.over.wait(one.after_s):
                 break
-            enough, deadline = self._batches() + PROGRESS_BATCHES, time.monotonic() + self._patience_s
-            while self._batches() < enough and time.monotonic() < deadline and not self._over.wait(POLL_S):
+            enough, deadline = self.batches() + PROGRESS_BATCHES, time.monotonic() + self.patience_s
+            while self.batches() < enough and time.monotonic() < deadline and not self.over.wait(POLL_S):
                 pass
-            while sum(not strike.done() for strike in under_way) >= AT_ONCE and not self._over.wait(POLL_S):
+            while sum(not strike.done() for strike in under_way) >= AT_ONCE and not self.over.wait(POLL_S):
                 pass
-            under_way.append(self._pool.submit(self._strike, one))
+            under_way.append(self.pool.submit(self._strike, one))
             for strike in [strike for strike in under_way if strike.done()]:
                 strike.result()
                 under_way.remove(strike)
@@ -125,33 +115,33 @@ class Injector:
         now = time.monotonic()
         for since, transactional_id in self._doomed:
             if now - since < younger_s:
-                end_transaction(self._setting, transactional_id)
+                end_transaction(self.setting, transactional_id)
 
     def _strike(self, planned: Planned) -> None:
-        self._say(str(planned))
+        self.say(str(planned))
         strike: Callable[[Planned], str | None] = {
-            Fault.KILL_DRIVER: self._kill_driver,
-            Fault.KILL_JVM: self._kill_jvm,
-            Fault.KILL_WORKER: self._kill_worker,
+            Fault.KILL_DRIVER: self._kill,
+            Fault.KILL_JVM: self._kill,
+            Fault.KILL_WORKER: self._kill,
             Fault.STOP_DRIVER: self._stop_driver,
             Fault.TWIN_ATTEMPTS: self._twin,
             Fault.TERMINATE_BACKEND: self._terminate,
             Fault.CRASH_POSTGRES: self._crash_postgres,
             Fault.KILL_BROKER: self._kill_broker,
-            Fault.HUNG_TRANSACTION: self._hang,
-            Fault.KILL_COMMITTING: self._kill_committing,
+            Fault.HUNG_TRANSACTION: self._doom,
+            Fault.KILL_COMMITTING: self._doom,
         }[planned.fault]
         done = strike(planned)
         with self._lock:
             (self.missed if done is None else self.happened)[planned.fault] += 1
-        self._say(f"fault {planned.number} {'came to nothing' if done is None else 'struck: ' + done}")
+        self.say(f"fault {planned.number} {'came to nothing' if done is None else 'struck: ' + done}")
 
     # ---- targets
 
     @contextlib.contextmanager
     def _held(self, planned: Planned, limit_s: float = STRIKE_LIMIT_S) -> Iterator[Held | None]:
         """A running attempt of the consumer, with a commit waiting at the planned step, if any. None if there was none in time."""
-        held = self._catch(self._consumers[planned.consumer], planned.step, time.monotonic() + limit_s)
+        held = self._catch(self.consumers[planned.consumer], planned.step, time.monotonic() + limit_s)
         try:
             yield held
             if held is not None and held.order is not None and planned.step is not None:
@@ -162,14 +152,14 @@ class Injector:
                 held.release()
 
     def _catch(self, consumer: Consumer, step: Step | None, deadline: float) -> Held | None:
-        while time.monotonic() < deadline and not self._over.wait(POLL_S):
+        while time.monotonic() < deadline and not self.over.wait(POLL_S):
             attempt = next((attempt for attempt in consumer.live() if attempt.jvm() is not None), None)
             if attempt is None:
                 continue
             if step is None:
                 return Held(attempt, None)
             order = attempt.order(step)
-            while time.monotonic() < deadline and not attempt.ended.is_set() and not self._over.wait(POLL_S):
+            while time.monotonic() < deadline and not attempt.ended.is_set() and not self.over.wait(POLL_S):
                 if (taken := attempt.held(step)) is not None:
                     return Held(attempt, taken)
             order.unlink(missing_ok=True)
@@ -179,38 +169,20 @@ class Injector:
 
     # ---- processes
 
-    def _kill_driver(self, planned: Planned) -> str | None:
-        with self._held(planned) as held:
-            if held is None or not (tree := held.attempt.tree()):
-                return None
-            return self._kill(tree[0], planned, held)
-
-    def _kill_jvm(self, planned: Planned) -> str | None:
-        with self._held(planned) as held:
-            jvm = held.attempt.jvm() if held else None
-            return None if held is None or jvm is None else self._kill(jvm, planned, held)
-
-    def _kill_worker(self, planned: Planned) -> str | None:
-        with self._held(planned) as held:
-            if held is None or held.pid is None:
-                return None
-            with contextlib.suppress(psutil.NoSuchProcess):
-                return self._kill(psutil.Process(held.pid), planned, held)
-            return None
-
-    def _kill(self, process: psutil.Process, planned: Planned, held: Held) -> str | None:
+    def _kill(self, planned: Planned) -> str | None:
         """With ``coin``, the process at the step waits there for the pause, and then continues if it is still alive."""
-        try:
+        with self._held(planned) as held, contextlib.suppress(psutil.NoSuchProcess):
+            if held is None or (process := held.target(planned.fault)) is None:
+                return None
             name = process.name()
             process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            return None
-        if planned.coin:
-            self._over.wait(planned.pause_s)
-        return f"killed {name} pid={process.pid} attempt={held.attempt.attempt_id}"
+            if planned.coin:
+                self.over.wait(planned.pause_s)
+            return f"killed {name} pid={process.pid} attempt={held.attempt.attempt_id}"
+        return None
 
     def _stop_driver(self, planned: Planned) -> str | None:
-        consumer = self._consumers[planned.consumer]
+        consumer = self.consumers[planned.consumer]
         with self._held(planned) as held:
             tree = held.attempt.tree() if held else []
             if held is None or not tree:
@@ -226,7 +198,7 @@ class Injector:
                 newer = self._begin(consumer, another_run=False)
                 short = planned.pause_s < PAUSE_LIMIT_S / 2
                 deadline = time.monotonic() + (planned.pause_s * TAKEOVER_FACTOR if short else TAKEOVER_LIMIT_S)
-                while not newer.done() and time.monotonic() < deadline and not self._over.wait(POLL_S):
+                while not newer.done() and time.monotonic() < deadline and not self.over.wait(POLL_S):
                     pass
                 ended = "had ended" if newer.done() else "was at work"
             finally:
@@ -238,16 +210,16 @@ class Injector:
         return f"stopped {len(stopped)} processes attempt={held.attempt.attempt_id}, which woke up when a newer one {ended}"
 
     def _twin(self, planned: Planned) -> str | None:
-        consumer = self._consumers[planned.consumer]
+        consumer = self.consumers[planned.consumer]
         with self._held(planned) as held:
             if held is None:
                 return None
             self._begin(consumer, another_run=planned.coin)
-            self._over.wait(planned.pause_s)
+            self.over.wait(planned.pause_s)
         return f"began an attempt beside attempt={held.attempt.attempt_id}"
 
     def _begin(self, consumer: Consumer, *, another_run: bool) -> Future[bool]:
-        future = self._pool.submit(consumer.attempt, another_run=another_run)
+        future = self.pool.submit(consumer.attempt, another_run=another_run)
         with self._lock:
             self.begun.append(future)
         return future
@@ -259,7 +231,11 @@ class Injector:
         with self._held(planned) as held:
             if held is None:
                 return None
-            with contextlib.suppress(psycopg2.OperationalError), opened(self._setting_url()) as connection, connection.cursor() as cursor:
+            with (
+                contextlib.suppress(psycopg2.OperationalError),
+                opened(self.stack.postgres.url()) as connection,
+                connection.cursor() as cursor,
+            ):
                 if planned.coin:
                     held.release()
                 cursor.execute(_TERMINATE, (f"tidemark/%/{held.attempt.attempt_id}",))
@@ -267,47 +243,38 @@ class Injector:
                 return f"terminated {ended} sessions attempt={held.attempt.attempt_id}" if ended else None
             return None
 
-    def _setting_url(self) -> str:
-        return self._stack.postgres.url()
-
     def _crash_postgres(self, planned: Planned) -> str | None:
         with self._held(planned, SERVER_LIMIT_S) as held, self._servers:
-            if self._over.is_set():
+            if self.over.is_set():
                 return None
-            self._stack.stop_postgres(immediate=True)
+            self.stack.stop_postgres(immediate=True)
             if held is not None:
                 held.release()
             try:
-                self._over.wait(planned.pause_s)
+                self.over.wait(planned.pause_s)
             finally:
-                self._stack.start_postgres()
+                self.stack.start_postgres()
         return f"Postgres was away for {planned.pause_s:.1f} s"
 
     def _kill_broker(self, planned: Planned) -> str | None:
         with self._held(planned, SERVER_LIMIT_S) as held, self._servers:
-            with self._setting.ending:
-                if self._over.wait(MARKERS_S):
+            with self.setting.ending:
+                if self.over.wait(MARKERS_S):
                     return None
-                self._stack.kill_kafka()
+                self.stack.kill_kafka()
             if held is not None:
                 held.release()
             try:
-                self._over.wait(planned.pause_s)
+                self.over.wait(planned.pause_s)
             finally:
-                self._stack.start_kafka()
+                self.stack.start_kafka()
         return f"Kafka was away for {planned.pause_s:.1f} s and its start"
 
     # ---- producers
 
-    def _hang(self, planned: Planned) -> str | None:
-        return self._doom(planned, commit=False)
-
-    def _kill_committing(self, planned: Planned) -> str | None:
-        return self._doom(planned, commit=True)
-
-    def _doom(self, planned: Planned, *, commit: bool) -> str | None:
-        producer = Doomed(self._setting, random.Random(f"{self._setting.seed}/doomed/{planned.number}"))
-        sent = producer.live_and_die(commit=commit, stop=self._over, pause_s=planned.pause_s)
+    def _doom(self, planned: Planned) -> str | None:
+        producer = Doomed(self.setting, random.Random(f"{self.setting.seed}/doomed/{planned.number}"))
+        sent = producer.live_and_die(commit=planned.fault is Fault.KILL_COMMITTING, stop=self.over, pause_s=planned.pause_s)
         with self._lock:
             self._doomed.append((time.monotonic(), producer.transactional_id))
         return None if sent is None else f"killed a producer that had sent {sent} records"

@@ -178,16 +178,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Recount:
-    """The number of rows in the offsets ``[start, end)``, in an earlier snapshot and now."""
-
-    start: int
-    end: int
-    then: int
-    now: int
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """One partition of one group, as one snapshot shows it.
 
@@ -206,7 +196,6 @@ class View:
     rows: int
     last_row: int | None
     rejected: int
-    again: Recount | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,20 +76,6 @@ class Sent:
         self.waiting.clear()
 
 
-class Values:
-    """Gives each producer a separate range of values. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._producers = 0
-
-    def next_producer(self) -> int:
-        """Returns the first value of a new producer."""
-        with self._lock:
-            self._producers += 1
-            return self._producers * VALUES_A_PRODUCER
-
-
 @dataclass
 class Setting:
     """What all producers share."""
@@ -96,8 +83,9 @@ class Setting:
     servers: str
     sources: Sequence[Source]
     recorder: Recorder
-    values: Values
     seed: int
+    values: Iterator[int] = field(default_factory=lambda: itertools.count(VALUES_A_PRODUCER, VALUES_A_PRODUCER))
+    """The first value of each further producer."""
     ending: threading.Lock = field(default_factory=threading.Lock)
     """Held while a transaction is ended and while the broker is killed. A single broker that is killed between a transaction's end and its
     markers restarts without leaders for a moment, takes the partitions for deleted and skips the markers: the transaction never ends."""
@@ -110,7 +98,7 @@ def idempotent(setting: Setting, rate: float, stop: threading.Event) -> None:
     """Sends ``rate`` records per second outside transactions, until ``stop`` is set."""
     random_ = random.Random(f"{setting.seed}/idempotent")
     producer = setting.client(**{"enable.idempotence": True})
-    value, sent, owed = setting.values.next_producer(), Sent(), 0.0
+    value, sent, owed = next(setting.values), Sent(), 0.0
     while not stop.wait(TICK_S):
         producer.poll(0)
         if not sent.waiting:  # all are acknowledged: this frees their memory
@@ -132,8 +120,7 @@ class Transactional:
         self._rate = rate
         self._random = random.Random(f"{setting.seed}/transactional/{number}")
         self._id = f"soak-{number}-{uuid.uuid4().hex[:8]}"
-        self._value = setting.values.next_producer()
-        self._deadline = float("inf")
+        self._value = next(setting.values)
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -211,14 +198,15 @@ class Doomed:
 
     def live_and_die(self, *, commit: bool, stop: threading.Event, pause_s: float) -> int | None:
         """Returns how many records it had sent when it was killed; None if it did not get that far."""
-        first = self.setting.values.next_producer()
+        first = next(self.setting.values)
         sources = self.random.sample(list(self.setting.sources), min(2, len(self.setting.sources)))
         send = [(source, first + 1000 * number, self.random.randint(1, 80)) for number, source in enumerate(sources)]
         sent = Sent(waiting={value: source for source, begin, count in send for value in range(begin, begin + count)})
-        words = ["--servers", self.setting.servers, "--transactional-id", self.transactional_id, "--timeout-ms", str(DOOMED_TIMEOUT_MS)]
-        words += ["--send", json.dumps([[*source, begin, count] for source, begin, count in send]), *(["--commit"] if commit else [])]
+        settings = {"bootstrap.servers": self.setting.servers, "transactional.id": self.transactional_id}
+        settings["transaction.timeout.ms"] = str(DOOMED_TIMEOUT_MS)
+        told_to = [settings, [[*source, begin, count] for source, begin, count in send], commit]
         process = subprocess.Popen(
-            [sys.executable, str(Path(doomed.__file__)), *words],
+            [sys.executable, str(Path(doomed.__file__)), json.dumps(told_to)],
             env=child_env(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -100,27 +100,13 @@ def show(result: Result, console: Console) -> None:
     table = Table(title=f"Soak of {result.seconds / 60:g} minutes, seed {result.seed}", show_header=False, title_justify="left")
     table.add_column("what")
     table.add_column("how many", justify="right")
-    for name, count in (
-        ("records produced", result.produced),
-        *((f"  {outcome.name.lower()}", result.records.get(outcome, 0)) for outcome in Outcome),
-        ("rows in the sinks", result.rows),
-        ("records handed to retry or failed", result.rejected),
-        ("batches committed", result.batches),
-        ("snapshots compared", result.snapshots),
-    ):
-        table.add_row(name, f"{count:,}")
-    table.add_section()
-    for fault in Fault:
-        missed = result.missed.get(fault, 0)
-        table.add_row(f"fault {fault}" + (f" (and {missed} came to nothing)" if missed else ""), f"{result.faults.get(fault, 0):,}")
-    table.add_section()
-    for kind, count in sorted(result.attempts.items()):
-        table.add_row(f"attempt {kind}", f"{count:,}")
-    table.add_section()
-    for name, count in counted(result.anomalies).items():
-        table.add_row(f"anomaly {name}", f"{count:,}")
+    for name, value in result.as_json().items():
+        if isinstance(value, dict):
+            table.add_section()
+            for each, count in value.items():
+                table.add_row(f"{name}: {each}", f"{count:,}")
+        elif name not in ("seed", "minutes", "problems"):
+            table.add_row(name, f"{value:,}")
     console.print(table)
     for problem in result.problems()[:EXAMPLES]:
         console.print(problem, markup=False)
-    struck = ", ".join(f"{step} {count}" for step, count in result.at_step.items())
-    console.print(f"struck at a step: {struck or 'never'}; the whole took {result.took_s:.0f} s", markup=False)

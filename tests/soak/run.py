@@ -16,13 +16,14 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.soak import broker, plan
 from tests.soak.broker import Unfinished
@@ -31,7 +32,7 @@ from tests.soak.consumers import CONSUMERS, HOOK, TOPICS, Consumer, Plan
 from tests.soak.faults import Injector
 from tests.soak.history import Recorder, Source, settled
 from tests.soak.plan import Fault
-from tests.soak.producers import Setting, Transactional, Values, idempotent
+from tests.soak.producers import Setting, Transactional, idempotent
 from tests.soak.report import Result
 from tests.soak.watch import Watcher, opened, stored
 from tidemark import schema
@@ -92,7 +93,9 @@ def soak(options: Options, say: Callable[[str], None]) -> Result:
     said(f"seed {options.seed}, data and logs in {folder}")
     keep = True
     try:
-        with LocalStack(folder).running() as stack, _environment({"TIDEMARK_STEP_HOOK": HOOK, MARK: (mark := uuid.uuid4().hex)}):
+        with LocalStack(folder).running() as stack, pytest.MonkeyPatch.context() as environment:  # drivers inherit it
+            environment.setenv("TIDEMARK_STEP_HOOK", HOOK)
+            environment.setenv(MARK, mark := uuid.uuid4().hex)
             result = _Soak(options, folder, stack, said).run()
         result.left_over = _ended(mark)
         result.took_s = time.monotonic() - began
@@ -120,23 +123,15 @@ class _Soak:
         for one in options.plans:
             one.write(folder, self._url)
         self._recorder = Recorder()
-        self._setting = Setting(servers, self._sources, self._recorder, Values(), options.seed)
+        self._setting = Setting(servers, self._sources, self._recorder, options.seed)
         self._consumers = {one.name: Consumer(one, folder, self._url, servers) for one in options.plans}
-        self._watcher = Watcher(self._url, options.plans, options.seed)
+        self._watcher = Watcher(self._url, options.plans)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="soak")
         self._quit, self._faults_over, self._producing_over, self._watching_over = (threading.Event() for _ in range(4))
         self._ends: Mapping[Source, int] | None = None
         self._deadline = float("inf")
-        self._injector = Injector(
-            stack,
-            self._consumers,
-            self._setting,
-            self._pool,
-            self._faults_over,
-            say,
-            batches=self._watcher.batches,
-            patience_s=options.patience_s,
-        )
+        batches, patience_s = self._watcher.batches, options.patience_s
+        self._injector = Injector(stack, self._consumers, self._setting, self._pool, self._faults_over, say, batches, patience_s)
 
     def run(self) -> Result:
         try:
@@ -259,21 +254,6 @@ class _Soak:
             consumer.kill_all(for_good=True)
         self._injector.resume_all()
         self._pool.shutdown()
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables in this process during the block: drivers inherit its environment."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _ended(mark: str) -> list[str]:

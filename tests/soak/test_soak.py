@@ -9,11 +9,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tests.soak import report
-from tests.soak.plan import ALWAYS_AT_A_STEP, Fault, faults
+from tests.soak.plan import ALWAYS_AT_A_STEP, ON_CONSUMERS, Fault, faults
 from tests.soak.run import Options, soak
 from tidemark.sink.steps import Step
 
-ON_DRIVERS = {Fault.KILL_DRIVER, Fault.KILL_JVM, Fault.KILL_WORKER, Fault.STOP_DRIVER, Fault.TWIN_ATTEMPTS, Fault.TERMINATE_BACKEND}
+ON_DRIVERS = set(ON_CONSUMERS)
 ON_PRODUCERS = {Fault.HUNG_TRANSACTION, Fault.KILL_COMMITTING}
 SEED = 2333
 """Its first faults are of all sorts, so that a slow machine, where few faults happen, sees all sorts too."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,12 +14,10 @@ import psycopg2.extensions
 
 from tests.soak.checker import Anomaly, compare
 from tests.soak.consumers import Plan
-from tests.soak.history import Batch, Recount, Source, Stored, View, Where
+from tests.soak.history import Batch, Source, Stored, View, Where
 
 EVERY_S = 0.7
 CONNECT_LIMIT_S = 5
-WINDOWS_KEPT = 200
-"""How many ranges of a partition are kept, so that a later snapshot may count them again."""
 
 _POSITIONS = """
 SELECT topic.name, topic_id, partition, next_offset, owner_epoch, group_id FROM tidemark.partition_offset
@@ -36,18 +32,15 @@ SELECT start_offset, end_offset, sink_rows, retried + failed FROM tidemark.batch
 _REJECTED = """
 SELECT count(*) FROM tidemark.failed_record WHERE group_id = %s AND topic_id = %s AND partition = %s AND record_offset >= %s
 """
+_RANGES = "SELECT start_offset, end_offset FROM tidemark.batch WHERE group_id = %s AND topic_id = %s AND partition = %s"
+_NUMBERS = "SELECT kafka_offset, number FROM {table} WHERE kafka_topic_id = %s AND kafka_partition = %s"
+_FAILED = """
+SELECT record_offset, convert_from(value, 'UTF8')::bigint FROM tidemark.failed_record
+ WHERE group_id = %s AND topic_id = %s AND partition = %s
+"""
 _ROWS = "SELECT count(*), max(kafka_offset) FROM {table} WHERE kafka_topic_id = %s AND kafka_partition = %s AND kafka_offset >= %s"
-_WINDOW = _ROWS.replace(", max(kafka_offset)", "") + " AND kafka_offset < %s"
 
-_ROW = np.dtype(
-    [
-        ("fields", ">i2"),
-        ("offset_length", ">i4"),
-        ("offset", ">i8"),
-        ("value_length", ">i4"),
-        ("value", ">i8"),
-    ]
-)
+_ROW = np.dtype([("fields", ">i2"), ("offset_length", ">i4"), ("offset", ">i8"), ("value_length", ">i4"), ("value", ">i8")])
 """A row of two bigints in Postgres' binary COPY format, which has a header of 19 bytes and a trailer of 2."""
 _COPY_HEADER_BYTES, _COPY_TRAILER_BYTES = 19, 2
 
@@ -55,14 +48,12 @@ _COPY_HEADER_BYTES, _COPY_TRAILER_BYTES = 19, 2
 class Watcher:
     """Takes snapshots (REPEATABLE READ, READ ONLY) until it is stopped, and compares each with the previous one."""
 
-    def __init__(self, url: str, plans: Sequence[Plan], seed: int) -> None:
+    def __init__(self, url: str, plans: Sequence[Plan]) -> None:
         self.snapshots = 0
         self.anomalies: list[Anomaly] = []
         self._url = url
         self._plans = plans
-        self._random = random.Random(f"{seed}/watcher")
         self._before: dict[Where, View] = {}
-        self._windows: dict[Where, list[Recount]] = defaultdict(list)
 
     def batches(self) -> int:
         """The number of ledger rows in the last snapshot."""
@@ -84,8 +75,6 @@ class Watcher:
         for view in views:
             self.anomalies += compare(self._before.get(view.where), view)
             self._before[view.where] = view
-            if view.position > view.since:
-                self._remember(view)
 
     def _views(self, cursor: Any, plan: Plan) -> Iterator[View]:
         cursor.execute(_POSITIONS, (plan.name,))
@@ -102,24 +91,7 @@ class Watcher:
             (rejected,) = cursor.fetchone()
             cursor.execute(_ROWS.format(table=plan.table), (topic_id, partition, since))
             rows, last_row = cursor.fetchone()
-            again = self._again(cursor, plan, topic_id, where)
-            yield View(where, since, position, epoch, batches, ledger_rows, ledger_end, rows, last_row, rejected, again)
-
-    def _again(self, cursor: Any, plan: Plan, topic_id: int, where: Where) -> Recount | None:
-        known = self._windows[where]
-        if not known:
-            return None
-        window = self._random.choice(known)
-        cursor.execute(_WINDOW.format(table=plan.table), (topic_id, where.source.partition, window.start, window.end))
-        return Recount(window.start, window.end, window.then, cursor.fetchone()[0])
-
-    def _remember(self, view: View) -> None:
-        kept = self._windows[view.where]
-        window = Recount(view.since, view.position, view.rows, view.rows)
-        if len(kept) < WINDOWS_KEPT:
-            kept.append(window)
-        else:
-            kept[self._random.randrange(WINDOWS_KEPT)] = window
+            yield View(where, since, position, epoch, batches, ledger_rows, ledger_end, rows, last_row, rejected)
 
 
 @contextlib.contextmanager
@@ -133,21 +105,10 @@ def stored(cursor: Any, plan: Plan) -> Iterator[tuple[Where, Stored]]:
     cursor.execute(_POSITIONS, (plan.name,))
     for topic, topic_id, partition, position, _, group_id in cursor.fetchall():
         of_partition = (group_id, topic_id, partition)
-        cursor.execute(
-            "SELECT start_offset, end_offset FROM tidemark.batch WHERE group_id = %s AND topic_id = %s AND partition = %s", of_partition
-        )
+        cursor.execute(_RANGES, of_partition)
         ledger = np.array(cursor.fetchall(), np.int64).reshape(-1, 2)
-        rows = _copied(
-            cursor,
-            f"SELECT kafka_offset, number FROM {plan.table} WHERE kafka_topic_id = %s AND kafka_partition = %s",
-            (topic_id, partition),
-        )
-        rejects = _copied(
-            cursor,
-            "SELECT record_offset, convert_from(value, 'UTF8')::bigint FROM tidemark.failed_record"
-            " WHERE group_id = %s AND topic_id = %s AND partition = %s",
-            of_partition,
-        )
+        rows = _copied(cursor, _NUMBERS.format(table=plan.table), (topic_id, partition))
+        rejects = _copied(cursor, _FAILED, of_partition)
         yield Where(plan.name, Source(topic, partition)), Stored(position, ledger, rows[0], rows[1], rejects[0], rejects[1])
 
 

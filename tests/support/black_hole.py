@@ -1,4 +1,4 @@
-"""A connection to Postgres that can fail silently: the TCP connections stay open, but no data passes any more."""
+"""Proxies in front of Postgres whose connections fail: silently, or at a commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class BlackHole:
-    """A TCP proxy on loopback; `url` is its address.
+    """A TCP proxy on loopback, whose connections stay open when no data passes any more; `url` is its address.
 
     ``swallow``: data is acknowledged and discarded. ``stand_still``: nothing is read any more, so the TCP windows close.
     """
@@ -59,6 +59,35 @@ class BlackHole:
                     return
                 if not self.swallow.is_set():
                     target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+class CommitCut(BlackHole):
+    """Cuts a connection at its COMMIT, ``before`` or ``after`` Postgres receives it.
+
+    ``hung``: the client's side is cut before, and Postgres does not notice. ``closed``: new connections are refused after the cut.
+    """
+
+    COMMIT = b"Q\0\0\0\x0bCOMMIT\0"
+
+    def __init__(self, url: str, cut: str, *, closed: bool = False) -> None:
+        self.cuts, self._cut, self._closed = 0, cut, closed
+        super().__init__(url)
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if self.COMMIT in data and not self.cuts:
+                    self.cuts += 1
+                    if self._closed:
+                        self._listener.shutdown(socket.SHUT_RDWR)
+                    if self._cut == "before":
+                        target.shutdown(socket.SHUT_RDWR)
+                    source.shutdown(socket.SHUT_RDWR)  # the answer cannot be delivered
+                    if self._cut == "after":
+                        target.sendall(data)
+                    return
+                target.sendall(data)
             target.shutdown(socket.SHUT_RDWR)
 
 

@@ -83,24 +83,27 @@ class Meter:
         running = dict(_processes())
         owned = {process for process in running if self._owned.get(process)}
         for process in sorted(running.keys() - self._owned.keys(), key=lambda one: one[1]):
-            parent = running[process][0]
-            self._owned[process] = any(parent == pid for pid, _ in owned) or self._is_marked(process[0])
-            if self._owned[process]:
+            mine = True if any(running[process][0] == pid for pid, _ in owned) else self._is_marked(process[0])
+            if mine is not None:
+                self._owned[process] = mine
+            if mine:
                 owned.add(process)
         parents = {pid for pid, _ in self._last}
         self._orphaned_ticks += sum(
             ticks for process, (parent, ticks) in self._last.items() if process not in owned and parent not in parents
         )
         self._last = {process: running[process] for process in owned}
-        self._owned = {process: self._owned[process] for process in running}
+        self._owned = {process: self._owned[process] for process in running if process in self._owned}
         return self._orphaned_ticks + sum(ticks for _, ticks in self._last.values())
 
-    def _is_marked(self, pid: int) -> bool:
+    def _is_marked(self, pid: int) -> bool | None:
+        """None if that is unknown yet: while a process starts its program, it has no environment."""
         if pid == os.getpid():
             return True
         with suppress(OSError):
-            return self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return False
+            if environment := Path(f"/proc/{pid}/environ").read_bytes():
+                return self._mark in environment.split(b"\0")
+        return None
 
 
 def _processes() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from tidemark import project
+from tidemark.transform import Record
 
 ROOT = project.root()
 PAGES = sorted(
@@ -48,6 +51,11 @@ def blocks(*languages: str, page: str | None = None) -> list[Block]:
 
 def snippets(page: str, language: str) -> list[str]:
     return [block.code for block in blocks(language, page=page)]
+
+
+def record(value: object) -> Record:
+    """A record whose value is JSON, for the transforms in the documentation. None is a tombstone."""
+    return Record("cities", 0, 7, datetime(2026, 1, 1, tzinfo=UTC), None, None if value is None else json.dumps(value).encode())
 
 
 def grants(page: str) -> list[str]:

@@ -30,7 +30,6 @@ class Node(Kafka):
         self.remember(replace(self.remembered(), controller_port=controller_port))
 
     def answers(self) -> bool:
-        assert self.asked_port is not None
         return ports.accepts(self.asked_port)
 
     def freeze(self) -> None:

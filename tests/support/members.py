@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Told(RebalanceListener):
 
 @dataclass
 class Group:
-    """Creates members of one group and polls them in turn, as each member's own process would."""
+    """Creates members of one group and polls them in turn, as each member's own process would. Closes them at the end of its block."""
 
     url: str
     metadata: Metadata = field(default_factory=lambda: Metadata.of(flights=4))
@@ -51,6 +52,14 @@ class Group:
     told: dict[Member, Told] = field(default_factory=dict)
     interrupted: list[Member] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.ExitStack() as ends:
+            for member in self.members:
+                ends.callback(member.close)
 
     def join(self, *assignors: str, listeners: Sequence[RebalanceListener] = (), **seat: Any) -> Member:
         told = Told()
@@ -120,4 +129,4 @@ def wait_for(who: Member | Group, condition: Callable[[], bool]) -> None:
         who.poll()
         return condition()
 
-    until(polled, "polled until it is so", 20)
+    until(polled, "polled until it is so")

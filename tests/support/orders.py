@@ -28,6 +28,37 @@ ORDER: dict[str, Any] = {
 NEWER = {**ORDER, "fields": [*ORDER["fields"], {"name": "channel", "type": "string", "default": "shop"}]}
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
+COLUMNS = "id bigint, city text, total numeric(12,2), at timestamptz, country text"
+
+FORMS = {
+    "function": """
+        from tidemark.transform import Record
+
+        def transform(record: Record) -> dict:
+            order = record.data
+            return {name: order[name] for name in ("id", "city", "total", "at")} | {"country": order["place"]["country"]}
+    """,
+    "arrow": """
+        import pyarrow as pa
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
+            order = batch["value"]
+            columns = [order.field(name) for name in ("id", "city", "total", "at")] + [order.field("place").field("country")]
+            return pa.RecordBatch.from_arrays(
+                [*(batch[name] for name in lineage), *columns], names=[*lineage, "id", "city", "total", "at", "country"]
+            )
+    """,
+    "spark": """
+        from pyspark.sql import DataFrame
+
+        def transform(records: DataFrame) -> DataFrame:
+            fields = ["value.id", "value.city", "value.total", "value.at", "value.place.country"]
+            return records.select("kafka_topic", "kafka_partition", "kafka_offset", *fields)
+    """,
+}
+"""The same transform in each form."""
+
 
 def order(number: int, **fields: Any) -> dict[str, Any]:
     return {"id": number, "city": None, "total": Decimal("12.50"), "at": AT, "place": {"country": "CH"}, **fields}
@@ -55,6 +86,4 @@ class Orders:
     def _written(self, value: dict[str, Any], schema: dict[str, Any], side: str) -> bytes:
         own = {**schema, "doc": self.topic}  # so the registry has no such schema yet
         serializer = AvroSerializer(self._client, json.dumps(own), conf={"subject.name.strategy": topic_subject_name_strategy})
-        written = serializer(value, SerializationContext(self.topic, side))
-        assert written is not None
-        return written
+        return serializer(value, SerializationContext(self.topic, side))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,20 +72,6 @@ class OwnBroker:
                 return False
 
         until(answered)
-
-    def back_up(self) -> Path:
-        """Copies all data while the broker is stopped."""
-        copy = self._stack.folder / "backup"
-        with self.stopped() as data:
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(data, copy)
-        return copy
-
-    def restore(self, copy: Path, topic: str) -> None:
-        with self.stopped() as data:
-            shutil.rmtree(data)
-            shutil.copytree(copy, data)
-        self.led(topic)
 
 
 def batches(segment: Path) -> Iterator[tuple[int, int]]:

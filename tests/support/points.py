@@ -6,14 +6,18 @@ mark and waits until the point is released or its process ends. A test with an u
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.support import points_hook
 from tests.support.waiting import until
@@ -38,7 +42,6 @@ class Mark:
     @property
     def attempt_id(self) -> int:
         """The attempt that the process's Spark job belongs to."""
-        assert self.jobs is not None
         return int(self.jobs.rpartition(" ")[2])
 
     @property
@@ -119,3 +122,18 @@ class Points:
         """Fails if a point was not reached: a fault that did not happen proves nothing."""
         missed = [str(point) for point in self._made if not point.is_reached]
         assert not missed, f"never reached: {missed}"
+
+
+@contextlib.contextmanager
+def points_among(transforms: Path) -> Iterator[Points]:
+    """Points in every process that inherits this one's environment and has these transforms. Each of them must be reached in the block."""
+    with tempfile.TemporaryDirectory(prefix="tidemark-points-") as folder, pytest.MonkeyPatch.context() as patch:
+        points = Points(Path(folder))
+        points.install(transforms)
+        for name, value in points.env.items():
+            patch.setenv(name, value)
+        try:
+            yield points
+        finally:
+            points.release_all()
+        points.check_all_reached()

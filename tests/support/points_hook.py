@@ -66,5 +66,5 @@ def _taken(order: Path) -> bool:
 
 def _wait_for(file: Path) -> None:
     pause = threading.Event()
-    while not file.exists():
+    while not file.exists() and file.parent.exists():
         pause.wait(LOOK_EVERY_S)

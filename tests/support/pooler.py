@@ -1,10 +1,9 @@
-"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment.md. Like Chromium, it must be installed separately."""
+"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment.md."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -12,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.support import needs
 from tests.support.waiting import until
 from tidemark import project
 from tidemark.local import ports
 from tidemark.local.account import server_account
 
-PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 MODES = ("transaction", "session")
-MISSING = "PgBouncer is not installed: apt-get install pgbouncer, and disable its service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,8 @@ def documented() -> list[str]:
 @contextlib.contextmanager
 def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
     """Runs a pooler that connects every client as the role of ``postgres_url``, whatever role the client names."""
-    assert PROGRAM is not None, MISSING
+    program = needs.program("pgbouncer")
+    assert program is not None
     known, port, account = urlsplit(postgres_url), ports.find_free(), server_account()
     with tempfile.TemporaryDirectory(prefix="tidemark-pooler-") as name:
         folder = Path(name)
@@ -63,7 +62,7 @@ def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
         if account is not None:  # PgBouncer refuses to run as root
             account.own(folder)
             account.own(settings)
-        command, switch = [PROGRAM, "--quiet", str(settings)], account.switch() if account else {}
+        command, switch = [program, "--quiet", str(settings)], account.switch() if account else {}
         with subprocess.Popen(command, cwd="/", **switch) as process:
             try:
                 until(lambda: ports.accepts(port) or process.poll() is not None)

@@ -119,7 +119,7 @@ class LocalEngine:
     def _run(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         form, function, decoder = self.transform.form, self.transform.function, self.decoding.decoder()
         work = Work(target, self.connections.read().kafka, form, function, self.permanent, decoder)
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(8) as pool:
             return list(pool.map(lambda part: self._outcome(work, part, isolate), slices))
 
     def cancel(self) -> None:
@@ -141,6 +141,8 @@ class Scenario:
 
     def __init__(self, folder: Path, database_url: str, topics: Topics) -> None:
         self.folder = folder
+        for kind in ("consumers", "transforms"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
         self.database_url = database_url
         self.topics = topics
         self.name = f"c{uuid.uuid4().hex[:8]}"

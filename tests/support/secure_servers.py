@@ -17,18 +17,19 @@ import ssl
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg2
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
-from tidemark.local import LocalStack, ports, processes
+from tidemark.local import LocalStack, ports
 from tidemark.local.kafka import Kafka
 
 USER = "loader"
@@ -36,6 +37,8 @@ KAFKA_PASSWORD = 'k"4f\\ka; p=w d'
 """Contains every kind of character that must be quoted in a JAAS line."""
 POSTGRES_PASSWORD = "p@ss/w:rd%?"
 KEY_PASSWORD = "key-passw0rd"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+AUTHORITY = "Tidemark test CA"
 SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 _REFUSAL = b"SFATAL\0VFATAL\0C28000\0Mno encryption, no entry\0\0"
 NO_TLS = b"E" + struct.pack("!i", 4 + len(_REFUSAL)) + _REFUSAL
@@ -60,7 +63,7 @@ class Certificates:
 
     @classmethod
     def make(cls, folder: Path) -> Certificates:
-        authority, key = _authority("Tidemark test CA")
+        authority, key = _authority(AUTHORITY)
         stranger, _ = _authority("somebody else's CA")
         made = cls(*(folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.p12", "stranger.pem")))
         made.ca.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
@@ -85,28 +88,19 @@ class SecureKafka(Kafka):
         self.sasl_port = ports.find_free()
         self.tls_port = ports.find_free(besides={self.sasl_port})
 
-    def _initialise(self, fresh: Path) -> str | None:
-        run = processes.run
-        user = f'SCRAM-SHA-512=[name="{USER}",password="{KAFKA_PASSWORD}"]'
-
-        def with_user(command: Sequence[str | Path], **rest: object) -> str | None:
-            return run([*command, "--add-scram", user], **rest)  # type: ignore[arg-type]
-
-        processes.run = with_user  # type: ignore[assignment]
-        try:
-            return super()._initialise(fresh)
-        finally:
-            processes.run = run
+    def set_password(self, password: str) -> None:
+        change = UserScramCredentialUpsertion(USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode())
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers()})
+        admin.alter_user_scram_credentials([change])[USER].result(10)
 
     def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
         super()._write_settings(name, port=port, controller_port=controller_port, data=data)
         file = self.folder / name
         lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
-        extra = f"SASL_SSL://{ports.HOST}:{self.sasl_port},SSL://{ports.HOST}:{self.tls_port}"
-        lines["listeners"] += "," + extra
-        lines["advertised.listeners"] += "," + extra
+        extra = f",SASL_SSL://{ports.HOST}:{self.sasl_port},SSL://{ports.HOST}:{self.tls_port}"
+        lines["listeners"] += extra
+        lines["advertised.listeners"] += extra
         lines["listener.security.protocol.map"] += ",SASL_SSL:SASL_SSL,SSL:SSL"
-        server = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         lines |= {
             "inter.broker.listener.name": "PLAINTEXT",
             # a resource without an ACL is open to everyone; the test itself, on the plaintext listener, may do everything
@@ -114,7 +108,7 @@ class SecureKafka(Kafka):
             "allow.everyone.if.no.acl.found": "true",
             "super.users": "User:ANONYMOUS",
             "sasl.enabled.mechanisms": "SCRAM-SHA-512",
-            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": server,
+            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{SCRAM} required;",
             "listener.name.ssl.ssl.client.auth": "required",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self.folder / "server.pem"),
@@ -206,44 +200,31 @@ def running() -> Iterator[SecureStack]:
                 admin.autocommit = True
                 with admin.cursor() as cur:
                     cur.execute(f"CREATE ROLE {USER} LOGIN CREATEDB PASSWORD %s", (POSTGRES_PASSWORD,))
+            stack.kafka.set_password(KAFKA_PASSWORD)
             with TlsFront(stack.certificates, stack.postgres.port()) as front:
                 stack.postgres_tls_port = front.port
                 yield stack
 
 
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _builder(subject: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(subject: str, issuer: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-    )
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (subject, issuer)]
+    builder = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
+    return builder.not_valid_after(now + datetime.timedelta(days=1))
 
 
 def _authority(name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(name, _name(name), key.public_key())
-    usage = x509.KeyUsage(
-        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(usage, critical=True)
-    return builder.sign(key, hashes.SHA256()), key
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    return _builder(name, name, key.public_key()).add_extension(constraints, critical=True).sign(key, hashes.SHA256()), key
 
 
 def _signed(name: str, authority: x509.Certificate, authority_key: ec.EllipticCurvePrivateKey) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
     """A certificate for ``name`` and this machine's loopback address, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(ports.HOST))])
-    builder = _builder(name, authority.subject, key.public_key()).add_extension(names, critical=False)
+    builder = _builder(name, AUTHORITY, key.public_key()).add_extension(names, critical=False)
     return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), key
 
 

@@ -54,8 +54,7 @@ class SparkCluster:
         """The state that the master reports: ``workers``, ``activeapps``, ``completedapps``."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://{self.host}:{self.web_port}/json/", timeout=5) as answer:
-            told: dict[str, Any] = json.load(answer)
-        return told
+            return json.load(answer)
 
     def family(self) -> list[psutil.Process]:
         """Master, workers, executors and their Python workers."""
@@ -102,17 +101,17 @@ class SparkCluster:
 
 
 @contextlib.contextmanager
-def running(folder: Path, host: str = ports.HOST, secret: str | None = None) -> Iterator[SparkCluster]:
-    """A master and two workers, ready for applications. None of their processes is left after the block."""
+def running(folder: Path, host: str = ports.HOST, secret: str | None = None, *, workers: tuple[str, ...] = ()) -> Iterator[SparkCluster]:
+    """A master and two workers, ready for applications. ``workers`` are their hosts, if not the master's. None of their processes is left
+    after the block."""
     port = ports.find_free()
     cluster = SparkCluster(folder, port, ports.find_free(besides={port}), host, secret)
     try:
-        address = ("--host", host)
         web = ("--webui-port", str(cluster.web_port))
-        cluster.start("org.apache.spark.deploy.master.Master", *address, "--port", str(port), *web, log="master.log")
-        for work in cluster.work_folders:
-            words = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
-            cluster.start("org.apache.spark.deploy.worker.Worker", *address, *words, cluster.master, log=f"{work.name}.log")
+        cluster.start("org.apache.spark.deploy.master.Master", "--host", host, "--port", str(port), *web, log="master.log")
+        for address, work in zip(workers or (host, host), cluster.work_folders, strict=True):
+            words = ("--host", address, "--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
+            cluster.start("org.apache.spark.deploy.worker.Worker", *words, cluster.master, log=f"{work.name}.log")
         until(lambda: _alive_workers(cluster) == 2, within_s=START_LIMIT_S)
         yield cluster
     finally:

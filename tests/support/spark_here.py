@@ -56,7 +56,12 @@ def spark_session(transforms: Path) -> Iterator[SparkSession]:
 
 
 def run_here(
-    scenario: Scenario, before: Callable[[], None] = lambda: None, task: TaskIdentity | None = None, *, drain: bool = False
+    scenario: Scenario,
+    before: Callable[[], None] = lambda: None,
+    task: TaskIdentity | None = None,
+    *,
+    drain: bool = False,
+    kind: type[Lasting] = Lasting,
 ) -> launch.Progress:
     """Makes one run, or one drain, in the existing session, and raises its error. Like `Scenario.run`, but for the Spark form."""
     spec = scenario.spec
@@ -64,7 +69,7 @@ def run_here(
 
     def start(_records: int) -> Lasting:
         transform, permanent = transform_of(spec, scenario.folders), load_permanent(spec, scenario.folders)
-        lasting = Lasting(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
+        lasting = kind(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
         lasting.before = before
         return lasting
 

@@ -11,6 +11,23 @@ from tests.support.scenario import ARROW, PLAIN, Scenario
 FORMS = pytest.mark.parametrize("transform", [PLAIN, ARROW], ids=["function", "arrow"])
 """The forms that need no JVM. Each record becomes one row."""
 
+PICKY = """
+    from typing import TypedDict
+
+    from tidemark.transform import Fail, Record
+
+
+    class Row(TypedDict):
+        payload: bytes | None
+
+
+    def transform(record: Record) -> Row:
+        if record.value == b"bad":
+            raise Fail("it is bad")
+        return {"payload": record.value}
+"""
+"""Fails the records whose value is ``bad``."""
+
 JUDGES = {
     "function": """
         from tidemark.transform import Fail, Record, Retry, Skip

@@ -3,59 +3,45 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tidemark.airflow.due import Bell, Waits, pause_s
+
 NOON = datetime(2026, 3, 24, 12, tzinfo=UTC)
 A, B = ("postgres", "a"), ("postgres", "b")
-
-
-@pytest.fixture
-def due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, with a temporary folder for Airflow."""
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
-    from tidemark.airflow import due
-
-    return due
 
 
 def at(minute: int) -> datetime:
     return NOON + timedelta(minutes=minute)
 
 
-def test_bell_rings_once_for_what_is_due_and_again_when_it_was_taken_up(due: Any) -> None:
-    """It does not ring again while the drains are at work, nor for records that become due meanwhile: the drains may process those, too."""
-    bell = due.Bell()
+def test_bell_rings_once_for_what_is_due_and_again_when_it_was_taken_up() -> None:
+    """It does not ring again while the drains are at work, nor for records that become due meanwhile: the drains may process those, too. It
+    forgets what it rang for when nothing is due: a long transaction may commit records that have been due for a while."""
+    bell = Bell()
     assert bell.rings({}) == []
-    assert bell.rings({A: due.Waits(None, None, 30.0)}) == []
-    assert bell.rings({A: due.Waits(at(0), at(2), None)}) == ["a"]
-    assert bell.rings({A: due.Waits(at(0), at(5), None)}) == []
-    assert bell.rings({A: due.Waits(at(2), at(5), None)}) == [], "the last one that it rang for still waits"
-    assert bell.rings({A: due.Waits(at(3), at(5), None)}) == ["a"]
+    assert bell.rings({A: Waits(None, None, 30.0)}) == []
+    assert bell.rings({A: Waits(at(0), at(2), None)}) == ["a"]
+    assert bell.rings({A: Waits(at(0), at(5), None)}) == []
+    assert bell.rings({A: Waits(at(2), at(5), None)}) == [], "the last one that it rang for still waits"
+    assert bell.rings({A: Waits(at(3), at(5), None)}) == ["a"]
+    assert bell.rings({}) == []
+    assert bell.rings({A: Waits(at(2), at(4), None)}) == ["a"]
 
 
-def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_other(due: Any) -> None:
+def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_other() -> None:
     """The bell does not ring for it again, whatever becomes due. It still rings for another group of the same database."""
-    bell = due.Bell()
-    assert bell.rings({A: due.Waits(at(0), at(0), None)}) == ["a"]
+    bell = Bell()
+    assert bell.rings({A: Waits(at(0), at(0), None)}) == ["a"]
     for minute in range(1, 60):
-        assert bell.rings({A: due.Waits(at(0), at(minute), None)}) == []
-    assert bell.rings({A: due.Waits(at(0), at(60), None), B: due.Waits(at(60), at(60), None)}) == ["b"]
-
-
-def test_bell_rings_anew_for_what_was_due_before_when_nothing_was_due_in_between(due: Any) -> None:
-    """A long transaction may commit records that have been due for a while. A database that was unavailable is also forgotten."""
-    bell = due.Bell()
-    assert bell.rings({A: due.Waits(at(5), at(5), None)}) == ["a"]
-    assert bell.rings({}) == []
-    assert bell.rings({A: due.Waits(at(4), at(4), None)}) == ["a"]
+        assert bell.rings({A: Waits(at(0), at(minute), None)}) == []
+    assert bell.rings({A: Waits(at(0), at(60), None), B: Waits(at(60), at(60), None)}) == ["b"]
 
 
 @pytest.mark.parametrize(
     ("next_s", "pause"), [((), 15.0), ((None,), 15.0), ((300.0,), 15.0), ((300.0, 7.5, None), 7.5), ((0.01,), 1.0), ((-3.0,), 1.0)]
 )
-def test_trigger_asks_again_when_the_next_record_is_due_and_seldom_else(due: Any, next_s: tuple[float | None, ...], pause: float) -> None:
+def test_trigger_asks_again_when_the_next_record_is_due_and_seldom_else(next_s: tuple[float | None, ...], pause: float) -> None:
     """Every 15 s if nothing is due soon; never more than once a second."""
-    assert due.pause_s(due.Waits(None, None, one) for one in next_s) == pause
+    assert pause_s(Waits(None, None, one) for one in next_s) == pause

@@ -8,24 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.forms import REDRIVEN, REWOUND
 
 from tidemark.airflow import discard, redrive, rewind_form
 from tidemark.airflow.dags import REDRIVE, REWIND
 from tidemark.airflow.form import own_consumer
 
 SPEC = "topics: [{name}]\ntransform: t:t\nsink: {{table: public.{name}}}\n"
-REWOUND = {
-    "scope": "all",
-    "scenario": "to-earliest",
-    "value": None,
-    "zone": None,
-    "offsets": None,
-    "reason": "the transform was wrong",
-    "expires_in": "4h",
-    "allow_loss": False,
-    "backfill": False,
-}
-REDRIVEN = {**dict.fromkeys(redrive.FIELDS), "refused": False, "reason": "the service is back"}
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +24,13 @@ def _consumers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEMARK_CONSUMERS", str(tmp_path))
 
 
-def test_consumer_is_the_one_of_the_dags_id() -> None:
-    def context(dag_id: str) -> Any:
-        return {"dag_run": SimpleNamespace(dag_id=dag_id)}
-
-    assert own_consumer(context("rewind__orders"), REWIND) == "orders"
-    assert own_consumer(context("redrive__a__b"), REDRIVE) == "a__b"
-    assert own_consumer(context("rewind"), REWIND) is None
+@pytest.mark.parametrize(
+    ("dag_id", "prefix", "consumer"),
+    [("rewind__orders", REWIND, "orders"), ("redrive__a__b", REDRIVE, "a__b"), ("rewind", REWIND, None)],
+)
+def test_consumer_is_the_one_of_the_dags_id(dag_id: str, prefix: str, consumer: str | None) -> None:
+    context: Any = {"dag_run": SimpleNamespace(dag_id=dag_id)}
+    assert own_consumer(context, prefix) == consumer
 
 
 def test_dag_of_one_consumer_acts_on_it() -> None:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tidemark.airflow.dags import RETRY_POLICY, retrying
 from tidemark.consume.launch import AttemptBroken, AttemptFenced, AttemptRefused, AttemptUnavailable, DriverDied
 from tidemark.errors import BadInput, BrokerUnavailable, DatabaseReadOnly, DatabaseUnavailable
 from tidemark.spec import AirflowSettings
-
-
-@pytest.fixture
-def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, with a temporary folder for Airflow."""
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
-    from tidemark.airflow import dags
-
-    return dags
 
 
 def shortest_delays(task: dict[str, Any]) -> list[float]:
@@ -27,40 +18,31 @@ def shortest_delays(task: dict[str, Any]) -> list[float]:
     return [min(most, delay * task["retry_exponential_backoff"] ** number) for number in range(task["retries"])]
 
 
-def test_ten_minutes_of_outage_cost_no_red_run_at_the_defaults(dags: Any) -> None:
-    """There is still a retry after ten minutes."""
-    assert sum(shortest_delays(dags.retrying())) >= 600
-
-
-def test_delay_of_the_file_is_where_the_delays_begin(dags: Any) -> None:
-    """A long delay is not shortened."""
+def test_ten_minutes_of_outage_cost_no_red_run_at_the_defaults() -> None:
+    """There is still a retry after ten minutes. A long delay in the file is not shortened."""
+    assert sum(shortest_delays(retrying())) >= 600
     settings = AirflowSettings.model_validate({"retries": 3, "retry_delay": "20m"})
-    assert shortest_delays(dags.retrying(settings)) == [1200, 1200, 1200]
+    assert shortest_delays(retrying(settings)) == [1200, 1200, 1200]
+
+
+BROKEN = {"attempt_id": 1, "type": "x", "text": "x"}
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "action"),
     [
-        DatabaseUnavailable(cause="x"),
-        DatabaseReadOnly(cause="x"),
-        BrokerUnavailable(cause="x"),
-        DriverDied(attempt_id=1, status=-9),
-        AttemptUnavailable(attempt_id=1, type="x", text="x"),
+        (DatabaseUnavailable(cause="x"), "retry"),
+        (DatabaseReadOnly(cause="x"), "retry"),
+        (BrokerUnavailable(cause="x"), "retry"),
+        (DriverDied(attempt_id=1, status=-9), "retry"),
+        (AttemptUnavailable(**BROKEN), "retry"),
+        (BadInput(what="x", found="x", fix="x"), "fail"),
+        (AttemptRefused(**BROKEN), "fail"),
+        (AttemptFenced(**BROKEN), "fail"),
+        (AttemptBroken(**BROKEN), "fail"),
     ],
 )
-def test_outage_is_tried_again(dags: Any, error: Exception) -> None:
+def test_outage_is_tried_again_and_what_another_try_cannot_help_fails_at_once(error: Exception, action: str) -> None:
     """The task's delays apply: the policy sets none."""
-    decision = dags.RETRY_POLICY.evaluate(error, 1, 5)
-    assert (decision.action.value, decision.retry_delay) == ("retry", None)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        BadInput(what="x", found="x", fix="x"),
-        *(kind(attempt_id=1, type="x", text="x") for kind in (AttemptRefused, AttemptFenced, AttemptBroken)),
-    ],
-)
-def test_what_another_try_cannot_help_fails_at_once(dags: Any, error: Exception) -> None:
-    """This holds however many retries are left."""
-    assert dags.RETRY_POLICY.evaluate(error, 1, 5).action.value == "fail"
+    decision = RETRY_POLICY.evaluate(error, 1, 5)
+    assert (decision.action.value, decision.retry_delay) == (action, None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conformance import judge
-from tests.conformance.cases import Parts, as_parts
+from tests.conformance.cases import as_parts
 from tests.support.sampling import examples
 
 from tidemark.group.assignors import Metadata, Subscription, TopicInfo, check_assignment, find_assignor
@@ -63,6 +65,15 @@ def groups(draw: st.DrawFn, *, racks: bool | None = None, claims: str = "any") -
     return metadata, members
 
 
+def each(members: dict[str, Subscription], **changes: Any) -> dict[str, Subscription]:
+    return {member: dataclasses.replace(one, **changes) for member, one in members.items()}
+
+
+def holding(members: dict[str, Subscription], parts: Mapping[str, Iterable[TopicPartition]]) -> dict[str, Subscription]:
+    """The members, each of which reports what it was assigned."""
+    return {member: dataclasses.replace(one, owned=tuple(parts[member]), generation=1) for member, one in members.items()}
+
+
 @pytest.mark.parametrize("name", EVERY)
 @some
 @given(group=groups())
@@ -74,7 +85,7 @@ def test_every_subscribed_partition_is_given_once_and_to_a_subscriber(name, grou
     check_assignment(assignor, metadata, members, after)
     assert judge.validity(metadata, members, as_parts(after), complete=assignor.protocol == "eager") == []
     if assignor.protocol == "cooperative":
-        members = {member: dataclasses.replace(one, owned=()) for member, one in members.items()}
+        members = each(members, owned=())
         assert judge.validity(metadata, members, as_parts(assignor.assign(metadata, members)), complete=True) == []
 
 
@@ -101,37 +112,19 @@ def test_equal_input_has_an_equal_answer_whatever_the_order_of_dictionaries(name
 @pytest.mark.parametrize("name", STICKY)
 @some
 @given(group=groups(racks=False, claims="honest"))
-def test_sticky_assignment_is_as_balanced_as_subscriptions_allow(name, group: Group):
-    """AbstractStickyAssignorTest.verifyValidityAndBalance: members whose sizes differ by two or more share no assigned topic."""
+def test_sticky_assignment_is_as_balanced_as_subscriptions_allow_and_moves_nothing_without_a_reason(name, group: Group):
+    """AbstractStickyAssignorTest.verifyValidityAndBalance: members whose sizes differ by two or more share no assigned topic; isSticky:
+    no two members give each other partitions of the same topic. An assignment that is reported back does not change."""
     metadata, members = group
     rounds, problems = judge.run_rounds(find_assignor(name), metadata, members)
     assert problems == []
     assert judge.validity(metadata, members, rounds[-1], complete=True) == []
     assert judge.balance(metadata, members, rounds[-1]) == []
+    assert judge.one_way(members, rounds[-1]) == []
+    assert as_parts(find_assignor(name).assign(metadata, holding(members, rounds[-1]))) == rounds[-1]
     if len({one.topics for one in members.values()}) == 1:
         sizes = [len(parts) for parts in rounds[-1].values()]
         assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("name", STICKY)
-@some
-@given(group=groups(racks=False, claims="honest"))
-def test_members_do_not_swap_partitions_of_a_topic(name, group: Group):
-    """AbstractStickyAssignorTest.isSticky: no two members give each other partitions of the same topic."""
-    metadata, members = group
-    rounds, _ = judge.run_rounds(find_assignor(name), metadata, members)
-    assert judge.one_way(members, rounds[-1]) == []
-
-
-@pytest.mark.parametrize("name", STICKY)
-@some
-@given(group=groups(racks=False, claims="none"))
-def test_assignment_that_is_reported_back_does_not_change(name, group: Group):
-    """A rebalance without a reason moves nothing."""
-    metadata, members = group
-    before = find_assignor(name).assign(metadata, members)
-    held = {member: dataclasses.replace(one, owned=tuple(before[member]), generation=1) for member, one in members.items()}
-    assert as_parts(find_assignor(name).assign(metadata, held)) == as_parts(before)
 
 
 @pytest.mark.parametrize("name", STICKY)
@@ -140,15 +133,10 @@ def test_assignment_that_is_reported_back_does_not_change(name, group: Group):
 def test_those_that_stay_keep_everything_when_a_member_of_an_equal_group_leaves(name, group: Group, data):
     """Only the partitions of the member that left are assigned to others."""
     metadata, members = group
-    everything = frozenset(TOPICS)
-    members = {member: dataclasses.replace(one, topics=everything) for member, one in members.items()} | {
-        "stays": Subscription(topics=everything)
-    }
+    members = each(members | {"stays": Subscription(topics=())}, topics=frozenset(TOPICS))
     before = as_parts(find_assignor(name).assign(metadata, members))
     gone = data.draw(st.sampled_from(sorted(set(members) - {"stays"})))
-    rest = {
-        member: dataclasses.replace(one, owned=tuple(before[member]), generation=1) for member, one in members.items() if member != gone
-    }
+    rest = holding({member: one for member, one in members.items() if member != gone}, before)
     after = as_parts(find_assignor(name).assign(metadata, rest))
     assert all(before[member] <= after[member] for member in rest)
 
@@ -181,12 +169,8 @@ def test_cooperative_rebalances_are_over_after_four_rounds(group: Group):
 def test_racks_do_not_change_how_many_partitions_a_member_of_an_equal_group_has(name, group: Group):
     """KIP-881: balance comes before nearness."""
     metadata, members = group
-    members = {member: dataclasses.replace(one, topics=frozenset(TOPICS)) for member, one in members.items()}
-    without = {member: dataclasses.replace(one, rack=None) for member, one in members.items()}
-    near, plain = (as_parts(find_assignor(name).assign(metadata, some)) for some in (members, without))
+    members = each(members, topics=frozenset(TOPICS))
+    near, plain = (as_parts(find_assignor(name).assign(metadata, some)) for some in (members, each(members, rack=None)))
     for topics in [{topic} for topic in TOPICS] if name == "range" else [set(TOPICS)]:  # range divides topic by topic
-        assert _sizes(near, topics) == _sizes(plain, topics)
-
-
-def _sizes(assignment: Parts, topics: set[str]) -> list[int]:
-    return sorted(sum(part.topic in topics for part in parts) for parts in assignment.values())
+        sizes = [sorted(sum(part.topic in topics for part in parts) for parts in found.values()) for found in (near, plain)]
+        assert sizes[0] == sizes[1]

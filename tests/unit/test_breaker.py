@@ -11,11 +11,7 @@ from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally
 
 PART = Slice(TopicPartition("flights", 3), 1, 0, 1000, Epoch(1))
-REJECTS = [
-    reject(1, Disposition.RETRY, "Timeout: no answer"),
-    reject(2, Disposition.RETRY, "Timeout: no answer"),
-    reject(3, Disposition.FAIL, "x"),
-]
+REJECTS = [*(reject(offset, Disposition.RETRY, "Timeout: no answer") for offset in (1, 2)), reject(3, Disposition.FAIL, "x")]
 
 
 def counts(loaded: int, retried: int, *, skipped: int = 0, failed: int = 0) -> RecordCounts:
@@ -38,7 +34,7 @@ def counts(loaded: int, retried: int, *, skipped: int = 0, failed: int = 0) -> R
     ],
 )
 def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found: RecordCounts, in_a_row: int, trips: bool) -> None:
-    """Scenario 37: the ratio at and just over its limit, the consecutive count, the minimum sample, and no judged record at all."""
+    """The ratio at and just over its limit, the consecutive count, the minimum sample, and no judged record at all."""
     if not trips:
         breaker.check(PART, found, in_a_row, REJECTS)
         return
@@ -46,11 +42,8 @@ def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found
         breaker.check(PART, found, in_a_row, REJECTS)
     assert not raised.value.retriable
     assert "Most common error: Timeout: no answer." in str(raised.value)
-
-
-def test_breaker_says_which_of_its_limits_it_was() -> None:
-    with pytest.raises(BreakerTripped, match=r"flights/3 \[0, 1000\): 4 records in a row failed, retry\.breaker\.consecutive is 3\."):
-        Breaker(0.9, 3, 100).check(PART, counts(996, 4), 4, REJECTS)
+    if breaker.consecutive == 3:
+        assert "flights/3 [0, 1000): 4 records in a row failed, retry.breaker.consecutive is 3." in str(raised.value)
 
 
 def test_breaker_quotes_no_values_of_rows() -> None:

@@ -40,7 +40,3 @@ def test_command_has_the_common_options(command: str) -> None:
 def test_version_is_the_packages() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.stdout) == (0, f"tidemark {metadata.version('tidemark')}\n")
-
-
-def test_shells_can_complete() -> None:
-    assert "--install-completion" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout

@@ -14,8 +14,8 @@ from tidemark import project
 ROOT = project.root()
 LIBRARY = ROOT / "include" / "tidemark"
 SOURCES = sorted(path for folder in (LIBRARY, ROOT / "dags", ROOT / "spark_jobs") for path in folder.rglob("*.py"))
-WALL_CLOCK = {"now", "utcnow", "today", "time", "time_ns", "localtime", "gmtime"}
-OWNERS = {"datetime", "date", "time"}
+WALL_CLOCK = re.compile(r"\b(?:datetime|date|time)\.(?:now|utcnow|today|time|time_ns|localtime|gmtime)\b")
+"""A reading of the wall clock, even if the function is not called, as in ``default_factory=time.time``."""
 MAY_READ = {
     "_Follow.__init__": "since when Postgres has not answered, in a log line",
     "_Follow._watch": "since when Postgres has not answered, in a log line",
@@ -40,44 +40,32 @@ def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.AST]]:
             yield f"{owner}{node.name}", node
 
 
-def called(tree: ast.AST) -> Iterator[tuple[str | None, str]]:
-    """Yields ``("datetime", "now")`` for ``datetime.now(UTC)``, even if the function is not called, as in ``default_factory=time.time``."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            value = node.value
-            yield value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else None, node.attr
-
-
 def reads_wall_clock(tree: ast.AST) -> bool:
-    return any(owner in OWNERS and name in WALL_CLOCK for owner, name in called(tree))
+    return any(isinstance(node, ast.Attribute) and WALL_CLOCK.search(ast.unparse(node)) for node in ast.walk(tree))
 
 
-def test_wall_clock_is_read_only_where_a_person_sees_it() -> None:
+@pytest.fixture(scope="module")
+def readers() -> dict[Path, ast.Module]:
+    """The sources that read the wall clock, or mention it in a text."""
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    return {path: ast.parse(text) for path, text in texts.items() if WALL_CLOCK.search(text)}
+
+
+def test_wall_clock_is_read_only_where_a_person_sees_it(readers: dict[Path, ast.Module]) -> None:
     """A new reader of Python's clock must be added to `MAY_READ`. Durations are measured by `time.monotonic`, which is not a wall clock."""
-    found = set()
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        inside = [(name, node) for name, node in functions(tree) if reads_wall_clock(node)]
-        found |= {name for name, _ in inside}
-        outside = sum(
-            reads_wall_clock(node) for node in tree.body if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        )
-        assert not outside, f"{path} reads the clock when it is imported"
-    assert found == set(MAY_READ)
+    assert {name for tree in readers.values() for name, node in functions(tree) if reads_wall_clock(node)} == set(MAY_READ)
+    for path, tree in readers.items():
+        outside = [node for node in tree.body if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+        assert not any(map(reads_wall_clock, outside)), f"{path} reads the clock when it is imported"
 
 
 def kept(tree: ast.AST) -> set[str]:
-    """The names of the variables and attributes in which a module keeps a reading of the wall clock."""
+    """The names of the variables and attributes in which a module may keep a reading of the wall clock."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and reads_wall_clock(node.value):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    found |= {
-                        ast.unparse(name) for name, value in zip(target.elts, node.value.elts, strict=True) if reads_wall_clock(value)
-                    }
-                else:
-                    found.add(ast.unparse(target))
+                found |= {ast.unparse(name) for name in (target.elts if isinstance(target, ast.Tuple) else [target])}
     return found
 
 
@@ -96,9 +84,9 @@ def statements_with_a_time(tree: ast.AST) -> list[str]:
     return found
 
 
-def test_no_statement_is_given_a_time_of_python() -> None:
+def test_no_statement_is_given_a_time_of_python(readers: dict[Path, ast.Module]) -> None:
     """Neither a reading nor a variable that holds one is an argument of a call that runs SQL."""
-    assert [one for path in SOURCES for one in statements_with_a_time(ast.parse(path.read_text(encoding="utf-8")))] == []
+    assert [one for tree in readers.values() for one in statements_with_a_time(tree)] == []
 
 
 @pytest.mark.parametrize(
@@ -114,21 +102,16 @@ def test_a_time_in_a_statement_would_be_found(code: str) -> None:
     assert len(statements_with_a_time(ast.parse(code))) == 1
 
 
-STATEMENTS = sorted([*LIBRARY.rglob("*.sql"), *(ROOT / "sql").glob("*.sql")])
+OTHER_CLOCKS = r"(?i)\bnow\s*\(|\b(?:current|local)_?timestamp\b|\b(?:statement|transaction)_timestamp\b|\btimeofday\b"
+MOMENT, PARAMETER, COMPARED = r"[\w.]*(?:due_at|deadline|expires_at|seen_at|session_ends|ends_at)\b", r"%\(\w+\)s", r"\s*(?:<=?|>=?)\s*"
 
 
-@pytest.mark.parametrize("path", STATEMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted([*LIBRARY.rglob("*.sql"), *(ROOT / "sql").glob("*.sql")]), ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_statements_read_one_clock(path: Path) -> None:
-    """``now()`` and its like stand still in a transaction, which may have waited for a lock, so only ``clock_timestamp()`` is used."""
-    text = re.sub(r"--.*|'[^']*'", "", path.read_text(encoding="utf-8"))
-    assert re.findall(
-        r"\bnow\s*\(|\b(?:current|local)_?timestamp\b|\b(?:statement|transaction)_timestamp\b|\btimeofday\b", text, re.IGNORECASE
-    ) == STAND_STILL.get(path.name, [])
-
-
-@pytest.mark.parametrize("path", STATEMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_deadline_is_compared_with_a_parameter(path: Path) -> None:
-    """A parameter would be a time from another clock."""
+    """``now()`` and its like stand still in a transaction, which may have waited for a lock, so only ``clock_timestamp()`` is used. No
+    deadline is compared with a parameter, which would be a time from another clock."""
     text = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
-    moment, parameter, compared = r"[\w.]*(?:due_at|deadline|expires_at|seen_at|session_ends|ends_at)\b", r"%\(\w+\)s", r"\s*(?:<=?|>=?)\s*"
-    assert re.findall(f"{moment}{compared}{parameter}|{parameter}(?:::\\w+)?{compared}{moment}", text) == []
+    assert re.findall(OTHER_CLOCKS, re.sub("'[^']*'", "", text)) == STAND_STILL.get(path.name, [])
+    assert re.findall(f"{MOMENT}{COMPARED}{PARAMETER}|{PARAMETER}(?:::\\w+)?{COMPARED}{MOMENT}", text) == []

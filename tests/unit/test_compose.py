@@ -16,21 +16,25 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import typer.main
 import yaml
+from tests.support.airflow_options import airflow_options
 
 from tidemark import project
+from tidemark.cli.main import app
 from tidemark.local.airflow_settings import connections_env
 from tidemark.wires import guarded
 
 ROOT = project.root()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-EXAMPLE = dict(line.split("=", 1) for line in (ROOT / ".env.example").read_text().splitlines() if line and not line.startswith("#"))
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("tidemark:")]
-AIRFLOW = [name for name in OURS if name.startswith("airflow-")]
 LONG_RUNNING = [name for name in SERVICES if name not in ("airflow-init", "tidemark-migrate", "tidemark-doctor")]
+SPARK = ("spark-master", "spark-worker-1", "spark-worker-2")
 PORTS = {"postgres": 5432, "kafka": 9092, "spark-master": 7077, "airflow-api-server": 8080}
 """The port on which each server listens inside the network."""
 
@@ -39,6 +43,10 @@ def commands() -> list[Any]:
     """Every command that the file runs in our image: start commands and health checks, without the word CMD."""
     found = [pytest.param(SERVICES[name]["command"], id=name) for name in OURS]
     return found + [pytest.param(SERVICES[name]["healthcheck"]["test"][1:], id=f"{name} health") for name in OURS if name in LONG_RUNNING]
+
+
+def settings_of(file: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#"))
 
 
 def image_env() -> dict[str, str]:
@@ -52,17 +60,11 @@ def in_checkout(path: str) -> Path:
     return ROOT / Path(path).relative_to(image_env()["TIDEMARK_HOME"])
 
 
-def test_the_file_is_valid_by_the_compose_schema() -> None:
-    """The schema of the Compose specification comes from the package check-jsonschema."""
-    checker = pytest.importorskip("check_jsonschema", reason="check-jsonschema, which brings the schema, is not installed")
-    import jsonschema
-
-    schema = json.loads(resources.files(checker).joinpath("builtin_schemas/vendor/compose-spec.json").read_text())
-    jsonschema.Draft7Validator(schema).validate(COMPOSE)
-
-
 def test_services_are_the_ones_that_a_deployment_needs() -> None:
-    """Kafka, Postgres, a Spark master with two workers, and Airflow's four processes, all from one image except Postgres."""
+    """Kafka, Postgres, a Spark master with two workers, and Airflow's four processes, all from one image except Postgres. The schema of the
+    Compose specification comes from the package check-jsonschema."""
+    schema = resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json").read_text()
+    jsonschema.Draft7Validator(json.loads(schema)).validate(COMPOSE)
     assert set(SERVICES) == {
         *("postgres", "kafka", "spark-master", "spark-worker-1", "spark-worker-2", "tidemark-migrate", "tidemark-doctor"),
         *("airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
@@ -72,25 +74,12 @@ def test_services_are_the_ones_that_a_deployment_needs() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_knows_only_keys_services_and_volumes_that_exist(name: str) -> None:
-    """A mistyped key or name would be an error, or worse, ignored."""
+def test_a_service_knows_only_services_and_volumes_that_exist(name: str) -> None:
+    """A condition that can never become true would block the start."""
     service = SERVICES[name]
-    keys = [
-        "image",
-        "build",
-        "init",
-        "restart",
-        "environment",
-        "volumes",
-        "depends_on",
-        "healthcheck",
-        "command",
-        "hostname",
-        "ports",
-        "profiles",
-    ]
-    assert set(service) <= set(keys)
     assert set(service.get("depends_on", {})) <= set(SERVICES)
+    for needed, how in service.get("depends_on", {}).items():
+        assert how == {"condition": "service_healthy" if needed in LONG_RUNNING else "service_completed_successfully"}
     for volume in service.get("volumes", []):
         source = volume.split(":")[0]
         assert source in COMPOSE["volumes"] or (ROOT / source).is_file()
@@ -98,17 +87,10 @@ def test_a_service_knows_only_keys_services_and_volumes_that_exist(name: str) ->
     assert service.get("hostname", name) == name
 
 
-def test_services_wait_for_health_of_servers_and_for_the_end_of_jobs() -> None:
-    """With a condition that can never become true, the start would hang."""
-    for service in SERVICES.values():
-        for needed, how in service.get("depends_on", {}).items():
-            expected = "service_healthy" if needed in LONG_RUNNING else "service_completed_successfully"
-            assert how == {"condition": expected}
-
-
 @pytest.mark.parametrize("command", commands())
 def test_each_command_exists(command: list[str]) -> None:
-    """Its program is in the environment, or its script in the image. Python code compiles, and the module that it imports exists."""
+    """Its program is in the environment and knows the arguments, or its script is in the image. Python code compiles, and the module that
+    it imports exists."""
     program, *words = command
     if program.startswith("/"):
         script = in_checkout(program)
@@ -120,8 +102,13 @@ def test_each_command_exists(command: list[str]) -> None:
         compile(words[1], program, "exec")
         (module,) = re.findall(r"^(?:import|from) ([\w.]+)", words[1])
         assert importlib.util.find_spec(module)
+    elif program == "tidemark":
+        assert words[0] in typer.main.get_command(app).commands  # type: ignore[attr-defined]
     else:
-        assert program in ("tidemark", "airflow")
+        from airflow.cli import cli_parser
+
+        assert program == "airflow"
+        cli_parser.get_parser().parse_args(words)
 
 
 def test_the_classes_that_spark_runs_exist() -> None:
@@ -129,44 +116,14 @@ def test_the_classes_that_spark_runs_exist() -> None:
     home = Path(str(importlib.util.find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
     (jar,) = home.glob("jars/spark-core_*.jar")
     names = zipfile.ZipFile(jar).namelist()
-    for name in ("spark-master", "spark-worker-1", "spark-worker-2"):
+    for name in SPARK:
         script, name_of_class, *_ = SERVICES[name]["command"]
         assert in_checkout(script) == ROOT / "docker" / "spark.sh"
         assert name_of_class.replace(".", "/") + ".class" in names
 
 
-def test_each_subcommand_exists(tmp_path: Path) -> None:
-    """``tidemark`` and ``airflow`` know the subcommands that start commands and health checks use."""
-    import typer.main
-
-    from tidemark.cli.main import app
-
-    words = [command.values[0] for command in commands()]
-    ours = {command[1] for command in words if command[0] == "tidemark"}
-    airflows = [command[1:] for command in words if command[0] == "airflow"]
-    assert ours <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    assert len(airflows) >= len(AIRFLOW) - 1
-    done = subprocess.run(
-        [sys.executable, "-c", AIRFLOW_PARSER, json.dumps(airflows)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"AIRFLOW_HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-
-
-AIRFLOW_PARSER = """
-import json, sys
-from airflow.cli import cli_parser
-for command in json.loads(sys.argv[1]):
-    cli_parser.get_parser().parse_args(command)
-"""
-
-
 def test_every_variable_is_known_to_the_program_that_reads_it() -> None:
-    """Airflow's options exist in its configuration reference, our variables in our code, and those of the scripts in a script."""
-    config = yaml.safe_load(resources.files("airflow.config_templates").joinpath("config.yml").read_text())
+    """Airflow's options are in its configuration reference, our variables in our code, and the others in a script."""
     ours = "".join(path.read_text() for path in (ROOT / "include" / "tidemark").rglob("*.py"))
     scripts = "".join(path.read_text() for path in (ROOT / "docker").glob("*.sh"))
     simple = {"simple_auth_manager_users", "simple_auth_manager_passwords_file"}
@@ -174,13 +131,13 @@ def test_every_variable_is_known_to_the_program_that_reads_it() -> None:
         for variable in SERVICES[name].get("environment", {}):
             if variable.startswith("AIRFLOW__"):
                 _, section, option = variable.lower().split("__")
-                assert option in config[section]["options"] or option in simple
+                assert option in airflow_options()[section] | simple
             elif variable.startswith("TIDEMARK_"):
                 assert variable in ours
             elif not variable.startswith("AIRFLOW_CONN_"):
                 assert variable in scripts
-    for variable in image_env():
-        assert variable in {"VIRTUAL_ENV", "PATH", "SPARK_HOME", "PYSPARK_PYTHON", "SPARK_NO_DAEMONIZE", "AIRFLOW_HOME"} or variable in ours
+    theirs = {"VIRTUAL_ENV", "PATH", "SPARK_HOME", "PYSPARK_PYTHON", "SPARK_NO_DAEMONIZE", "AIRFLOW_HOME"}
+    assert [variable for variable in image_env() if variable not in theirs and variable not in ours] == []
 
 
 def test_connections_are_those_that_tidemark_reads_and_lead_to_the_services() -> None:
@@ -196,29 +153,25 @@ def test_connections_are_those_that_tidemark_reads_and_lead_to_the_services() ->
     assert kafka["extra"]["bootstrap.servers"] == f"kafka:{PORTS['kafka']}"
     assert (spark["host"], spark["port"]) == ("spark://spark-master", PORTS["spark-master"])
     doctor = SERVICES["tidemark-doctor"]["environment"]
-    assert (doctor["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"], doctor["TIDEMARK_SPARK_MASTER"]) == (
-        kafka["extra"]["bootstrap.servers"],
-        f"{spark['host']}:{spark['port']}",
-    )
+    master, conf = f"{spark['host']}:{spark['port']}", spark["extra"]["conf"]
+    assert doctor["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"] == kafka["extra"]["bootstrap.servers"]
+    assert doctor["TIDEMARK_SPARK_MASTER"] == master
     assert doctor["TIDEMARK_DATABASE_URL"].rpartition("@")[2] == f"{postgres['host']}:{postgres['port']}/{postgres['schema']}"
-    assert json.loads(doctor["TIDEMARK_SPARK_CONF"])["spark.authenticate.secret"] == spark["extra"]["conf"]["spark.authenticate.secret"]
-    secrets = {SERVICES[name]["environment"]["SPARK_AUTH_SECRET"] for name in ("spark-master", "spark-worker-1", "spark-worker-2")}
-    assert secrets == {spark["extra"]["conf"]["spark.authenticate.secret"]}
-    assert guarded(f"{spark['host']}:{spark['port']}", spark["extra"]["conf"]), "authenticated, and encrypted by the driver"
+    secrets = {SERVICES[name]["environment"]["SPARK_AUTH_SECRET"] for name in SPARK}
+    secrets.add(json.loads(doctor["TIDEMARK_SPARK_CONF"])["spark.authenticate.secret"])
+    assert secrets == {conf["spark.authenticate.secret"]}
+    assert guarded(master, conf), "authenticated, and encrypted by the driver"
 
 
 def test_ports_are_the_same_wherever_they_are_named() -> None:
     """Listeners, clients, health checks and the one published port agree."""
-    settings = dict(
-        line.split("=", 1) for line in (ROOT / "docker" / "kafka.properties").read_text().splitlines() if not line.startswith("#")
-    )
+    settings = settings_of("docker/kafka.properties")
     assert settings["advertised.listeners"] == f"PLAINTEXT://kafka:{PORTS['kafka']}"
     assert f"PLAINTEXT://:{PORTS['kafka']}," in settings["listeners"]
     master = SERVICES["spark-master"]["command"]
     assert master[master.index("--port") + 1] == str(PORTS["spark-master"])
-    for name in ("spark-worker-1", "spark-worker-2"):
-        assert SERVICES[name]["command"][-1] == f"spark://spark-master:{PORTS['spark-master']}"
-    for name in ("spark-master", "spark-worker-1", "spark-worker-2"):
+    for name in SPARK:
+        assert name == "spark-master" or SERVICES[name]["command"][-1] == f"spark://spark-master:{PORTS['spark-master']}"
         command = SERVICES[name]["command"]
         assert f"localhost:{command[command.index('--webui-port') + 1]}/" in SERVICES[name]["healthcheck"]["test"][-1]
     airflow = SERVICES["airflow-scheduler"]["environment"]
@@ -232,16 +185,14 @@ def test_every_secret_comes_from_the_env_file_and_has_no_default() -> None:
     """A variable without a value stops compose, and no file contains a password."""
     text = (ROOT / "docker-compose.yaml").read_text()
     used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
-    assert {name for name, _ in used} == set(EXAMPLE)
+    assert dict.fromkeys((name for name, _ in used), "") == settings_of(".env.example")
     assert {rest for _, rest in used} == {":?see .env.example"}
-    assert set(EXAMPLE.values()) == {""}
 
 
 def test_versions_are_those_of_the_lock() -> None:
     """Image tag, Python, Java and Postgres are the versions that the project is tested with."""
-    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {SERVICES[name]["image"] for name in OURS} == {f"tidemark:{metadata['version']}"}
-    python = metadata["requires-python"].removeprefix(">=").partition(",")[0]  # the full suite runs on the oldest version
+    assert {SERVICES[name]["image"] for name in OURS} == {f"tidemark:{PROJECT['version']}"}
+    python = PROJECT["requires-python"].removeprefix(">=").partition(",")[0]  # the full suite runs on the oldest version
     assert f"FROM python:{python}-slim" in DOCKERFILE
     assert f"/lib/python{python}/" in image_env()["SPARK_HOME"]
     assert "openjdk-17-jre" in DOCKERFILE
@@ -255,13 +206,13 @@ def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkou
     theirs = (ROOT / "template" / "Dockerfile").read_text()
     same = DOCKERFILE[DOCKERFILE.index("FROM") : DOCKERFILE.index("\n\n# As the Makefile does it")]
     assert same in theirs
-    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wheel = f"./wheels/tidemark-{metadata['version']}-py3-none-any.whl[airflow,local]"
+    wheel = f"./wheels/tidemark-{PROJECT['version']}-py3-none-any.whl[airflow,local]"
     assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[-1] == wheel, "by file: the name is another project's on PyPI"
 
 
-def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -> None:
-    """The context excludes everything that is not listed, so it must list everything that is copied."""
+def test_the_image_holds_what_is_listed_and_locked_and_does_not_run_as_root() -> None:
+    """The context excludes everything that is not listed, so it must list everything that is copied. Nothing is installed that is not in
+    the lock. The only USER is an ordinary one."""
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {line.removeprefix("!") for line in ignore if line.startswith("!")}
     lines = re.findall(r"^COPY --chown=tidemark (.*) \S+$", DOCKERFILE, re.MULTILINE)
@@ -269,10 +220,6 @@ def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -
     assert copied == allowed
     assert all((ROOT / name).exists() for name in copied)
     assert {"include", "sql", "spark_jobs", "dags"} <= copied
-
-
-def test_the_image_does_not_run_as_root_and_installs_with_hashes() -> None:
-    """The only USER is an ordinary one, and nothing is installed that is not in the lock."""
     assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE) == ["tidemark"]
     installs = [line for line in DOCKERFILE.splitlines() if re.search(r"pip (install|sync)", line)]
     assert len(installs) == 3
@@ -294,11 +241,8 @@ def test_paths_of_the_image_lead_where_the_code_looks() -> None:
 
 
 def test_the_role_of_the_compose_files_airflow_gets_the_documented_profiles() -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
     command = " ".join(SERVICES["tidemark-migrate"]["command"])
-    assert f"\n{command}  " in page
-    login = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_TIDEMARK_POSTGRES"].replace("?see .env.example", ""))[
-        "login"
-    ]
+    assert f"\n{command}  " in (ROOT / "docs" / "deployment.md").read_text()
+    login = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_TIDEMARK_POSTGRES"])["login"]
     assert f" --grant-to {login} " in command
     assert f"CREATE ROLE {login} LOGIN" in (ROOT / "docker" / "postgres-init.sh").read_text()

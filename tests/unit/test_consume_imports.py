@@ -1,14 +1,22 @@
-"""Which modules a driver imports before it knows whether there is anything to read."""
+"""Which modules are imported before they are needed, if at all."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
 
-def test_run_that_is_taken_by_hand_brings_nothing_heavy() -> None:
-    """The operator imports it too, in every task. Assignors need numpy, and engines need Spark and Arrow, but only later, if at all."""
-    heavy = ("numpy", "pyarrow", "pyspark", "great_expectations")
-    code = f"import sys, tidemark.consume.run; sys.exit(', '.join(name for name in {heavy} if name in sys.modules) or 0)"
+LIGHT = {
+    "tidemark.consume.run": {"numpy", "pyarrow", "pyspark", "great_expectations"},
+    "tidemark.jvm.jars": {"psutil", "psycopg2", "confluent_kafka"},
+}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_module_imports_nothing_heavy(module: str) -> None:
+    """The operator imports ``run`` in every task, before it knows whether there is anything to read. A driver needs the jars even where
+    Tidemark is installed without the extra ``local``."""
+    code = f"import sys, {module}; sys.exit(', '.join({LIGHT[module]} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -71,8 +71,10 @@ COLUMNS = {"city": pa.string(), "population": pa.int64()}
     ids=str,
 )
 def test_a_typed_dict_names_the_columns_wherever_it_stands_in_the_result(annotation: Any) -> None:
-    """The result may be one row, several, or none."""
+    """The result may be one row, several, or none. Tidemark fills in the lineage."""
     assert declared_columns(returning(annotation)) == COLUMNS
+    schema = outputs_of(returning(annotation), [ONLY], no_spark, input_schema())[ONLY]
+    assert schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +89,12 @@ def test_a_result_without_a_typed_dict_declares_nothing(annotation: Any) -> None
         outputs_of(returning(annotation), [ONLY], no_spark, input_schema())
 
 
-def arrow_of(kind: Any) -> pa.DataType:
-    declared = declared_columns(returning(TypedDict("Made", {"x": kind})))  # type: ignore[operator]
-    assert declared is not None
-    return declared["x"]
+def matched(kind: Any, postgres: str) -> str:
+    """The type of a column that a function fills with values of this Python type."""
+    columns = [*LINEAGE_COLUMNS, Column("x", postgres)]
+    schema = _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns)  # type: ignore[operator]
+    (column,) = match("a.b", columns, schema, lineage_index=True).columns
+    return column.type
 
 
 @pytest.mark.parametrize(
@@ -114,70 +118,49 @@ def arrow_of(kind: Any) -> pa.DataType:
         (list[str], ["text[]"]),
         (list[dt.datetime], ["timestamp without time zone[]"]),
         (dict[str, int], ["jsonb", "json"]),
-        (dict[int, int], ["jsonb"]),
-        (tuple[int, ...], ["jsonb"]),
-        (list[dict[str, int]], ["jsonb"]),
-        (dict, ["jsonb"]),
+        *((kind, ["jsonb"]) for kind in (dict[int, int], tuple[int, ...], list[dict[str, int]], dict)),
         (Any, ["jsonb", "text"]),
     ],
     ids=str,
 )
 def test_a_python_type_goes_into_every_column_that_holds_its_values(kind: Any, postgres: list[str]) -> None:
     """Rows are created in the table's types, so the declared type need not be the column's type, only compatible with it."""
-    for column_type in postgres:
-        columns = [*LINEAGE_COLUMNS, Column("x", column_type)]
-        schema = _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns)  # type: ignore[operator]
-        layout = match("a.b", columns, schema, lineage_index=True)
-        assert [column.type for column in layout.columns] == [column_type]
+    assert [matched(kind, column_type) for column_type in postgres] == postgres
 
 
 @pytest.mark.parametrize(
     ("kind", "postgres"),
     [
-        (str, "integer"),
-        (float, "integer"),
-        (int, "text"),
-        (dt.datetime, "date"),
-        (list[int], "integer"),
-        (int, "integer[]"),
-        (dict, "bytea"),
+        *((str, "integer"), (float, "integer"), (int, "text"), (dt.datetime, "date")),
+        *((list[int], "integer"), (int, "integer[]"), (dict, "bytea")),
     ],
     ids=str,
 )
 def test_a_python_type_that_disagrees_with_its_column_is_refused_before_a_record_is_read(kind: Any, postgres: str) -> None:
     """A mistake in the function is found once, not once per record."""
-    columns = [*LINEAGE_COLUMNS, Column("x", postgres)]
     with pytest.raises(SinkMismatch, match="column x"):
-        match("a.b", columns, _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns), lineage_index=True)  # type: ignore[operator]
+        matched(kind, postgres)
 
 
 def test_a_function_that_declares_nothing_may_return_every_column_without_a_default() -> None:
     """Columns that the table fills in itself are not expected."""
-    columns = [
-        *LINEAGE_COLUMNS,
-        Column("city", "text"),
-        Column("made_at", "timestamp with time zone", has_default=True),
-        Column("slug", "text", generated=True),
+    filled_in = [Column("made_at", "timestamp with time zone", has_default=True), Column("slug", "text", generated=True)]
+    assert _function_schema(None, [*LINEAGE_COLUMNS, Column("city", "text"), *filled_in]).names == [
+        "city",
+        "kafka_topic",
+        "kafka_partition",
+        "kafka_offset",
     ]
-    assert _function_schema(None, columns).names == ["city", "kafka_topic", "kafka_partition", "kafka_offset"]
-
-
-def test_the_output_of_a_declared_function_has_lineage() -> None:
-    """Tidemark fills it in."""
-    schema = outputs_of(returning(Row), [ONLY], no_spark, input_schema())[ONLY]
-    assert schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
 
 
 def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
     """Its answer has the same columns as every later one."""
-    seen: list[pa.RecordBatch] = []
 
     def function(batch: pa.RecordBatch) -> pa.RecordBatch:
-        seen.append(batch)
+        assert (batch.num_rows, batch.schema) == (0, input_schema())
         return batch.select(["value", "kafka_topic", "kafka_partition", "kafka_offset"])
 
     assert outputs_of(transform(function, Form.ARROW), [ONLY], no_spark, input_schema())[ONLY].names[0] == "value"
-    assert [(batch.num_rows, batch.schema) for batch in seen] == [(0, input_schema())]
 
 
 @pytest.mark.parametrize(

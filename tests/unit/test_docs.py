@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.support.documented import PAGES, ROOT, snippets, text_of
+from tests.support.documented import PAGES, ROOT, record, snippets, text_of
 
 from tidemark.quality import load_suite
 from tidemark.spec import ConsumerSpec, load_consumer
 from tidemark.spec.model import FILLED_IN
-from tidemark.transform import Fail, Record
+from tidemark.transform import Fail
 
 TEMPLATE = ROOT / "template"
-
-
-def record(value: object) -> Record:
-    return Record("cities", 0, 7, datetime(2026, 1, 1, tzinfo=UTC), None, None if value is None else json.dumps(value).encode())
 
 
 @pytest.mark.parametrize(

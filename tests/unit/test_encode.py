@@ -18,9 +18,8 @@ COLUMNS = [("n", "bigint"), ("city", "text")]
 
 
 def batch(rows: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.array([n for n, _ in rows], pa.int64()), pa.array([city for _, city in rows], pa.string())], names=["n", "city"]
-    )
+    named = [{"n": n, "city": city} for n, city in rows]
+    return pa.RecordBatch.from_pylist(named, schema=pa.schema({"n": pa.int64(), "city": pa.string()}))
 
 
 def read_all(stream: CopyStream) -> bytes:
@@ -57,7 +56,7 @@ ROWS = st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none(
 @settings(max_examples=examples(150))
 @given(st.lists(ROWS, max_size=4))
 def test_any_batches_make_one_stream_with_every_row_in_order(batches: list[list[tuple[int | None, str | None]]]) -> None:
-    """There is one header and one trailer, even with empty batches or none at all. ``rows`` counts the encoded rows."""
+    """Postgres requires one header and one trailer, even with empty batches or none at all. ``rows`` counts the encoded rows."""
     stream = CopyStream(COLUMNS, iter([batch(rows) for rows in batches]))
     rows = [row for rows in batches for row in rows]
     assert decoded(read_all(stream)) == rows
@@ -72,11 +71,6 @@ def test_a_batch_longer_than_a_chunk_is_encoded_in_chunks(count: int) -> None:
     stream = CopyStream(COLUMNS, iter([batch(rows)]))
     assert decoded(read_all(stream)) == rows
     assert stream.rows == count
-
-
-def test_no_batch_is_a_copy_of_no_rows() -> None:
-    """Postgres requires a header and a trailer even then."""
-    assert read_all(CopyStream(COLUMNS, iter([]))) == EMPTY
 
 
 def test_batches_are_asked_for_one_at_a_time() -> None:
@@ -96,7 +90,7 @@ def test_batches_are_asked_for_one_at_a_time() -> None:
 
 def test_a_batch_of_another_type_is_refused() -> None:
     """The encoder was created for the types of the first batch."""
-    other = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([1])], names=["n", "city"])
+    other = pa.record_batch({"n": [1], "city": [1]})
     with pytest.raises(TypesChanged, match=r"city: string(.|\n)*city: int64"):
         read_all(CopyStream(COLUMNS, iter([batch([(1, "a")]), other])))
 
@@ -115,21 +109,15 @@ def test_what_the_batches_raise_is_kept() -> None:
     assert stream.failure is failure
 
 
-def test_a_value_that_has_no_place_in_its_column_is_refused() -> None:
-    """Nothing is rounded: a timestamp cannot hold a fraction of a microsecond."""
-    moments = pa.RecordBatch.from_arrays([pa.array([1], pa.timestamp("ns"))], names=["at"])
-    with pytest.raises(NotEncodable, match="column at does not fit timestamp without time zone"):
-        read_all(CopyStream([("at", "timestamp without time zone")], iter([moments])))
-
-
 @pytest.mark.parametrize(
-    ("postgres", "value"),
+    ("postgres", "value", "said"),
     [
-        ("timestamp with time zone", pa.array([-(2**63)]).cast(pa.timestamp("us", "UTC"))),
-        ("date", pa.array([-(2**31)], pa.int32()).cast(pa.date32())),
+        ("timestamp without time zone", pa.array([1], pa.timestamp("ns")), "column x does not fit timestamp without time zone"),
+        ("timestamp with time zone", pa.array([-(2**63)]).cast(pa.timestamp("us", "UTC")), ".*2000-01-01"),
+        ("date", pa.array([-(2**31)], pa.int32()).cast(pa.date32()), ".*2000-01-01"),
     ],
 )
-def test_a_moment_that_postgres_cannot_count_to_is_refused(postgres: str, value: pa.Array) -> None:
-    """Postgres counts from 2000, so it has no number for the very earliest moments of Arrow."""
-    with pytest.raises(NotEncodable, match=r".*2000-01-01"):
-        read_all(CopyStream([("x", postgres)], iter([pa.RecordBatch.from_arrays([value], names=["x"])])))
+def test_a_value_that_has_no_place_in_its_column_is_refused(postgres: str, value: pa.Array, said: str) -> None:
+    """Nothing is rounded to a microsecond. Postgres counts from 2000, so it has no number for the very earliest moments of Arrow."""
+    with pytest.raises(NotEncodable, match=said):
+        read_all(CopyStream([("x", postgres)], iter([pa.record_batch({"x": value})])))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import importlib
 import pickle
-import pkgutil
 import re
 import types
 import typing
@@ -37,17 +35,10 @@ SAMPLES: dict[Any, Any] = {
 
 
 def modules_with_errors() -> list[str]:
-    """Modules that define a class with a base class. They are found by parsing, so that no heavy module is imported for the search."""
-    found = []
-    for module in pkgutil.walk_packages(tidemark.__path__, "tidemark."):
-        if module.name.startswith("tidemark.airflow"):
-            continue  # imports Airflow
-        spec = module.module_finder.find_spec(module.name)
-        assert spec is not None
-        assert spec.origin is not None
-        if any(isinstance(node, ast.ClassDef) and node.bases for node in ast.parse(Path(spec.origin).read_text()).body):
-            found.append(module.name)
-    return found
+    """Modules that define a class with a base class, except those that import Airflow. No heavy module is imported for the search."""
+    library = Path(tidemark.__file__).parent
+    files = [file for file in library.rglob("*.py") if "airflow" not in file.parts and re.search(r"(?m)^class \w+\(", file.read_text())]
+    return [".".join(file.relative_to(library.parent).with_suffix("").parts).removesuffix(".__init__") for file in files]
 
 
 def subclasses(cls: type[TidemarkError]) -> list[type[TidemarkError]]:
@@ -92,20 +83,18 @@ def test_the_walk_finds_the_errors() -> None:
     assert {"OffsetFenced", "BadOutput", "SinkRejected", "RangeGone", "SpecInvalid", "TransformFailed"} <= {cls.__name__ for cls in CLASSES}
 
 
-@pytest.mark.parametrize("choice", [0, 1], ids=["full", "with None"])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_an_error_survives_pickling_and_copying(cls: type[TidemarkError], choice: int) -> None:
-    """Class, fields and text are preserved. A custom constructor would lose them."""
-    error = made(cls, choice)
-    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
-        assert type(other) is cls
-        assert vars(other) == vars(error)
-        assert str(other) == str(error)
+def test_an_error_survives_pickling_and_copying(cls: type[TidemarkError]) -> None:
+    """Class, fields and text are preserved, with values or None in the fields. A custom constructor would lose them."""
+    for error in (made(cls, 0), made(cls, 1)):
+        for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert (type(other), vars(other), str(other)) == (cls, vars(error), str(error))
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_an_error_is_of_one_kind_and_says_something(cls: type[TidemarkError]) -> None:
-    """The kind, or the class's ``retriable``, decides what a caller does. The text is a sentence that contains the values."""
+    """The kind, or the class's ``retriable``, decides what a caller does. The text is a sentence that contains the values. Most errors have
+    no name in Kafka, where one is written like ``OFFSET_OUT_OF_RANGE``."""
     kinds = [kind for kind in (Refused, Fenced, Unavailable, Broken) if issubclass(cls, kind)]
     if not cls.__subclasses__():  # a base class leaves this to its subclasses
         assert len(kinds) == 1 or "retriable" in vars(cls)
@@ -115,11 +104,6 @@ def test_an_error_is_of_one_kind_and_says_something(cls: type[TidemarkError]) ->
     assert "<" not in str(error), "a field's repr"
     if dataclasses.is_dataclass(cls) and any(field.type in (str, "str") for field in dataclasses.fields(cls)):
         assert "said so" in str(error)
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_an_error_with_a_name_in_kafka_has_the_name_as_kafka_writes_it(cls: type[TidemarkError]) -> None:
-    """For example ``OFFSET_OUT_OF_RANGE``. Most errors have none."""
     assert cls.kafka_name is None or re.fullmatch(r"[A-Z]+(_[A-Z]+)+", cls.kafka_name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 from hypothesis import given
@@ -53,53 +54,46 @@ def first_at_or_after(logs: dict[TopicPartition, list[int]], time: int) -> dict[
     return {one: next(at for at, stamp in enumerate(log) if stamp >= time) for one, log in logs.items() if log and max(log) >= time}
 
 
+Ends = dict[TopicPartition, int]
+
+
+def read_to_the_ends(logs: dict[TopicPartition, list[int]], ahead: int) -> Iterator[tuple[Ends, Ends]]:
+    """Yields, for each batch, the time of the next record of each open partition, and the end of each that is read."""
+    ends = {partition: len(log) for partition, log in logs.items()}
+    positions = dict.fromkeys(logs, 0)
+    flow = Flow(max_ahead=timedelta(milliseconds=ahead))
+    while positions != ends:
+        open_ = flow.open([claim(partition, position) for partition, position in positions.items()], ends)
+        found = flow.bounded(
+            open_,
+            ends,
+            lambda at: {partition: logs[partition][position] for partition, position in at.items()},
+            lambda partitions, time: first_at_or_after({one: logs[one] for one in partitions}, time),
+        )
+        moved = {partition: end for partition, end in found.items() if end > positions[partition]}
+        assert moved, "nothing is left to read"
+        yield {one.partition: logs[one.partition][one.position] for one in open_}, moved
+        positions |= moved
+
+
 @given(orders=times.map(sorted), clicks=times.map(sorted), other=times.map(sorted), ahead=st.integers(1, 300))
 def test_no_batch_of_any_topic_goes_beyond_the_bound_where_times_rise(
     orders: list[int], clicks: list[int], other: list[int], ahead: int
 ) -> None:
     """This includes the topic that is behind: a single batch could carry it past all others."""
     logs = {ORDERS: orders, CLICKS: clicks, TopicPartition("orders", 1): other}
-    ends = {partition: len(log) for partition, log in logs.items()}
-    positions = dict.fromkeys(logs, 0)
-    flow = Flow(max_ahead=timedelta(milliseconds=ahead))
-    while positions != ends:
-        open_ = flow.open([claim(partition, position) for partition, position in positions.items()], ends)
-        next_times = {one.partition: logs[one.partition][one.position] for one in open_}
-        found = flow.bounded(
-            open_,
-            ends,
-            lambda at: {partition: logs[partition][position] for partition, position in at.items()},
-            lambda partitions, time: first_at_or_after({one: logs[one] for one in partitions}, time),
-        )
-        moved = {partition: end for partition, end in found.items() if end > positions[partition]}
-        assert moved
+    for next_times, moved in read_to_the_ends(logs, ahead):
         for partition, end in moved.items():
             others = [time for one, time in next_times.items() if one.topic != partition.topic]
             assert not others or logs[partition][end - 1] < min(others) + ahead
-        positions |= moved
 
 
 @given(orders=times, clicks=times, ahead=st.integers(1, 300))
 def test_no_topic_runs_further_ahead_than_it_may_and_both_are_read_to_their_ends(orders: list[int], clicks: list[int], ahead: int) -> None:
     """Timestamps may be in any order. The topic that is behind always has something to read, so the run ends."""
     logs = {ORDERS: orders, CLICKS: clicks}
-    ends = {partition: len(log) for partition, log in logs.items()}
-    positions = dict.fromkeys(logs, 0)
-    flow = Flow(max_ahead=timedelta(milliseconds=ahead))
-    while positions != ends:
-        open_ = flow.open([claim(partition, position) for partition, position in positions.items()], ends)
-        next_times = {one.partition: logs[one.partition][one.position] for one in open_}
-        found = flow.bounded(
-            open_,
-            ends,
-            lambda at: {partition: logs[partition][position] for partition, position in at.items()},
-            lambda partitions, time: first_at_or_after({one: logs[one] for one in partitions}, time),
-        )
-        moved = {partition: end for partition, end in found.items() if end > positions[partition]}
-        assert moved
-        if len(open_) == 2:
-            behind = min(next_times, key=lambda partition: (next_times[partition], partition))
-            for partition, end in moved.items():
-                if partition != behind:
-                    assert max(logs[partition][:end]) < next_times[behind] + ahead
-        positions |= moved
+    for next_times, moved in read_to_the_ends(logs, ahead):
+        behind = min(next_times, key=lambda partition: (next_times[partition], partition))
+        for partition, end in moved.items():
+            if len(next_times) == 2 and partition != behind:
+                assert max(logs[partition][:end]) < next_times[behind] + ahead

@@ -12,19 +12,65 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.encoded import batch, framed
 
-from tidemark.consume.messages import input_schema
 from tidemark.formats import protobuf
 from tidemark.formats.decoder import Decoder, Undecodable
 from tidemark.formats.protobuf import BadMessage, Message, compiled
 from tidemark.formats.schema import BadSchema
 from tidemark.spec.model import Encoding
 
+MOMENT = "2026-01-02T03:04:05.678901Z"
+URL = "type.googleapis.com/google.protobuf.Duration"
+SAMPLES: dict[str, tuple[str, Any, Any, Any]] = {
+    # declaration: Arrow type, as JSON, read, read from an empty message
+    "double f_double": ("double", 1.5, 1.5, 0.0),
+    "float f_float": ("float", 1.5, 1.5, 0.0),
+    "int32 f_int32": ("int32", -7, -7, 0),
+    "int64 f_int64": ("int64", -(2**62), -(2**62), 0),
+    "uint32 f_uint32": ("int64", 2**32 - 1, 2**32 - 1, 0),
+    "uint64 f_uint64": ("decimal128(20, 0)", 2**64 - 1, Decimal(2**64 - 1), Decimal(0)),
+    "sint32 f_sint32": ("int32", -7, -7, 0),
+    "sint64 f_sint64": ("int64", -7, -7, 0),
+    "fixed32 f_fixed32": ("int64", 7, 7, 0),
+    "fixed64 f_fixed64": ("decimal128(20, 0)", 2**64 - 1, Decimal(2**64 - 1), Decimal(0)),
+    "sfixed32 f_sfixed32": ("int32", -7, -7, 0),
+    "sfixed64 f_sfixed64": ("int64", -7, -7, 0),
+    "bool f_bool": ("bool", True, True, False),
+    "string f_string": ("string", "Zürich", "Zürich", ""),
+    "bytes f_bytes": ("binary", "AP8=", b"\x00\xff", b""),
+    "Kind f_enum": ("string", "WEB", "WEB", "UNKNOWN"),
+    "optional string f_optional": ("string", "", "", None),
+    "Line f_message": ("struct<sku: string, count: int32>", {"sku": "a"}, {"sku": "a", "count": 0}, None),
+    "repeated Line f_repeated": ("list<item: struct<sku: string, count: int32>>", [{}], [{"sku": "", "count": 0}], []),
+    "repeated int32 f_packed": ("list<item: int32>", [1, 2], [1, 2], []),
+    "map<string, int64> f_map": ("map<string, int64>", {"a": 1}, {"a": 1}, {}),
+    "map<int32, Note> f_messages": ("map<string, struct<text: string>>", {"5": {}}, {"5": {"text": ""}}, {}),
+    "google.protobuf.Timestamp f_timestamp": ("timestamp[us, tz=UTC]", MOMENT, dt.datetime.fromisoformat(MOMENT), None),
+    "google.protobuf.Duration f_duration": ("duration[us]", "3.5s", dt.timedelta(seconds=3.5), None),
+    "google.protobuf.Int64Value f_wrapper": ("int64", "0", 0, None),
+    "google.protobuf.StringValue f_text_wrapper": ("string", "", "", None),
+    "google.protobuf.Struct f_struct": ("string", {"a": [1, {"b": None}]}, '{"a": [1.0, {"b": null}]}', None),
+    "google.protobuf.Value f_value": ("string", "x", '"x"', None),
+    "google.protobuf.ListValue f_list": ("string", [1, "x"], '[1.0, "x"]', None),
+    "google.protobuf.Any f_any": (
+        *("struct<type_url: string, value: binary>", {"@type": URL, "value": "1s"}),
+        *({"type_url": URL, "value": b"\x08\x01"}, None),
+    ),
+    "repeated Kind f_enums": ("list<item: string>", ["WEB", "UNKNOWN"], ["WEB", "UNKNOWN"], []),
+    "repeated google.protobuf.Struct f_structs": ("list<item: string>", [{}, {"a": 1}], ["{}", '{"a": 1.0}'], []),
+    "string f_card": ("string", "", "", None),
+    "int32 f_cash": ("int32", 0, 0, None),
+}
+FIELDS = [f"{declared} = {number};" for number, declared in enumerate(SAMPLES, start=1)]
+NONE = {declared.split()[-1]: empty for declared, (*_, empty) in SAMPLES.items()}
+"""The decoded fields of an empty message."""
 ORDER = """
 syntax = "proto3";
 package shop;
@@ -38,113 +84,36 @@ import "shop/line.proto";
 enum Kind { UNKNOWN = 0; WEB = 1; }
 
 message Order {
-  double f_double = 1;
-  float f_float = 2;
-  int32 f_int32 = 3;
-  int64 f_int64 = 4;
-  uint32 f_uint32 = 5;
-  uint64 f_uint64 = 6;
-  sint32 f_sint32 = 7;
-  sint64 f_sint64 = 8;
-  fixed32 f_fixed32 = 9;
-  fixed64 f_fixed64 = 10;
-  sfixed32 f_sfixed32 = 11;
-  sfixed64 f_sfixed64 = 12;
-  bool f_bool = 13;
-  string f_string = 14;
-  bytes f_bytes = 15;
-  Kind f_enum = 16;
-  optional string f_optional = 17;
-  Line f_message = 18;
-  repeated Line f_repeated = 19;
-  repeated int32 f_packed = 20;
-  map<string, int64> f_map = 21;
-  map<int32, Line> f_map_of_messages = 22;
-  oneof payment { string f_card = 23; int32 f_cash = 24; }
-  google.protobuf.Timestamp f_timestamp = 25;
-  google.protobuf.Duration f_duration = 26;
-  google.protobuf.Int64Value f_wrapper = 27;
-  google.protobuf.StringValue f_text_wrapper = 28;
-  google.protobuf.Struct f_struct = 29;
-  google.protobuf.Value f_value = 30;
-  google.protobuf.ListValue f_list = 31;
-  google.protobuf.Any f_any = 32;
-  repeated Kind f_enums = 33;
-  repeated google.protobuf.Struct f_structs = 34;
-
+  FIELDS
+  oneof payment { PAYMENT }
   message Note { string text = 1; }
 }
 
 message Parcel { string id = 1; }
-"""
+""".replace("FIELDS", "\n  ".join(FIELDS[:-2])).replace("PAYMENT", " ".join(FIELDS[-2:]))
 LINE = 'syntax = "proto3"; package shop; message Line { string sku = 1; int32 count = 2; }'
-NONE = {
-    "f_double": 0.0, "f_float": 0.0, "f_int32": 0, "f_int64": 0, "f_uint32": 0, "f_uint64": Decimal(0), "f_sint32": 0, "f_sint64": 0,
-    "f_fixed32": 0, "f_fixed64": Decimal(0), "f_sfixed32": 0, "f_sfixed64": 0, "f_bool": False, "f_string": "", "f_bytes": b"",
-    "f_enum": "UNKNOWN", "f_optional": None, "f_message": None, "f_repeated": [], "f_packed": [], "f_map": {}, "f_map_of_messages": {},
-    "f_card": None, "f_cash": None, "f_timestamp": None, "f_duration": None, "f_wrapper": None, "f_text_wrapper": None, "f_struct": None,
-    "f_value": None, "f_list": None, "f_any": None, "f_enums": [], "f_structs": [],
-}  # fmt: skip
-"""The decoded fields of an empty message."""
-SAMPLES: dict[str, tuple[Any, Any, str]] = {
-    # field: as JSON, read, Arrow type
-    "f_double": (1.5, 1.5, "double"),
-    "f_float": (1.5, 1.5, "float"),
-    "f_int32": (-7, -7, "int32"),
-    "f_int64": (-(2**62), -(2**62), "int64"),
-    "f_uint32": (2**32 - 1, 2**32 - 1, "int64"),
-    "f_uint64": (2**64 - 1, Decimal(2**64 - 1), "decimal128(20, 0)"),
-    "f_sint32": (-7, -7, "int32"),
-    "f_sint64": (-7, -7, "int64"),
-    "f_fixed32": (7, 7, "int64"),
-    "f_fixed64": (2**64 - 1, Decimal(2**64 - 1), "decimal128(20, 0)"),
-    "f_sfixed32": (-7, -7, "int32"),
-    "f_sfixed64": (-7, -7, "int64"),
-    "f_bool": (True, True, "bool"),
-    "f_string": ("Zürich", "Zürich", "string"),
-    "f_bytes": ("AP8=", b"\x00\xff", "binary"),
-    "f_enum": ("WEB", "WEB", "string"),
-    "f_optional": ("", "", "string"),
-    "f_message": ({"sku": "a"}, {"sku": "a", "count": 0}, "struct<sku: string, count: int32>"),
-    "f_repeated": (
-        [{"sku": "a"}, {}],
-        [{"sku": "a", "count": 0}, {"sku": "", "count": 0}],
-        "list<item: struct<sku: string, count: int32>>",
-    ),
-    "f_packed": ([1, 2], [1, 2], "list<item: int32>"),
-    "f_map": ({"a": 1}, {"a": 1}, "map<string, int64>"),
-    "f_map_of_messages": ({"5": {"count": 1}}, {"5": {"sku": "", "count": 1}}, "map<string, struct<sku: string, count: int32>>"),
-    "f_card": ("", "", "string"),
-    "f_cash": (0, 0, "int32"),
-    "f_timestamp": ("2026-01-02T03:04:05.678901Z", dt.datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=dt.UTC), "timestamp[us, tz=UTC]"),
-    "f_duration": ("3.5s", dt.timedelta(seconds=3.5), "duration[us]"),
-    "f_wrapper": ("0", 0, "int64"),
-    "f_text_wrapper": ("", "", "string"),
-    "f_struct": ({"a": [1, {"b": None}]}, '{"a": [1.0, {"b": null}]}', "string"),
-    "f_value": ("x", '"x"', "string"),
-    "f_list": ([1, "x"], '[1.0, "x"]', "string"),
-    "f_any": (
-        {"@type": "type.googleapis.com/google.protobuf.Duration", "value": "1s"},
-        {"type_url": "type.googleapis.com/google.protobuf.Duration", "value": b"\x08\x01"},
-        "struct<type_url: string, value: binary>",
-    ),
-    "f_enums": (["WEB", "UNKNOWN"], ["WEB", "UNKNOWN"], "list<item: string>"),
-    "f_structs": ([{}, {"a": 1}], ["{}", '{"a": 1.0}'], "list<item: string>"),
-}
 
 
 @functools.cache
-def order() -> Message:
-    return compiled(ORDER, {"shop/line.proto": LINE})
+def order(name: str | None = None) -> Message:
+    return compiled(ORDER, {"shop/line.proto": LINE}, name)
+
+
+@functools.cache
+def pool() -> DescriptorPool:
+    made = DescriptorPool()
+    for file in FileDescriptorSet.FromString(order().files).file:
+        made.Add(file)
+    return made
 
 
 @functools.cache
 def google(name: str = "shop.Order") -> Any:
-    return GetMessageClass(protobuf._pool(order().files).FindMessageTypeByName(name))
+    return GetMessageClass(pool().FindMessageTypeByName(name))
 
 
 def written(**fields: Any) -> bytes:
-    data: bytes = ParseDict(fields, google()(), descriptor_pool=protobuf._pool(order().files)).SerializeToString()
+    data: bytes = ParseDict(fields, google()(), descriptor_pool=pool()).SerializeToString()
     return data
 
 
@@ -153,43 +122,23 @@ def read(*data: bytes) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("field", SAMPLES)
-def test_each_type_has_one_arrow_type(field: str) -> None:
+@pytest.mark.parametrize("declared", SAMPLES)
+def test_each_type_has_one_arrow_type(declared: str) -> None:
     """A missing field is null if Protobuf can tell that it is missing; otherwise it has its default."""
-    value, expected, arrow = SAMPLES[field]
+    arrow, value, expected, _ = SAMPLES[declared]
+    field = declared.split()[-1]
     assert read(written(**{field: value}), b"") == [NONE | {field: expected}, NONE]
     assert str(order().type().field(field).type) == arrow
 
 
-def test_every_field_has_a_sample() -> None:
-    assert {field.name for field in google().DESCRIPTOR.fields} == set(SAMPLES) == set(NONE)
-
-
-def test_unknown_number_of_an_enum_is_its_text() -> None:
-    message = google()()
-    message.f_enum = 99
-    assert read(message.SerializeToString())[0]["f_enum"] == "99"
-
-
 def test_fields_of_other_versions_are_ignored_or_empty() -> None:
-    """A newer producer writes fields that are unknown here, and an older one does not write all fields that are known here."""
+    """A newer producer writes fields that are unknown here, and an older one does not write all fields that are known here. The unknown
+    number of an enum is its text."""
     older = compiled('syntax = "proto3"; message Order { int32 f_int32 = 3; string gone = 99; }', {})
     assert older.decode(pa.array([written(f_int32=5, f_string="x")], pa.binary())).to_pylist() == [{"f_int32": 5, "gone": ""}]
-
-
-PROTO2 = """
-syntax = "proto2";
-message Old {
-  required int32 id = 1;
-  optional string city = 2 [default = "Bern"];
-  optional int32 count = 3;
-}
-"""
-
-
-def test_proto2() -> None:
-    message = compiled(PROTO2, {})
-    assert message.decode(pa.array([b"\x08\x05"], pa.binary())).to_pylist()[0]["id"] == 5
+    assert read(google()(f_enum=99).SerializeToString())[0]["f_enum"] == "99"
+    proto2 = compiled('syntax = "proto2"; message Old { required int32 id = 1; optional string city = 2 [default = "Bern"]; }', {})
+    assert proto2.decode(pa.array([b"\x08\x05"], pa.binary())).to_pylist()[0]["id"] == 5
 
 
 @pytest.mark.parametrize(
@@ -211,23 +160,20 @@ def test_schema_that_cannot_be_used_says_why(text: str, said: str) -> None:
 
 
 def test_message_may_be_named() -> None:
-    assert compiled(ORDER, {"shop/line.proto": LINE}, "shop.Order.Note").indexes == (0, 0)
-    assert compiled(ORDER, {"shop/line.proto": LINE}, "shop.Parcel").indexes == (1,)
+    assert order("shop.Order.Note").indexes == (0, 0)
+    assert order("shop.Parcel").indexes == (1,)
     with pytest.raises(BadSchema, match=r"has no message shop\.Line; it has shop\.Order, shop\.Order\.Note, shop\.Parcel"):
-        compiled(ORDER, {"shop/line.proto": LINE}, "shop.Line")
+        order("shop.Line")
 
 
 def test_schema_may_be_a_descriptor_as_python_producers_register_it() -> None:
     files = {file.name: base64.b64encode(file.SerializeToString()).decode() for file in FileDescriptorSet.FromString(order().files).file}
     main = files.pop(protobuf.MAIN)
-    found = compiled(main, {"shop/line.proto": files["shop/line.proto"]}, "shop.Parcel")
-    assert found.indexes == (1,)
-    assert compiled(main, {"shop/line.proto": files["shop/line.proto"]}).type() == order().type()
+    references = {"shop/line.proto": files["shop/line.proto"]}
+    assert compiled(main, references, "shop.Parcel").indexes == (1,)
+    assert compiled(main, references).type() == order().type()
     with pytest.raises(BadSchema, match=r"imports shop/line\.proto, which it does not refer to"):
         compiled(main, {})
-
-
-def test_reference_outside_its_folder_is_refused() -> None:
     with pytest.raises(BadSchema, match="not below its own folder"):
         compiled(ORDER, {"../line.proto": LINE})
 
@@ -269,16 +215,12 @@ def test_noise_that_google_reads_is_read_alike_or_refused(data: bytes) -> None:
     try:
         (found,) = read(data)
     except BadMessage:
-        assert message.f_map_of_messages
+        assert message.f_messages
         return
     assert (found["f_int64"], found["f_string"]) == (message.f_int64, message.f_string)
     assert dict(message.f_map).items() <= found["f_map"].items()
     assert [each["sku"] for each in found["f_repeated"]] == [each.sku for each in message.f_repeated]
     assert found["f_cash"] == (message.f_cash if message.HasField("f_cash") else None)
-
-
-def framed(data: bytes, indexes: bytes = b"\0") -> bytes:
-    return b"\0\0\0\0\x07" + indexes + data
 
 
 def decoder(message: Message, *, framed: bool = True) -> Decoder:
@@ -287,17 +229,9 @@ def decoder(message: Message, *, framed: bool = True) -> Decoder:
     return pickle.loads(pickle.dumps(made))  # as it is sent to the workers
 
 
-def batch(values: list[bytes | None], headers: list[Any] | None = None) -> pa.RecordBatch:
-    rows = [
-        {"topic": "orders", "partition": 0, "offset": at, "value": value, "headers": headers[at] if headers else None}
-        for at, value in enumerate(values)
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=input_schema())
-
-
 @given(st.lists(orders | st.none() | st.just("broken"), min_size=1, max_size=8))
 def test_broken_data_fails_alone(given_: list[Any]) -> None:
-    values = [None if each is None else framed(b"\xff" if each == "broken" else written(**each)) for each in given_]
+    values = [None if each is None else framed(b"\0" + (b"\xff" if each == "broken" else written(**each))) for each in given_]
     decoded, wrong = decoder(order()).batch(batch(values))
     good = [each for each in given_ if each != "broken"]
     assert sorted(wrong) == [at for at, each in enumerate(given_) if each == "broken"]
@@ -307,12 +241,12 @@ def test_broken_data_fails_alone(given_: list[Any]) -> None:
 
 def test_id_and_indexes_before_the_message_or_in_a_header() -> None:
     """As confluent-kafka's serializers write them."""
-    parcel = compiled(ORDER, {"shop/line.proto": LINE}, "shop.Parcel")
+    parcel = order("shop.Parcel")
     data = google("shop.Parcel")(id="p").SerializeToString()
     of_parcel = b"\x02\x02"  # one index, which is 1
-    header = [{"key": "__value_schema_id", "value": framed(b"", of_parcel)}]
+    header = [{"key": "__value_schema_id", "value": framed(of_parcel)}]
     guid = [{"key": "__value_schema_id", "value": b"\x01" + b"g" * 16 + of_parcel}]
-    values = [framed(data, of_parcel), data, data, framed(data), b"x", None, framed(b"", b"\xff")]
+    values = [framed(of_parcel + data), data, data, framed(b"\0" + data), b"x", None, framed(b"\xff")]
     decoded, wrong = decoder(parcel).batch(batch(values, [None, header, guid, None, None, None, None]))
     assert decoded["value"].to_pylist() == [{"id": "p"}] * 3 + [None]
     assert {at: str(error) for at, error in wrong.items()} == {

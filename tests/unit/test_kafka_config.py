@@ -14,9 +14,10 @@ SECRET = "s3cr3t"
 
 
 def test_settings_become_text_as_librdkafka_reads_it() -> None:
-    """An Airflow connection's extra is JSON, so it may contain numbers, booleans and nulls."""
-    given_settings = {**SERVERS, "enable.ssl.certificate.verification": True, "request.timeout.ms": 3000, "client.rack": None}
-    assert checked(given_settings) == {**SERVERS, "enable.ssl.certificate.verification": "true", "request.timeout.ms": "3000"}
+    """An Airflow connection's extra is JSON, so it may contain numbers, booleans and nulls. Its form asks for a group id, which is dropped:
+    the spec names the group, and Tidemark never joins a group of Kafka's."""
+    given_settings = {"enable.ssl.certificate.verification": True, "request.timeout.ms": 3000, "client.rack": None, "group.id": "airflow"}
+    assert checked(SERVERS | given_settings) == {**SERVERS, "enable.ssl.certificate.verification": "true", "request.timeout.ms": "3000"}
 
 
 @pytest.mark.parametrize("config", [{}, {"bootstrap.servers": ""}, {"bootstrap.servers": None}, {"client.id": "x"}])
@@ -31,33 +32,13 @@ def test_a_setting_that_decides_what_is_read_or_committed_is_refused(name: str) 
     """It could lose or duplicate records, so the start fails. The message names the setting and its value."""
     with pytest.raises(BadInput, match=f"Kafka setting {name}: it is 'latest'"):
         checked({**SERVERS, name: "latest"})
+    assert name in SETTINGS, "or the reader leaves it to librdkafka's default"
 
 
-def test_a_group_id_is_dropped() -> None:
-    """Airflow's connection form asks for one, but the spec names the group, and Tidemark never joins a group of Kafka's."""
-    assert checked({**SERVERS, "group.id": "airflow"}) == SERVERS
-
-
-def test_the_reader_sets_every_setting_that_is_tidemarks() -> None:
-    """None of them is left to librdkafka's default."""
-    assert SETTINGS.keys() >= OURS
-
-
-@pytest.mark.parametrize("name", ["client.id", "client.rack", "request.timeout.ms", "metadata.max.age.ms", "security.protocol"])
-def test_a_setting_that_both_clients_have_is_handed_on(name: str) -> None:
-    """Under the same name, with the same value."""
-    value = "SSL" if name == "security.protocol" else "3000"
-    assert jvm({**SERVERS, name: value})[name] == value
-
-
-def test_a_setting_that_only_librdkafka_has_is_left_out_for_the_jvm() -> None:
-    """Queue sizes and statistics do not affect what is read."""
-    assert jvm({**SERVERS, "queued.max.messages.kbytes": "1", "statistics.interval.ms": "5"}) == SERVERS
-
-
-def test_names_are_not_checked_where_librdkafka_says_so() -> None:
-    """librdkafka calls this ``none``, while the JVM expects an empty string: it would take ``none`` for an unknown algorithm."""
-    assert jvm({**SERVERS, "ssl.endpoint.identification.algorithm": "none"})["ssl.endpoint.identification.algorithm"] == ""
+def test_the_jvm_gets_the_settings_that_it_knows_by_the_same_name() -> None:
+    """Queue sizes and statistics do not affect what is read. For security settings, see tests/unit/test_kafka_security.py."""
+    known = {"client.id": "a", "client.rack": "b", "request.timeout.ms": "3000", "metadata.max.age.ms": "1", "security.protocol": "SSL"}
+    assert jvm({**SERVERS, **known, "queued.max.messages.kbytes": "1", "statistics.interval.ms": "5"}) == SERVERS | known
 
 
 @pytest.mark.parametrize("name", ["ssl.keystore.password", "sasl.oauthbearer.client.secret"])

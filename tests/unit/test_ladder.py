@@ -18,37 +18,32 @@ NOW = timedelta()
 
 
 def test_each_delay_of_the_ladder_has_its_topic_and_equal_delays_share_one() -> None:
-    """Scenario 1: try k goes exactly to the topic of delay k. A record may enter the same topic twice (2)."""
+    """Try k goes exactly to the topic of delay k. A record may enter the same topic twice."""
     rungs = [DESIGN.after(tries, NOW) for tries in range(6)]
-    assert [rung and rung.topic.removeprefix("departures.") for rung in rungs] == [
-        "retry.5m", "retry.5m", "retry.30m", "retry.30m", "retry.30m", "retry.1h"
-    ]  # fmt: skip
-    assert [rung and rung.number for rung in rungs] == [1, 2, 3, 4, 5, 6]
+    topics = [f"departures.retry.{delay}" for delay in ("5m", "5m", "30m", "30m", "30m", "1h")]
+    assert [(rung.number, rung.topic) for rung in rungs if rung] == [*enumerate(topics, start=1)]
     assert DESIGN.after(6, NOW) is None
     assert DESIGN.topics == ("departures.retry.5m", "departures.retry.30m", "departures.retry.1h")
     assert DESIGN.failed_topic == "departures.failed"
-
-
-def test_delays_of_one_length_share_a_topic_however_they_are_written() -> None:
     assert Ladder("g", (timedelta(seconds=60), timedelta(minutes=1), timedelta(hours=24))).topics == ("g.retry.1m", "g.retry.1d")
 
 
 def test_without_delays_everything_has_failed_and_goes_nowhere() -> None:
-    """Scenario 8: there is no terminal topic, and none is needed, because the record stays in its table."""
+    """There is no terminal topic, and none is needed, because the record stays in its table."""
     assert not Ladder("g")
     assert (Ladder("g").rung(1), Ladder("g").topics, Ladder("g").failed_topic) == (None, (), None)
 
 
 @pytest.mark.parametrize(("age", "goes"), [(54, True), (55, True), (56, False), (600, False)])
 def test_no_try_is_begun_behind_the_budget(age: int, goes: bool) -> None:
-    """Scenario 5: if the next try would be due after the budget ends, the failure is final."""
+    """If the next try would be due after the budget ends, the failure is final."""
     ladder = Ladder("g", (timedelta(minutes=5),) * 3, timedelta(minutes=60))
     assert (ladder.after(1, timedelta(minutes=age)) is not None) is goes
 
 
 @given(DELAYS, st.integers(0, 10))
 def test_a_ladder_that_was_changed_goes_on_behind_as_many_delays_as_the_record_has_had(delays: tuple[timedelta, ...], tries: int) -> None:
-    """Scenario 7: a shorter ladder has ended; a longer or different one continues with its own next delay."""
+    """A shorter ladder has ended; a longer or different one continues with its own next delay."""
     rung = Ladder("g", delays).after(tries, timedelta(days=400))
     if tries >= len(delays):
         assert rung is None

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,35 +32,33 @@ def after(*observed: Observation) -> Sample:
 
 
 def test_lag_is_unknown_and_not_zero_without_a_valid_position() -> None:
+    """It counts from the start of the log where retention has passed the position."""
     assert seen(0, None, 50).lag is None
     assert seen(0, 40, 50, truncated=True).lag is None
     assert seen(0, 60, 50).lag is None
     assert seen(0, 50, 50).lag == 0
-
-
-def test_lag_counts_from_the_log_start_where_retention_has_passed_the_position() -> None:
     assert Observation(START, position=10, log_start=30, log_end=50).lag == 20
 
 
-def test_first_sample_with_records_to_read_has_no_trend() -> None:
-    assert after(seen(0, 10, 50)).trend is None
-    assert after(seen(0, 50, 50)).trend is Trend.IDLE
-
-
-def test_trend_compares_what_waits_with_what_was_consumed_since_the_base() -> None:
-    assert after(seen(0, 50, 50), seen(1, 50, 50)).trend is Trend.IDLE
-    assert after(seen(0, 50, 50), seen(1, 60, 60)).trend is Trend.KEEPING_UP
-    assert after(seen(0, 40, 50), seen(1, 55, 60)).trend is Trend.KEEPING_UP
-    assert after(seen(0, 0, 500), seen(1, 100, 510)).trend is Trend.CATCHING_UP
-    assert after(seen(0, 0, 500), seen(1, 100, 610)).trend is Trend.FALLING_BEHIND
-    assert after(seen(0, 0, 500), seen(1, 0, 500)).trend is Trend.WAITING
-
-
-def test_what_is_produced_between_two_runs_is_no_slow_reading() -> None:
-    """The last trend of the reading stays until something is read again."""
-    assert after(seen(0, 0, 10), seen(1, 10, 10), seen(2, 10, 500)).trend is Trend.WAITING
-    assert after(seen(0, 0, 500), seen(1, 100, 610), seen(2, 100, 700)).trend is Trend.FALLING_BEHIND
-    assert after(seen(0, 0, 500), seen(1, 100, 610), seen(2, 700, 700)).trend is Trend.KEEPING_UP
+@pytest.mark.parametrize(
+    ("positions_and_ends", "trend"),
+    [
+        ([(10, 50)], None),
+        ([(50, 50)], Trend.IDLE),
+        ([(50, 50), (50, 50)], Trend.IDLE),
+        ([(50, 50), (60, 60)], Trend.KEEPING_UP),
+        ([(40, 50), (55, 60)], Trend.KEEPING_UP),
+        ([(0, 500), (100, 510)], Trend.CATCHING_UP),
+        ([(0, 500), (100, 610)], Trend.FALLING_BEHIND),
+        ([(0, 500), (0, 500)], Trend.WAITING),
+        ([(0, 10), (10, 10), (10, 500)], Trend.WAITING),
+        ([(0, 500), (100, 610), (100, 700)], Trend.FALLING_BEHIND),
+        ([(0, 500), (100, 610), (700, 700)], Trend.KEEPING_UP),
+    ],
+)
+def test_trend_compares_what_waits_with_what_was_consumed_since_the_base(positions_and_ends: Any, trend: Trend | None) -> None:
+    """What is produced between two runs is no slow reading: the last trend of the reading stays until something is read again."""
+    assert after(*(seen(minute, position, end) for minute, (position, end) in enumerate(positions_and_ends))).trend is trend
 
 
 def test_a_rewind_is_no_consumption_and_begins_a_new_window() -> None:
@@ -117,25 +117,17 @@ def story(moves: Iterable[tuple[int, int, int, int]]) -> tuple[list[Sample], int
 
 @given(steps)
 def test_counters_are_what_was_produced_and_read_whatever_was_rewound(moves: list[tuple[int, int, int, int]]) -> None:
+    """The base of a sample is never older than two windows and the pauses between samples. A trend is stated exactly where the lag and an
+    earlier sample are known."""
     samples, produced, consumed = story(moves)
     assert (samples[-1].produced, samples[-1].consumed) == (produced, consumed)
     for earlier, later in itertools.pairwise(samples):
         assert later.produced >= earlier.produced
         assert later.consumed >= earlier.consumed
-
-
-@given(steps)
-def test_base_is_never_older_than_two_windows_and_the_pauses_between_samples(moves: list[tuple[int, int, int, int]]) -> None:
-    samples, _, _ = story(moves)
     longest = timedelta(seconds=max(seconds for seconds, *_ in moves))
     for sample in samples:
         assert sample.base.at <= sample.mid.at <= sample.seen.at
         assert sample.seen.at - sample.base.at < 2 * WINDOW + 2 * longest
-
-
-@given(steps)
-def test_trend_is_stated_exactly_where_lag_and_an_earlier_sample_are_known(moves: list[tuple[int, int, int, int]]) -> None:
-    for sample in story(moves)[0]:
         assert (sample.trend is None) == (bool(sample.seen.lag) and sample.base.at == sample.seen.at)
         assert (sample.trend in (Trend.IDLE, Trend.KEEPING_UP)) or sample.seen.lag
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import pickle
 import socket
 import stat
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-import yaml
+from tests.support.airflow_options import airflow_options
 from typer.testing import CliRunner
 
 from tidemark.cli.local import airflow_app
@@ -22,72 +22,70 @@ from tidemark.errors import BadInput
 from tidemark.local import airflow_processes as processes
 from tidemark.local import airflow_settings as settings
 from tidemark.local.airflow import PROCESSES, STOP_ORDER, LocalAirflow, PortTaken
-from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable, RunUnfinished, TaskInstance
+from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable, RunUnfinished
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> dict[str, str]:
-    return _own(tmp_path)
+def here(folder: Path, env: dict[str, str]) -> dict[str, Any]:
+    metadata_url = "postgresql://postgres:hidden@127.0.0.1:1/airflow"
+    return {"folder": folder, "metadata_url": metadata_url, "env": env, "dags": folder / "dags", "plugins": None}
 
 
-def _own(folder: Path, **env: str) -> dict[str, str]:
-    return settings.overlay(
-        folder=folder,
-        port=28080,
-        secrets=settings.Secrets.of(folder),
-        metadata_url="postgresql://postgres:hidden@127.0.0.1:5432/airflow",
-        env=env,
-        dags=folder / "dags",
-        plugins=None,
-    )
+def overlay(folder: Path, **env: str) -> dict[str, str]:
+    """The variables of `stack`, on port 28080."""
+    return settings.overlay(port=28080, secrets=settings.Secrets.of(folder), **here(folder, env))
 
 
-def test_no_variable_of_another_airflow_reaches_the_processes(own):
-    """Settings, connections and the home of another Airflow of the user do not leak into the local one."""
-    base = {"AIRFLOW_HOME": "/theirs", "AIRFLOW__CORE__EXECUTOR": "X", "AIRFLOW_CONN_X": "x", "_AIRFLOW__AS_LIBRARY": "1", "LANG": "C"}
-    told = settings.environment(base, own, process="scheduler")
-    assert told["AIRFLOW_HOME"] == own["AIRFLOW_HOME"]
-    assert told["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
-    assert told["LANG"] == "C"
-    assert {"AIRFLOW_CONN_X", "_AIRFLOW__AS_LIBRARY"}.isdisjoint(told)
+def stack(folder: Path, port: int = 28080, **env: str) -> LocalAirflow:
+    return LocalAirflow(port=port, **here(folder, env))
 
 
-def test_the_virtual_environment_is_the_one_of_the_running_python(own):
-    """``PATH`` starts with its commands, once. Variables of another activated environment are dropped, and byte code is written."""
-    commands = str(Path(sys.executable).parent)
-    base = {"VIRTUAL_ENV": "/theirs", "PYTHONHOME": "/theirs", "PYTHONDONTWRITEBYTECODE": "1", "PATH": f"/theirs/bin:{commands}:/usr/bin"}
-    told = settings.environment(base, own, process="scheduler")
-    assert told["PATH"] == f"{commands}:/theirs/bin:/usr/bin"
-    assert {"VIRTUAL_ENV", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(told)
+COMMANDS = str(Path(sys.executable).parent)
 
 
-def test_loopback_is_reached_without_the_proxy_of_the_environment(own):
-    """Tasks reach the api-server on loopback, which no proxy can reach. Existing exceptions are kept."""
-    told = settings.environment({"HTTP_PROXY": "http://proxy:3128", "no_proxy": "corp"}, own, process="scheduler")
-    assert told["NO_PROXY"] == told["no_proxy"] == "corp,127.0.0.1,localhost"
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        (
+            {"AIRFLOW__CORE__EXECUTOR": "X", "AIRFLOW_CONN_X": "x", "_AIRFLOW__AS_LIBRARY": "1", "LANG": "C"},
+            {"AIRFLOW__CORE__EXECUTOR": "LocalExecutor", "AIRFLOW_CONN_X": None, "_AIRFLOW__AS_LIBRARY": None, "LANG": "C"},
+        ),
+        (
+            {"VIRTUAL_ENV": "/theirs", "PYTHONHOME": "/theirs", "PATH": f"/theirs/bin:{COMMANDS}:/usr/bin"},
+            {"VIRTUAL_ENV": None, "PYTHONHOME": None, "PATH": f"{COMMANDS}:/theirs/bin:/usr/bin"},
+        ),
+        (
+            {"HTTP_PROXY": "http://proxy:3128", "no_proxy": "corp"},
+            {"NO_PROXY": "corp,127.0.0.1,localhost", "no_proxy": "corp,127.0.0.1,localhost"},
+        ),
+        ({"PYTEST_CURRENT_TEST": "x", "PYTHONDONTWRITEBYTECODE": "1"}, {"PYTEST_CURRENT_TEST": None, "PYTHONDONTWRITEBYTECODE": None}),
+    ],
+    ids=["another Airflow", "another Python", "a proxy", "a test"],
+)
+def test_processes_do_not_inherit_what_would_change_them(tmp_path, base, told):
+    """They reach the api-server on loopback without a proxy."""
+    found = settings.environment(base | {"AIRFLOW_HOME": "/theirs"}, own := overlay(tmp_path), process="scheduler")
+    assert {name: found.get(name) for name in told} == told
+    assert found["AIRFLOW_HOME"] == own["AIRFLOW_HOME"]
 
 
-def test_airflow_does_not_learn_that_it_was_started_by_a_test(own):
-    """Airflow logs differently when it sees pytest's variables."""
-    assert "PYTEST_CURRENT_TEST" not in settings.environment({"PYTEST_CURRENT_TEST": "x"}, own, process="scheduler")
-
-
-def test_every_process_bears_a_mark_of_its_own(own, tmp_path):
+def test_every_process_bears_a_mark_of_its_own(tmp_path):
     """Children inherit the mark, so everything that a process of this folder has started can be found."""
-    marks = {settings.environment({}, own, process=name)[settings.MARK] for name in PROCESSES}
-    assert marks == {f"{name}:{tmp_path}" for name in PROCESSES}
-    assert settings.environment({}, own, process="scheduler")["SPT_NOENV"] == "1"
+    for name in PROCESSES:
+        told = settings.environment({}, overlay(tmp_path), process=name)
+        assert (told[settings.MARK], told["SPT_NOENV"]) == (f"{name}:{tmp_path}", "1")
 
 
 def test_the_callers_variables_win_over_the_quick_settings_only(tmp_path):
-    """The caller may slow Airflow down or add connections, but not move it to another database or port."""
-    own = _own(tmp_path, AIRFLOW__CORE__PARALLELISM="2", AIRFLOW__API__PORT="1", TIDEMARK_DATABASE_URL="postgresql://x/y")
+    """The caller may slow Airflow down or add connections, but not move it to another database or port. With other settings the
+    fingerprint changes."""
+    own = overlay(tmp_path, AIRFLOW__CORE__PARALLELISM="2", AIRFLOW__API__PORT="1", TIDEMARK_DATABASE_URL="postgresql://x/y")
     assert own["AIRFLOW__CORE__PARALLELISM"] == "2"
     assert own["AIRFLOW__API__PORT"] == "28080"
     assert own["TIDEMARK_DATABASE_URL"] == "postgresql://x/y"
+    assert settings.fingerprint(overlay(tmp_path)) == settings.fingerprint(overlay(tmp_path)) != settings.fingerprint(own)
 
 
-def test_no_secret_stands_on_a_command_line(own, tmp_path):
+def test_no_secret_stands_on_a_command_line(tmp_path):
     """Every user of the machine can see command lines, so passwords and keys are passed in the environment."""
     secrets = settings.Secrets.of(tmp_path)
     hidden = {"hidden", secrets.admin_password, secrets.jwt_secret, secrets.api_secret_key, secrets.fernet_key}
@@ -106,44 +104,24 @@ def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path):
 
 def test_every_quick_setting_exists_in_the_locked_airflow():
     """A setting that an upgrade renames would silently fall back to its default."""
-    airflow = importlib.util.find_spec("airflow")
-    assert airflow is not None
-    assert airflow.origin is not None
-    known = yaml.safe_load((Path(airflow.origin).parent / "config_templates" / "config.yml").read_text(encoding="utf-8"))
     names = [name.removeprefix("AIRFLOW__").lower().split("__") for name in settings.QUICK]
-    unknown = [(section, option) for section, option in names if option not in known.get(section, {}).get("options", {})]
-    assert unknown == []
-
-
-def test_changed_settings_change_the_fingerprint(tmp_path):
-    """It shows ``up`` that the running processes do not have the requested settings."""
-    assert settings.fingerprint(_own(tmp_path)) == settings.fingerprint(_own(tmp_path))
-    assert settings.fingerprint(_own(tmp_path)) != settings.fingerprint(_own(tmp_path, TIDEMARK_DATABASE_URL="postgresql://other/y"))
+    assert [(section, option) for section, option in names if option not in airflow_options().get(section, ())] == []
 
 
 def test_connections_say_where_the_stack_is():
-    """There are three connections with the names that specs use by default. The parts of the URL are decoded."""
-    env = settings.connections_env("postgresql://me:p%40ss@127.0.0.1:5433/tidemark", {"bootstrap.servers": "127.0.0.1:9092"}, "local[2]")
+    """The connections have the names that specs use by default. The parts of the URL are decoded. An HTTP connection's host may be a URL,
+    because there is no other field for the path. Without a registry there is no connection to it."""
+    database, kafka = "postgresql://me:p%40ss@127.0.0.1:5433/tidemark", {"bootstrap.servers": "k:9092"}
+    url = "http://r:8081/apis/ccompat/v7"
+    env = settings.connections_env(database, kafka, "local[2]")
+    postgres = {"host": "127.0.0.1", "port": 5433, "login": "me", "password": "p@ss", "schema": "tidemark"}
     assert {name: json.loads(value) for name, value in env.items()} == {
-        "AIRFLOW_CONN_TIDEMARK_POSTGRES": {
-            "conn_type": "postgres",
-            "host": "127.0.0.1",
-            "port": 5433,
-            "login": "me",
-            "password": "p@ss",
-            "schema": "tidemark",
-        },
-        "AIRFLOW_CONN_TIDEMARK_KAFKA": {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:9092"}},
+        "AIRFLOW_CONN_TIDEMARK_POSTGRES": {"conn_type": "postgres", **postgres},
+        "AIRFLOW_CONN_TIDEMARK_KAFKA": {"conn_type": "kafka", "extra": kafka},
         "AIRFLOW_CONN_TIDEMARK_SPARK": {"conn_type": "spark", "host": "local[2]"},
     }
-
-
-def test_connection_to_the_registry_has_its_whole_url():
-    """An HTTP connection's host may be a URL, because there is no other field for the path. Without a registry there is no connection."""
-    url = "http://127.0.0.1:8081/apis/ccompat/v7"
-    env = settings.connections_env("postgresql://me@/tidemark", {}, "local[1]", url)
-    assert json.loads(env.pop("AIRFLOW_CONN_TIDEMARK_REGISTRY")) == {"conn_type": "http", "host": url}
-    assert env == settings.connections_env("postgresql://me@/tidemark", {}, "local[1]")
+    registry = {"AIRFLOW_CONN_TIDEMARK_REGISTRY": json.dumps({"conn_type": "http", "host": url})}
+    assert settings.connections_env(database, kafka, "local[2]", url) == env | registry
 
 
 def test_connection_to_a_socket_folder_and_to_a_spark_master():
@@ -168,9 +146,7 @@ def test_port_of_another_program_is_refused_before_anything_starts(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        airflow = LocalAirflow(
-            tmp_path / "home", metadata_url="postgresql://x@127.0.0.1:1/x", env={}, dags=tmp_path, plugins=None, port=port
-        )
+        airflow = stack(tmp_path / "home", port)
         with pytest.raises(PortTaken, match=f"Port {port} of 127.0.0.1 is in use"):
             airflow.up()
     assert all(process.pid is None for process in airflow.status().processes)
@@ -184,6 +160,8 @@ def test_folder_that_never_ran_has_a_status_and_nothing_to_stop(tmp_path):
     assert (airflow.status().url, airflow.status().healthy) == (None, False)
     with pytest.raises(BadInput, match="never been started"):
         _ = airflow.url
+    with pytest.raises(BadInput, match="api-server, scheduler, dag-processor, triggerer"):
+        airflow.kill("webserver")
 
 
 def test_status_command_fails_unless_all_are_healthy(tmp_path):
@@ -191,12 +169,6 @@ def test_status_command_fails_unless_all_are_healthy(tmp_path):
     shown = CliRunner().invoke(airflow_app, ["status", "--folder", str(tmp_path)])
     assert shown.exit_code == 1
     assert shown.stdout.splitlines() == ["url=never started", *(f"{name} pid=- stopped" for name in PROCESSES)]
-
-
-def test_process_that_is_none_of_the_four_is_refused(tmp_path):
-    """The message names the four."""
-    with pytest.raises(BadInput, match="api-server, scheduler, dag-processor, triggerer"):
-        LocalAirflow.at(tmp_path).kill("webserver")
 
 
 def test_pid_of_a_later_process_is_not_taken_for_ours():
@@ -207,19 +179,16 @@ def test_pid_of_a_later_process_is_not_taken_for_ours():
     assert processes.wait_gone([psutil.Process()], 0) is False
 
 
-def test_errors_survive_pickling_and_say_what_to_look_at():
-    """Pickling keeps the fields, and the message includes the end of the log."""
+def test_error_includes_the_end_of_the_log():
     error = AirflowUnavailable(process="scheduler", cause="it ended while it was starting", log="Traceback\nBoom")
-    again = pickle.loads(pickle.dumps(error))
-    assert (again.process, again.retriable) == ("scheduler", True)
-    assert str(again) == "Airflow's scheduler is not available: it ended while it was starting. The end of its log:\nTraceback\nBoom"
+    assert str(error) == "Airflow's scheduler is not available: it ended while it was starting. The end of its log:\nTraceback\nBoom"
 
 
 class _Server:
-    """Answers requests with the responses of a list, and records the requests."""
+    """Answers requests with the responses of a list, and records the requests. A mapping stands for a response with this content."""
 
-    def __init__(self, *answers: httpx.Response | type[httpx.TransportError]) -> None:
-        self.answers = list(answers)
+    def __init__(self, *answers: httpx.Response | dict[str, Any] | type[httpx.TransportError]) -> None:
+        self.answers = [httpx.Response(200, json=answer) if isinstance(answer, dict) else answer for answer in answers]
         self.seen: list[tuple[str, str, str | None]] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -240,44 +209,33 @@ class _Server:
 
 def test_token_that_ran_out_is_renewed_once():
     """A long run outlives its token. A second refusal in a row is raised."""
-    server = _Server(httpx.Response(401), httpx.Response(200, json={"state": "running"}), httpx.Response(401), httpx.Response(401))
+    refused = httpx.Response(401)
+    server = _Server(refused, {"state": "running"}, refused, refused)
     with server.client() as client:
         assert client.run("d", "r") == "running"
         assert [token for _, _, token in server.seen] == ["Bearer token0", "Bearer token1"]
-        with pytest.raises(AirflowRefused) as refused:
+        with pytest.raises(AirflowRefused) as raised:
             client.run("d", "r")
-    assert refused.value.status == 401
+    assert raised.value.status == 401
 
 
-def test_trigger_that_may_have_arrived_is_not_repeated():
-    """If the connection is lost after the request was sent, the run may exist, and a second request would start another one."""
-    server = _Server(httpx.ReadError)
-    with server.client() as client, pytest.raises(AirflowUnavailable):
-        client.trigger("d")
-    assert len(server.seen) == 1
-
-
-@pytest.mark.parametrize(("lost", "method"), [(httpx.ConnectError, "POST"), (httpx.ReadError, "GET")])
-def test_request_that_did_no_harm_is_repeated(lost, method):
-    """A POST that was never sent, and any GET, are sent again."""
-    server = _Server(lost, httpx.Response(200, json={"dag_run_id": "r", "state": "queued"}))
+def test_request_is_repeated_unless_it_is_a_trigger_that_may_have_arrived():
+    """A POST that was never sent, and any GET, are sent again. If the connection is lost after a POST was sent, the run may exist, and a
+    second request would start another one. Run ids, which contain colons and plus signs, are quoted."""
+    server = _Server(httpx.ConnectError, {"dag_run_id": "r"}, httpx.ReadError, {"state": "queued"}, httpx.ReadError)
     with server.client() as client:
-        assert (client.trigger("d") if method == "POST" else client.run("d", "r")) in {"r", "queued"}
-    assert len(server.seen) == 2
-
-
-def test_ids_are_quoted_in_paths():
-    """Run ids contain colons and plus signs."""
-    server = _Server(httpx.Response(200, json={"state": "queued"}))
-    with server.client() as client:
-        client.run("d", "manual__2026-01-01T00:00:00+00:00")
-    assert server.seen[0][1] == "/api/v2/dags/d/dagRuns/manual__2026-01-01T00%3A00%3A00%2B00%3A00"
+        assert client.trigger("d") == "r"
+        assert client.run("d", "manual__2026-01-01T00:00:00+00:00") == "queued"
+        with pytest.raises(AirflowUnavailable):
+            client.trigger("d")
+    assert [method for method, _, _ in server.seen] == ["POST", "POST", "GET", "GET", "POST"]
+    assert server.seen[2][1] == "/api/v2/dags/d/dagRuns/manual__2026-01-01T00%3A00%3A00%2B00%3A00"
 
 
 def test_run_that_does_not_end_says_how_far_its_tasks_got():
     """The error shows which task the run is waiting for."""
     task = {"task_id": "t", "map_index": 2, "state": "queued", "try_number": 1, "start_date": None, "end_date": None}
-    server = _Server(httpx.Response(200, json={"state": "running"}), httpx.Response(200, json={"task_instances": [task]}))
+    server = _Server({"state": "running"}, {"task_instances": [task]})
     with server.client() as client, pytest.raises(RunUnfinished, match=r"still running after 0 s; tasks: t\[2\]=queued"):
         client.wait("d", "r", timeout_s=0)
 
@@ -289,7 +247,7 @@ def test_log_is_text_with_the_logged_fields_and_the_exception():
         {"event": "Task failed", "error_detail": [{"exc_type": "ValueError", "exc_value": "once"}]},
         "plain",
     ]
-    server = _Server(httpx.Response(200, json={"content": content, "continuation_token": None}))
+    server = _Server({"content": content, "continuation_token": None})
     with server.client() as client:
         assert client.log("d", "r", "t", 1) == "batch rows=7\nTask failed\nValueError: once\nplain"
 
@@ -300,19 +258,17 @@ def test_tries_come_in_order_with_their_times():
         {"task_id": "t", "map_index": 0, "state": state, "try_number": number, "start_date": "2026-01-01T00:00:00Z", "end_date": None}
         for number, state in ((2, "running"), (1, "failed"))
     ]
-    server = _Server(httpx.Response(200, json={"task_instances": found}))
+    server = _Server({"task_instances": found})
     with server.client() as client:
         tries = client.tries("d", "r", "t", map_index=0)
     assert [(task.try_number, task.state) for task in tries] == [(1, "failed"), (2, "running")]
-    assert isinstance(tries[0], TaskInstance)
-    assert tries[0].start is not None
-    assert tries[0].start.tzinfo is not None
+    assert tries[0].start == datetime(2026, 1, 1, tzinfo=UTC)
     assert server.seen[0][1].endswith("/taskInstances/t/0/tries")
 
 
 def test_airflow_has_died_if_it_was_started_not_stopped_and_does_not_run(tmp_path):
     """`tidemark local up` restarts an Airflow that has died, and no other."""
-    airflow = LocalAirflow(tmp_path, metadata_url="postgresql://x@127.0.0.1/airflow", env={}, dags=tmp_path, plugins=None)
+    airflow = stack(tmp_path)
     assert not airflow.has_died()
     running = processes.Started.now(os.getpid())
     write = {"port": 28080, "processes": {name: {"pid": running.pid, "created": running.created} for name in PROCESSES}}
@@ -326,11 +282,9 @@ def test_airflow_has_died_if_it_was_started_not_stopped_and_does_not_run(tmp_pat
 
 
 def test_airflow_is_as_started_while_its_settings_are_the_same(tmp_path):
-    airflow = LocalAirflow(tmp_path, metadata_url="postgresql://x@127.0.0.1/airflow", env={"A": "1"}, dags=tmp_path, plugins=None)
-    assert not airflow.is_as_started()
-    (tmp_path / "state.json").write_text(
-        json.dumps({"port": 28080, "fingerprint": settings.fingerprint(airflow._own(28080)), "processes": {}})
-    )
-    assert airflow.is_as_started()
-    airflow.env["A"] = "2"
-    assert not airflow.is_as_started()
+    """The fingerprint shows ``up`` that the running processes do not have the requested settings."""
+    assert not stack(tmp_path, A="1").is_as_started()
+    started = {"port": 28080, "fingerprint": settings.fingerprint(overlay(tmp_path, A="1")), "processes": {}}
+    (tmp_path / "state.json").write_text(json.dumps(started))
+    assert stack(tmp_path, A="1").is_as_started()
+    assert not stack(tmp_path, A="2").is_as_started()

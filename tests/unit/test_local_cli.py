@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -32,18 +31,15 @@ def test_env_is_quoted_for_the_shell(tmp_path, monkeypatch):
     printed = local("env", "--folder", str(tmp_path)).stdout
     shell = subprocess.run(["sh", "-c", f'{printed}\nprintf %s "$TIDEMARK_DATABASE_URL"'], capture_output=True, text=True, check=True)
     assert shell.stdout == "postgresql://a'b $c"
-    assert json.loads(local("env", "--folder", str(tmp_path), "--output", "json").stdout) == {
-        "TIDEMARK_DATABASE_URL": "postgresql://a'b $c"
-    }
+    as_json = local("env", "--folder", str(tmp_path), "--output", "json").stdout
+    assert json.loads(as_json) == {"TIDEMARK_DATABASE_URL": "postgresql://a'b $c"}
 
 
 def test_status_of_a_folder_without_a_stack_is_stopped_and_makes_nothing(tmp_path):
     """``status`` creates no files, and its JSON has every field."""
     result = local("status", "--folder", str(tmp_path / "none"), "--output", "json")
-    assert [(server["name"], server["state"], server["pid"], server["data_bytes"]) for server in json.loads(result.stdout)] == [
-        ("Postgres", "stopped", None, 0),
-        ("Kafka", "stopped", None, 0),
-    ]
+    shown = [(server["name"], server["state"], server["pid"], server["data_bytes"]) for server in json.loads(result.stdout)]
+    assert shown == [("Postgres", "stopped", None, 0), ("Kafka", "stopped", None, 0)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,9 +61,3 @@ def test_reset_leaves_folders_that_only_have_our_names(tmp_path):
     (tmp_path / "postgres" / "notes.txt").touch()
     LocalStack(tmp_path).reset()
     assert (tmp_path / "postgres" / "notes.txt").exists()
-
-
-def test_the_jars_are_had_without_the_servers_packages():
-    """A Spark driver imports `tidemark.jvm.jars` even if Tidemark is installed without the extra ``local``."""
-    code = "import sys, tidemark.jvm.jars; sys.exit(bool({'psutil', 'psycopg2', 'confluent_kafka'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import shutil
-import time
 
 import pytest
+from tests.support.waiting import until
 
 from tidemark.errors import BadInput
 from tidemark.jvm import jars
@@ -48,13 +48,21 @@ def names(paths):
     return [path.name for path in paths]
 
 
-def test_jars_are_fetched_once_and_serve_both_users(ivy):
-    """One resolution fetches the broker's class path and the connector's jars. The second call starts no process."""
+def test_jars_are_fetched_once_and_serve_both_users(ivy, tmp_path):
+    """One resolution fetches the broker's class path and the connector's jars. The second call starts no process and needs no Java. The
+    cache has a list of the jars' names and sizes: one that vanished or was cut off is fetched again."""
     runs, told = ivy(), []
     assert names(jars.broker_jars(told.append)) == ["kafka_2.13-4.3.1.jar"]
+    shutil.rmtree(tmp_path / "java")
     assert names(jars.spark_jars(told.append)) == ["connector-4.2.0.jar"]
     assert runs() == 1
     assert told == ["fetching the jars of Kafka and of Spark's connector (60 MB, once)"]
+    ivy()
+    jars.broker_jars()[0].unlink()
+    assert jars.broker_jars()[0].is_file()
+    jars.spark_jars()[0].write_text("")
+    assert jars.spark_jars()[0].read_text() == "22\n"
+    assert runs() == 3
 
 
 def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
@@ -74,41 +82,15 @@ def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
     assert program.parent.parent != jars.broker_jars()[0].parent.parent
 
 
-def test_a_registry_that_cannot_be_fetched_is_named(ivy):
-    """Kafka's jars may still be available, so the message names the registry's."""
-    ivy(end="echo 'Server access error at url http://127.0.0.1:9/m/x.pom'; exit 1")
-    with pytest.raises(JarsUnavailable, match=r"^The jars of the schema registry are not in .* and could not be fetched"):
-        jars.registry_jars()
-
-
-def test_cached_jars_need_no_java(ivy, tmp_path):
-    ivy()
-    jars.broker_jars()
-    shutil.rmtree(tmp_path / "java")
-    assert all(path.is_file() for path in jars.broker_jars())
-
-
-def test_a_jar_that_vanished_or_was_cut_off_is_fetched_again(ivy):
-    """The cache has a list of the jars' names and sizes."""
-    runs = ivy()
-    jars.broker_jars()[0].unlink()
-    assert jars.broker_jars()[0].is_file()
-    jars.spark_jars()[0].write_text("")
-    assert jars.spark_jars()[0].read_text() == "22\n"
-    assert runs() == 3
-
-
 def test_two_processes_at_once_fetch_once(ivy):
     """The second process waits for the first and uses its jars."""
     runs = ivy(pause=0.5)
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=jars.broker_jars) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert runs() == 1
+    other = multiprocessing.get_context("spawn").Process(target=jars.broker_jars)
+    other.start()
+    until(lambda: runs() == 1)
+    jars.broker_jars()
+    other.join()
+    assert (other.exitcode, runs()) == (0, 1)
 
 
 def test_a_killed_fetch_leaves_nothing_that_counts(ivy):
@@ -116,9 +98,7 @@ def test_a_killed_fetch_leaves_nothing_that_counts(ivy):
     runs = ivy(pause=5)
     process = multiprocessing.get_context("spawn").Process(target=jars.broker_jars)
     process.start()
-    while not list(jars.cache().glob("jars/.fetch-*/broker/*.jar")):
-        assert process.is_alive()
-        time.sleep(0.01)
+    until(lambda: list(jars.cache().glob("jars/.fetch-*/broker/*.jar")))
     process.kill()
     process.join()
     ivy()
@@ -137,26 +117,22 @@ def test_a_failed_fetch_tells_ivys_reason_and_what_to_do(ivy, monkeypatch):
     assert "from the mirror http://127.0.0.1:9/m: Server access error at url http://127.0.0.1:9/m/x.pom" in text
     assert "TIDEMARK_MAVEN_MIRROR" in text
     assert "secret" not in text
+    with pytest.raises(JarsUnavailable, match=r"^The jars of the schema registry are not in .* and could not be fetched"):
+        jars.registry_jars()
     assert list((jars.cache() / "jars").glob("[!l]*")) == []
 
 
-def test_a_mirror_that_is_no_url_is_refused(ivy, monkeypatch):
+def test_a_mirror_and_a_cache_that_cannot_be_used_are_refused(ivy, tmp_path, monkeypatch):
+    """The cache is the user's unless it is named."""
     ivy()
     monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", "repository.example")
     with pytest.raises(BadInput, match=r"TIDEMARK_MAVEN_MIRROR: repository\.example"):
         jars.spark_jars()
-
-
-def test_a_cache_that_cannot_be_made_is_refused(ivy, tmp_path, monkeypatch):
-    ivy()
     (tmp_path / "file").touch()
     monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "file"))
     with pytest.raises(FolderUnusable, match="TIDEMARK_CACHE"):
         jars.spark_jars()
-
-
-def test_the_cache_is_the_users_unless_named(monkeypatch, tmp_path):
-    monkeypatch.delenv("TIDEMARK_CACHE", raising=False)
+    monkeypatch.delenv("TIDEMARK_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert jars.cache() == tmp_path / ".cache" / "tidemark"
 

@@ -54,43 +54,27 @@ def test_the_major_version_is_read_from_a_javas_home_also_through_a_link(tmp_pat
 
 
 def test_java_home_goes_before_path(machine, tmp_path):
-    """Java tools generally use this order."""
-    home = java(tmp_path / "home", "21.0.1")
-    machine.setenv("PATH", str(java(tmp_path / "path", "17.0.1") / "bin"))
-    machine.setenv("JAVA_HOME", str(home))
-    assert find_java() == home / "bin" / "java"
-
-
-def test_java_on_path_is_taken_where_java_home_is_not_set(machine, tmp_path):
-    machine.setenv("PATH", str(java(tmp_path, "17.0.1") / "bin"))
-    assert find_java() == tmp_path / "bin" / "java"
-
-
-def test_no_java_at_all_is_told_with_what_to_do(machine):
+    """Java tools generally use this order. Spark reads JAVA_HOME too: ignoring one without Java would only delay the failure."""
     with pytest.raises(JavaUnusable, match=r"Java 17 or newer is needed; JAVA_HOME is not set: no java is on PATH\. Install Java 17"):
         find_java()
-
-
-def test_a_java_home_without_java_is_refused_though_path_has_one(machine, tmp_path):
-    """Spark reads JAVA_HOME too: ignoring it here would only delay the failure."""
     machine.setenv("PATH", str(java(tmp_path / "path", "17.0.1") / "bin"))
+    assert find_java() == tmp_path / "path" / "bin" / "java"
+    machine.setenv("JAVA_HOME", str(java(tmp_path / "home", "21.0.1")))
+    assert find_java() == tmp_path / "home" / "bin" / "java"
     machine.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(JavaUnusable, match=r"JAVA_HOME is .*gone: it has no bin/java"):
         find_java()
 
 
-def test_an_old_java_is_refused_with_the_version_found(machine, tmp_path):
-    machine.setenv("JAVA_HOME", str(java(tmp_path, "11.0.22")))
-    with pytest.raises(JavaUnusable, match="its version is 11") as refused:
+@pytest.mark.parametrize(
+    ("version", "status", "said"), [("11.0.22", 0, "its version is 11"), ("17.0.1", 1, "it does not print its version")]
+)
+def test_a_java_that_is_old_or_fails_is_refused(machine, tmp_path, version, status, said):
+    """Some systems have a ``java`` that only says where to get Java."""
+    machine.setenv("JAVA_HOME", str(java(tmp_path, version, status)))
+    with pytest.raises(JavaUnusable, match=said) as refused:
         find_java()
     assert str(tmp_path) in str(refused.value)
-
-
-def test_a_java_that_fails_is_refused_with_its_first_words(machine, tmp_path):
-    """Some systems have a ``java`` that only says where to get Java."""
-    machine.setenv("JAVA_HOME", str(java(tmp_path, "17.0.1", status=1)))
-    with pytest.raises(JavaUnusable, match="it does not print its version"):
-        find_java()
 
 
 def test_a_java_that_was_killed_while_it_answered_is_asked_once_more(machine, tmp_path):

@@ -7,11 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import until
 
 from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import folder as state_folder
@@ -35,8 +35,7 @@ def sleeper(tmp_path):
     def start():
         command = ["sleep", "100", mark(tmp_path).argument]
         pids.append(processes.spawn(command, log=tmp_path / "log", folder=tmp_path, account=None, environment=os.environ))
-        while processes.find(mark(tmp_path), pids[-1]) is None:  # between fork and exec the process is still the shell
-            time.sleep(0.01)
+        until(lambda: processes.find(mark(tmp_path), pids[-1]))  # between fork and exec the process is still the shell
         return pids[-1]
 
     yield start
@@ -52,26 +51,17 @@ def test_a_spawned_process_is_nobodys_child_and_in_another_session(sleeper):
     assert pid not in {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_a_process_is_found_by_its_signature_though_its_pid_was_lost(sleeper, tmp_path):
-    """The pid is lost if the start was killed before it stored the pid."""
-    pid = sleeper()
-    found = processes.find(mark(tmp_path), None)
-    assert found is not None
-    assert found.pid == pid
-
-
-def test_another_process_with_the_remembered_pid_is_not_taken_for_ours(tmp_path):
-    """After a reboot, any process may have the pid."""
+def test_a_process_is_found_by_its_signature_only(sleeper, tmp_path):
+    """The pid is lost if the start was killed before it stored the pid. After a reboot, any process may have the pid. A program that only
+    mentions the argument may be an editor or a pager that has the file open."""
     assert processes.find(mark(tmp_path), os.getpid()) is None
-
-
-def test_a_program_that_only_mentions_the_argument_is_not_ours(tmp_path):
-    """It may be an editor or a pager that has the file open."""
     other = subprocess.Popen([sys.executable, "-c", "input()", mark(tmp_path).argument], stdin=subprocess.PIPE)
     try:
         assert processes.find(mark(tmp_path), other.pid) is None
     finally:
         other.communicate(b"\n")
+    pid = sleeper()
+    assert processes.find(mark(tmp_path), None) == psutil.Process(pid)
 
 
 def test_a_zombie_has_ended():
@@ -106,65 +96,54 @@ def test_a_port_with_a_listener_is_not_free_and_not_chosen():
         listener.bind((ports.HOST, 0))
         listener.listen()
         port = listener.getsockname()[1]
-        assert not ports.is_free(port)
-        assert ports.accepts(port)
-    assert ports.is_free(port)
-    assert not ports.accepts(port)
+        assert (ports.is_free(port), ports.accepts(port)) == (False, True)
+    assert (ports.is_free(port), ports.accepts(port)) == (True, False)
     assert ports.is_free(ports.find_free())
 
 
 def test_a_cluster_id_is_never_taken_for_an_option():
     """One id in 64 would begin with a dash if all 16 bytes were random."""
     ids = {cluster_id() for _ in range(500)}
-    assert len(ids) == 500
-    assert {len(found) for found in ids} == {22}
+    assert (len(ids), {len(found) for found in ids}) == (500, {22})
     assert not any(found.startswith("-") for found in ids)
 
 
 def test_a_second_command_on_a_folder_is_refused_at_once(tmp_path):
-    """The error names the process that holds the folder. When that process has finished, the folder is free again."""
+    """The error names the process that holds the folder. When that process has finished, the folder is free again. A reset deletes the lock
+    file that it holds. A process that had opened that file must not assume that it holds the folder."""
     with state_folder.held(tmp_path):
         with pytest.raises(FolderBusy, match=f"process {os.getpid()}") as refused, state_folder.held(tmp_path):
             pass
         assert refused.value.retriable
-    with state_folder.held(tmp_path):
-        pass
-
-
-def test_a_lock_file_that_was_deleted_meanwhile_does_not_count(tmp_path):
-    """A reset deletes the lock file that it holds. A process that had opened that file must not assume that it holds the folder."""
     with state_folder.held(tmp_path):
         (tmp_path / "lock").unlink()
         with state_folder.held(tmp_path):
             assert (tmp_path / "lock").exists()
 
 
-def test_a_folder_that_was_there_keeps_its_permissions(tmp_path):
-    """Only folders that the stack creates are closed to other users."""
+def test_only_folders_that_the_stack_makes_are_closed_to_other_users(tmp_path):
     (tmp_path / "theirs").mkdir(mode=0o770)
     before = (tmp_path / "theirs").stat().st_mode
     state_folder.make(tmp_path / "theirs")
     assert (tmp_path / "theirs").stat().st_mode == before
     state_folder.make(tmp_path / "ours")
     assert (tmp_path / "ours").stat().st_mode & 0o066 == 0
-
-
-def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FolderUnusable, match=r"Not a directory.*--folder"):
         state_folder.make(tmp_path / "file" / "state")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
-def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command_that_helps(tmp_path):
-    """The stack does not change the permissions of folders that it did not create."""
-    nobody = Account(name="nobody", uid=65534, gid=65534)
-    closed = tmp_path / "closed"
-    (closed / "state").mkdir(parents=True)
-    for folder in (*list(tmp_path.parents)[:-2], tmp_path):
-        folder.chmod(folder.stat().st_mode | 0o011)
-    closed.chmod(0o700)
-    with pytest.raises(FolderUnusable, match=rf"may not enter {closed} \(mode 0700\)\. .*chmod o\+x {closed}"):
-        check_reachable(nobody, Path("/"), closed / "state")
-    closed.chmod(0o711)
-    check_reachable(nobody, closed / "state")
+if os.geteuid() == 0:  # only root starts Postgres as another user
+
+    def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command_that_helps(tmp_path):
+        """The stack does not change the permissions of folders that it did not create."""
+        nobody = Account(name="nobody", uid=65534, gid=65534)
+        closed = tmp_path / "closed"
+        (closed / "state").mkdir(parents=True)
+        for folder in (*list(tmp_path.parents)[:-2], tmp_path):
+            folder.chmod(folder.stat().st_mode | 0o011)
+        closed.chmod(0o700)
+        with pytest.raises(FolderUnusable, match=rf"may not enter {closed} \(mode 0700\)\. .*chmod o\+x {closed}"):
+            check_reachable(nobody, Path("/"), closed / "state")
+        closed.chmod(0o711)
+        check_reachable(nobody, closed / "state")

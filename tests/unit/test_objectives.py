@@ -16,12 +16,8 @@ from tidemark.spec import Objectives
 NOON = datetime(2026, 3, 24, 12, tzinfo=UTC)
 
 
-def minutes(number: float) -> timedelta:
-    return timedelta(minutes=number)
-
-
-def ago(number: float) -> datetime:
-    return NOON - minutes(number)
+def ago(minutes: float) -> datetime:
+    return NOON - timedelta(minutes=minutes)
 
 
 def look(at: float = 1, position: int | None = 5, end: int = 9, lag: int | None = 4, next_at: float | None = 3) -> Look:
@@ -29,26 +25,19 @@ def look(at: float = 1, position: int | None = 5, end: int = 9, lag: int | None 
     return Look(ago(at), position, end, lag, None if next_at is None else ago(next_at))
 
 
+UNKNOWN = "lag is unknown since 2026-03-24T11:12:00Z, objective 10m"
 LAG: dict[str, tuple[Part, State, str]] = {
     "it waits for three minutes": (Part(5, ago(9), look()), State.MET, ""),
     "it waits for too long": (Part(5, ago(9), look(next_at=14)), State.MISSED, "lag is 14 min, objective 10m"),
-    "an old sample, and the position has not moved": (
-        Part(5, ago(90), look(at=60, next_at=61)),
-        State.MISSED,
-        "lag is 61 min, objective 10m",
-    ),
+    "an old sample, and the position has not moved": (Part(5, ago(90), look(60, next_at=61)), State.MISSED, "lag is 61 min, objective 10m"),
     "nothing waited a minute ago": (Part(9, ago(90), look(position=9, lag=0, next_at=None)), State.MET, ""),
     "all that waited is read": (Part(9, ago(0), look(next_at=90)), State.MET, ""),
-    "nothing waited, long ago": (
-        Part(9, ago(90), look(at=48, position=9, lag=0, next_at=None)),
-        State.MISSED,
-        "lag is unknown since 2026-03-24T11:12:00Z, objective 10m",
-    ),
+    "nothing waited, long ago": (Part(9, ago(90), look(48, 9, lag=0, next_at=None)), State.MISSED, UNKNOWN),
     "some of what waited is read": (Part(7, ago(0), look(next_at=90)), State.UNCERTAIN, ""),
     "some of what waited long ago is read": (Part(7, ago(0), look(at=14, next_at=90)), State.MISSED, "lag is 14 min, objective 10m"),
     "no sample, committed lately": (Part(7, ago(2), None), State.UNCERTAIN, ""),
-    "no sample, committed long ago": (Part(7, ago(48), None), State.MISSED, "lag is unknown since 2026-03-24T11:12:00Z, objective 10m"),
-    "truncated": (Part(5, ago(48), look(lag=None)), State.MISSED, "lag is unknown since 2026-03-24T11:12:00Z, objective 10m"),
+    "no sample, committed long ago": (Part(7, ago(48), None), State.MISSED, UNKNOWN),
+    "truncated": (Part(5, ago(48), look(lag=None)), State.MISSED, UNKNOWN),
     "claimed since the sample": (Part(0, ago(1), look(position=None, lag=None)), State.UNCERTAIN, ""),
     "the first record's time is unknown": (Part(5, ago(9), look(next_at=None)), State.UNCERTAIN, ""),
     "moved back by a reset": (Part(2, ago(1), look()), State.UNCERTAIN, ""),
@@ -64,14 +53,16 @@ def test_lag_is_the_age_of_the_first_record_that_is_not_committed(part: Part, st
 
 def test_worst_partition_decides() -> None:
     """A known miss is reported before an unknown lag; an uncertain partition hides neither."""
-    parts = [Part(5, ago(9), look()), Part(7, ago(0), look(next_at=90))]
-    objectives = Objectives(lag="10m")
-    assert judge(objectives, Facts(NOON, tuple(parts), 0))[Objective.LAG].state is State.UNCERTAIN
-    parts.append(Part(7, ago(48), None))
-    assert judge(objectives, Facts(NOON, tuple(parts), 0))[Objective.LAG].text.startswith("lag is unknown since")
-    parts.append(Part(5, ago(9), look(next_at=30)))
-    assert judge(objectives, Facts(NOON, tuple(parts), 0))[Objective.LAG].text == "lag is 30 min, objective 10m"
-    assert judge(objectives, Facts(NOON, (), 0))[Objective.LAG].state is State.MET
+    met, uncertain = Part(5, ago(9), look()), Part(7, ago(0), look(next_at=90))
+    unknown, missed = Part(7, ago(48), None), Part(5, ago(9), look(next_at=30))
+
+    def worst(*parts: Part) -> Verdict:
+        return judge(Objectives(lag="10m"), Facts(NOON, parts, 0))[Objective.LAG]
+
+    assert worst() == worst(met) == Verdict(State.MET)
+    assert worst(met, uncertain).state is State.UNCERTAIN
+    assert worst(met, uncertain, unknown) == Verdict(State.MISSED, UNKNOWN)
+    assert worst(met, uncertain, unknown, missed) == Verdict(State.MISSED, "lag is 30 min, objective 10m")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +102,7 @@ def test_verdict_never_contradicts_the_log(steps: list[str], gaps: list[int], li
     missed is missed, unless it is reported as unknown."""
     now, committed_at, position, log, seen = NOON, NOON, 0, list[datetime](), None
     for step, gap in zip([*steps, "look"], [*gaps, 0], strict=False):
-        now += minutes(gap)
+        now += timedelta(minutes=gap)
         if step == "append":
             log.append(now)
         elif step == "sample":
@@ -127,9 +118,9 @@ def test_verdict_never_contradicts_the_log(steps: list[str], gaps: list[int], li
         assert bounds.possible is None or true <= bounds.possible
         verdict = judge(Objectives(lag=f"{limit}m"), Facts(now, (part,), 0))[Objective.LAG]
         if verdict.state is State.MET:
-            assert true <= minutes(limit)
+            assert true <= timedelta(minutes=limit)
         if verdict.state is State.MISSED and "unknown" not in verdict.text:
-            assert true > minutes(limit)
+            assert true > timedelta(minutes=limit)
         assert current_at(part) <= now
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import subprocess
@@ -44,6 +45,8 @@ def test_a_suite_written_by_hand_needs_types_and_arguments_only(tmp_path: Path) 
 def test_a_suite_as_great_expectations_writes_it_is_read(tmp_path: Path) -> None:
     """The file has the output of ``suite.to_json_dict()``, with ids, notes and meta."""
     gx = great_expectations()
+    assert gc.isenabled()
+    assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("tidemark")], "the import leaves no changes"
     suite = gx.ExpectationSuite("mine", expectations=[gx.expectations.ExpectColumnToExist(column="carrier", severity="info", notes="x")])
     document: dict[str, Any] = json.loads(json.dumps(suite.to_json_dict()))
     read = load_suite(written(tmp_path, document))
@@ -75,16 +78,13 @@ def test_all_problems_of_a_suite_are_told_at_once_with_their_places(tmp_path: Pa
     assert found[6].startswith("expectation 7: write ")
 
 
-def test_a_query_that_reads_other_rows_than_the_runs_is_refused(tmp_path: Path) -> None:
-    """Without ``{batch}`` the verdict would cover rows that this run did not write."""
+def test_what_could_not_be_validated_after_the_run_is_refused(tmp_path: Path) -> None:
+    """A query without ``{batch}`` would read rows that this run did not write. Nobody fills in parameters."""
     query = {"type": "unexpected_rows_expectation", "kwargs": {"unexpected_rows_query": "SELECT 1 FROM analytics.departures"}}
-    assert "select FROM {batch}" in problems(tmp_path, query)[0]
-
-
-def test_parameters_that_nobody_fills_in_are_refused(tmp_path: Path) -> None:
-    """Otherwise Great Expectations would fail on them after the run was written."""
     between = {"type": "expect_column_max_to_be_between", "kwargs": {"column": "a", "max_value": {"$PARAMETER": "limit"}}}
-    assert "$PARAMETER" in problems(tmp_path, between)[0]
+    first, second = problems(tmp_path, query, between)
+    assert "select FROM {batch}" in first
+    assert "$PARAMETER" in second
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,9 @@ def test_parameters_that_nobody_fills_in_are_refused(tmp_path: Path) -> None:
     [("{", "is not JSON: line 1, column 2"), ("[]", "is not a suite"), ('{"expectations": {}}', "is not a suite")],
 )
 def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    """The error shows where in the file the JSON is broken."""
+    """The error shows where in the file the JSON is broken, or which file is missing."""
     with pytest.raises(BadSuite, match=problem):
         check_suite(written(tmp_path, text))
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """The error names the file."""
     with pytest.raises(BadSuite, match=r"nowhere\.json: cannot be read: No such file"):
         check_suite(tmp_path / "nowhere.json")
 
@@ -132,23 +128,14 @@ def test_a_run_is_a_dag_run_or_an_attempt(parts: dict[str, Any]) -> None:
         ValidatedRun(**parts)
 
 
-def test_great_expectations_is_imported_by_the_task_only() -> None:
-    """The import takes seconds, so neither DAG files nor the command line may trigger it by importing this package."""
-    heavy = ("great_expectations", "sqlalchemy", "pandas", "pyarrow", "pyspark")
-    code = f"import sys, tidemark.quality; sys.exit(', '.join(name for name in {heavy} if name in sys.modules) or 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
+@pytest.mark.thorough
 def test_great_expectations_is_imported_without_what_few_of_its_types_use(tmp_path: Path) -> None:
-    """These modules are imported when they are used. The import leaves no changes in the process."""
+    """These modules are imported when they are used."""
     code = """
-        import gc, sys
+        import sys
         from tidemark.quality.suite import great_expectations
 
         great_expectations()
-        assert gc.isenabled()
-        assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("tidemark")]
         assert {"scipy.optimize", "altair.vegalite"}.isdisjoint(sys.modules)
         import altair
         from scipy import stats

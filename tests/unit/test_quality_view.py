@@ -18,14 +18,10 @@ def test_the_view_stands_beside_its_sink() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 63, "x" * 54, "é" * 31, "ü" * 27 + "x"])
 def test_a_long_name_is_cut_to_what_postgres_keeps(name: str) -> None:
-    """The limit is 63 bytes, not characters. The truncated name still ends in _validated."""
+    """The limit is 63 bytes, not characters. Two sinks with the same beginning still have two views."""
     view = validated_view(f"analytics.{name}").removeprefix("analytics.")
     assert len(view.encode()) <= 63
     assert view.endswith("_validated")
-
-
-def test_two_long_names_with_one_beginning_stay_two_views() -> None:
-    """Otherwise the second sink's view would replace the first one's."""
     assert validated_view("a." + "x" * 60 + "one") != validated_view("a." + "x" * 60 + "two")
 
 
@@ -39,12 +35,8 @@ def test_names_are_quoted_whatever_they_hold() -> None:
 
 @pytest.mark.parametrize("table", ["departures", "a.b.c", "a.", ".b", "a." + "x" * 64])
 def test_what_is_not_a_table_is_refused(table: str) -> None:
-    """Postgres would silently truncate a longer name, and the view would show another table."""
+    """Postgres would silently truncate a longer name, and the view would show another table. Without a group it would be empty."""
     with pytest.raises(BadInput, match=r"schema\.table"):
         validated_view(table)
-
-
-def test_a_view_of_no_group_is_refused() -> None:
-    """It would always be empty."""
     with pytest.raises(BadInput, match="no group writes into it"):
         validated_view_ddl("a.b", [])

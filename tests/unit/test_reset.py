@@ -46,6 +46,8 @@ def test_a_partition_without_a_position_starts_where_the_spec_says(reset: Offset
             first_position(LOG, reset, topic_known=topic_known)
     else:
         assert first_position(LOG, reset, topic_known=topic_known) == expected
+        assert first_position(EMPTY, reset, topic_known=topic_known) == 100
+    assert check_position(EMPTY, 100, reset) is None, "a position at the end of an emptied log is valid"
 
 
 REFUSED = "refused"
@@ -81,14 +83,6 @@ def test_a_position_is_good_or_jumps_or_is_refused(position: int, reset: OffsetR
         assert (truncated.value.position, truncated.value.end) == (position, 200)
     else:
         assert check_position(LOG, position, reset) == outcome
-
-
-@pytest.mark.parametrize("reset", [None, *OffsetReset])
-def test_a_log_that_holds_nothing_is_read_to_its_end(reset: OffsetReset | None) -> None:
-    """A position at the end of an emptied log is valid."""
-    assert check_position(EMPTY, 100, reset) is None
-    if reset is not NONE:
-        assert first_position(EMPTY, reset, topic_known=False) == 100
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 120), st.sampled_from([EARLIEST, LATEST]))

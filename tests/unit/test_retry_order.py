@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.sampling import examples
 
-from tidemark.records.outcome import ONLY, Disposition, TransformOutput
+from tidemark.records.outcome import ONLY, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry.order import HeldTooMany, KeyOrder, Order, TurnOrder, held
 from tidemark.retry.store import Blocked
@@ -146,10 +146,3 @@ def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first
     lowered = KeyOrder(3)
     lowered.begin([Blocked(b"a", 7, 4)])
     lowered.check(PART, 0)
-
-
-def test_no_transform_can_say_that_a_record_is_held() -> None:
-    from tidemark.records.outcome import BadOutput
-
-    with pytest.raises(BadOutput, match="disposition 'held' is not one of load, skip, retry, fail"):
-        by_list(KeyOrder(1), [Message(START, b"a", Disposition.HELD.name.lower())])

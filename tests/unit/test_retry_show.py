@@ -15,27 +15,11 @@ EXAMPLE = {"number": 4711, "topic": "flights", "partition": 3, "offset": 12, "er
 
 
 def redrive(**facts: object) -> Redrive:
-    planned = Redrive(
-        redrive_id=7,
-        state=Phase.PLANNED,
-        consumer="departures",
-        group="departures",
-        destination=Destination.LADDER,
-        filter=Filter(error_type="KeyError"),
-        per_second=None,
-        max_redrives=3,
-        reason="the codes are fixed",
-        planned_by="ann",
-        planned_at=AT,
-        started_at=None,
-        ended_at=None,
-        approved_by=None,
-        digest=None,
-        planned=1200,
-        redriven=0,
-        passed_over=0,
-    )
-    return replace(planned, **facts)
+    which = {"consumer": "departures", "group": "departures", "destination": Destination.LADDER, "filter": Filter(error_type="KeyError")}
+    limits = {"per_second": None, "max_redrives": 3, "reason": "the codes are fixed"}
+    people = {"planned_by": "ann", "planned_at": AT, "approved_by": None, "started_at": None, "ended_at": None, "digest": None}
+    known = {"redrive_id": 7, "state": Phase.PLANNED, "planned": 1200, "redriven": 0, "passed_over": 0}
+    return Redrive(**{**which, **limits, **people, **known, **facts})  # type: ignore[arg-type]
 
 
 def preview(**facts: object) -> Preview:

@@ -106,7 +106,6 @@ def test_offset_and_zone_may_say_the_same_but_not_different_things():
     [
         ("", "is not a time"),
         ("tuesday", "is not a time"),
-        ("1774792800", "is not a time"),
         ("2026-3-29 14:00Z", "is not a time"),
         ("٢٠٢٦-03-29T14:00Z", "is not a time"),
         ("2026-03-29", "Write 2026-03-29 00:00"),
@@ -189,9 +188,7 @@ def test_duration_is_iso_8601_as_kafka_reads_it(text, length):
         ("P1DT", "is not a duration"),
         ("PT1.5H", "is not a duration"),
         ("12:30", "is not a duration"),
-        ("3600", "is not a duration"),
         ("P99999999D", "longer than 3650 days"),
-        ("PT999999999H", "longer than 3650 days"),
     ],
 )
 def test_what_is_no_duration_is_refused_with_what_to_write(text, told):

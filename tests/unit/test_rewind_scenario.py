@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -31,8 +30,6 @@ from tidemark.rewind.model import (
 )
 from tidemark.rewind.offsets_file import MAX_OFFSET
 from tidemark.rewind.scenario import EXPIRES_IN, WORDS, from_json, name_of, parse, parse_expiry, said, to_json
-from tidemark.spec import SpecInvalid, load_consumer
-from tidemark.spec.model import Approval, RewindSettings
 from tidemark.text.problems import Problems, SeveralProblems, check_reason
 
 RUN = "scheduled__2026-03-29T12:00:00+00:00"
@@ -212,46 +209,3 @@ def test_stored_scenario_of_another_kind_is_refused(stored):
     """A newer Tidemark may have more scenarios; nothing is guessed."""
     with pytest.raises(BadInput, match="Use the Tidemark version that stored it"):
         from_json(stored)
-
-
-@given(st.sampled_from([*WORDS, "other"]), st.none() | st.text(max_size=20), st.none() | st.text(max_size=8))
-def test_any_words_are_read_or_refused_and_never_anything_else(name, value, zone):
-    if name == "from-file":
-        value, contents = None, value
-    else:
-        contents = None
-    try:
-        scenario = parse(name, value, zone=zone, contents=contents)
-    except Refused:
-        return
-    assert name_of(scenario) == name
-
-
-def consumer_with(folder: Path, rewind: str) -> RewindSettings:
-    (folder / "flights.yaml").write_text(f"topics: [flights]\ntransform: flights:transform\nsink: {{table: lake.flights}}\n{rewind}\n")
-    return load_consumer(folder / "flights.yaml").rewind
-
-
-def test_file_says_whether_a_rewind_needs_an_approval(tmp_path):
-    """By default an approval is required, and anyone may give it, including the requester."""
-    assert consumer_with(tmp_path, "") == RewindSettings(approval=Approval.REQUIRED, own=True)
-    assert consumer_with(tmp_path, "rewind: {approval: none}") == RewindSettings(approval=Approval.NONE, own=True)
-    assert consumer_with(tmp_path, "rewind: {own: false}") == RewindSettings(approval=Approval.REQUIRED, own=False)
-
-
-@pytest.mark.parametrize(
-    ("section", "told"),
-    [
-        ("rewind: {approval: never}", 'rewind.approval is not an approval setting: "never"'),
-        ("rewind: {approval: [none]}", "rewind.approval is not an approval setting: a list"),
-        ("rewind: {own: 0}", "rewind.own is not true or false: 0"),
-        ("rewind: {owm: true}", 'unknown key "owm" in rewind; did you mean "own"?'),
-        ("rewind: none", 'rewind is not a mapping: "none"'),
-        ("rewind:", "rewind is not a mapping: nothing"),
-        ("rewind: {approval: none, own: false}", "rewind.own: false has no use with rewind.approval: none"),
-    ],
-)
-def test_what_a_file_cannot_say_of_approvals_is_refused(tmp_path, section, told):
-    with pytest.raises(SpecInvalid) as error:
-        consumer_with(tmp_path, section)
-    assert told in str(error.value)

@@ -82,25 +82,23 @@ def test_a_complete_archive_is_found_and_marked_as_used(archive: Archive) -> Non
     assert time.time() - file.stat().st_mtime < 100
 
 
-def test_no_archive_is_found_where_there_is_none_or_no_folder(archive: Archive) -> None:
-    assert archive.find() is None
-    archive.folder.write_text("a file where the folder should be")
-    assert archive.find() is None
-
-
 def test_an_archive_that_was_cut_off_is_not_used(archive: Archive) -> None:
-    """The JVM would map the truncated file and crash, so the size is first compared with the one in the name."""
+    """The JVM would map the truncated file and crash, so the size is first compared with the one in the name. An archive for another Java
+    or class path is not used either."""
     made(archive, "0123", size=10)
-    assert archive.find() is None
-
-
-def test_an_archive_for_another_java_or_class_path_is_not_used(archive: Archive) -> None:
     made(Archive(archive.folder, "other"))
     assert archive.find() is None
 
 
-@pytest.mark.parametrize("change", ["java", "connector", "newer connector", "spark", "spark home", "one more"])
-def test_each_java_and_class_path_has_an_archive_of_its_own(tmp_path: Path, change: str) -> None:
+def test_a_cache_that_cannot_be_written_to_is_left_alone(archive: Archive, maker: Path) -> None:
+    assert archive.find() is None
+    archive.folder.write_text("a file where the folder should be")
+    archive._begin()
+    assert archive.find() is None
+    assert archive.folder.read_text() == "a file where the folder should be"
+
+
+def test_each_java_and_class_path_has_an_archive_of_its_own(tmp_path: Path) -> None:
     """Every change for which the JVM would refuse the archive changes its key. Otherwise the archive would never be rebuilt."""
 
     def place(name: str, text: str = "x") -> Path:
@@ -111,25 +109,20 @@ def test_each_java_and_class_path_has_an_archive_of_its_own(tmp_path: Path, chan
         return path
 
     place("jdk/lib/modules")
-    java, connector, spark = place("jdk/bin/java"), place("connector.jar"), place("spark/jars/core.jar").parents[1]
-    before = Archive.of(java, spark, [connector])
-    assert Archive.of(java, spark, [connector]) == before
-    jars = [connector]
-    match change:
-        case "java":
-            place("jdk/lib/modules", "another build")
-        case "connector":
-            place("connector.jar", "another")
-        case "newer connector":
-            connector.touch()
-        case "spark":
-            place("spark/jars/core.jar", "another")
-        case "spark home":
-            place("newer/jars/core.jar")
-            spark = tmp_path / "newer"
-        case "one more":
-            jars.append(place("pool.jar"))
-    assert Archive.of(java, spark, jars) != before
+    java, jars, spark = place("jdk/bin/java"), [place("connector.jar")], place("spark/jars/core.jar").parents[1]
+    found = [Archive.of(java, spark, jars)]
+    assert Archive.of(java, spark, jars) == found[0]
+    for change in (
+        lambda: place("jdk/lib/modules", "another build"),
+        lambda: place("connector.jar", "another"),
+        jars[0].touch,
+        lambda: place("spark/jars/core.jar", "another"),
+        lambda: jars.append(place("pool.jar")),
+    ):
+        change()
+        found.append(Archive.of(java, spark, jars))
+    found.append(Archive.of(java, place("newer/jars/core.jar", "another").parents[1], jars))
+    assert len({archive.key for archive in found}) == 7
 
 
 def test_it_is_made_beside_the_run_in_a_session_of_its_own_at_a_low_priority(
@@ -160,12 +153,6 @@ def test_what_failed_is_tried_again_after_a_day_and_not_in_every_run(archive: Ar
     age(archive.log, module.RETRY_S + 60)
     archive._begin()
     assert len(started(archive, 2)) == 2
-
-
-def test_a_cache_that_cannot_be_written_to_is_left_alone(archive: Archive, maker: Path) -> None:
-    archive.folder.write_text("a file where the folder should be")
-    archive._begin()
-    assert archive.folder.read_text() == "a file where the folder should be"
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -201,22 +188,12 @@ def test_archives_out_of_use_and_what_killed_makers_left_are_cleared_away(archiv
     assert set(archive.folder.iterdir()) == {in_use, being_made}
 
 
-@pytest.mark.parametrize("master", ["local", "local[1]", "local[*]", "local[2,3]"])
-def test_where_the_driver_is_the_only_jvm_its_class_path_is_set(master: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert _alone(master)
-
-
-@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "spark://localhost:7077", "yarn", "k8s://https://host"])
-def test_a_cluster_is_given_the_connector_as_ever(master: str) -> None:
-    assert not _alone(master)
-
-
-def test_where_spark_is_configured_by_files_or_arguments_they_say_the_class_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_path_is_set_where_the_driver_is_the_only_jvm_and_no_file_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``spark-defaults.conf`` may have a class path and options, which the driver's settings would replace."""
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert all(map(_alone, ("local", "local[1]", "local[*]", "local[2,3]")))
+    assert not any(map(_alone, ("local-cluster[2,1,1024]", "spark://localhost:7077", "yarn", "k8s://https://host")))
     (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraClassPath /opt/jdbc.jar\n")
     assert not _alone("local[2]")
     monkeypatch.delenv("SPARK_CONF_DIR")

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CODE = """
 from tidemark.spark import session
 
@@ -20,7 +18,6 @@ except session.JvmHangs as error:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="where the kernel tells a process's children")
 def test_jvm_that_hangs_while_it_starts_is_killed_and_is_an_outage(tmp_path: Path) -> None:
     """pyspark itself would wait indefinitely."""
     (tmp_path / "bin").mkdir()

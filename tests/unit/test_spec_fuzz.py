@@ -26,20 +26,30 @@ VALUES = st.recursive(
 )
 MAPPINGS = st.dictionaries(st.one_of(st.sampled_from(KEYS), SCALARS), VALUES, max_size=8)
 CRON = st.text(alphabet="0123456789*/,-LRHh#?() wW", max_size=6)
-quick = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
 
-def answer(content: bytes) -> None:
+SMALL = {"topics": ["a"], "transform": "m:f", "sink": {"table": "t"}}
+CONTENTS = st.one_of(
+    st.builds(lambda one, flow: yaml.safe_dump(one, allow_unicode=True, default_flow_style=flow).encode(), MAPPINGS, st.booleans()),
+    st.text(alphabet="ab:-[]{}&*!|>'\"%@`,#?\n\t =<~.0\u2028é", max_size=40).map(str.encode),
+    st.binary(max_size=30),
+    st.lists(CRON, min_size=4, max_size=6).map(lambda fields: yaml.safe_dump({**SMALL, "schedule": " ".join(fields)}).encode()),
+)
+"""Mappings, broken YAML, bytes that are no text, and schedules."""
+
+
+@settings(max_examples=examples(600), suppress_health_check=[HealthCheck.too_slow])
+@given(CONTENTS)
+def test_any_file_is_a_spec_or_refused(content):
+    """No other error is raised, neither YAML's nor the cron library's, and every place in the error is in the file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "departures.yaml"
         path.write_bytes(content)
         try:
             assert isinstance(load_consumer(path), ConsumerSpec)
-        except SpecInvalid as error:
-            check_places(error, content)
-
-
-def check_places(error: SpecInvalid, content: bytes) -> None:
+            return
+        except SpecInvalid as refused:
+            error = refused
     lines = _BREAK.split(content.decode("utf-8", "replace").removeprefix("\ufeff"))
     assert error.problems
     assert str(error)
@@ -49,32 +59,3 @@ def check_places(error: SpecInvalid, content: bytes) -> None:
         assert problem.column + problem.length - 1 <= len(lines[problem.line - 1]), problem
         assert "\n" not in problem.message + problem.fix + problem.text, problem
         assert "Input should" not in problem.message, problem
-
-
-@quick
-@given(MAPPINGS, st.booleans())
-def test_any_mapping_is_a_spec_or_refused(mapping, flow):
-    """No value, however strange, causes any other error."""
-    answer(yaml.safe_dump(mapping, allow_unicode=True, default_flow_style=flow).encode())
-
-
-@quick
-@given(st.text(alphabet="ab:-[]{}&*!|>'\"%@`,#?\n\t =<~.0\u2028é", max_size=40))
-def test_any_text_is_a_spec_or_refused(text):
-    """Broken YAML is reported in the same format as other problems."""
-    answer(text.encode())
-
-
-@quick
-@given(st.binary(max_size=30))
-def test_any_bytes_are_a_spec_or_refused(content):
-    """Even bytes that are not text are reported in the same format."""
-    answer(content)
-
-
-@quick
-@given(st.lists(CRON, min_size=4, max_size=6).map(" ".join))
-def test_any_schedule_is_accepted_or_refused(schedule):
-    """The cron library's own errors are never raised."""
-    small = {"topics": ["a"], "transform": "m:f", "sink": {"table": "t"}, "schedule": schedule}
-    answer(yaml.safe_dump(small).encode())

@@ -84,21 +84,16 @@ WRONG = [
     ("connections: {kafka: a b}", 22, 3, 'connections.kafka is not a connection id: "a b"', "write the id"),
     ("connections: {mysql: a}", 15, 5, 'unknown key "mysql" in connections', "known keys are postgres, kafka, spark, registry"),
     ("connections:", 1, 11, "connections is not a mapping: nothing", "or remove the key"),
-    ("retry: {permanent: ValueError}", 20, 10, 'retry.permanent is not a list of exceptions: "ValueError"', "write a list: [ValueError]"),
     ("retry: {permanent: [KeyboardInterrupt]}", 21, 17, "retry.permanent[0] is not a built-in exception", "write"),
     ("retry: {permanent: [KeyError, KeyError]}", 31, 8, 'retry.permanent[1] is a duplicate: "KeyError"', "remove one"),
     ("retry: [5m]", 8, 4, "retry is not a mapping: a list", "write {delays: [5m, 30m, 1h]}"),
     ("retry: {delays: 5m}", 17, 2, 'retry.delays is not a list of durations: "5m"', "write a list: [5m]"),
     ("retry: {delays: [0s]}", 18, 2, "retry.delays[0] is zero", "longer than zero"),
     ("retry: {budget: 6h}", 9, 6, "retry.budget has no use without retry.delays", "write delays"),
-    ("retry: {topics: {partitions: 2}}", 9, 6, "retry.topics has no use without retry.delays", "write delays"),
     ("retry: {delays: [5m, 1h], budget: 1m}", 35, 2, "retry.budget is shorter than the first delay", "write 65m for the whole ladder"),
-    ("retry: {delays: [5m], topics: {partitions: 0}}", 44, 1, "retry.topics.partitions is not a number of partitions: 0", "1 or more"),
     ("retry: {delays: [5m], order: time}", 30, 4, 'retry.order is not an order: "time"', "write key or none"),
     ("retry: {order: key}", 9, 5, "retry.order has no use without retry.delays", "write delays"),
-    ("retry: {delays: [5m], order: key, max_held: 0}", 45, 1, "retry.max_held is not a number of records: 0", "1 or more"),
     ("retry: {delays: [5m], max_held: 9}", 23, 8, "retry.max_held has no use without retry.order: key", "write order: key"),
-    ("retry: {breaker: 0.5}", 18, 3, "retry.breaker is not a mapping: 0.5", "write {ratio: 0.5}"),
     ("retry: {breaker: {}}", 18, 2, "retry.breaker has neither ratio nor consecutive", "write {ratio: 0.5}"),
     ("retry: {breaker: {ratio: 1}}", 26, 1, "retry.breaker.ratio is not a ratio: 1", "from 0 to below 1"),
     ("retry: {breaker: {ratio: no}}", 26, 2, "retry.breaker.ratio is not a ratio: no", "from 0 to below 1"),
@@ -108,7 +103,6 @@ WRONG = [
     ("assignment: range", 13, 5, 'assignment is not a list of strategies: "range"', "write a list: [range]"),
     ("assignment: []", 13, 2, "assignment is empty", "write at least one"),
     ("assignment: [stiky]", 14, 5, 'assignment[0] is not an assignment strategy: "stiky"', "write sticky"),
-    ("assignment: [range, range]", 21, 5, 'assignment[1] is a duplicate: "range"', "remove one"),
     ("members: two", 10, 3, 'members is not a number of members: "two"', "1 or more"),
     ("members: true", 10, 4, "members is not a number of members: true", "1 or more"),
     ("members: 1.0", 10, 3, "members is not a number of members: 1.0", "1 or more"),
@@ -118,7 +112,6 @@ WRONG = [
     ("run_for: 15", 10, 2, "run_for is not a duration: 15", "30s, 5m, 1h"),
     ("batch: {max_records: 10000001}", 22, 8, "batch.max_records is not a number of records: 10000001", "from 1 to 10000000"),
     ("batch: {max_failed_records: -1}", 29, 2, "batch.max_failed_records is not a number of records: -1", "null for no limit"),
-    ("batch: 5", 8, 1, "batch is not a mapping: 5", "write {max_records: 500000}"),
     ("schedule: '* * * *'", 11, 9, "schedule is not a cron schedule: it has 4 of 5 fields", "write five fields"),
     ("schedule: '* * * * * *'", 11, 13, "schedule is not a cron schedule: it has 6 of 5 fields", "write five fields"),
     ("schedule: '* 24 * * *'", 11, 12, 'schedule is not a cron schedule: the hour is "24"', "write five fields"),
@@ -126,14 +119,11 @@ WRONG = [
     ("schedule: '0 0 31 2 *'", 11, 12, "schedule never comes due", "write a day that exists in its month"),
     ("schedule: '@dayly'", 11, 8, 'schedule is not an Airflow preset: "@dayly"', "write @daily"),
     ("schedule: 5", 11, 1, "schedule is not a schedule: 5", "write five fields in quotes"),
-    ("validation: departures", 13, 10, 'validation is not a mapping: "departures"', "write {suite: departures}"),
     ("validation: {on_failure: block}", 13, 1, "validation.suite is missing", "suite: name"),
     ("validation: {suite: a.json}", 21, 6, 'validation.suite is a file, not a suite: "a.json"', "write a"),
     ("validation: {suite: a/b}", 21, 3, "validation.suite is not a suite's name", "without its extension"),
     ("validation: {suite: a, on_failure: stop}", 36, 4, "validation.on_failure is not a reaction", "write block, report or rewind"),
     ("airflow: {retries: 2.5}", 20, 3, "airflow.retries is not a number of retries: 2.5", "0 to 100"),
-    ("airflow: {retry_delay: 30}", 24, 2, "airflow.retry_delay is not a duration: 30", "30s, 5m, 1h"),
-    ("airflow: {execution_timeout: 0s}", 30, 2, "airflow.execution_timeout is zero", "longer than zero"),
     ("airflow: {tags: x}", 17, 1, 'airflow.tags is not a list of tags: "x"', "write a list: [x]"),
     ("airflow: {tags: [x, 1]}", 21, 1, "airflow.tags[1] is not a tag: 1", "in quotes"),
     ("airflow: {owner: ' '}", 18, 3, "airflow.owner is empty", "write some text"),
@@ -142,40 +132,51 @@ WRONG = [
     ("slo: {lag: null}", 6, 11, "slo has no objective", "write {lag: 10m}, or remove the key"),
     ("slo: {lag: 0s}", 12, 2, "slo.lag is zero", "longer than zero"),
     ("slo: {failed: -1}", 15, 2, "slo.failed is not a number of records: -1", "0 or more"),
-    ("slo: {freshness: 60}", 18, 2, "slo.freshness is not a duration: 60", "30s, 5m, 1h"),
     ("access: team-orders", 9, 11, 'access is not a mapping: "team-orders"', "write {edit: [team-orders]"),
     ("access: null", 9, 4, "access is empty: null", "or remove the key"),
     ("access: {edit: team-orders}", 16, 11, 'access.edit is not a list of roles: "team-orders"', "write a list: [team-orders]"),
     ("access: {view: [1]}", 17, 1, "access.view[0] is not a role's name: 1", "the name of a role in Airflow"),
     ("access: {edit: ['a,b']}", 17, 5, "access.edit[0] is not a role's name", "without commas"),
-    ("access: {edit: [a, a]}", 20, 1, 'access.edit[1] is a duplicate: "a"', "remove one of them"),
     ("access: {edit: [a], view: [a]}", 28, 1, '"a" is in access.edit too, which includes view', "remove it here"),
     ("access: {edits: [a]}", 10, 5, 'unknown key "edits" in access; did you mean "edit"?', ""),
     ("spark: {conf: [a]}", 15, 3, "spark.conf is not a mapping: a list", "write {spark.executor.memory: 4g}"),
     ("spark: {conf: {executor.memory: 4g}}", 16, 15, 'spark.conf["executor.memory"] is not a Spark setting', "write its full name"),
     ("spark: {conf: {spark.x: [1]}}", 25, 3, 'spark.conf["spark.x"] is not text, a number or true/false: a list', "write one value"),
+    ("spark: {conf: {spark.my.ACCESS_TOKEN: x}}", 16, 21, "", "put it in the connection"),  # logs and web pages show Spark's settings
     ("topicz: [a]", 1, 6, 'unknown key "topicz"; did you mean "topics"?', ""),
     ("suite: a", 1, 5, 'unknown key "suite"; did you mean "validation.suite"?', ""),
     ("name: departures", 1, 4, 'unknown key "name"', "known keys are group"),
-    ("source: departures", 1, 6, 'unknown key "source"', "known keys are group"),
     ("run: !!python/name:os.system bounded", 6, 31, "run has the YAML tag python/name:os.system", "without a tag"),
     ("run: &x [*x]", 6, 7, "run[0] contains itself", "instead of the alias"),
     ("<<: {run: bounded}", 1, 2, "merge keys (<<) are not supported", "write the keys out"),
     ("? [run]\n: bounded", 3, 5, "a key is a list or a mapping", "write a plain word"),
+    ("partitions: {flights: 2-0}", 23, 3, 'partitions.flights is not a list of partitions: "2-0"', "write 0-2 for 2-0"),
+    ("partitions: {flights: x}", 23, 1, 'partitions.flights is not a list of partitions: "x"', "write 0-2, or 0,4,7-9"),
+    ("partitions: {flights: -1}", 23, 2, "partitions.flights is not a list of partitions: -1", "write 0-2, or 0,4,7-9"),
+    ("partitions: {flights: yes}", 23, 3, "partitions.flights is not a list of partitions: yes", 'write 0-2, or "0,4,7-9" in quotes'),
+    ("partitions: {flights: [0, 4]}", 23, 6, "partitions.flights is not a list of partitions: a list", 'write 0-2, or "0,4,7-9" in quotes'),
+    ("partitions: 0-2", 13, 3, 'partitions is not a mapping: "0-2"', "write {flights: 0-2}"),
+    ("partitions:", 1, 10, "partitions is empty: nothing", "write a value, or remove the key"),
+    ("partitions: {}", 1, 10, 'partitions has no entry for "flights"', "add flights: 0-2"),
+    ("partitions: {fligths: 0-2, flights: 0}", 14, 7, 'partitions names "fligths", which is not in topics', "write flights"),
+    ("partitions: {orders: 0-2, flights: 0}", 14, 6, 'partitions names "orders", which is not in topics', "add the topic to topics"),
+    ("partitions: {flights: 0-2}\nmembers: 3", 1, 10, "partitions cannot be combined with 3 members", "write members: 1"),
+    ("rewind: {approval: never}", 20, 5, 'rewind.approval is not an approval setting: "never"', "write"),
+    ("rewind: {approval: [none]}", 20, 6, "rewind.approval is not an approval setting: a list", "write"),
+    ("rewind: {own: 0}", 15, 1, "rewind.own is not true or false: 0", "write"),
+    ("rewind: {owm: true}", 10, 3, 'unknown key "owm" in rewind; did you mean "own"?', ""),
+    ("rewind: {approval: none, own: false}", 26, 3, "rewind.own: false has no use with rewind.approval: none", "remove"),
     ("transform: other:transform", 1, 9, "transform is a duplicate, first in line 2", "remove one of them"),
 ]
 
 
 def test_a_continuous_run_has_no_schedule_and_time_to_hand_over(tmp_path):
-    text = f"{SMALL}run: continuous\nrun_for: 10m\nschedule: '@hourly'\nairflow: {{execution_timeout: 11m}}\n"
-    first, second = refused(tmp_path, text).problems
-    assert (first.line, first.message) == (6, "schedule has no use with run: continuous, where one run follows the other")
-    assert (second.line, second.column, second.fix) == (7, 30, "write 12m or more, or a shorter run_for")
-    good = tmp_path / "good"
-    good.mkdir()
-    file = good / "departures.yaml"
-    file.write_text(f"{SMALL}run: continuous\nrun_for: 10m\nairflow: {{execution_timeout: 12m}}\n")
-    assert load_consumer(file).run_for == timedelta(minutes=10)
+    text = f"{SMALL}run: continuous\nrun_for: 10m\nairflow: {{execution_timeout: 11m}}\n"
+    first, second = refused(tmp_path, f"{text}schedule: '@hourly'\n").problems
+    assert (first.line, first.column, first.fix) == (6, 30, "write 12m or more, or a shorter run_for")
+    assert (second.line, second.message) == (7, "schedule has no use with run: continuous, where one run follows the other")
+    (tmp_path / "departures.yaml").write_text(text.replace("11m", "12m"))
+    assert load_consumer(tmp_path / "departures.yaml").run_for == timedelta(minutes=10)
 
 
 @pytest.mark.parametrize(("line", "column", "length", "message", "fix"), WRONG, ids=[row[0][:40] for row in WRONG])
@@ -187,31 +188,6 @@ def test_a_wrong_value_is_pointed_at_and_told_with_its_fix(tmp_path, line, colum
     assert (found[0].column, found[0].length) == (column, length)
     assert fix in found[0].fix
     assert bool(found[0].fix) is bool(fix)
-
-
-FIXED = [
-    # the fourth line of the file, column and length of the place, message, fix
-    ("partitions: {flights: 2-0}", 23, 3, 'partitions.flights is not a list of partitions: "2-0"', "write 0-2 for 2-0"),
-    ("partitions: {flights: x}", 23, 1, 'partitions.flights is not a list of partitions: "x"', "write 0-2, or 0,4,7-9"),
-    ("partitions: {flights: -1}", 23, 2, "partitions.flights is not a list of partitions: -1", "write 0-2, or 0,4,7-9"),
-    ("partitions: {flights: yes}", 23, 3, "partitions.flights is not a list of partitions: yes", 'write 0-2, or "0,4,7-9" in quotes'),
-    ("partitions: {flights: [0, 4]}", 23, 6, "partitions.flights is not a list of partitions: a list", 'write 0-2, or "0,4,7-9" in quotes'),
-    ("partitions: 0-2", 13, 3, 'partitions is not a mapping: "0-2"', "write {flights: 0-2}"),
-    ("partitions:", 1, 10, "partitions is empty: nothing", "write a value, or remove the key"),
-    ("partitions: {}", 1, 10, 'partitions has no entry for "flights"', "add flights: 0-2"),
-    ("partitions: {fligths: 0-2, flights: 0}", 14, 7, 'partitions names "fligths", which is not in topics', "write flights"),
-    ("partitions: {orders: 0-2, flights: 0}", 14, 6, 'partitions names "orders", which is not in topics', "add the topic to topics"),
-    ("{partitions: {flights: 0-2}, members: 3}", 1, 10, "partitions cannot be combined with 3 members", "write members: 1"),
-]
-
-
-@pytest.mark.parametrize(("line", "column", "length", "message", "fix"), FIXED, ids=[row[0] for row in FIXED])
-def test_fixed_partitions_are_numbers_of_topics_that_the_consumer_reads(tmp_path, line, column, length, message, fix):
-    """Each topic needs an entry, and each entry needs a topic. A single member reads the partitions, without group management."""
-    text = line.strip("{}").replace(", members", "\nmembers") if line.startswith("{") else line
-    (found,) = [one for one in refused(tmp_path, f"{SMALL}{text}\n").problems if message in one.message]
-    assert (found.line, found.column, found.length) == (4, column, length)
-    assert fix in found.fix
 
 
 def test_partitions_of_topics_that_come_by_a_pattern_cannot_be_fixed(tmp_path):
@@ -226,12 +202,9 @@ SOURCES = [
     ("topics: [a, a]", "topics[1] is a duplicate", "remove one"),
     ("topics: [a b]", 'topics[0] is not a topic\'s name: "a b"', "use letters"),
     ("topics: [..]", "topics[0] is not a topic's name", "Kafka refuses"),
-    ("topics: [2024]", "topics[0] is not a topic's name: 2024", "in quotes"),
     ("topics: [2024-01-01]", "topics[0] is not a topic's name: 2024-01-01", "in quotes"),
-    ("topics: {a: b}", "topics is not a list of topics: a mapping", "write a list"),
     ("topic_pattern: '('", "topic_pattern is not a regular expression (missing )", "matches whole topic names"),
     ("topic_pattern: ''", "topic_pattern is empty", "matches whole topic names"),
-    ("topic_pattern: [a]", "topic_pattern is not a regular expression: a list", "matches whole topic names"),
     ("group: a", "topics is missing", "name what to read"),
 ]
 
@@ -249,11 +222,8 @@ TRANSFORMS = [
     ("air.departures.transform", "write air.departures:transform"),
     ("departures.py:transform", "write departures:transform"),
     ("air/departures.py:transform", "write air.departures:transform"),
-    ("air/departures:transform", "write air.departures:transform"),
     ("departures:a.b", "write module:function"),
-    ("departures:1st", "write module:function"),
     ("class:transform", "write module:function"),
-    ("departures:", "write module:function"),
 ]
 
 
@@ -268,7 +238,6 @@ def test_a_transform_is_named_as_module_and_function(tmp_path, name, fix):
 SINKS = [
     ("{table: Departures}", "sink.table is not a table's name"),
     ('{table: "my table"}', "sink.table is not a table's name"),
-    ("{table: .t}", "sink.table is not a table's name"),
     ("{table: db.analytics.t}", "sink.table is not a table's name"),
     (f"{{table: {'x' * 64}}}", "sink.table is not a table's name: it has 64 bytes"),
     ("{table: 5}", "sink.table is not a table's name: 5"),
@@ -289,10 +258,15 @@ SINKS = [
 
 @pytest.mark.parametrize(("sink", "message"), SINKS, ids=[row[0][:40] for row in SINKS])
 def test_a_sink_is_a_table_that_postgres_names_without_quotes(tmp_path, sink, message):
-    """The name is lower case, at most 63 bytes, not in a schema of Tidemark or Postgres. Upsert requires key columns; append has none."""
+    """The name is lower case, at most 63 bytes, not in a schema of Tidemark or Postgres. Upsert requires key columns; append has none. Each
+    of several sinks is checked in the same way, and its problems name it."""
     problems = refused(tmp_path, f"topics: [a]\ntransform: m:f\nsink: {sink}\n").problems
     assert any(message in problem.message for problem in problems)
     assert {problem.line for problem in problems} == {3}
+    several = refused(tmp_path, f"topics: [a]\ntransform: m:f\nsinks:\n  lines: {sink}\n  orders: {{table: shop.orders}}\n").problems
+    of_lines = message.replace("sink.", "sinks.lines.").replace("in sink", "in sinks.lines")
+    assert any(of_lines in problem.message for problem in several)
+    assert {problem.line for problem in several} == {4}
 
 
 @pytest.mark.parametrize("value", ["json", "json_schema"])
@@ -304,15 +278,6 @@ def test_table_that_is_the_schema_cannot_evolve(tmp_path, value):
     for good in (text.replace(value, "avro"), f"{text}transform: m:f\n"):
         (tmp_path / "departures.yaml").write_text(good)
         assert load_consumer(tmp_path / "departures.yaml").evolving == ("public.t",)
-
-
-@pytest.mark.parametrize(("sink", "message"), [(sink, message) for sink, message in SINKS if sink.startswith("{")])
-def test_each_of_several_sinks_is_checked_as_an_only_one(tmp_path, sink, message):
-    """Its problems name the sink."""
-    text = f"topics: [a]\ntransform: m:f\nsinks:\n  lines: {sink}\n  orders: {{table: shop.orders}}\n"
-    problems = refused(tmp_path, text).problems
-    assert any(message.replace("sink.", "sinks.lines.").replace("in sink", "in sinks.lines") in problem.message for problem in problems)
-    assert {problem.line for problem in problems} == {4}
 
 
 ORDERS = "orders: {table: shop.orders}"
@@ -355,10 +320,8 @@ SYNTAX = [
     (b"topics\n", 1, 1, "the file is a plain value, not a mapping"),
     (b"group: a\ntopics: \xff\n", 2, 9, "the file is not UTF-8: byte 0xff"),
     (b"\xff\xfeg\x00", 1, 1, "the file is not UTF-8: byte 0xff"),
-    ("größe: 1\n".encode("latin-1"), 1, 3, "the file is not UTF-8: byte 0xf6"),
     (b"group: a\x00\n", 1, 9, "the file is not YAML: control character \\x00"),
     (b"sink:\n\ttable: a\n", 2, 1, "the file is not YAML: the line is indented with a tab"),
-    (b"sink:\n  \ttable: a\n  b: c\n", 2, 3, "the file is not YAML: the line is indented with a tab"),
     (b"schedule: @daily\n", 1, 11, "the file is not YAML: a plain value cannot begin with this character"),
     (b"schedule: */5 * * * *\n", 1, 11, "the file is not YAML: * and & begin an alias or an anchor"),
     (b"group: *name\n", 1, 8, "the file is not YAML: this alias (*) has no anchor (&)"),
@@ -414,12 +377,6 @@ def test_a_secret_in_a_file_is_refused_and_not_repeated(tmp_path, line):
     error = refused(tmp_path, f"{SMALL}{line}\n")
     assert "hunter2" not in str(error)
     assert not any("hunter2" in repr(problem) for problem in error.problems)
-
-
-def test_a_secret_belongs_in_the_connection(tmp_path):
-    """Spark's settings appear in logs and on Spark's web pages."""
-    (problem,) = refused(tmp_path, f"{SMALL}spark: {{conf: {{spark.my.ACCESS_TOKEN: x}}}}\n").problems
-    assert (problem.column, problem.length, problem.fix) == (16, 21, "put it in the connection")
 
 
 def test_a_long_line_is_shown_around_its_place(tmp_path):

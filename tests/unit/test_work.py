@@ -14,9 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.support.sampling import examples
 
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work
@@ -196,38 +193,6 @@ def test_a_column_that_is_left_out_is_null() -> None:
     assert answer.rows[ONLY].column("population").to_pylist() == [None]
 
 
-@settings(max_examples=examples(150))
-@given(st.lists(st.sampled_from(["row", "rows", "none", "skip", "fail", "retry", "misfit"]), min_size=1, max_size=30))
-def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: list[str]) -> None:
-    """The counts are compared with those of the expected answers."""
-
-    def function(record: Record) -> Any:
-        match answers[record.offset - 100]:
-            case "row":
-                return {"population": record.offset}
-            case "rows":
-                return [{"population": record.offset}] * 3
-            case "skip":
-                raise Skip
-            case "fail":
-                raise Fail("no")
-            case "retry":
-                raise Retry("later")
-            case "misfit":
-                return [{"population": 1}, {"population": 2**31}]
-
-    tally = Tally(PART)
-    taken = tally.take(judged(function, *(sent(100 + number) for number in range(len(answers)))), LAYOUT)
-    counts = tally.counts()
-    assert counts.loaded == answers.count("row") + answers.count("rows")
-    assert counts.skipped == answers.count("none") + answers.count("skip")
-    assert counts.failed == answers.count("fail") + answers.count("misfit")
-    assert counts.retried == answers.count("retry")
-    assert counts.sink_rows == answers.count("row") + 3 * answers.count("rows") == (0 if taken is None else taken.num_rows)
-    if taken is not None:
-        assert taken.column("population").to_pylist() == taken.column("kafka_offset").to_pylist()
-
-
 def test_held_record_whose_schema_is_not_known_yet_is_held() -> None:
     """The schema may be known when the record's turn comes. A record that can never be read fails at once."""
     node = parse(json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}))
@@ -273,7 +238,6 @@ KEPT: list[tuple[str, Any, Any]] = [
     ("time without time zone", dt.time(1, 2, 3, 4), dt.time(1, 2, 3, 4)),
     ("interval", dt.timedelta(days=1, microseconds=1), dt.timedelta(days=1, microseconds=1)),
     ("integer[]", [1, None], [1, None]),
-    ("text", None, None),
     ("uuid", None, None),
     ("jsonb", None, None),
 ]
@@ -297,7 +261,6 @@ LOST: list[tuple[str, Any, str]] = [
     ("integer[]", [1, 2.5], "is not a whole number"),
     ("double precision", 2**53 + 1, "outside of the range"),
     ("real", 1e300, "is out of range"),
-    ("real", -1e39, "is out of range"),
     ("numeric(5,2)", decimal.Decimal("1.555"), "Rescaling"),
     ("numeric(5,2)", decimal.Decimal("1000"), "precision"),
     ("numeric(5,2)", 1.5, "float"),
@@ -315,10 +278,8 @@ LOST: list[tuple[str, Any, str]] = [
     ("timestamp with time zone", dt.date(2024, 5, 1), "date"),
     ("timestamp with time zone", "2024-05-01", "str"),
     ("date", NAIVE, "has a time of day"),
-    ("date", 5, "is a number"),
     ("time without time zone", 5, "is a number"),
     ("time without time zone", dt.time(1, tzinfo=dt.UTC), "has a time zone"),
-    ("interval", 5, "is a number"),
 ]
 
 
@@ -329,17 +290,6 @@ def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgr
     assert isinstance(reason, str)
     assert reason.startswith(f"x does not fit {postgres}: ")
     assert why in reason
-
-
-@settings(max_examples=examples(200))
-@given(st.floats())
-def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
-    """A ``real`` has fewer digits, as always in Postgres, but a finite number stays finite."""
-    found = stored("real", value)
-    if isinstance(found, str):
-        assert abs(value) > 3.4e38
-    elif value == value:
-        assert found == pytest.approx(value, rel=1e-6, abs=1e-37)
 
 
 # ---- the Arrow form

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 from tests.integration.group.players import Scene, scene_on
+from tests.support.members import Group
 
 from tidemark.local import LocalStack
 
@@ -30,3 +31,9 @@ def scene(groups_url: str) -> Iterator[Scene]:
     """The group does not exist yet; the first member that joins creates it."""
     with scene_on(groups_url, f"group-{uuid.uuid4().hex[:8]}") as scene:
         yield scene
+
+
+@pytest.fixture
+def group(database_url: str) -> Iterator[Group]:
+    with Group(database_url) as group:
+        yield group

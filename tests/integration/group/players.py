@@ -7,6 +7,7 @@ dynamic member starts.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from tests.support.waiting import until
 from tidemark.db import Connection, session
 from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
 from tidemark.group.errors import GroupError, MemberIdRequired, RebalanceInProgress
-from tidemark.group.states import GroupState
+from tidemark.group.states import GroupState, Transition, Why
 
 AT_ONCE = GroupConfig(initial_rebalance_delay_ms=0)
 """The first member forms the first generation alone."""
@@ -284,3 +285,11 @@ def waits_for_a_lock(connection: Connection) -> bool:
 
 def until_somebody_waits(connection: Connection) -> None:
     until(lambda: waits_for_a_lock(connection))
+
+
+def moved(record: logging.LogRecord) -> Transition | None:
+    """The change of state that a log line tells."""
+    if not record.msg.startswith("group moved"):
+        return None
+    _, source, target, why, *_ = record.args
+    return Transition(GroupState(source), GroupState(target), Why(why))

@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from tests.integration.group.players import AT_ONCE, Player, Scene, one_step, settle
+from tests.integration.group.players import AT_ONCE, Player, Scene, moved, one_step, settle
 from tests.support.sampling import examples
 
 from tidemark.db import session
 from tidemark.group.coordinator import GroupConfig, Leaving
 from tidemark.group.errors import FencedInstanceId, GroupError, InconsistentGroupProtocol, NonEmptyGroup, UnknownMemberId
-from tidemark.group.states import TRANSITIONS, GroupState, Transition, Why
+from tidemark.group.states import TRANSITIONS, GroupState, Transition
 
 OFFERS = (("range",), ("range", "sticky"), ("sticky", "range"), ("mine", "range"), ("mine", "sticky", "range"))
 """All have an assignor in common, so no process is refused permanently."""
@@ -32,8 +32,8 @@ class Moves(logging.Handler):
         self.seen: list[Transition] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if str(record.msg).startswith("group moved") and isinstance(record.args, tuple):
-            self.seen.append(Transition(GroupState(str(record.args[1])), GroupState(str(record.args[2])), Why(str(record.args[3]))))
+        if move := moved(record):
+            self.seen.append(move)
 
 
 class Protocol(RuleBasedStateMachine):
@@ -290,7 +290,6 @@ class Protocol(RuleBasedStateMachine):
 
     def check_answer(self, player: Player) -> None:
         answer = player.answer
-        assert answer is not None
         assert answer.generation == self.scene.generation
         assert bool(answer.members) == (answer.leader == player.member_id)
         if answer.members:

@@ -6,7 +6,7 @@ import pytest
 from tests.integration.group.players import Scene
 
 from tidemark.group.coordinator import Leaving
-from tidemark.group.errors import FencedInstanceId, RebalanceInProgress, UnknownMemberId
+from tidemark.group.errors import FencedInstanceId, UnknownMemberId
 from tidemark.group.states import GroupState
 
 
@@ -14,49 +14,13 @@ def kinds(answers: list[object]) -> list[type | None]:
     return [None if answer is None else type(answer) for answer in answers]
 
 
-def test_the_last_member_leaves_an_empty_group(scene: Scene) -> None:
-    """Kafka: testValidLeaveGroup."""
-    a = scene.player("a")
-    scene.start(a)
-    assert a.leave("the run is over") is None
-    assert (scene.state, scene.members()) == (GroupState.EMPTY, [])
-    assert isinstance(a.leave(), UnknownMemberId)
-
-
-def test_a_group_that_does_not_exist_knows_nobody(scene: Scene) -> None:
-    """Kafka: testLeaveGroupUnknownGroup, testStaticMembersUnknownGroupBatchLeaveGroup. Each member gets an answer."""
-    leaving = [Leaving("a-1"), Leaving("", "i-b")]
-    assert kinds(scene.coordinator().leave(leaving)) == [UnknownMemberId, UnknownMemberId]
-    assert scene.state is None
-
-
-def test_a_stranger_does_not_leave(scene: Scene) -> None:
-    """Kafka: testLeaveGroupUnknownConsumerExistingGroup."""
-    a = scene.player("a")
-    scene.start(a)
-    assert kinds(scene.coordinator().leave([Leaving("made-up")])) == [UnknownMemberId]
-    assert scene.state == GroupState.STABLE
-
-
-@pytest.mark.parametrize("phase", [GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, GroupState.STABLE])
-def test_the_others_go_on_without_who_leaves(scene: Scene, phase: GroupState) -> None:
-    """Kafka: a LeaveGroup completes the join phase or starts one."""
+def test_a_join_phase_goes_on_when_the_last_that_was_missing_leaves(scene: Scene) -> None:
+    """Kafka: a LeaveGroup completes the join phase."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
-    if phase is not GroupState.STABLE:
-        a.join()
-    if phase is GroupState.COMPLETING_REBALANCE:
-        b.join()
-        a.joined()
-    assert scene.state == phase
-    assert b.leave("redeployed") is None
-    if phase is GroupState.PREPARING_REBALANCE:
-        assert a.joined() is not None
-    else:
-        with pytest.raises(RebalanceInProgress):
-            a.heartbeat()
-        assert scene.of_group("rebalance_reason") == "a member leaves: redeployed"
-        scene.rebalance(a)
+    assert a.join() is None
+    b.leave()
+    assert a.joined() is not None
     assert scene.members() == ["a"]
 
 
@@ -71,63 +35,39 @@ def test_when_the_leader_leaves_another_one_leads(scene: Scene) -> None:
     assert scene.leader == b.member_id
 
 
-def test_an_operator_removes_a_static_member_by_its_instance_id(scene: Scene) -> None:
-    """Kafka: testLeaveGroupStaticMemberWithUnknownMemberId. The member id, which only the process knows, is not needed."""
-    a, b = scene.player("a", instance="i-a"), scene.player("b")
-    scene.start(a, b)
-    assert scene.coordinator().leave([Leaving("", "i-a", "it is gone for good")]) == [None]
-    assert scene.members() == ["b"]
-    with pytest.raises(UnknownMemberId):
-        a.heartbeat()
-
-
-def test_an_instance_that_is_another_member_is_fenced(scene: Scene) -> None:
-    """Kafka: testLeaveGroupWithFencedInstanceId, testStaticMembersFencedInstanceBatchLeaveGroup."""
-    a = scene.player("a", instance="i-a")
-    scene.start(a)
-    assert kinds(scene.coordinator().leave([Leaving("made-up", "i-a")])) == [FencedInstanceId]
-    assert scene.members() == ["a"]
-
-
-def test_an_instance_that_nobody_has_is_unknown(scene: Scene) -> None:
-    """Kafka: testStaticMembersUnknownInstanceBatchLeaveGroup."""
-    a = scene.player("a", instance="i-a")
-    scene.start(a)
-    leaving = [Leaving("", "i-unknown"), Leaving(a.member_id, "i-unknown")]
-    assert kinds(scene.coordinator().leave(leaving)) == [UnknownMemberId, UnknownMemberId]
-
-
 def test_several_leave_at_once_with_one_rebalance_and_an_answer_each(scene: Scene) -> None:
-    """Kafka: testStaticMembersValidBatchLeaveGroup. One member's error does not affect the others."""
+    """Kafka: testStaticMembers{Valid,FencedInstance,UnknownInstance}BatchLeaveGroup. One member's error does not affect the others. An
+    operator needs only the instance id."""
     players = [scene.player(name, instance=f"i-{name}") for name in "abcd"]
     scene.start(*players)
-    a, b, c, _ = players
-    leaving = [Leaving("", "i-a"), Leaving("made-up", "i-b"), Leaving(c.member_id, "i-c"), Leaving("nobody"), Leaving("", "i-a")]
-    assert kinds(scene.coordinator().leave(leaving)) == [None, FencedInstanceId, None, UnknownMemberId, UnknownMemberId]
+    c = players[2].member_id
+    answers = [
+        (Leaving("", "i-a"), None),
+        (Leaving("made-up", "i-b"), FencedInstanceId),
+        (Leaving(c, "i-unknown"), UnknownMemberId),
+        (Leaving(c, "i-c"), None),
+        (Leaving("nobody"), UnknownMemberId),
+        (Leaving("", "i-a"), UnknownMemberId),
+    ]
+    assert kinds(scene.coordinator().leave([leaving for leaving, _ in answers])) == [answer for _, answer in answers]
     assert scene.members() == ["b", "d"]
     assert scene.state == GroupState.PREPARING_REBALANCE
-    assert a.member_id != b.member_id
 
 
 def test_ids_that_were_given_out_leave_too(scene: Scene) -> None:
-    """Kafka: testPendingMemberBatchLeaveGroup, testJoinedMemberPendingMemberBatchLeaveGroup(WithUnknownMember)."""
-    a, b, pending = scene.player("a"), scene.player("b"), scene.player("pending")
+    """Kafka: testPendingMemberBatchLeaveGroup, testJoinedMemberPendingMemberBatchLeaveGroup(WithUnknownMember). Alone, they cause no
+    rebalance."""
+    a, b, pending, second = (scene.player(name) for name in ("a", "b", "pending", "second"))
     scene.start(a, b)
-    pending.ask_for_id()
-    leaving = [Leaving(pending.member_id), Leaving("made-up"), Leaving(b.member_id)]
-    assert kinds(scene.coordinator().leave(leaving)) == [None, UnknownMemberId, None]
-    assert scene.members() == ["a"]
-    with pytest.raises(UnknownMemberId):
-        pending.join()
-
-
-def test_an_id_that_was_given_out_leaves_a_stable_group_in_peace(scene: Scene) -> None:
-    """Kafka: removing a pending member does not cause a rebalance."""
-    a, pending = scene.player("a"), scene.player("pending")
-    scene.start(a)
     pending.ask_for_id()
     assert pending.leave() is None
     assert scene.state == GroupState.STABLE
+    leaving = [Leaving(second.ask_for_id()), Leaving("made-up"), Leaving(b.member_id)]
+    assert kinds(scene.coordinator().leave(leaving)) == [None, UnknownMemberId, None]
+    assert scene.members() == ["a"]
+    for player in (pending, second):
+        with pytest.raises(UnknownMemberId):
+            player.join()
 
 
 def test_a_long_reason_is_cut_off(scene: Scene) -> None:

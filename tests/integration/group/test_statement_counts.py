@@ -6,17 +6,17 @@ A call costs the same in a group of two and of twenty: more members mean more ro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg2
 import pytest
-from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.group.players import Player, Scene
 from tests.support import ledger
 from tests.support.members import Group, wait_for
+from tests.support.statements import COMMIT, counted
 
-from tidemark.db import Connection, connect
+from tidemark.db import connect
 from tidemark.group import member as member_module
 from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import RebalanceInProgress
@@ -28,43 +28,6 @@ SHARED = 2
 """One for a shared lock on the group's row, and one for the member's own row."""
 MOVE = 2
 """A change of state: one for the group's row, and one for the notification."""
-COSTS = {
-    "heartbeat": 1,
-    "joined, still parked": 1,
-    "sync, still parked": 1,
-    "sync, parks": SHARED,
-    "join, an id is handed out": UNDER_THE_LOCK + 1,
-    "join, begins a rebalance": UNDER_THE_LOCK + MOVE + 2,
-    "join, parked": SHARED + 1,
-    "join, ends the join phase": SHARED + 1 + UNDER_THE_LOCK + MOVE + 2,
-    "joined, the next join phase has begun": 1,
-    "joined, the answer": 1,
-    "joined, the answer to the leader": 1 + UNDER_THE_LOCK + 1,
-    "sync of the leader": UNDER_THE_LOCK + MOVE + 1,
-    "sync, the answer": 1,
-    "sync, the others join again": 1 + SHARED,
-    "leave": UNDER_THE_LOCK + MOVE + 2,
-}
-"""The number of statements by call. A call of a member that waits, or for which there is nothing new, is one statement on the member's own
-row. If that finds something to do, the call then takes a shared or an exclusive lock on the group's row."""
-COMMIT = 5
-"""The limits, the compare-and-set of the position, the look-up of suppressed records, COPY, and the ledger row."""
-
-
-def counted(connection: Connection, sent: list[str]) -> Connection:
-    """Returns the connection, whose cursors note their statements in ``sent``."""
-
-    class Noting(PostgresCursor):
-        def execute(self, query: Any, *args: Any) -> None:
-            sent.append(str(query))
-            super().execute(query, *args)
-
-        def copy_expert(self, query: Any, *args: Any, **named: Any) -> None:
-            sent.append(str(query))
-            super().copy_expert(query, *args, **named)
-
-    connection.cursor_factory = Noting
-    return connection
 
 
 def is_stable(scene: Scene, size: int) -> list[Player]:
@@ -114,50 +77,65 @@ def is_assigned(scene: Scene, size: int) -> list[Player]:
     return players
 
 
-def refused_sync(player: Player) -> None:
-    with pytest.raises(RebalanceInProgress):
-        player.sync()
+def refused(call: Callable[[Player], object]) -> Callable[[Player], None]:
+    def act(player: Player) -> None:
+        with pytest.raises(RebalanceInProgress):
+            call(player)
+
+    return act
 
 
-def refused_poll(player: Player) -> None:
-    with pytest.raises(RebalanceInProgress):
-        player.joined()
+def first(players: list[Player]) -> Player:
+    return players[0]
 
 
-CALLS: dict[str, tuple[Callable[[Scene, int], list[Player]], Callable[[list[Player]], Player], Callable[[Player], object]]] = {
-    "heartbeat": (is_stable, lambda players: players[1], Player.heartbeat),
-    "joined, still parked": (is_joining, lambda players: players[0], Player.joined),
-    "sync, still parked": (is_syncing, lambda players: players[1], Player.sync),
-    "sync, parks": (is_in_the_next_generation, lambda players: players[1], Player.sync),
-    "join, an id is handed out": (is_stable, lambda players: players[0].scene.player("new"), Player.ask_for_id),
-    "join, begins a rebalance": (is_stable, lambda players: players[0].scene.player("new", instance="i-new"), Player.join),
-    "join, parked": (is_joining, lambda players: players[0], Player.join),
-    "join, ends the join phase": (is_joining, lambda players: players[-1], Player.join),
-    "joined, the next join phase has begun": (has_missed_the_end, lambda players: players[0], refused_poll),
-    "joined, the answer": (has_joined, lambda players: players[1], Player.joined),
-    "joined, the answer to the leader": (has_joined, lambda players: players[0], Player.joined),
-    "sync of the leader": (is_syncing, lambda players: players[0], Player.assign),
-    "sync, the answer": (is_assigned, lambda players: players[1], Player.sync),
-    "sync, the others join again": (is_joining, lambda players: players[-1], refused_sync),
-    "leave": (is_stable, lambda players: players[1], Player.leave),
+def second(players: list[Player]) -> Player:
+    return players[1]
+
+
+def last(players: list[Player]) -> Player:
+    return players[-1]
+
+
+def new(players: list[Player], **options: str) -> Player:
+    return players[0].scene.player("new", **options)
+
+
+def new_static(players: list[Player]) -> Player:
+    return new(players, instance="i-new")
+
+
+CALLS: dict[str, tuple[int, Callable[[Scene, int], list[Player]], Callable[[list[Player]], Player], Callable[[Player], object]]] = {
+    "heartbeat": (1, is_stable, second, Player.heartbeat),
+    "joined, still parked": (1, is_joining, first, Player.joined),
+    "sync, still parked": (1, is_syncing, second, Player.sync),
+    "sync, parks": (SHARED, is_in_the_next_generation, second, Player.sync),
+    "join, an id is handed out": (UNDER_THE_LOCK + 1, is_stable, new, Player.ask_for_id),
+    "join, begins a rebalance": (UNDER_THE_LOCK + MOVE + 2, is_stable, new_static, Player.join),
+    "join, parked": (SHARED + 1, is_joining, first, Player.join),
+    "join, ends the join phase": (SHARED + 1 + UNDER_THE_LOCK + MOVE + 2, is_joining, last, Player.join),
+    "joined, the next join phase has begun": (1, has_missed_the_end, first, refused(Player.joined)),
+    "joined, the answer": (1, has_joined, second, Player.joined),
+    "joined, the answer to the leader": (1 + UNDER_THE_LOCK + 1, has_joined, first, Player.joined),
+    "sync of the leader": (UNDER_THE_LOCK + MOVE + 1, is_syncing, first, Player.assign),
+    "sync, the answer": (1, is_assigned, second, Player.sync),
+    "sync, the others join again": (1 + SHARED, is_joining, last, refused(Player.sync)),
+    "leave": (UNDER_THE_LOCK + MOVE + 2, is_stable, second, Player.leave),
 }
+"""The number of statements by call, the state of the group, who calls, and the call. A call of a member that waits, or for which there is
+nothing new, is one statement on the member's own row. If that finds something to do, the call then takes a shared or an exclusive lock on
+the group's row."""
 
 
 @pytest.mark.parametrize("size", [2, 20])
 @pytest.mark.parametrize("call", CALLS)
 def test_call_costs_as_many_statements_as_it_is_said_to_whatever_the_size_of_the_group(scene: Scene, call: str, size: int) -> None:
-    setup, who, act = CALLS[call]
+    cost, setup, who, act = CALLS[call]
     player = who(setup(scene, size))
     sent: list[str] = []
-    with contextlib.closing(connect(scene.url)) as connection:
-        before, player.coordinator = player.coordinator, scene.coordinator(counted(connection, sent))
-        player.coordinator._sent_sync = before._sent_sync
-        for _ in range(2):  # afterwards the statement is prepared
-            player.coordinator._beat("heartbeat", "nobody", None)
-        sent.clear()
-        player.coordinator._new_ids.update({player.instance_id: player.member_id} if player.instance_id and player.member_id else {})
-        act(player)
-    assert len(sent) == COSTS[call], "\n\n".join(sent)
+    counted(scene.connection, sent)
+    act(player)
+    assert len(sent) == cost, "\n\n".join(sent)
 
 
 @pytest.mark.parametrize("count", [10, 1000], ids=["10-records", "1000-records"])
@@ -178,15 +156,6 @@ def test_commit_costs_as_many_statements_whatever_the_number_of_records(
 
 
 # ---- real members
-
-
-@pytest.fixture
-def group(database_url: str) -> Iterator[Group]:
-    group = Group(database_url)
-    with contextlib.ExitStack() as ends:
-        yield group
-        for member in group.members:
-            ends.callback(member.close)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from tidemark.group.states import GroupState
 
 
 def joined_pair(scene: Scene) -> tuple[Player, Player]:
-    """Two members whose join phase is over; the first leads."""
-    a, b = scene.player("a"), scene.player("b")
+    """Two members whose join phase is over; the first leads, the second is static."""
+    a, b = scene.player("a"), scene.player("b", instance="i-b")
     scene.start(a, b)
     a.join()
     b.join()
@@ -22,38 +22,16 @@ def joined_pair(scene: Scene) -> tuple[Player, Player]:
 # ---- SyncGroup
 
 
-def test_a_follower_that_syncs_first_waits_for_the_leader(scene: Scene) -> None:
-    """Kafka: testSyncGroupLeaderAfterFollower."""
+def test_a_follower_that_syncs_first_waits_for_the_leaders_first_assignment(scene: Scene) -> None:
+    """Kafka: testSyncGroupLeaderAfterFollower, testSyncGroupFollowerAfterLeader. Assignments from a follower are ignored, and so are those
+    that the leader sends later. Each SyncGroup may be repeated."""
     a, b = joined_pair(scene)
-    assert b.sync() is None
-    assert b.sync() is None
-    assert a.assign() == {"of": a.member_id, "generation": a.generation}
-    assert b.sync() == {"of": b.member_id, "generation": b.generation}
-
-
-def test_a_follower_that_syncs_last_gets_its_assignment_at_once(scene: Scene) -> None:
-    """Kafka: testSyncGroupFollowerAfterLeader."""
-    a, b = joined_pair(scene)
-    a.assign()
-    assert scene.state == GroupState.STABLE
-    assert b.sync() == {"of": b.member_id, "generation": b.generation}
-
-
-def test_sync_may_be_asked_again(scene: Scene) -> None:
-    """Kafka: a SyncGroup in Stable gets the assignment; other assignments that the leader sends later are ignored."""
-    a, b = joined_pair(scene)
-    first = a.assign()
-    assert a.sync({a.member_id: "other", b.member_id: "other"}) == first
-    assert b.sync() == b.sync() == {"of": b.member_id, "generation": b.generation}
-
-
-def test_only_the_leader_assigns(scene: Scene) -> None:
-    """Kafka: assignments from a follower are ignored."""
-    a, b = joined_pair(scene)
-    assert b.sync({a.member_id: "mine", b.member_id: "mine"}) is None
+    other = {a.member_id: "other", b.member_id: "other"}
+    assert b.sync(other) is b.sync() is None
     assert scene.state == GroupState.COMPLETING_REBALANCE
-    a.assign()
-    assert b.sync() == {"of": b.member_id, "generation": b.generation}
+    first = a.assign()
+    assert first == a.sync(other) == {"of": a.member_id, "generation": a.generation}
+    assert b.sync() == b.sync() == {"of": b.member_id, "generation": b.generation}
 
 
 def test_a_leader_without_an_assignment_does_not_stand_in_anybodys_way(scene: Scene) -> None:
@@ -67,53 +45,13 @@ def test_a_leader_without_an_assignment_does_not_stand_in_anybodys_way(scene: Sc
     assert scene.members() == ["b"]
 
 
-def test_who_is_left_out_of_the_assignment_gets_an_empty_one(scene: Scene) -> None:
-    """Kafka: testSyncGroupEmptyAssignment. Assignments for unknown members are ignored."""
-    a, b = joined_pair(scene)
-    assert a.sync({a.member_id: ["flights/0"], "somebody": ["flights/1"]}) == ["flights/0"]
-    assert b.sync() == {}
-    assert scene.state == GroupState.STABLE
-
-
-def test_an_assignment_comes_back_as_it_was_given(scene: Scene) -> None:
-    """It may be any JSON, because the coordinator does not interpret it."""
+def test_an_assignment_comes_back_as_it_was_given_and_is_empty_if_none_was(scene: Scene) -> None:
+    """Kafka: testSyncGroupEmptyAssignment. The coordinator does not interpret the JSON, and ignores assignments for unknown members."""
     a, b = joined_pair(scene)
     given = {"flights": [1, 2], "user data": {"ü": [1.5, True, None]}}
-    assert a.sync({a.member_id: given, b.member_id: 7}) == given
-    assert b.sync() == 7
-
-
-def test_a_group_that_does_not_exist_knows_no_member(scene: Scene) -> None:
-    """Kafka: testSyncGroupFromUnknownGroup, testHeartbeatUnknownGroup."""
-    a = scene.player("a")
-    a.member_id, a.generation = "a-1", 1
-    for ask in (a.sync, a.heartbeat, a.joined):
-        with pytest.raises(UnknownMemberId):
-            ask()
-    assert scene.state is None
-
-
-def test_a_stranger_is_unknown(scene: Scene) -> None:
-    """Kafka: testSyncGroupFromUnknownMember, testHeartbeatUnknownConsumerExistingGroup, testHeartbeatEmptyGroup."""
-    a, stranger = scene.player("a"), scene.player("stranger")
-    scene.start(a)
-    stranger.member_id, stranger.generation = "made-up", a.generation
-    for ask in (stranger.sync, stranger.heartbeat, stranger.joined):
-        with pytest.raises(UnknownMemberId):
-            ask()
-    a.leave()
-    with pytest.raises(UnknownMemberId):
-        a.heartbeat()
-
-
-@pytest.mark.parametrize("by", [-1, 1, 1_000_000])
-def test_another_generation_is_refused(scene: Scene, by: int) -> None:
-    """Kafka: testSyncGroupFromIllegalGeneration, testHeartbeatIllegalGeneration. This includes greater generations."""
-    a, _ = joined_pair(scene)
-    for ask in (a.sync, a.heartbeat):
-        with pytest.raises(IllegalGeneration):
-            ask(generation=a.generation + by)
-    assert scene.state == GroupState.COMPLETING_REBALANCE
+    assert a.sync({a.member_id: given, "somebody": 7}) == given
+    assert b.sync() == {}
+    assert scene.state == GroupState.STABLE
 
 
 def test_another_protocol_is_refused(scene: Scene) -> None:
@@ -123,28 +61,6 @@ def test_another_protocol_is_refused(scene: Scene) -> None:
         b.sync(protocol="sticky")
     assert b.sync(protocol=None) is None
     assert b.sync(protocol="range") is None
-
-
-def test_who_syncs_while_the_others_join_again_is_told_so(scene: Scene) -> None:
-    """Kafka: a SyncGroup in PreparingRebalance gets REBALANCE_IN_PROGRESS, even if it was parked before."""
-    a, b = joined_pair(scene)
-    assert b.sync() is None
-    scene.player("c").join()
-    for player in (a, b):
-        with pytest.raises(RebalanceInProgress):
-            player.sync()
-
-
-def test_a_leader_that_dies_before_it_has_assigned_has_the_others_join_again(scene: Scene) -> None:
-    """Kafka: testLeaderFailureInSyncGroup."""
-    a, b = joined_pair(scene)
-    assert b.sync() is None
-    scene.expire(a)
-    with pytest.raises(RebalanceInProgress):
-        b.sync()
-    joined = b.join()
-    assert joined is not None
-    assert (joined.leader, list(joined.members)) == (b.member_id, [b.member_id])
 
 
 def test_an_assignment_of_an_older_generation_is_never_stored(scene: Scene) -> None:
@@ -178,7 +94,8 @@ def test_nobody_that_has_synced_is_removed_at_the_deadline(scene: Scene) -> None
 
 @pytest.mark.parametrize("who", ["nobody", "leader", "follower"])
 def test_who_has_not_synced_by_the_deadline_is_removed_even_if_it_heartbeats(scene: Scene, who: str) -> None:
-    """Kafka: testRebalanceTimesOutWhenSyncRequestIsNotReceived, …FromFollowers, …FromLeaders. The deadline applies in Stable too."""
+    """Kafka: testRebalanceTimesOutWhenSyncRequestIsNotReceived, …FromFollowers, …FromLeaders. The deadline applies in Stable too, and
+    to static and dynamic members."""
     a, b = joined_pair(scene)
     if who == "leader":
         a.assign()
@@ -192,33 +109,7 @@ def test_who_has_not_synced_by_the_deadline_is_removed_even_if_it_heartbeats(sce
     assert state == (GroupState.EMPTY if who == "nobody" else GroupState.PREPARING_REBALANCE)
 
 
-def test_a_static_member_that_has_not_synced_is_removed_too(scene: Scene) -> None:
-    """Kafka: members with a pending SyncGroup are removed, whether static or dynamic."""
-    a, b = scene.player("a"), scene.player("b", instance="i-b")
-    scene.start(a, b)
-    a.join()
-    b.join()
-    scene.finish_join(a, b)
-    a.assign()
-    scene.pass_deadline()
-    with pytest.raises(RebalanceInProgress):
-        a.heartbeat()
-    assert scene.members() == ["a"]
-    with pytest.raises(UnknownMemberId):
-        b.sync()
-
-
 # ---- Heartbeat and the session
-
-
-def test_heartbeats_are_fine_from_the_end_of_the_join_phase_on(scene: Scene) -> None:
-    """Kafka: testValidHeartbeat. In CompletingRebalance, the answer is NONE as in Kafka's code (whose comment says otherwise)."""
-    a, b = joined_pair(scene)
-    a.heartbeat()
-    b.heartbeat()
-    scene.finish_sync(a, b)
-    a.heartbeat()
-    b.heartbeat()
 
 
 def test_heartbeats_while_the_others_join_say_so_and_keep_the_session(scene: Scene) -> None:
@@ -234,34 +125,19 @@ def test_heartbeats_while_the_others_join_say_so_and_keep_the_session(scene: Sce
     assert scene.members() == ["a", "b"]
 
 
-def test_heartbeats_maintain_the_session(scene: Scene) -> None:
-    """Kafka: testHeartbeatMaintainsSession."""
+def test_heartbeats_maintain_the_session_and_a_member_without_them_is_removed(scene: Scene) -> None:
+    """Kafka: testHeartbeatMaintainsSession, testSessionTimeout. A heartbeat comes too late even if no other call has checked the session in
+    between."""
     a = scene.player("a")
     scene.start(a)
     for _ in range(3):
         scene.age(a, ms=9_000)
         a.heartbeat()
     assert scene.state == GroupState.STABLE
-
-
-def test_a_member_that_is_not_heard_of_for_its_session_timeout_is_removed(scene: Scene) -> None:
-    """Kafka: testSessionTimeout. Its heartbeat comes too late even if no other call has checked the session in between."""
-    a = scene.player("a")
-    scene.start(a)
     scene.age(a, ms=10_000)
     with pytest.raises(UnknownMemberId):
         a.heartbeat()
     assert (scene.state, scene.members()) == (GroupState.EMPTY, [])
-
-
-def test_a_session_that_ends_while_others_join_lets_them_go_on(scene: Scene) -> None:
-    """Kafka: testSessionTimeoutDuringRebalance."""
-    a, b = joined_pair(scene)
-    scene.finish_sync(a, b)
-    assert a.join() is None
-    scene.expire(b)
-    assert a.joined() is not None
-    assert scene.members() == ["a"]
 
 
 def test_heartbeats_of_an_older_generation_do_not_maintain_the_session(scene: Scene) -> None:

@@ -7,22 +7,11 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from tests.integration.group.players import Player, Scene
+from tests.integration.group.players import Player, Scene, moved
 
 from tidemark.group.coordinator import GroupConfig
 from tidemark.group.errors import GroupError
 from tidemark.group.states import TRANSITIONS, GroupState, Transition, Why
-
-SCENES: dict[Transition, Callable[[Scene], object]] = {}
-
-
-def reaches(source: GroupState, target: GroupState, why: Why) -> Callable[[Callable[[Scene], object]], Callable[[Scene], object]]:
-    def keep(act: Callable[[Scene], object]) -> Callable[[Scene], object]:
-        SCENES[Transition(source, target, why)] = act
-        return act
-
-    return keep
-
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
     GroupState.EMPTY,
@@ -39,78 +28,23 @@ def stable(scene: Scene) -> tuple[Player, Player]:
     return a, b
 
 
-def completing(scene: Scene) -> tuple[Player, Player]:
+def all_join(scene: Scene) -> tuple[Player, Player]:
     a, b = stable(scene)
     a.join()
     b.join()
-    scene.finish_join(a, b)
     return a, b
 
 
+def completing(scene: Scene) -> tuple[Player, Player]:
+    players = all_join(scene)
+    scene.finish_join(*players)
+    return players
+
+
 def delayed(scene: Scene, **options: object) -> Player:
-    a = scene.player("a", config=GroupConfig(), **options)  # type: ignore[arg-type]
+    a = scene.player("a", config=GroupConfig(), **options)
     a.join()
     return a
-
-
-@reaches(EMPTY, PREPARING, Why.MEMBER_JOINS)
-def _(scene: Scene) -> None:
-    delayed(scene)
-
-
-@reaches(EMPTY, DEAD, Why.DELETED)
-def _(scene: Scene) -> None:
-    scene.player("a").ask_for_id()
-    scene.coordinator().delete_group()
-
-
-@reaches(PREPARING, COMPLETING, Why.ALL_JOINED)
-def _(scene: Scene) -> None:
-    a, b = stable(scene)
-    a.join()
-    b.join()
-
-
-@reaches(PREPARING, COMPLETING, Why.EXPECTED_JOINED)
-def _(scene: Scene) -> None:
-    delayed(scene, expected=1)
-
-
-@reaches(PREPARING, COMPLETING, Why.INITIAL_DELAY_OVER)
-def _(scene: Scene) -> None:
-    delayed(scene)
-    scene.pass_initial_delay()
-    scene.tick()
-
-
-@reaches(PREPARING, COMPLETING, Why.JOIN_OVERDUE)
-def _(scene: Scene) -> None:
-    a, _ = stable(scene)
-    a.join()
-    scene.pass_deadline()
-    scene.tick()
-
-
-@reaches(PREPARING, EMPTY, Why.NOBODY_LEFT)
-def _(scene: Scene) -> None:
-    delayed(scene).leave()
-
-
-@reaches(COMPLETING, STABLE, Why.ASSIGNED)
-def _(scene: Scene) -> None:
-    completing(scene)[0].assign()
-
-
-@reaches(COMPLETING, PREPARING, Why.MEMBER_JOINS)
-def _(scene: Scene) -> None:
-    completing(scene)
-    scene.player("c").join()
-
-
-@reaches(STABLE, PREPARING, Why.MEMBER_JOINS)
-def _(scene: Scene) -> None:
-    stable(scene)
-    scene.player("c").join()
 
 
 def change(player: Player) -> None:
@@ -118,82 +52,34 @@ def change(player: Player) -> None:
     player.join()
 
 
-@reaches(COMPLETING, PREPARING, Why.MEMBER_CHANGES)
-def _(scene: Scene) -> None:
-    change(completing(scene)[1])
-
-
-@reaches(STABLE, PREPARING, Why.MEMBER_CHANGES)
-def _(scene: Scene) -> None:
-    change(stable(scene)[1])
-
-
-@reaches(STABLE, PREPARING, Why.LEADER_REJOINS)
-def _(scene: Scene) -> None:
-    stable(scene)[0].join()
-
-
-@reaches(COMPLETING, PREPARING, Why.STATIC_MEMBER_REPLACED)
-def _(scene: Scene) -> None:
-    completing(scene)
-    scene.player("a'", instance="i-a").join()
-
-
-@reaches(STABLE, PREPARING, Why.STATIC_MEMBER_REPLACED)
-def _(scene: Scene) -> None:
-    stable(scene)
-    scene.player("a'", instance="i-a", topics=["delays"]).join()
-
-
-@reaches(COMPLETING, PREPARING, Why.MEMBER_LEAVES)
-def _(scene: Scene) -> None:
-    completing(scene)[1].leave()
-
-
-@reaches(STABLE, PREPARING, Why.MEMBER_LEAVES)
-def _(scene: Scene) -> None:
-    stable(scene)[1].leave()
-
-
-@reaches(COMPLETING, PREPARING, Why.SESSION_EXPIRES)
-def _(scene: Scene) -> None:
-    scene.expire(completing(scene)[1])
-    scene.tick()
-
-
-@reaches(STABLE, PREPARING, Why.SESSION_EXPIRES)
-def _(scene: Scene) -> None:
-    scene.expire(stable(scene)[1])
-    scene.tick()
-
-
-@reaches(COMPLETING, PREPARING, Why.SYNC_OVERDUE)
-def _(scene: Scene) -> None:
-    completing(scene)[1].sync()
+def overdue(scene: Scene) -> None:
     scene.pass_deadline()
     scene.tick()
 
 
-@reaches(STABLE, PREPARING, Why.SYNC_OVERDUE)
-def _(scene: Scene) -> None:
-    completing(scene)[0].assign()
-    scene.pass_deadline()
-    scene.tick()
-
-
-def moves(caplog: pytest.LogCaptureFixture) -> list[Transition]:
-    """The changes of state in the log, which has one line for each."""
-    found = []
-    for record in caplog.records:
-        if record.msg.startswith("group moved") and isinstance(record.args, tuple):
-            _, source, target, why, *_ = record.args
-            found.append(Transition(GroupState(str(source)), GroupState(str(target)), Why(str(why))))
-    return found
-
-
-def test_there_is_a_scene_for_every_row_and_no_other() -> None:
-    """Ensures that the next test covers exactly the rows of the table."""
-    assert set(SCENES) == set(TRANSITIONS)
+SCENES: dict[tuple[GroupState, GroupState, Why], Callable[[Scene], object]] = {
+    (EMPTY, PREPARING, Why.MEMBER_JOINS): delayed,
+    (EMPTY, DEAD, Why.DELETED): lambda scene: (scene.player("a").ask_for_id(), scene.coordinator().delete_group()),
+    (PREPARING, COMPLETING, Why.ALL_JOINED): all_join,
+    (PREPARING, COMPLETING, Why.EXPECTED_JOINED): lambda scene: delayed(scene, expected=1),
+    (PREPARING, COMPLETING, Why.INITIAL_DELAY_OVER): lambda scene: (delayed(scene), scene.pass_initial_delay(), scene.tick()),
+    (PREPARING, COMPLETING, Why.JOIN_OVERDUE): lambda scene: (stable(scene)[0].join(), overdue(scene)),
+    (PREPARING, EMPTY, Why.NOBODY_LEFT): lambda scene: delayed(scene).leave(),
+    (COMPLETING, STABLE, Why.ASSIGNED): lambda scene: completing(scene)[0].assign(),
+    (STABLE, PREPARING, Why.LEADER_REJOINS): lambda scene: stable(scene)[0].join(),
+    (COMPLETING, PREPARING, Why.SYNC_OVERDUE): lambda scene: (completing(scene)[1].sync(), overdue(scene)),
+    (STABLE, PREPARING, Why.SYNC_OVERDUE): lambda scene: (completing(scene)[0].assign(), overdue(scene)),
+}
+for source, members in ((COMPLETING, completing), (STABLE, stable)):
+    acts: dict[Why, Callable[[Scene, Player], object]] = {
+        Why.MEMBER_JOINS: lambda scene, _: scene.player("c").join(),
+        Why.MEMBER_CHANGES: lambda _, b: change(b),
+        Why.STATIC_MEMBER_REPLACED: lambda scene, _: scene.player("a'", instance="i-a", topics=["delays"]).join(),
+        Why.MEMBER_LEAVES: lambda _, b: b.leave(),
+        Why.SESSION_EXPIRES: lambda scene, b: (scene.expire(b), scene.tick()),
+    }
+    SCENES |= {(source, PREPARING, why): lambda scene, members=members, act=act: act(scene, members(scene)[1]) for why, act in acts.items()}
+assert {(row.source, row.target, row.why) for row in TRANSITIONS} == set(SCENES)
 
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.source}-{row.target}-{row.why.name}")
@@ -201,10 +87,11 @@ def test_a_row_of_the_table_happens(scene: Scene, row: Transition, caplog: pytes
     """Kafka: GroupMetadataTest's legal transitions. All logged changes are in the table, and the last one matches the stored state."""
     caplog.set_level(logging.INFO, "tidemark.group")
     with contextlib.suppress(GroupError):
-        SCENES[row](scene)
-    assert row in moves(caplog)
-    assert set(moves(caplog)) <= set(TRANSITIONS)
+        SCENES[row.source, row.target, row.why](scene)
+    moves = [move for record in caplog.records if (move := moved(record))]
+    assert row in moves
+    assert set(moves) <= set(TRANSITIONS)
     (state,) = scene.sql("SELECT state FROM tidemark.consumer_group WHERE name = %s OR name LIKE %s", scene.group, scene.group + " (%")[0]
-    assert state == moves(caplog)[-1].target
+    assert state == moves[-1].target
     if row.target is GroupState.PREPARING_REBALANCE:
         assert scene.of_group("rebalance_reason") == row.why

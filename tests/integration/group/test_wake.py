@@ -111,20 +111,6 @@ def test_a_process_with_many_open_files_waits_as_any_other(scene: Scene) -> None
             assert ends_early(wakeups)
 
 
-def test_a_transition_that_is_rolled_back_ends_no_wait(scene: Scene, wakeups: Wakeups) -> None:
-    """A notification is part of the transaction."""
-    with contextlib.suppress(ZeroDivisionError), scene.connection, scene.connection.cursor() as cur:
-        cur.execute("SELECT pg_notify('tidemark_' || md5(%s), '')", (scene.group,))
-        raise ZeroDivisionError
-    assert takes_its_time(wakeups)
-
-
-def test_a_wait_hears_what_happened_before_it(scene: Scene, wakeups: Wakeups) -> None:
-    """A transition between a request and the wait that follows is not lost."""
-    scene.player("a", instance="i").join()
-    assert ends_early(wakeups)
-
-
 def test_another_thread_ends_the_wait_that_is_under_way(wakeups: Wakeups) -> None:
     """A thread does this to close the member or to make it rejoin."""
     done = threading.Event()

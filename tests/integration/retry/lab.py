@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 import psycopg2
 import pytest
-from confluent_kafka import Producer
+from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import FIT
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
@@ -19,12 +18,16 @@ from tests.support.scenario import Scenario
 from tidemark.consume import launch
 from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.producer import Publishers
 from tidemark.offsets import store
 from tidemark.quality import check_conservation
 from tidemark.quality.audit import audit
 from tidemark.records.ranges import Slice, TopicPartition
-from tidemark.retry import Ladder
+from tidemark.retry import Ladder, admin, redrive
+from tidemark.retry.filter import Filter
+from tidemark.retry.redrive import Destination
 from tidemark.retry.relay import relay
+from tidemark.retry.topics import now_topic
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, Undo
 from tidemark.rewind.model import Scenario as Rewind
@@ -35,6 +38,7 @@ from tidemark.sink.steps import Step
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 
+WHY = {"reason": "the service is back again", "by": "ann"}
 DELAYS = ("5m", "5m", "30m", "30m", "30m", "1h")
 """The ladder of the design: six retries in 2 h 40 min, through three topics."""
 
@@ -103,6 +107,7 @@ class Lab:
         )
         self.consumer.make_sink(ddl)
         self.cluster = Cluster(consumer.connections.kafka)
+        self._publishers = Publishers(consumer.connections.kafka)
         self.watch = psycopg2.connect(self.url)
         self.watch.autocommit = True
         with self.watch.cursor() as cur:
@@ -154,49 +159,38 @@ class Lab:
         """One run of the consumer over its topic."""
         return self._run(self.consumer, **options)
 
+    def read(self, *values: str, answers: Mapping[str, str], **options: Any) -> None:
+        """Produces records and runs the consumer. The service gives these answers from now on."""
+        self.say(answers)
+        self.produce(*values, **options)
+        self.run()
+
     def drain(self, **options: Any) -> launch.Progress:
         """One drain of the consumer's retry topics."""
         return self._run(self.consumer, drain=True, **options)
 
-    def publish(self, *, limit: int | None = None) -> int:
-        """Publishes and registers the records in the outbox, like a single relay that never fails. Returns how many."""
-        columns = "failed_record_id, hop_topic, key, value, headers, partition"
-        outbox = self.sql(
-            f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s AND hop_topic IS NOT NULL AND hop_offset IS NULL"
-            " AND state IN ('WAITING', 'FAILED') ORDER BY failed_record_id LIMIT %(limit)s",
-            group_id=self.group_id,
-            limit=limit,
-        )
-        for topic in sorted({row[1] for row in outbox}):
+    def relay(self, *, limit: int | None = None) -> int:
+        """Publishes the outbox, to topics that are deleted after the test. Returns the number of records."""
+        held = now_topic(self.group)
+        for topic in {held if state == "HELD" else topic for state, topic in self.failed("state, hop_topic")} - {None}:
             self.make_topic(topic)
-        places: dict[int, tuple[str, int, int]] = {}
-
-        def note(number: int) -> Any:
-            def delivered(error: Any, message: Any) -> None:
-                assert error is None, error
-                places[number] = (message.topic(), message.partition(), message.offset())
-
-            return delivered
-
-        producer = Producer({"bootstrap.servers": self.topics.servers, "enable.idempotence": True, "linger.ms": 5, "log_level": 0})
-        for number, topic, key, value, _headers, _partition in outbox:
-            producer.produce(topic, value=_bytes(value), key=_bytes(key), partition=0, on_delivery=note(number))
-            producer.poll(0)
-        assert producer.flush(30) == 0
-        for number, (topic, partition, offset) in sorted(places.items()):
-            self.register(number, topic, partition, offset)
-        return len(places)
-
-    def relay(self) -> int:
-        """Like `publish`, with the real relay."""
-        for topic in (*self.ladder.topics, self.ladder.failed_topic):
-            if topic is not None:
-                self.make_topic(topic)
         with session(self.url) as connection:
-            done = relay(connection, self.consumer.connections.kafka, self.spec)
+            done = relay(connection, self.consumer.connections.kafka, self.spec, limit=limit, publishers=self._publishers)
         assert not done.refused
         assert not done.blocked
         return done.records
+
+    def redrive(self, wanted: Filter = Filter(), to: Destination = Destination.LADDER) -> redrive.Preview:  # noqa: B008 - frozen
+        """Makes a plan and applies it at once."""
+        if to is Destination.NOW:
+            self.make_topic(now_topic(self.group))
+        with session(self.url) as connection:
+            made = redrive.plan(connection, self.spec, wanted, destination=to, **WHY)
+            return redrive.apply(connection, self.cluster, lambda _: self.spec, made.redrive.redrive_id, by="bob")
+
+    def discard(self, wanted: Filter) -> int:
+        with session(self.url) as connection:
+            return admin.discard(connection, self.group, wanted, **WHY)
 
     def register(self, number: int, topic: str, partition: int, offset: int) -> None:
         """Registers where the message of a record is."""
@@ -217,18 +211,18 @@ class Lab:
         place = TopicPartition(topic, partition)
         return self.cluster.stable_ends([place])[place]
 
-    def make_topic(self, name: str, partitions: int = 1) -> None:
+    def make_topic(self, name: str) -> None:
         """Creates a retry or failed topic if it does not exist. It is deleted after the test."""
         if not self.cluster.topics([name], missing_ok=True):
-            self.topics.create(partitions, name=name, **FIT)
+            self.topics.create(self.spec.retry.topics.partitions, name=name, **FIT)
 
     def plan(self, scenario: Rewind, *scope: str, backfill: bool = False) -> Plan:
-        why = {"reason": "the transform was wrong", "by": "ann"}
         with session(self.url, application="tidemark rewind") as connection:
-            return plan(connection, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, backfill=backfill, **why)
+            return plan(connection, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, backfill=backfill, **WHY)
 
-    def apply(self, rewind_id: int) -> Plan:
+    def apply(self, rewind_id: int, *, cursor: type[PostgresCursor] | None = None) -> Plan:
         with session(self.url, application="tidemark rewind") as connection:
+            connection.cursor_factory = cursor or connection.cursor_factory
             return apply(connection, lambda _: self.cluster, lambda _: self.spec, rewind_id, by="bob").plan
 
     def rewind(self, scenario: Rewind, *scope: str, backfill: bool = False) -> Plan:
@@ -237,38 +231,15 @@ class Lab:
     def undo(self, rewind_id: int) -> Plan:
         return self.rewind(Undo(rewind_id))
 
-    def fail_all(self) -> None:
-        """Makes each record look as if it had failed when it was first read and were due now: removes its rows, and lets it wait."""
-        self.sql(f"DELETE FROM {self.table}")
-        self.sql(
-            "UPDATE tidemark.batch SET retried = loaded, loaded = 0, sink_rows = 0 WHERE group_id = %(group_id)s", group_id=self.group_id
-        )
-        columns = "topic_id, partition, record_offset, record_timestamp, key, value, headers"
-        known = "group_id, disposition, error_type, error_text, attempt_id, state, retry_number, due_at, hop_topic"
-        for topic_id, partition in self.sql("SELECT topic_id, partition FROM tidemark.batch"):
-            for offset, stored in self.consumer.records(self.topic, partition).items():
-                headers = [[name, None if value is None else base64.b64encode(value).decode()] for name, value in stored.headers]
-                self.sql(
-                    f"INSERT INTO tidemark.failed_record ({columns}, {known}) VALUES (%(topic_id)s, %(partition)s, %(offset)s, %(at)s,"
-                    " %(key)s, %(value)s, %(headers)s, %(group)s, 'retry', 'Retry', 'later', %(attempt)s, 'WAITING', 1,"
-                    " clock_timestamp(), %(hop)s)",
-                    topic_id=topic_id,
-                    partition=partition,
-                    offset=offset,
-                    at=stored.timestamp,
-                    key=stored.key,
-                    value=stored.value,
-                    headers=json.dumps(headers),
-                    group=self.group_id,
-                    attempt=self.consumer.attempt_id,
-                    hop=self.ladder.topics[0],
-                )
-
     def climb(self, by: timedelta) -> launch.Progress:
         """Publishes, lets this much time pass, and drains."""
-        self.publish()
-        self.age(by)
+        self.make_due(by)
         return self.drain()
+
+    def make_due(self, by: timedelta) -> None:
+        """Publishes, and lets this much time pass."""
+        self.relay()
+        self.age(by)
 
     # ---- stored state
 
@@ -341,10 +312,6 @@ def dying_at(step: Step, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def minutes(number: float) -> timedelta:
     return timedelta(minutes=number)
-
-
-def _bytes(value: Any) -> bytes | None:
-    return None if value is None else bytes(value)
 
 
 def _plain(value: Any) -> Any:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import timedelta
+from typing import Any
 
 from tests.integration.retry.lab import Lab, minutes
+from tests.support.shell import tidemark
 
 from tidemark.db import session
 from tidemark.retry.pending import busy, due, relay_at_end, tried
@@ -27,9 +30,9 @@ def test_group_is_due_when_what_is_published_is_due_and_until_it_was_tried(lab: 
     """Scenario 1: a waiting record is work, and is due once its time has come and its message is registered. A record that failed
     permanently is work until it is published."""
     assert state(lab) == (False, False)
-    lab.say({"a": "retry", "b": "fail"})
-    lab.produce("a", "b", "c")
-    lab.run()
+    with session(lab.url) as connection:
+        assert due(connection, "never-ran") is None
+    lab.read("a", "b", "c", answers={"a": "retry", "b": "fail"})
     assert state(lab) == (True, False)
     lab.age(minutes(5))
     assert state(lab) == (True, False), "it stands in no topic yet"
@@ -45,65 +48,43 @@ def test_group_is_due_when_what_is_published_is_due_and_until_it_was_tried(lab: 
     lab.check()
 
 
-def test_group_that_never_ran_is_not_due(lab: Lab) -> None:
-    with session(lab.url) as connection:
-        assert due(connection, "nobody") is None
+def test_lateness_of_what_is_due_and_of_what_was_tried_is_told(lab: Lab) -> None:
+    """Lateness is the time since a record came due, by the database's clock, or until the commit of its last try, whatever the outcome.
+    Records that are not due yet do not count. An undo restores it."""
 
+    def late_by_an_hour(found: Any, longest: timedelta) -> None:
+        assert found.records == 200
+        assert minutes(1) <= found.median <= found.p99 < minutes(2) < minutes(61) <= longest < minutes(62)
 
-def test_lateness_is_told_of_all_that_is_due(lab: Lab) -> None:
-    """Lateness is the time since a record came due, by the database's clock. Records that are not due yet do not count."""
-    lab.say({"*": "retry"})
-    lab.produce(*map(str, range(201)))
-    lab.run()
-    lab.relay()
-    lab.age(minutes(6))
-    lab.sql("UPDATE tidemark.failed_record SET due_at = due_at - interval '1 hour' WHERE record_offset = 0")
-    lab.sql("UPDATE tidemark.failed_record SET due_at = clock_timestamp() + interval '1 minute' WHERE record_offset = 200")
-    with session(lab.url) as connection:
-        found = due(connection, lab.group)
-    assert found is not None
-    assert found.records == 200
-    assert minutes(1) <= found.median <= found.p99 < minutes(2) < minutes(61) <= found.oldest < minutes(62)
-
-
-def test_lateness_of_what_was_tried_is_kept_and_told(lab: Lab) -> None:
-    """Lateness is the time from when a record came due to the commit of its last try, whatever the outcome. An undo restores it."""
     lab.consumer.set(retry={"delays": ["5m", "5m"]})
-    numbers = list(map(str, range(200)))
-    lab.say(dict.fromkeys(numbers, "retry"))
-    lab.produce(*numbers)
-    lab.run()
+    lab.read(*map(str, range(201)), answers={"*": "retry"})
+    assert lab.failed("tried_at, tried_late") == [(None, None)] * 201
+    lab.make_due(minutes(6))
+    lab.sql("UPDATE tidemark.failed_record SET due_at = due_at - interval '1 hour' WHERE record_offset = 0")
+    lab.sql("UPDATE tidemark.failed_record SET due_at = clock_timestamp() + interval '5 minutes' WHERE record_offset = 200")
     with session(lab.url) as connection:
         assert tried(connection, lab.group) is None
-    assert lab.failed("tried_at, tried_late") == [(None, None)] * 200
-    lab.publish()
-    lab.age(minutes(6))
-    lab.sql("UPDATE tidemark.failed_record SET due_at = due_at - interval '1 hour' WHERE record_offset = 0")
+        found = due(connection, lab.group)
+    assert found is not None
+    late_by_an_hour(found, found.oldest)
     lab.say({"1": "skip", "2": "fail", "3": "retry"})
     lab.drain()
-    assert lab.states() == {"LOADED": 197, "SKIPPED": 1, "FAILED": 1, "WAITING": 1}
+    assert lab.states() == {"LOADED": 197, "SKIPPED": 1, "FAILED": 1, "WAITING": 2}
     rewound = lab.rewind(ToEarliest())
     assert lab.failed() == []
     lab.undo(rewound.rewind_id)
     with session(lab.url) as connection:
-        found = tried(connection, lab.group)
-    assert found is not None
-    assert found.records == 200
-    assert minutes(1) <= found.median <= found.p99 < minutes(2) < minutes(61) <= found.longest < minutes(62)
-    told = json.loads(lab.consumer.command("retries", "count", lab.spec.name, "--output", "json").stdout)
-    assert told["tried_24h"] == {
-        "records": 200,
-        "median": found.median.total_seconds(),
-        "p99": found.p99.total_seconds(),
-        "longest": found.longest.total_seconds(),
-    }
-    assert told["due"] is None
-    lab.publish()
-    lab.age(minutes(7))
+        of_tries = tried(connection, lab.group)
+    assert of_tries is not None
+    late_by_an_hour(of_tries, of_tries.longest)
+    told = json.loads(tidemark(lab.consumer, "retries", "count", lab.spec.name, "--output", "json").stdout)
+    seconds = {name: getattr(of_tries, name).total_seconds() for name in ("median", "p99", "longest")}
+    assert (told["tried_24h"], told["due"]) == ({"records": 200, **seconds}, None)
+    lab.make_due(minutes(7))
     lab.sql("UPDATE tidemark.failed_record SET tried_at = tried_at - interval '25 hours' WHERE record_offset > 0")
-    said = lab.consumer.command("retries", "count", lab.spec.name).stdout
-    assert f"tried in the last 24 h: 1; late by: median {found.longest.total_seconds():,.1f} s" in said
-    assert "due now: 1; the oldest for 1" in said
+    said = tidemark(lab.consumer, "retries", "count", lab.spec.name).stdout
+    assert f"tried in the last 24 h: 1; late by: median {of_tries.longest.total_seconds():,.1f} s" in said
+    assert "due now: 2; the oldest for 1" in said
     lab.check()
 
 
@@ -113,9 +94,7 @@ def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same
     lab.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
     connections = lab.consumer.connections
     assert relay_at_end(connections, lab.spec) == [], "there is nothing to publish"
-    lab.say({"a": "retry"})
-    lab.produce("a")
-    lab.run()
+    lab.read("a", answers={"a": "retry"})
     (missing,) = relay_at_end(connections, lab.spec)
     assert missing == f"Cannot publish to {lab.group}.retry.5m: it does not exist. See: tidemark retries topics {lab.spec.name}"
     away = dataclasses.replace(connections, database_url="postgresql://nobody@127.0.0.1:9/nowhere")

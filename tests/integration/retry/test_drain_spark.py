@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support.scenario import Scenario
 from tests.support.spark_here import run_here
 from tests.support.transforms import ECHO_COLUMNS, ECHOES
 
+from tidemark.retry.redrive import Destination
+from tidemark.rewind.model import ToEarliest
 from tidemark.spark import engine
 
 SERVICE = """
@@ -48,6 +51,7 @@ def lab(request: pytest.FixtureRequest, scenario: Scenario, topics: Topics) -> I
         yield lab
 
 
+@pytest.mark.sampled
 def test_records_climb_and_land_whatever_the_plan_is(lab: Lab) -> None:
     """Rows, lineage, ledger and the next delay are as in the other forms. Records that the plan filters out are skipped. Records of several
     partitions share a slice of a retry topic."""
@@ -71,25 +75,23 @@ def test_records_climb_and_land_whatever_the_plan_is(lab: Lab) -> None:
     lab.check()
 
 
+@pytest.mark.thorough
 def test_record_that_postgres_refuses_fails_and_the_others_are_loaded(lab: Lab) -> None:
     """The bad row is found individually, as in any batch."""
     lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (payload <> 'bad')")
-    lab.say({"*": "retry"})
-    lab.produce("a", "bad", "b")
-    lab.run()
+    lab.read("a", "bad", "b", answers={"*": "retry"})
     lab.say({})
     lab.climb(minutes(5))
     assert lab.failed("record_offset, state, error_type") == [(0, "LOADED", "Down"), (1, "FAILED", "CheckViolation"), (2, "LOADED", "Down")]
     lab.check()
 
 
+@pytest.mark.sampled
 def test_record_that_was_taken_out_while_the_tasks_worked_is_left_out(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of the records' locked rows counts. Staged rows of records that are no longer due are dropped."""
-    lab.say({"*": "retry"})
-    lab.produce("a", "b", "c")
-    lab.run()
-    lab.publish()
-    lab.age(minutes(5))
+    """The state of the records' locked rows counts. Staged rows of records that are no longer due are dropped. A slice without any record
+    that is still due is passed."""
+    lab.read("a", "b", "c", answers={"*": "retry"})
+    lab.make_due(minutes(5))
     lab.say({"b": "three"})
     promote = engine.promote_drained
 
@@ -97,51 +99,56 @@ def test_record_that_was_taken_out_while_the_tasks_worked_is_left_out(lab: Lab, 
         lab.sql("UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL WHERE record_offset = 0")
         return promote(*args, **named)
 
-    monkeypatch.setattr(engine, "promote_drained", meanwhile)
-    lab.drain()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "promote_drained", meanwhile)
+        lab.drain()
     assert lab.failed("state, sink_rows") == [("DISCARDED", 0), ("LOADED", 3), ("LOADED", 1)]
     assert lab.rows() == [(1, 0), (1, 1), (1, 2), (2, 0)]
     assert lab.drains() == [("retry.5m", 0, 3, 2, 0, 0, 0, 1)]
     lab.check()
-
-
-def test_slice_without_a_record_that_is_still_due_is_passed(lab: Lab) -> None:
-    lab.say({"*": "retry"})
-    lab.produce("a")
-    lab.run()
-    lab.publish()
-    lab.age(minutes(5))
-    discard = "UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL"
+    lab.read("d", answers={"*": "retry"})
+    lab.make_due(minutes(5))
+    discard = "UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL WHERE state = 'WAITING'"
     run_here(lab.consumer, before=lambda: lab.sql(discard) and None, drain=True)
-    assert lab.drains() == [("retry.5m", 0, 1, 0, 0, 0, 0, 1)]
+    assert lab.drains()[1:] == [("retry.5m", 3, 4, 0, 0, 0, 0, 1)]
     lab.check()
 
 
-def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Scenario, topics: Topics) -> None:
-    """Scenarios 11, 13: as in the other forms, with the real relay."""
-    with lab_on(scenario, topics, transform=ECHOES["spark"], ddl=ECHO_COLUMNS, runner=run_here) as lab:
+@pytest.mark.parametrize("form", [pytest.param("spark", marks=pytest.mark.thorough), "function", "arrow"])
+def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Scenario, topics: Topics, form: str) -> None:
+    """Scenarios 11, 13: null and empty keys and values; duplicate, empty and null headers; the timestamp; topic, partition and offset of
+    the origin. A retry makes the same row as a first read."""
+    options: dict[str, Any] = {"runner": run_here} if form == "spark" else {}
+    with lab_on(scenario, topics, partitions=2, transform=ECHOES[form], ddl=ECHO_COLUMNS, **options) as lab:
+        at = 1_704_067_200_123
         headers: list[tuple[str, bytes | None]] = [("h", b"1"), ("h", b"\xff\x00"), ("", b""), ("none", None)]
         for key, value in ((None, None), (b"", b""), (b"\x00k", b"\xffv"), ("k", "v")):
-            lab.topics.produce(lab.topic, [value], key=key, headers=headers, timestamp=1_704_067_200_123)
-        lab.produce("plain")
+            lab.topics.produce(lab.topic, [value], key=key, partition=1, headers=headers, timestamp=at)
+        lab.topics.produce(lab.topic, [b"plain"], partition=0, timestamp=at)
         lab.run()
-        columns = "kafka_offset, at, key, payload, names, contents::text[]"
+        columns = "kafka_partition, kafka_offset, at, key, payload, names, contents::text[]"
         first = lab.consumer.rows(columns)
-        lab.fail_all()
+        lab.rewind(ToEarliest())
+        lab.sql(f"ALTER TABLE {lab.table} ADD CONSTRAINT filled CHECK (false)")
+        lab.run()
+        assert lab.states() == {"FAILED": 5}
+        lab.sql(f"ALTER TABLE {lab.table} DROP CONSTRAINT filled")
+        lab.redrive(to=Destination.NOW)
         assert lab.relay() == 5
         lab.drain()
         assert lab.consumer.rows(columns) == first
+        assert {row[2] for row in first} == {datetime.fromtimestamp(at / 1000, UTC)}
+        assert lab.states() == {"LOADED": 5}
         lab.check()
 
 
+@pytest.mark.sampled
 def test_breaker_counts_what_the_plan_has_made(lab: Lab) -> None:
     """Nothing of a batch with too many failures is stored, whether it is staged or not."""
     from tidemark.retry.breaker import BreakerTripped
 
     lab.consumer.set(retry={"delays": ["5m"], "breaker": {"consecutive": 3}})
-    lab.say({"bad": "retry"})
-    lab.produce("a", "bad", "bad", "bad", "b")
-    lab.run()
+    lab.read("a", "bad", "bad", "bad", "b", answers={"bad": "retry"})
     assert lab.states() == {"WAITING": 3}
     lab.produce("a", "bad", "bad", "bad", "bad", "b")
     with pytest.raises(BreakerTripped, match="4 records in a row failed"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 
 import psycopg2
 import pytest
-from tests.integration.group.test_statement_counts import COMMIT, counted
-from tests.integration.retry.lab import DELAYS, Lab, dying_at, minutes
+from tests.integration.retry.lab import DELAYS, Lab, minutes
 from tests.support import ledger
+from tests.support.statements import COMMIT, counted
 
 from tidemark.consume import messages
 from tidemark.db import connect
@@ -20,7 +21,6 @@ from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker, BreakerTripped
 from tidemark.sink import commit as commit_module
 from tidemark.sink.commit import commit_slice
-from tidemark.sink.steps import Step
 
 
 def test_record_that_is_to_be_retried_waits_for_the_first_delay_by_the_databases_clock(lab: Lab) -> None:
@@ -44,21 +44,16 @@ def test_record_that_is_to_be_retried_waits_for_the_first_delay_by_the_databases
 def test_without_a_ladder_a_record_that_was_not_loaded_has_failed_and_stays_in_its_table(lab: Lab) -> None:
     """Scenarios 8, 41: there is no failed topic. Nothing is dropped, and nothing is published."""
     lab.consumer.set(retry=None)
-    lab.say({"a": "retry", "b": "fail"})
-    lab.produce("a", "b")
-    lab.run()
+    lab.read("a", "b", answers={"a": "retry", "b": "fail"})
     assert lab.failed("state, retry_number, due_at, hop_topic") == [("FAILED", 0, None, None)] * 2
-    assert lab.publish() == 0
+    assert lab.relay() == 0
     lab.check()
 
 
-@pytest.mark.parametrize("which", ["all", "first", "last", "both ends", "but one"])
-def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab: Lab, which: str) -> None:
+@pytest.mark.parametrize("failing", [range(50), (0, 49)], ids=["all", "both ends"])
+def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab: Lab, failing: Sequence[int]) -> None:
     """Scenarios 29, 30: even a batch with only failures advances the position, and every failure in a partition is kept."""
-    failing = {"all": range(50), "first": [0], "last": [49], "both ends": [0, 49], "but one": range(49)}[which]
-    lab.say({str(number): "retry" for number in failing})
-    lab.produce(*map(str, range(50)))
-    lab.run()
+    lab.read(*map(str, range(50)), answers={str(number): "retry" for number in failing})
     assert [row[0] for row in lab.failed("record_offset")] == list(failing)
     assert lab.consumer.positions()[lab.topic, 0] == 50
     lab.say({})
@@ -91,33 +86,6 @@ def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_r
         (4, b"", b"", stored, 1_700_000_000.123),
     ]
     assert len(seen) == readings
-    lab.check()
-
-
-def test_row_that_postgres_refuses_has_failed_for_good(lab: Lab) -> None:
-    """A bad row is not an outage: its record goes to the failed topic at once, with Postgres' error, and the others are loaded."""
-    lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (payload <> 'b')")
-    lab.produce("a", "b", "c")
-    lab.run()
-    assert lab.failed("record_offset, state, error_type, hop_topic") == [(1, "FAILED", "CheckViolation", f"{lab.group}.failed")]
-    assert lab.loaded() == ["a", "c"]
-    lab.check()
-
-
-def test_batch_that_does_not_commit_hands_nothing_off(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios 21, 22, 23: before the commit no record waits. After it, each failed record waits exactly once, also if the consumer runs
-    again."""
-    lab.say({"*": "retry"})
-    lab.produce("a", "b")
-    for step in (Step.COPY_FAILED, Step.LEDGER, Step.COMMIT):
-        with dying_at(step, monkeypatch), pytest.raises(KeyboardInterrupt):
-            lab.run()
-        assert lab.failed() == []
-    with dying_at(Step.RECEIPT, monkeypatch), pytest.raises(KeyboardInterrupt):
-        lab.run()
-    assert lab.failed() == [(0, "WAITING", 1), (1, "WAITING", 1)]
-    lab.run()
-    assert len(lab.failed()) == 2
     lab.check()
 
 
@@ -169,9 +137,7 @@ def test_breaker_stops_the_run_and_no_offset_moves(lab: Lab) -> None:
 
 def test_breaker_does_not_keep_a_drain_from_sending_records_up(lab: Lab) -> None:
     """Records in a retry topic have failed before. Even if all of them fail again, they must continue up the ladder."""
-    lab.produce(*(["down"] * 20))
-    lab.say({"down": "retry"})
-    lab.run()
+    lab.read(*(["down"] * 20), answers={"down": "retry"})
     lab.consumer.set(
         retry={"delays": list(DELAYS), "breaker": {"ratio": 0, "consecutive": 1, "minimum": 1}}, batch={"max_failed_records": 0}
     )

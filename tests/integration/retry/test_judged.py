@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from tests.integration.retry.lab import Lab, minutes
+from tests.support.waiting import until
 
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import ValidatedRun, ValidationReport, Verdict, validate
@@ -22,8 +22,7 @@ def rows(number: int) -> dict[str, Any]:
 
 def drain(lab: Lab, run: str, **answers: str) -> None:
     """Drains all waiting records as a task of this DAG run, and sets the service's answers."""
-    lab.relay()
-    lab.age(minutes(6))
+    lab.make_due(minutes(6))
     lab.say(answers)
     lab.drain(task=TaskIdentity(DAG, run, "drain", 0, 1))
 
@@ -48,9 +47,7 @@ def validated(lab: Lab) -> int:
 def test_drain_is_judged_by_the_rows_that_it_has_loaded_and_by_no_others(lab: Lab) -> None:
     """Not by the rows around them, nor by those of another drain. The verdict names the origin's offsets and has the drain's counts, and is
     stored with the drain's batches. The validated offset of the origin stays, whatever the verdict."""
-    lab.say({"2": "retry", "3": "retry", "7": "retry"})
-    lab.produce(*map(str, range(10)))
-    lab.run()
+    lab.read(*map(str, range(10)), answers={"2": "retry", "3": "retry", "7": "retry"})
     first = judge(lab, ValidatedRun(attempt_id=lab.consumer.attempt_id), rows(7))
     assert (first.verdict, validated(lab)) == (Verdict.PASSED, 10)
 
@@ -74,9 +71,7 @@ def test_drain_is_judged_by_the_rows_that_it_has_loaded_and_by_no_others(lab: La
 
 def test_drain_that_loaded_nothing_has_a_verdict_on_nothing(lab: Lab) -> None:
     """All records are to be retried again, or a rewind has withdrawn them since. The report has no range, so no event is emitted."""
-    lab.say({"a": "retry"})
-    lab.produce("a", "b")
-    lab.run()
+    lab.read("a", "b", answers={"a": "retry"})
     drain(lab, "again", a="retry")
     verdict = judge(lab, "again", rows(1))
     assert (verdict.verdict, verdict.ranges, verdict.counts.retried) == (Verdict.PASSED, {}, 1)
@@ -89,9 +84,7 @@ def test_drain_that_loaded_nothing_has_a_verdict_on_nothing(lab: Lab) -> None:
 
 def test_row_that_a_drain_has_loaded_and_that_is_not_there_is_critical(lab: Lab) -> None:
     """Even without a suite, every record must be accounted for (I3)."""
-    lab.say({"a": "retry"})
-    lab.produce("b", "a")
-    lab.run()
+    lab.read("b", "a", answers={"a": "retry"})
     drain(lab, "loaded", a="three")
     lab.sql(f"DELETE FROM {lab.table} WHERE kafka_offset = 1 AND kafka_seq = 2")
     verdict = validate(lab.url, ValidatedRun(DAG, "loaded"), group=lab.group, suites={lab.table: None})
@@ -103,9 +96,7 @@ def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab)
     """To keep events small, a partition with more than a hundred ranges gets a single one, from the first offset to the last. The rows are
     found through the lineage index, however many others the sink has."""
     numbers = list(map(str, range(300)))
-    lab.say(dict.fromkeys(numbers[::2], "retry"))
-    lab.produce(*numbers)
-    lab.run()
+    lab.read(*numbers, answers=dict.fromkeys(numbers[::2], "retry"))
     drain(lab, "many")
     topic_id = lab.sql(f"SELECT DISTINCT kafka_topic_id FROM {lab.table}")[0][0]
     lab.sql(f"INSERT INTO {lab.table} SELECT NULL, %(topic_id)s, 5, n, 0 FROM generate_series(1, 50000) n", topic_id=topic_id)
@@ -114,8 +105,8 @@ def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab)
     verdict = judge(lab, "many", PAYLOAD, rows(150))
     assert verdict.verdict is Verdict.PASSED
     assert verdict.ranges == {f"{lab.topic}/0": [[0, 299]]}
-    told = Retrying(stop=stop_after_delay(20), wait=wait_fixed(0.05), retry=retry_if_result(lambda seen: seen[1] == before[1]))
-    assert told(scans, lab)[0] == before[0]
+    until(lambda: scans(lab)[1] != before[1])
+    assert scans(lab)[0] == before[0]
 
 
 def scans(lab: Lab) -> tuple[int, int]:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from tests.integration.retry.lab import DELAYS, SERVICE, Lab, dying_at, lab_on, minutes
-from tests.integration.retry.test_retry_machine import LADDERS
+from hypothesis.stateful import initialize, precondition, rule
+from tests.integration.retry.lab import DELAYS, SERVICE, WHY, Lab, lab_on, minutes
+from tests.integration.retry.machine import LADDERS, OPEN, STEPS, RetryMachine
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import in_thread
-from tests.support.sampling import examples
+from tests.support.machines import run_machine
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
@@ -28,13 +27,13 @@ from tidemark.db import session, transaction
 from tidemark.errors import BadInput
 from tidemark.records.ranges import Slice
 from tidemark.retry import redrive, store
-from tidemark.retry.admin import NotEditable, Payload, discard, edit, list_records
+from tidemark.retry.admin import NotEditable, Payload, edit, list_records
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.order import HeldTooMany
 from tidemark.retry.pending import busy
+from tidemark.retry.redrive import Destination
 from tidemark.retry.topics import now_topic
 from tidemark.rewind.model import ToOffset
-from tidemark.rewind.plan import PlanRefused
 from tidemark.sink import commit as commit_module
 from tidemark.sink import drained as drained_module
 from tidemark.sink.steps import Step
@@ -64,18 +63,21 @@ ARROW_SERVICE = """
 """
 """Like `SERVICE`, in the Arrow form."""
 
-both_forms = pytest.mark.parametrize("transform", [SERVICE, ARROW_SERVICE], ids=["function", "arrow"])
+
+def with_options(**options: Any) -> pytest.MarkDecorator:
+    """Runs a test on a lab with these options. Its records are in order by key."""
+    return pytest.mark.parametrize("lab", [options], indirect=True, ids=[""])
 
 
-@contextlib.contextmanager
-def ordered_on(scenario: Scenario, topics: Topics, *, retry: dict[str, Any] | None = None, **options: Any) -> Iterator[Lab]:
-    with lab_on(scenario, topics, retry=BY_KEY | (retry or {}), **options) as lab:
-        yield lab
+def both_forms(**options: Any) -> pytest.MarkDecorator:
+    """Runs a test in both forms, on a lab with these options."""
+    return pytest.mark.parametrize("lab", [options, {"transform": ARROW_SERVICE, **options}], indirect=True, ids=["function", "arrow"])
 
 
 @pytest.fixture
-def ordered(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
-    with ordered_on(scenario, topics) as lab:
+def lab(request: pytest.FixtureRequest, scenario: Scenario, topics: Topics) -> Iterator[Lab]:
+    options = dict(getattr(request, "param", {}))
+    with lab_on(scenario, topics, retry=BY_KEY | options.pop("retry", {}), **options) as lab:
         yield lab
 
 
@@ -85,6 +87,13 @@ def send(lab: Lab, values: str) -> None:
         lab.produce(value, key=None if value[0] == "-" else value[0])
 
 
+def read(lab: Lab, values: str, answers: dict[str, str]) -> None:
+    """Sends records and runs the consumer. The service gives these answers from now on."""
+    lab.say(answers)
+    send(lab, values)
+    lab.run()
+
+
 def states(lab: Lab) -> dict[str, str]:
     """Returns the state of each failed record by value."""
     return {value.decode(): state for value, state in lab.failed("value, state")}
@@ -92,9 +101,7 @@ def states(lab: Lab) -> dict[str, str]:
 
 def drain(lab: Lab, after: float = 0) -> list[str]:
     """Publishes handed-off and released records, lets ``after`` minutes pass, and drains. Returns the values tried, in order."""
-    lab.make_topic(now_topic(lab.group))
-    lab.relay()
-    lab.age(minutes(after))
+    lab.make_due(minutes(after))
     lab.calls()
     lab.drain()
     lab.check()
@@ -105,303 +112,238 @@ def drain(lab: Lab, after: float = 0) -> list[str]:
 # ---- which records are held, and until when
 
 
-@both_forms
-def test_later_records_of_a_key_that_waits_are_held_and_loaded_in_order_after_it(
-    scenario: Scenario, topics: Topics, transform: str
-) -> None:
+@pytest.mark.sampled
+@both_forms()
+def test_later_records_of_a_key_that_waits_are_held_and_loaded_in_order_after_it(lab: Lab) -> None:
     """Scenario 31: in the same slice, in later ones, and while held records are being released. Other keys, and records without a key,
     continue."""
-    with ordered_on(scenario, topics, transform=transform) as lab:
-        lab.say({"a1": "retry", "-1": "retry"})
-        send(lab, "a1 b1 a2 -1 -2 a3")
-        lab.run()
-        assert lab.loaded() == ["b1", "-2"]
-        assert lab.failed("value, state, retry_number, hop_topic, error_type") == [
-            (b"a1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
-            (b"a2", "HELD", 0, None, "HeldBack"),
-            (b"-1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
-            (b"a3", "HELD", 0, None, "HeldBack"),
-        ]
-        assert lab.failed("error_text")[1] == ("behind offset 0, which has the same key and is to be retried",)
-        lab.check()
-        send(lab, "a4 b2")
-        lab.run()
-        assert (lab.loaded(), states(lab)["a4"]) == (["b1", "-2", "b2"], "HELD")
-        lab.say({})
-        assert drain(lab, 5) == ["a1", "-1"]
-        send(lab, "a5")
-        lab.run()  # a2 to a4 are not tried yet, because no relay has released them
-        lab.make_topic(now_topic(lab.group))
-        lab.relay()
-        send(lab, "a6")
-        lab.run()  # now they are released and wait
-        lab.check()
-        assert drain(lab) == ["a2", "a3", "a4", "a5"]
-        assert drain(lab) == ["a6"]
-        send(lab, "a7")
-        lab.run()
-        assert lab.loaded() == ["a1", "b1", "a2", "-1", "-2", "a3", "a4", "b2", "a5", "a6", "a7"]
-        assert set(states(lab).values()) == {"LOADED"}
-        lab.check()
+    read(lab, "a1 b1 a2 -1 -2 a3", {"a1": "retry", "-1": "retry"})
+    assert lab.loaded() == ["b1", "-2"]
+    assert lab.failed("value, state, retry_number, hop_topic, error_type") == [
+        (b"a1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
+        (b"a2", "HELD", 0, None, "HeldBack"),
+        (b"-1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
+        (b"a3", "HELD", 0, None, "HeldBack"),
+    ]
+    assert lab.failed("error_text")[1] == ("behind offset 0, which has the same key and is to be retried",)
+    lab.check()
+    send(lab, "a4 b2")
+    lab.run()
+    assert (lab.loaded(), states(lab)["a4"]) == (["b1", "-2", "b2"], "HELD")
+    lab.say({})
+    assert drain(lab, 5) == ["a1", "-1"]
+    send(lab, "a5")
+    lab.run()  # a2 to a4 are not tried yet, because no relay has released them
+    lab.relay()
+    send(lab, "a6")
+    lab.run()  # now they are released and wait
+    lab.check()
+    assert drain(lab) == ["a2", "a3", "a4", "a5"]
+    assert drain(lab) == ["a6"]
+    send(lab, "a7")
+    lab.run()
+    assert lab.loaded() == ["a1", "b1", "a2", "-1", "-2", "a3", "a4", "b2", "a5", "a6", "a7"]
+    assert set(states(lab).values()) == {"LOADED"}
+    lab.check()
 
 
-@both_forms
-def test_record_that_fails_for_good_holds_its_key_no_longer(scenario: Scenario, topics: Topics, transform: str) -> None:
+@pytest.mark.sampled
+@both_forms(retry={"delays": ["5m"], "budget": "6m"})
+def test_record_that_fails_for_good_holds_its_key_no_longer(lab: Lab, request: pytest.FixtureRequest) -> None:
     """Scenario 31: at the end of the ladder, or at once if it can never succeed. Held records start at the beginning of their ladder."""
-    with ordered_on(scenario, topics, transform=transform, retry={"delays": ["5m"], "budget": "6m"}) as lab:
-        lab.say({"a1": "retry", "b1": "fail", "a2": "retry"})
-        send(lab, "a1 b1 a2 b2 a3")
-        lab.run()
-        assert (lab.loaded(), states(lab)) == (["b2"], {"a1": "WAITING", "b1": "FAILED", "a2": "HELD", "a3": "HELD"})
-        lab.age(minutes(60))
-        assert drain(lab, 5) == ["a1"]
-        assert states(lab)["a1"] == "FAILED"
-        assert drain(lab) == (["a2"] if transform is SERVICE else ["a2", "a3"])
-        assert lab.failed("value, state, retry_number, hop_topic, jsonb_array_length(story)")[2:] == [
-            (b"a2", "WAITING", 1, f"{lab.group}.retry.5m", 0),
-            (b"a3", "HELD", 0, None, 0),
-        ]
-        assert drain(lab, 5) == ["a2"]
-        assert drain(lab) == ["a3"]
-        assert (lab.loaded(), states(lab)) == (["b2", "a3"], {"a1": "FAILED", "b1": "FAILED", "a2": "FAILED", "a3": "LOADED"})
+    read(lab, "a1 b1 a2 b2 a3", {"a1": "retry", "b1": "fail", "a2": "retry"})
+    assert (lab.loaded(), states(lab)) == (["b2"], {"a1": "WAITING", "b1": "FAILED", "a2": "HELD", "a3": "HELD"})
+    lab.age(minutes(60))
+    assert drain(lab, 5) == ["a1"]
+    assert states(lab)["a1"] == "FAILED"
+    assert drain(lab) == (["a2", "a3"] if request.node.callspec.id == "arrow" else ["a2"])
+    assert lab.failed("value, state, retry_number, hop_topic, jsonb_array_length(story)")[2:] == [
+        (b"a2", "WAITING", 1, f"{lab.group}.retry.5m", 0),
+        (b"a3", "HELD", 0, None, 0),
+    ]
+    assert drain(lab, 5) == ["a2"]
+    assert drain(lab) == ["a3"]
+    assert (lab.loaded(), states(lab)) == (["b2", "a3"], {"a1": "FAILED", "b1": "FAILED", "a2": "FAILED", "a3": "LOADED"})
 
 
-@both_forms
-def test_drain_that_has_several_records_of_a_key_stops_it_at_the_first_that_fails_again(
-    scenario: Scenario, topics: Topics, transform: str
-) -> None:
+@pytest.mark.sampled
+@both_forms()
+def test_drain_that_has_several_records_of_a_key_stops_it_at_the_first_that_fails_again(lab: Lab) -> None:
     """Records behind it keep their progress, and a permanent failure blocks nothing. The ledger counts held records as retried."""
-    with ordered_on(scenario, topics, transform=transform) as lab:
-        lab.say({"*": "retry"})
-        send(lab, "a1 a2 a3 a4 b1")
-        lab.run()
-        lab.say({"a2": "fail", "a3": "retry", "b1": "retry"})
-        drain(lab, 5)
-        drain(lab)
-        assert states(lab) == {"a1": "LOADED", "a2": "FAILED", "a3": "WAITING", "a4": "HELD", "b1": "WAITING"}
-        assert lab.failed("retry_number, jsonb_array_length(story)") == [(1, 0), (0, 0), (1, 0), (0, 0), (2, 1)]
-        assert lab.drains()[-1] == ("retry.now", 0, 3, 0, 0, 2, 1, 0)
-        lab.say({})
-        assert drain(lab, 5) == ["b1", "a3"]
-        assert drain(lab) == ["a4"]
-        assert lab.loaded() == ["a1", "a3", "a4", "b1"]
+    read(lab, "a1 a2 a3 a4 b1", {"*": "retry"})
+    lab.say({"a2": "fail", "a3": "retry", "b1": "retry"})
+    drain(lab, 5)
+    drain(lab)
+    assert states(lab) == {"a1": "LOADED", "a2": "FAILED", "a3": "WAITING", "a4": "HELD", "b1": "WAITING"}
+    assert lab.failed("retry_number, jsonb_array_length(story)") == [(1, 0), (0, 0), (1, 0), (0, 0), (2, 1)]
+    assert lab.drains()[-1] == ("retry.now", 0, 3, 0, 0, 2, 1, 0)
+    lab.say({})
+    assert drain(lab, 5) == ["b1", "a3"]
+    assert drain(lab) == ["a4"]
+    assert lab.loaded() == ["a1", "a3", "a4", "b1"]
 
 
-@both_forms
-def test_what_relays_have_published_out_of_order_is_tried_in_order(scenario: Scenario, topics: Topics, transform: str) -> None:
-    """Scenario 25: several relays published the records of a key, the last one first. That record is held again."""
-    with ordered_on(scenario, topics, transform=transform) as lab:
-        lab.say({"a1": "retry"})
-        send(lab, "a1 a2 a3 a4")
-        lab.run()
-        lab.say({})
-        assert drain(lab, 5) == ["a1"]
-        with session(lab.url) as connection, transaction(connection) as cur:
-            assert store.release(cur, lab.group_id, now_topic(lab.group)) == 3
-        lab.make_topic(now_topic(lab.group))
-        for value in (b"a4", b"a2", b"a3"):
-            lab.topics.produce(now_topic(lab.group), [value], key="a")
-            ((number,),) = lab.sql("SELECT failed_record_id FROM tidemark.failed_record WHERE value = %(value)s", value=value)
-            lab.register(number, now_topic(lab.group), 0, lab.ends(now_topic(lab.group)) - 1)
-        lab.calls()
-        lab.drain()
-        assert lab.calls() == [(0, 1), (0, 2)]
-        assert states(lab)["a4"] == "HELD"
-        lab.check()
-        assert drain(lab) == ["a4"]
-
-
-def test_record_that_is_not_in_its_log_holds_what_is_behind_it(ordered: Lab) -> None:
+def test_record_that_is_not_in_its_log_holds_what_is_behind_it(lab: Lab) -> None:
     """It keeps waiting and is published again. The next record of its key is due and in the log, but not tried before it."""
-    ordered.say({"a1": "retry"})
-    send(ordered, "a1 a2 a3")
-    ordered.run()
-    ordered.say({})
-    drain(ordered, 5)
-    ordered.relay()
-    topic = now_topic(ordered.group)
-    ordered.topics.produce(topic, [b"x"])
-    ordered.topics.trim(topic, {0: 1})
-    ordered.calls()
-    ordered.drain()
-    assert (ordered.calls(), states(ordered)) == ([], {"a1": "LOADED", "a2": "WAITING", "a3": "HELD"})
-    ordered.check()
-    assert drain(ordered) == ["a2"]
-    assert drain(ordered) == ["a3"]
+    read(lab, "a1 a2 a3", {"a1": "retry"})
+    lab.say({})
+    drain(lab, 5)
+    lab.relay()
+    topic = now_topic(lab.group)
+    lab.topics.produce(topic, [b"x"])
+    lab.topics.trim(topic, {0: 1})
+    lab.calls()
+    lab.drain()
+    assert (lab.calls(), states(lab)) == ([], {"a1": "LOADED", "a2": "WAITING", "a3": "HELD"})
+    lab.check()
+    assert drain(lab) == ["a2"]
+    assert drain(lab) == ["a3"]
 
 
-def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(ordered: Lab) -> None:
+def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(lab: Lab) -> None:
     """Scenario 34: a redriven record blocks later ones again; those that overtook it meanwhile stay ahead. A later record whose own tier is
     due is held until the earlier one is settled."""
-    ordered.say({"a1": "fail", "a3": "retry"})
-    send(ordered, "a1 a2 a3")
-    ordered.run()
-    assert (ordered.loaded(), states(ordered)) == (["a2"], {"a1": "FAILED", "a3": "WAITING"})
-    ordered.consumer.set(retry={"delays": ["30m"], "order": "key"})
-    with session(ordered.url) as connection:
-        made = redrive.plan(connection, ordered.spec, Filter(states=(RecordState.FAILED,)), reason="it is up again", by="ann")
-        redrive.apply(connection, ordered.cluster, lambda _: ordered.spec, made.redrive.redrive_id, by="ann")
-    send(ordered, "a4")
-    ordered.run()
-    ordered.make_topic(f"{ordered.group}.retry.5m")
-    ordered.say({})
-    assert drain(ordered, 5) == []
-    assert states(ordered) == {"a1": "WAITING", "a3": "HELD", "a4": "HELD"}
-    assert ordered.drains() == [("retry.5m", 0, 1, 0, 0, 1, 0, 0)]
-    assert drain(ordered, 25) == ["a1"]
-    assert drain(ordered) == ["a3", "a4"]
-    assert ordered.loaded() == ["a1", "a2", "a3", "a4"]
+    read(lab, "a1 a2 a3", {"a1": "fail", "a3": "retry"})
+    assert (lab.loaded(), states(lab)) == (["a2"], {"a1": "FAILED", "a3": "WAITING"})
+    lab.consumer.set(retry={"delays": ["30m"], "order": "key"})
+    lab.redrive(Filter(states=(RecordState.FAILED,)))
+    send(lab, "a4")
+    lab.run()
+    lab.make_topic(f"{lab.group}.retry.5m")
+    lab.say({})
+    assert drain(lab, 5) == []
+    assert states(lab) == {"a1": "WAITING", "a3": "HELD", "a4": "HELD"}
+    assert lab.drains() == [("retry.5m", 0, 1, 0, 0, 1, 0, 0)]
+    assert drain(lab, 25) == ["a1"]
+    assert drain(lab) == ["a3", "a4"]
+    assert lab.loaded() == ["a1", "a2", "a3", "a4"]
 
 
-def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held(ordered: Lab) -> None:
+def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held(lab: Lab) -> None:
     """Even if the record that those wait for is settled just before the redriven one is tried."""
-    ordered.say({"a1": "retry"})
-    send(ordered, "a1 a2 a3")
-    ordered.run()
-    ordered.make_topic(now_topic(ordered.group))
-    with session(ordered.url) as connection:
-        discard(connection, ordered.group, Filter(from_offset=2), reason="not wanted any more", by="ann")
-        made = redrive.plan(
-            connection,
-            ordered.spec,
-            Filter(states=(RecordState.DISCARDED,)),
-            reason="wanted all the same",
-            by="ann",
-            destination=redrive.Destination.NOW,
-        )
-        redrive.apply(connection, ordered.cluster, lambda _: ordered.spec, made.redrive.redrive_id, by="ann")
-    ordered.relay()
-    ordered.age(minutes(5))
-    ordered.say({})
+    read(lab, "a1 a2 a3", {"a1": "retry"})
+    lab.discard(Filter(from_offset=2))
+    lab.redrive(Filter(states=(RecordState.DISCARDED,)), Destination.NOW)
+    lab.make_due(minutes(5))
+    lab.say({})
 
     def first_a1(part: Slice) -> None:
-        if part.partition.topic == now_topic(ordered.group):
-            until(lambda: states(ordered)["a1"] == "LOADED")
+        if part.partition.topic == now_topic(lab.group):
+            until(lambda: states(lab)["a1"] == "LOADED")
 
-    ordered.drain(before=first_a1)
-    assert states(ordered) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
-    ordered.check()
-    assert drain(ordered) == ["a2", "a3"]
+    lab.drain(before=first_a1)
+    assert states(lab) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
+    lab.check()
+    assert drain(lab) == ["a2", "a3"]
 
 
-def test_rows_that_postgres_refuses_block_nothing_and_leave_the_order_of_the_others(scenario: Scenario, topics: Topics) -> None:
+@with_options(ddl="payload bytea CHECK (payload <> 'a1')")
+def test_rows_that_postgres_refuses_block_nothing_and_leave_the_order_of_the_others(lab: Lab) -> None:
     """A bad row is found after the transform has answered for the whole slice. The second pass holds the same records."""
-    with ordered_on(scenario, topics, ddl="payload bytea CHECK (payload <> 'a1')") as lab:
-        lab.say({"b1": "retry"})
-        send(lab, "a1 b1 a2 b2")
-        lab.run()
-        assert (lab.loaded(), states(lab)) == (["a2"], {"a1": "FAILED", "b1": "WAITING", "b2": "HELD"})
-        lab.check()
+    read(lab, "a1 b1 a2 b2", {"b1": "retry"})
+    assert (lab.loaded(), states(lab)) == (["a2"], {"a1": "FAILED", "b1": "WAITING", "b2": "HELD"})
+    lab.check()
 
 
 # ---- limits
 
 
-def test_slice_that_would_hold_too_many_records_is_given_up(scenario: Scenario, topics: Topics) -> None:
+@with_options(retry={"max_held": 2})
+def test_slice_that_would_hold_too_many_records_is_given_up(lab: Lab) -> None:
     """Scenario 32: nothing of it is stored, no offset moves, and the message gives the numbers. Once the earlier records are drained, the
     slice is read."""
-    with ordered_on(scenario, topics, retry={"max_held": 2}) as lab:
-        lab.say({"a1": "retry", "b1": "retry"})
-        send(lab, "a1 a2 b1")
+    read(lab, "a1 a2 b1", {"a1": "retry", "b1": "retry"})
+    send(lab, "c1 a3 b2")
+    with pytest.raises(HeldTooMany) as raised:
         lab.run()
-        send(lab, "c1 a3 b2")
-        with pytest.raises(HeldTooMany) as raised:
-            lab.run()
-        assert not raised.value.retriable
-        assert str(raised.value).startswith(
-            f'{lab.topic}/0 [3, 6): 2 records would be held, because earlier records of 2 keys wait for a retry: "a", "b". '
-            "With the 1 already held in this partition, that is more than retry.max_held (2). Nothing of this slice was stored"
-        )
-        assert (lab.loaded(), states(lab)) == ([], {"a1": "WAITING", "a2": "HELD", "b1": "WAITING"})
-        lab.check()
-        lab.say({})
-        drain(lab, 5)
-        lab.run()
-        assert (lab.loaded(), states(lab)["a3"]) == (["a1", "b1", "c1", "b2"], "HELD")
-        drain(lab)
-        assert len(lab.loaded()) == 6
+    assert not raised.value.retriable
+    assert str(raised.value).startswith(
+        f'{lab.topic}/0 [3, 6): 2 records would be held, because earlier records of 2 keys wait for a retry: "a", "b". '
+        "With the 1 already held in this partition, that is more than retry.max_held (2). Nothing of this slice was stored"
+    )
+    assert (lab.loaded(), states(lab)) == ([], {"a1": "WAITING", "a2": "HELD", "b1": "WAITING"})
+    lab.check()
+    lab.say({})
+    drain(lab, 5)
+    lab.run()
+    assert (lab.loaded(), states(lab)["a3"]) == (["a1", "b1", "c1", "b2"], "HELD")
+    drain(lab)
+    assert len(lab.loaded()) == 6
 
 
-def test_held_records_are_no_failures_to_the_breaker(scenario: Scenario, topics: Topics) -> None:
+@with_options(retry={"breaker": {"ratio": 0.5, "consecutive": 1, "minimum": 1}})
+def test_held_records_are_no_failures_to_the_breaker(lab: Lab) -> None:
     """Neither for the ratio nor for failures in a row: here, one of the two records that were tried has failed."""
-    breaker = {"ratio": 0.5, "consecutive": 1, "minimum": 1}
-    with ordered_on(scenario, topics, retry={"breaker": breaker}) as lab:
-        lab.say({"a1": "retry"})
-        send(lab, "a1 a2 a3 a4 a5 b1")
-        lab.run()
-        assert lab.states() == {"WAITING": 1, "HELD": 4}
+    read(lab, "a1 a2 a3 a4 a5 b1", {"a1": "retry"})
+    assert lab.states() == {"WAITING": 1, "HELD": 4}
 
 
 # ---- operators
 
 
-def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redrive_them(ordered: Lab) -> None:
+def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redrive_them(lab: Lab) -> None:
     """Scenario 33: the head and a record in the middle are discarded. The records behind them continue in order."""
-    ordered.say({"a1": "retry"})
-    send(ordered, "a1 a2 a3 a4")
-    ordered.run()
-    with session(ordered.url) as connection:
-        held = list_records(connection, ordered.group, Filter(states=(RecordState.HELD,)), limit=10)
+    read(lab, "a1 a2 a3 a4", {"a1": "retry"})
+    with session(lab.url) as connection:
+        held = list_records(connection, lab.group, Filter(states=(RecordState.HELD,)), limit=10)
         assert [record.offset for record in held] == [1, 2, 3]
         with pytest.raises(NotEditable, match="it is held until an earlier record of its key is settled"):
-            edit(connection, ordered.group, held[0].number, lambda was: Payload(was.key, b"x", ()), reason="the value was wrong", by="ann")
+            edit(connection, lab.group, held[0].number, lambda was: Payload(was.key, b"x", ()), **WHY)
         with pytest.raises(BadInput, match="no record to redrive: states HELD; 3 already wait for a retry"):
-            redrive.plan(connection, ordered.spec, Filter(states=(RecordState.HELD,)), reason="they are held", by="ann")
-        assert discard(connection, ordered.group, Filter(numbers=(held[1].number,)), reason="not wanted any more", by="ann") == 1
-        assert discard(connection, ordered.group, Filter(from_offset=0, to_offset=1), reason="not wanted any more", by="ann") == 1
-    ordered.check()
-    ordered.say({})
-    assert drain(ordered) == ["a2", "a4"]
-    assert states(ordered) == {"a1": "DISCARDED", "a2": "LOADED", "a3": "DISCARDED", "a4": "LOADED"}
+            redrive.plan(connection, lab.spec, Filter(states=(RecordState.HELD,)), **WHY)
+    assert lab.discard(Filter(numbers=(held[1].number,))) == 1
+    assert lab.discard(Filter(from_offset=0, to_offset=1)) == 1
+    lab.check()
+    lab.say({})
+    assert drain(lab) == ["a2", "a4"]
+    assert states(lab) == {"a1": "DISCARDED", "a2": "LOADED", "a3": "DISCARDED", "a4": "LOADED"}
 
 
-def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(ordered: Lab) -> None:
+def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(lab: Lab) -> None:
     """A waiting record before the rewind's target keeps holding its key during the replay."""
-    ordered.say({"a1": "retry", "b2": "retry"})
-    send(ordered, "a1 a2 b1 a3 b2 b3")
-    ordered.run()
+    read(lab, "a1 a2 b1 a3 b2 b3", {"a1": "retry", "b2": "retry"})
     columns = "record_offset, state, due_at, retry_number, error_type, story, ladder_at"
-    before, rows = ordered.failed(columns), ordered.rows()
-    done = ordered.rewind(ToOffset(1))
-    assert states(ordered) == {"a1": "WAITING"}
-    ordered.check()
-    ordered.say({})
-    ordered.run()
-    assert (ordered.loaded(), states(ordered)) == (["b1", "b2", "b3"], {"a1": "WAITING", "a2": "HELD", "a3": "HELD"})
-    ordered.check()
-    ordered.undo(done.rewind_id)
-    assert (ordered.failed(columns), ordered.rows()) == (before, rows)
-    ordered.check()
-    assert drain(ordered, 5) == ["a1", "b2"]
-    assert drain(ordered) == ["a2", "a3", "b3"]
+    before, rows = lab.failed(columns), lab.rows()
+    done = lab.rewind(ToOffset(1))
+    assert states(lab) == {"a1": "WAITING"}
+    lab.check()
+    lab.say({})
+    lab.run()
+    assert (lab.loaded(), states(lab)) == (["b1", "b2", "b3"], {"a1": "WAITING", "a2": "HELD", "a3": "HELD"})
+    lab.check()
+    lab.undo(done.rewind_id)
+    assert (lab.failed(columns), lab.rows()) == (before, rows)
+    lab.check()
+    assert drain(lab, 5) == ["a1", "b2"]
+    assert drain(lab) == ["a2", "a3", "b3"]
 
 
-@both_forms
-def test_backfill_and_group_hold_a_keys_later_records_for_each_other(scenario: Scenario, topics: Topics, transform: str) -> None:
+@pytest.mark.sampled
+@both_forms()
+def test_backfill_and_group_hold_a_keys_later_records_for_each_other(lab: Lab) -> None:
     """Whichever of the two has read the waiting record. Neither a later record nor one that the group has loaded holds an earlier one."""
-    with ordered_on(scenario, topics, transform=transform) as lab:
-        send(lab, "a0")
-        lab.run()
-        lab.say({"a1": "retry", "b2": "retry"})
-        send(lab, "a1 b1 a2 b2 a3")
-        skipped = lab.rewind(ToOffset(4), backfill=True)
-        lab.run()
-        assert (lab.loaded(), states(lab)) == (["a0", "a3"], {"b2": "WAITING"})
-        lab.run(backfill_of=skipped.rewind_id)
-        assert (lab.loaded(), states(lab)) == (["a0", "b1", "a3"], {"a1": "WAITING", "a2": "HELD", "b2": "WAITING"})
-        send(lab, "a4 b3")
-        lab.run()
-        assert states(lab) == {"a1": "WAITING", "a2": "HELD", "b2": "WAITING", "a4": "HELD", "b3": "HELD"}
-        lab.say({})
-        assert sorted(drain(lab, 5)) == ["a1", "b2"]
-        assert sorted(drain(lab), key=lambda value: value[0]) == ["a2", "a4", "b3"]  # each key's values stay in the order of their tries
-        assert lab.loaded() == ["a0", "a1", "b1", "a2", "b2", "a3", "a4", "b3"]
+    send(lab, "a0")
+    lab.run()
+    lab.say({"a1": "retry", "b2": "retry"})
+    send(lab, "a1 b1 a2 b2 a3")
+    skipped = lab.rewind(ToOffset(4), backfill=True)
+    lab.run()
+    assert (lab.loaded(), states(lab)) == (["a0", "a3"], {"b2": "WAITING"})
+    lab.run(backfill_of=skipped.rewind_id)
+    assert (lab.loaded(), states(lab)) == (["a0", "b1", "a3"], {"a1": "WAITING", "a2": "HELD", "b2": "WAITING"})
+    send(lab, "a4 b3")
+    lab.run()
+    assert states(lab) == {"a1": "WAITING", "a2": "HELD", "b2": "WAITING", "a4": "HELD", "b3": "HELD"}
+    lab.say({})
+    assert sorted(drain(lab, 5)) == ["a1", "b2"]
+    assert sorted(drain(lab), key=lambda value: value[0]) == ["a2", "a4", "b3"]  # each key's values stay in the order of their tries
+    assert lab.loaded() == ["a0", "a1", "b1", "a2", "b2", "a3", "a4", "b3"]
 
 
 # ---- races
 
 
-def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 31, check then insert: the run saw that the key is blocked, and stores the record as held when nothing waits any more."""
     there, go = threading.Event(), threading.Event()
 
@@ -410,109 +352,95 @@ def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(or
             there.set()
             assert go.wait(60)
 
-    ordered.say({"a1": "retry"})
-    send(ordered, "a1")
-    ordered.run()
-    ordered.say({})
-    send(ordered, "a2 a3")
+    read(lab, "a1", {"a1": "retry"})
+    lab.say({})
+    send(lab, "a2 a3")
     with monkeypatch.context() as patched:
         patched.setattr(commit_module, "reached", wait)
-        with in_thread(ordered.run) as run:
+        with in_thread(lab.run) as run:
             assert there.wait(60)
-            assert drain(ordered, 5) == ["a1"]
-            ordered.relay()
+            assert drain(lab, 5) == ["a1"]
+            lab.relay()
             go.set()
             run.result(180)
-    assert states(ordered) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
-    with session(ordered.url) as connection:
-        assert ordered.group in busy(connection)
-    assert drain(ordered) == ["a2", "a3"]
-    assert ordered.loaded() == ["a1", "a2", "a3"]
+    assert states(lab) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
+    with session(lab.url) as connection:
+        assert lab.group in busy(connection)
+    assert drain(lab) == ["a2", "a3"]
+    assert lab.loaded() == ["a1", "a2", "a3"]
 
 
-def test_record_whose_turn_passes_while_it_is_tried_is_held(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_whose_turn_passes_while_it_is_tried_is_held(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record before it has lost its message in the retry topic and keeps waiting. The transform's result for the record behind it is
     dropped."""
-    ordered.say({"*": "retry"})
-    send(ordered, "a1 a2 b1")
-    ordered.run()
-    ordered.say({})
-    drain(ordered, 5)
-    ordered.say({"*": "retry"})
-    send(ordered, "c1 c2")
-    ordered.run()
-    ordered.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), retry_number = 1,"
+    read(lab, "a1 a2 b1", {"*": "retry"})
+    lab.say({})
+    drain(lab, 5)
+    read(lab, "c1 c2", {"*": "retry"})
+    lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), retry_number = 1,"
                 " hop_topic = (SELECT hop_topic FROM tidemark.failed_record WHERE value = 'c1') WHERE value = 'c2'")  # fmt: skip
-    ordered.relay()
-    ordered.age(minutes(5))
-    ordered.say({})
+    lab.make_due(minutes(5))
+    lab.say({})
 
     def lose(step: Step, _part: Slice) -> None:
         if step is Step.BEGIN:
-            ordered.sql("UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL WHERE value = 'c1'")
+            lab.sql("UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL WHERE value = 'c1'")
 
     with monkeypatch.context() as patched:
         patched.setattr(commit_module, "reached", lose)
-        ordered.drain()
-    assert {value: state for value, state in states(ordered).items() if value[0] == "c"} == {"c1": "WAITING", "c2": "HELD"}
-    assert drain(ordered, 5) == ["c1"]
-    assert drain(ordered) == ["c2"]
+        lab.drain()
+    assert {value: state for value, state in states(lab).items() if value[0] == "c"} == {"c1": "WAITING", "c2": "HELD"}
+    assert drain(lab, 5) == ["c1"]
+    assert drain(lab) == ["c2"]
 
 
-@both_forms
-def test_key_that_is_blocked_while_bad_rows_are_looked_for_is_held(
-    scenario: Scenario, topics: Topics, monkeypatch: pytest.MonkeyPatch, transform: str
-) -> None:
+@pytest.mark.sampled
+@both_forms(ddl="payload bytea CHECK (payload <> 'bad')")
+def test_key_that_is_blocked_while_bad_rows_are_looked_for_is_held(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slice is transformed before its transaction. If a key has been blocked since, it is transformed again."""
-    with ordered_on(scenario, topics, transform=transform, ddl="payload bytea CHECK (payload <> 'bad')") as lab:
-        lab.say({"a1": "fail"})
-        send(lab, "a1")
+    read(lab, "a1", {"a1": "fail"})
+    send(lab, "a2 bad c1")
+    blocked = []
+
+    def block(step: Step, _part: Slice) -> None:
+        if step is Step.BEGIN:
+            blocked.append(step)
+            if len(blocked) == 2:  # the first transaction did not look for bad rows
+                lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp() WHERE value = 'a1'")
+
+    lab.calls()
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_module, "reached", block)
         lab.run()
-        send(lab, "a2 bad c1")
-        blocked = []
-
-        def block(step: Step, _part: Slice) -> None:
-            if step is Step.BEGIN:
-                blocked.append(step)
-                if len(blocked) == 2:  # the first transaction did not look for bad rows
-                    lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp() WHERE value = 'a1'")
-
-        lab.calls()
-        with monkeypatch.context() as patched:
-            patched.setattr(commit_module, "reached", block)
-            lab.run()
-        assert len(blocked) == 3
-        assert states(lab) == {"a1": "WAITING", "a2": "HELD", "bad": "FAILED"}
-        assert lab.loaded() == ["c1"]
-        lab.check()
+    assert len(blocked) == 3
+    assert states(lab) == {"a1": "WAITING", "a2": "HELD", "bad": "FAILED"}
+    assert lab.loaded() == ["c1"]
+    lab.check()
 
 
-def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the first drain has committed, its records count as waiting, and the other drain holds the records behind them."""
-    ordered.say({"a1": "retry"})
-    send(ordered, "a1 a2")
-    ordered.run()
-    ordered.relay()
-    ordered.age(minutes(5))
-    ordered.sql(
+    read(lab, "a1 a2", {"a1": "retry"})
+    lab.make_due(minutes(5))
+    lab.sql(
         "UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), hop_topic = %(topic)s WHERE value = 'a2'",
-        topic=now_topic(ordered.group),
+        topic=now_topic(lab.group),
     )
-    ordered.publish()
-    ordered.say({})
+    lab.relay()
+    lab.say({})
     ready = threading.Barrier(2, timeout=300)
 
     def slowly(step: Step, part: Any) -> None:
         if step is Step.COPY_ROWS:
             ready.wait()  # both have their locks and know the order of their records
 
-    ordered.calls()
+    lab.calls()
     with monkeypatch.context() as patched:
         patched.setattr(drained_module, "reached", slowly)
-        ordered.drain()
-    assert (ordered.calls(), states(ordered)) == ([(0, 0)], {"a1": "LOADED", "a2": "HELD"})
-    ordered.check()
-    assert drain(ordered) == ["a2"]
+        lab.drain()
+    assert (lab.calls(), states(lab)) == ([(0, 0)], {"a1": "LOADED", "a2": "HELD"})
+    lab.check()
+    assert drain(lab) == ["a2"]
 
 
 # ---- in any order
@@ -522,14 +450,11 @@ SERVICES = {"function": SERVICE, "arrow": ARROW_SERVICE}
 ANSWERS = st.lists(st.sampled_from(("load", "retry", "load", "skip", "retry", "fail")), min_size=5, max_size=5)
 """Assigned to the records in turn, so that they get different answers, and other ones at the next try."""
 COMING = st.lists(st.sampled_from(KEYS), min_size=3, max_size=6)
-STEPS = st.sampled_from((*[None] * 14, *Step))
-"""Where a commit dies. Mostly it does not."""
-OPEN = ("WAITING", "HELD")
 ROUNDS = 3
 """Rounds of relay and drain after which no record may be left waiting."""
 
 
-class Ordered(RuleBasedStateMachine):
+class Ordered(RetryMachine):
     """Whatever happens, no record is tried, loaded, skipped or given up while an earlier record of its key waits.
 
     This is checked step by step: when a failed or discarded record is redriven, records that have overtaken it stay settled, and it holds
@@ -542,10 +467,8 @@ class Ordered(RuleBasedStateMachine):
         service=st.sampled_from(sorted(SERVICES)), keys=st.lists(st.sampled_from(KEYS[:2]), min_size=6, max_size=8), answers=ANSWERS
     )
     def begin(self, service: str, keys: list[str | None], answers: list[str]) -> None:
-        self.lab = self.make(SERVICES[service])
-        self.monkeypatch = pytest.MonkeyPatch()
+        self.start(self.make(SERVICES[service]))
         self.keys: list[str | None] = []
-        self.rewinds: list[int] = []
         self.read(keys, ["retry", *answers[1:]], LADDERS[0], None)
 
     def teardown(self) -> None:
@@ -557,13 +480,13 @@ class Ordered(RuleBasedStateMachine):
             for answers, backwards in ((["load"], False), (["retry", "load"], False), (["load"], True)):
                 self.drained(answers, 60, 1, backwards, 1, None)
             for _ in range(ROUNDS):
-                if not set(OPEN) & set(self.lab.states()):
+                if not self.open():
                     break
                 self.lab.relay()
                 self.lab.age(minutes(60))
                 with self._in_order():
                     self.lab.drain()
-            assert not set(OPEN) & set(self.lab.states())
+            assert not self.open()
             self.lab.check()
 
     @rule(keys=COMING, answers=ANSWERS, delays=st.sampled_from(LADDERS), step=STEPS)
@@ -573,7 +496,7 @@ class Ordered(RuleBasedStateMachine):
             self.lab.produce(str(len(self.keys)), key=key)
             self.keys.append(key)
         self._answer(answers)
-        with self._in_order(), self._dying(step):
+        with self._in_order(), self.dying(step):
             self.lab.run()
 
     @rule(
@@ -589,7 +512,7 @@ class Ordered(RuleBasedStateMachine):
         reverse order, as several relays may."""
         with session(self.lab.url) as connection, transaction(connection) as cur:
             store.release(cur, self.lab.group_id, now_topic(self.lab.group))
-        outbox = self._rows("failed_record_id, hop_topic, key, value", "state IN ('WAITING', 'FAILED') AND hop_offset IS NULL")
+        outbox = self.rows("failed_record_id, hop_topic, key, value", "state IN ('WAITING', 'FAILED') AND hop_offset IS NULL")
         self._publish(outbox[:: -published if backwards else published])
         self.lab.sql(
             "UPDATE tidemark.failed_record SET due_at = due_at - %(by)s WHERE group_id = %(group_id)s AND record_offset %% %(of)s = 0",
@@ -598,8 +521,8 @@ class Ordered(RuleBasedStateMachine):
             group_id=self.lab.group_id,
         )
         self._answer(answers)
-        due = {tuple(row) for row in self._rows("partition, record_offset", "state = 'WAITING' AND due_at <= clock_timestamp()")}
-        with self._in_order(due), self._dying(step):
+        due = {tuple(row) for row in self.rows("partition, record_offset", "state = 'WAITING' AND due_at <= clock_timestamp()")}
+        with self._in_order(due), self.dying(step):
             self.lab.drain()
 
     @rule(answers=ANSWERS, step=STEPS)
@@ -609,41 +532,11 @@ class Ordered(RuleBasedStateMachine):
 
     # ---- operators
 
-    @precondition(lambda self: bool(set(OPEN) & set(self.lab.states())))
-    @rule(data=st.data())
-    def operator_discards(self, data: Any) -> None:
-        (number,) = data.draw(st.sampled_from(self._rows("failed_record_id", f"state IN {OPEN}")))
-        with session(self.lab.url) as connection:
-            discard(connection, self.lab.group, Filter(numbers=(number,)), reason="not wanted any more", by="ann")
-
     @precondition(lambda self: bool(self._given_up()))
-    @rule(data=st.data(), to=st.sampled_from(redrive.Destination))
-    def operator_redrives(self, data: Any, to: redrive.Destination) -> None:
+    @rule(data=st.data(), to=st.sampled_from(Destination))
+    def operator_redrives(self, data: Any, to: Destination) -> None:
         (number,) = data.draw(st.sampled_from(self._given_up()))
-        wanted = Filter(numbers=(number,), states=(RecordState.FAILED, RecordState.DISCARDED))
-        for topic in (now_topic(self.lab.group), *filter(None, self.lab.ladder.topics)):
-            self.lab.make_topic(topic)
-        with session(self.lab.url) as connection:
-            made = redrive.plan(connection, self.lab.spec, wanted, reason="wanted all the same", by="ann", destination=to)
-            redrive.apply(connection, self.lab.cluster, lambda _: self.lab.spec, made.redrive.redrive_id, by="ann")
-
-    @precondition(lambda self: self._position() > 0)
-    @rule(data=st.data())
-    def operator_rewinds(self, data: Any) -> None:
-        self.rewinds.append(self.lab.rewind(ToOffset(data.draw(st.integers(0, self._position())))).rewind_id)
-
-    @precondition(lambda self: bool(self.rewinds))
-    @rule()
-    def operator_undoes(self) -> None:
-        with contextlib.suppress(PlanRefused):
-            self.lab.undo(self.rewinds.pop())
-
-    # ---- invariants
-
-    @invariant()
-    def everything_is_accounted_for(self) -> None:
-        if hasattr(self, "lab"):
-            self.lab.check()
+        self.lab.redrive(Filter(numbers=(number,), states=(RecordState.FAILED, RecordState.DISCARDED)), to)
 
     @contextlib.contextmanager
     def _in_order(self, due: set[Any] | None = None) -> Iterator[None]:
@@ -664,16 +557,11 @@ class Ordered(RuleBasedStateMachine):
 
     def _open(self) -> set[int]:
         """The offsets of unsettled records: waiting, held, or not read yet."""
-        unsettled = self._rows("record_offset", f"state IN {OPEN}")
-        return {offset for (offset,) in unsettled} | set(range(self._position(), len(self.keys)))
+        unsettled = self.rows("record_offset", f"state IN {OPEN}")
+        return {offset for (offset,) in unsettled} | set(range(self.position(), len(self.keys)))
 
     def _answer(self, answers: list[str]) -> None:
         self.lab.say({str(offset): answers[offset % len(answers)] for offset in range(len(self.keys))})
-
-    @contextlib.contextmanager
-    def _dying(self, step: Step | None) -> Iterator[None]:
-        with dying_at(step, self.monkeypatch) if step else contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
-            yield
 
     def _publish(self, outbox: list[tuple[Any, ...]]) -> None:
         """Publishes these records in this order, and registers where they are."""
@@ -690,27 +578,15 @@ class Ordered(RuleBasedStateMachine):
             self.lab.register(number, *place)
 
     def _given_up(self) -> list[tuple[Any, ...]]:
-        return self._rows("failed_record_id", "state IN ('FAILED', 'DISCARDED') AND redrives < 3")
-
-    def _rows(self, columns: str, where: str) -> list[tuple[Any, ...]]:
-        query = f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s AND {where} ORDER BY failed_record_id"
-        return [tuple(row) for row in self.lab.sql(query, group_id=self.lab.group_id)]
-
-    def _position(self) -> int:
-        query = "SELECT coalesce(max(next_offset), 0) FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND NOT drained"
-        return int(self.lab.sql(query, group_id=self.lab.group_id)[0][0])
+        return self.rows("failed_record_id", "state IN ('FAILED', 'DISCARDED') AND redrives < 3")
 
 
 def test_no_record_overtakes_one_of_its_key_in_any_order_of_failures_drains_deaths_and_rewinds(
     database_url: str, topics: Topics, project_dir: Path
 ) -> None:
     """Scenarios 21, 25, 31. Each example has a separate topic, group and sink."""
-    Scenario(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
 
     def make(service: str) -> Lab:
         return Lab(Scenario(project_dir, database_url, topics), topics, transform=service, retry={"delays": LADDERS[0], "order": "key"})
 
-    machine = type("Machine", (Ordered,), {"make": staticmethod(make)})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(8), stateful_step_count=7, suppress_health_check=list(HealthCheck))
-    )
+    run_machine(Ordered, Scenario(project_dir, database_url, topics), number=8, steps=7, make=staticmethod(make))

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from tests.integration.retry.lab import Lab, minutes
 from tests.support.buffers import counted
+from tests.support.shell import tidemark
 
 from tidemark.db import session, transaction
 from tidemark.retry import admin, redrive
@@ -24,8 +25,7 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
     lab.say({"a": "retry", "b": "retry", "c": "fail", "d": "fail", "e": "fail", "f": "retry"})
     lab.topics.produce(lab.topic, list("abcdef"), key="k", headers=[("trace", b"1")])
     lab.run()
-    lab.publish()
-    lab.age(minutes(5))
+    lab.make_due(minutes(5))
     lab.say({"b": "skip", "f": "retry"})
     lab.drain()
     numbers = dict(lab.failed("convert_from(value, 'UTF8'), failed_record_id"))
@@ -50,7 +50,7 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
         planned = redrive.plan(connection, lab.spec, Filter(states=(RecordState.DISCARDED, RecordState.FAILED)), **WHY)
         done = redrive.apply(connection, lab.cluster, lambda _: lab.spec, planned.redrive.redrive_id, by="bob")
     assert (done.redrive.redriven, done.passed_over) == (1, {"its payload was emptied": 2})
-    shown = lab.consumer.command("retries", "show", lab.spec.name, str(numbers["d"])).stdout
+    shown = tidemark(lab.consumer, "retries", "show", lab.spec.name, str(numbers["d"])).stdout
     assert "payload emptied on 20" in " ".join(shown.split())
     assert "value" not in shown
     assert lab.states() == {"LOADED": 1, "SKIPPED": 1, "DISCARDED": 2, "WAITING": 2}
@@ -59,9 +59,7 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
 
 def test_records_that_are_kept_longer_are_not_read(lab: Lab) -> None:
     """The settled records of 30 days may number in the millions, and `tidemark maintain` runs daily."""
-    lab.say({"a": "fail"})
-    lab.produce("a")
-    lab.run()
+    lab.read("a", answers={"a": "fail"})
     lab.sql("""
         INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, headers, disposition, error_type, error_text,
                                             attempt_id, state, changed_at, value)
@@ -78,23 +76,20 @@ def test_records_that_are_kept_longer_are_not_read(lab: Lab) -> None:
 def test_the_command_empties_them_with_what_rewinds_have_left(lab: Lab) -> None:
     """`tidemark maintain` keeps payloads for 30 days or ``--keep``, but not for less than the minimum in the settings. It stores who ran
     it, when, and what it removed."""
-    lab.say({"a": "retry"})
-    lab.produce("a")
-    lab.run()
-    lab.publish()
-    lab.age(minutes(5))
+    lab.read("a", answers={"a": "retry"})
+    lab.make_due(minutes(5))
     lab.say({})
     lab.drain()
     lab.age(timedelta(days=29))
-    assert lab.consumer.command("maintain").stdout == "nothing to do\n"
+    assert tidemark(lab.consumer, "maintain").stdout == "nothing to do\n"
     lab.age(timedelta(days=2))
-    assert lab.consumer.command("maintain").stdout == "removed the payloads of 1 settled failed record\n"
-    refused = lab.consumer.command("maintain", "--keep", "0s")
+    assert tidemark(lab.consumer, "maintain").stdout == "removed the payloads of 1 settled failed record\n"
+    refused = tidemark(lab.consumer, "maintain", "--keep", "0s")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "keep: 0s is less than 7d" in refused.stderr
     assert "TIDEMARK_KEEP_AT_LEAST" in refused.stderr
     lower = {"TIDEMARK_KEEP_AT_LEAST": "0s"}
-    assert json.loads(lab.consumer.command("maintain", "--keep", "0s", "--output", "json", env=lower).stdout)["emptied"] == 0
+    assert json.loads(tidemark(lab.consumer, "maintain", "--keep", "0s", "--output", "json", env=lower).stdout)["emptied"] == 0
     with session(lab.url) as connection, transaction(connection) as cur:
         cur.execute(
             "SELECT extract(day FROM keep)::int, archives, rows, payloads, done_by LIKE '%@%', ended_at >= begun_at"

@@ -6,28 +6,23 @@ are compared with those due by the database's clock: none may be tried before it
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from tests.integration.retry.lab import Lab, dying_at, minutes
+from hypothesis.stateful import initialize, precondition, rule
+from tests.integration.retry.lab import Lab, minutes
+from tests.integration.retry.machine import LADDERS, STEPS, RetryMachine
 from tests.support.kafka_topics import Topics
-from tests.support.sampling import examples
+from tests.support.machines import run_machine
 from tests.support.scenario import Scenario
 
-from tidemark.rewind.model import ToOffset
-from tidemark.rewind.plan import PlanRefused
 from tidemark.sink.steps import Step
 
 WORDS = ("a", "b", "c")
 ANSWERS = st.dictionaries(st.sampled_from(WORDS), st.sampled_from(("load", "three", "skip", "retry", "retry", "fail")))
-LADDERS = (["5m", "5m", "30m"], ["5m"], ["30m", "5m"], ["1m", "5m", "5m", "5m", "5m"])
 RECORD = "topic_id, partition, record_offset"
 DUE = "state = 'WAITING' AND hop_offset IS NOT NULL AND due_at <= clock_timestamp()"
 
@@ -43,16 +38,13 @@ MUST = f"""
                           AND pos.partition = record.hop_partition AND pos.next_offset > record.hop_offset)"""
 
 
-class Retries(RuleBasedStateMachine):
+class Retries(RetryMachine):
     make: Callable[[], Lab]
 
     @initialize()
     def begin(self) -> None:
-        self.lab = self.make()
-        self.lab.calls()
-        self.monkeypatch = pytest.MonkeyPatch()
+        self.start(self.make())
         self.late: list[tuple[int, str, int, int]] = []
-        self.rewinds: list[int] = []
 
     def teardown(self) -> None:
         """Once the service stays up, three drains settle all waiting records."""
@@ -62,10 +54,9 @@ class Retries(RuleBasedStateMachine):
         lab.say({})
         lab.run()
         for _ in range(3):
-            lab.publish()
-            lab.age(minutes(60))
+            lab.make_due(minutes(60))
             lab.drain()
-        assert lab.states().get("WAITING", 0) == 0
+        assert not self.open()
         self.everything_is_accounted_for()
         lab.close()
 
@@ -89,55 +80,38 @@ class Retries(RuleBasedStateMachine):
 
     # ---- runs
 
-    @rule()
-    def run(self) -> None:
-        self.lab.run()
-        self.lab.calls()
-
-    @rule(step=st.sampled_from(Step))
-    def run_dies(self, step: Step) -> None:
-        with dying_at(step, self.monkeypatch), contextlib.suppress(KeyboardInterrupt):
+    @rule(step=STEPS)
+    def run(self, step: Step | None) -> None:
+        with self.dying(step):
             self.lab.run()
         self.lab.calls()
 
-    @rule()
-    def drain(self) -> None:
-        due, ends = self._due()
-        records = self.lab.failed("failed_record_id")
-        self.lab.drain()
-        tried = Counter(self.lab.calls())
-        assert set(tried.values()) <= {1}
-        assert set(tried) <= due, "a record was tried before its time, or without being registered"
-        assert ends <= set(tried), "a record that was due, with nothing before it that was not, was not tried"
-        assert self.lab.failed("failed_record_id") == records
-
-    @rule(step=st.sampled_from(Step))
-    def drain_dies(self, step: Step) -> None:
-        due, _ = self._due()
+    @rule(step=STEPS)
+    def drain(self, step: Step | None) -> None:
+        due, must = self._due()
         before = self.lab.failed(f"{RECORD}, state, retry_number"), self.lab.rows()
-        with dying_at(step, self.monkeypatch), contextlib.suppress(KeyboardInterrupt):
+        records = self.lab.failed("failed_record_id")
+        with self.dying(step):
             self.lab.drain()
         tried = Counter(self.lab.calls())
         assert set(tried.values()) <= {1}
-        assert set(tried) <= due
-        if step is not Step.RECEIPT:
+        assert set(tried) <= due, "a record was tried before its time, or without being registered"
+        assert step or must <= set(tried), "a record that was due, with nothing before it that was not, was not tried"
+        assert self.lab.failed("failed_record_id") == records
+        if step not in (None, Step.RECEIPT):
             assert (self.lab.failed(f"{RECORD}, state, retry_number"), self.lab.rows()) == before
 
     # ---- relays
 
-    @rule(limit=st.integers(1, 4))
-    def relay_publishes(self, limit: int) -> None:
-        self.lab.publish(limit=limit)
-
-    @rule()
-    def relay_publishes_all(self) -> None:
-        self.lab.publish()
+    @rule(limit=st.one_of(st.none(), st.integers(1, 4)))
+    def relay_publishes(self, limit: int | None) -> None:
+        self.lab.relay(limit=limit)
 
     @precondition(lambda self: self.lab.states().get("WAITING", 0))
     @rule(register=st.booleans(), data=st.data())
     def relay_dies_or_is_slow(self, register: bool, data: Any) -> None:
         """A message is in the topic, but is registered late or never."""
-        waiting = self._rows("failed_record_id, hop_topic", "state = 'WAITING' AND hop_offset IS NULL")
+        waiting = self.rows("failed_record_id, hop_topic", "state = 'WAITING' AND hop_offset IS NULL")
         if waiting:
             number, topic = data.draw(st.sampled_from(waiting))
             self.lab.make_topic(topic)
@@ -151,7 +125,7 @@ class Retries(RuleBasedStateMachine):
     def slow_relay_says_where(self) -> None:
         """A relay holds the record's lock meanwhile, so it registers the message only if the record has not been published or changed."""
         number, topic, partition, offset = self.late.pop()
-        if self._rows("1", f"failed_record_id = {number} AND state = 'WAITING' AND hop_offset IS NULL AND hop_topic = '{topic}'"):
+        if self.rows("1", f"failed_record_id = {number} AND state = 'WAITING' AND hop_offset IS NULL AND hop_topic = '{topic}'"):
             self.lab.register(number, topic, partition, offset)
 
     @rule(data=st.data())
@@ -160,47 +134,10 @@ class Retries(RuleBasedStateMachine):
         self.lab.make_topic(topic)
         self.lab.topics.produce(topic, [b"a"], headers=[("tidemark.retry_number", b"1")])
 
-    # ---- operators
-
-    @precondition(lambda self: self.lab.states().get("WAITING", 0))
-    @rule(data=st.data())
-    def operator_discards(self, data: Any) -> None:
-        number = data.draw(st.sampled_from(self._rows("failed_record_id", "state = 'WAITING'")))[0]
-        self.lab.sql(
-            "UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL WHERE failed_record_id = %(number)s", number=number
-        )
-
-    @precondition(lambda self: self._position() > 0)
-    @rule(data=st.data())
-    def operator_rewinds(self, data: Any) -> None:
-        done = self.lab.rewind(ToOffset(data.draw(st.integers(0, self._position()))))
-        self.rewinds.append(done.rewind_id)
-
-    @precondition(lambda self: self.rewinds)
-    @rule()
-    def operator_undoes(self) -> None:
-        with contextlib.suppress(PlanRefused):
-            self.lab.undo(self.rewinds.pop())
-
-    # ---- invariants
-
-    @invariant()
-    def everything_is_accounted_for(self) -> None:
-        if hasattr(self, "lab"):
-            self.lab.check()
-
-    def _rows(self, columns: str, where: str) -> list[tuple[Any, ...]]:
-        query = f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s AND {where} ORDER BY failed_record_id"
-        return [tuple(row) for row in self.lab.sql(query, group_id=self.lab.group_id)]
-
-    def _position(self) -> int:
-        query = "SELECT coalesce(max(next_offset), 0) FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND NOT drained"
-        return int(self.lab.sql(query, group_id=self.lab.group_id)[0][0])
-
     def _due(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
         """Partition and offset of the records that may be tried, and of those that must be tried: no record before them in their topic
         waits without being due, and no drain has passed them."""
-        may = self._rows("partition, record_offset", DUE)
+        may = self.rows("partition, record_offset", DUE)
         return set(may), {tuple(row) for row in self.lab.sql(MUST, group_id=self.lab.group_id)}
 
 
@@ -208,12 +145,8 @@ def test_records_in_any_order_of_failures_drains_deaths_and_rewinds_stay_account
     database_url: str, topics: Topics, project_dir: Path
 ) -> None:
     """Each example has a separate topic, group and sink."""
-    Scenario(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
 
     def make() -> Lab:
         return Lab(Scenario(project_dir, database_url, topics), topics, retry={"delays": LADDERS[0]})
 
-    machine = type("Machine", (Retries,), {"make": staticmethod(make)})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(8), stateful_step_count=20, suppress_health_check=list(HealthCheck))
-    )
+    run_machine(Retries, Scenario(project_dir, database_url, topics), number=8, steps=20, make=staticmethod(make))

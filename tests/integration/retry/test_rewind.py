@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
+from tests.support.deaths import hooked
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import in_thread
 from tests.support.scenario import PLAIN, Scenario
@@ -24,14 +25,11 @@ from tidemark.sink.steps import Step
 def mixed(lab: Lab) -> Lab:
     """Of eight records, three were loaded at once, one was loaded later with three rows, one is skipped, one waits in a topic, one waits to
     be published, and one has failed."""
-    lab.say({"later": "retry", "no": "retry", "waits": "retry", "bad": "fail"})
-    lab.produce("a", "later", "no", "waits", "bad", "b")
-    lab.run()
-    lab.publish()
-    lab.age(minutes(5))
+    lab.read("a", "later", "no", "waits", "bad", "b", answers={"later": "retry", "no": "retry", "waits": "retry", "bad": "fail"})
+    lab.make_due(minutes(5))
     lab.say({"later": "three", "no": "skip", "waits": "retry", "new": "retry"})
     lab.drain()
-    lab.publish()
+    lab.relay()
     lab.produce("c", "new")
     lab.run()
     assert [row[1] for row in lab.failed()] == ["LOADED", "SKIPPED", "WAITING", "FAILED", "WAITING"]
@@ -70,33 +68,30 @@ def test_undo_puts_retries_back_and_has_them_published_anew(mixed: Lab) -> None:
     assert (mixed.failed(columns), mixed.rows()) == (before, rows)
     assert {row[0] for row in mixed.failed("hop_offset")} == {None}
     mixed.check()
-    mixed.publish()
-    mixed.age(minutes(5))
+    mixed.make_due(minutes(5))
     mixed.drain()
     assert mixed.states() == {"LOADED": 3, "SKIPPED": 1, "FAILED": 1}
     assert len(mixed.rows()) == 8
     mixed.check()
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3, 4, 5])
-def test_rewind_into_the_middle_of_a_batch_keeps_the_retries_of_its_head(mixed: Lab, offset: int) -> None:
+def test_rewind_into_the_middle_of_a_batch_keeps_the_retries_of_its_head(mixed: Lab) -> None:
     """The rest of the batch is counted without the rows from drains."""
-    done = mixed.rewind(ToOffset(offset))
-    assert [row[0] for row in mixed.failed("record_offset")] == [number for number in range(1, 5) if number < offset]
-    mixed.check()
-    mixed.undo(done.rewind_id)
-    mixed.check()
+    for offset in (1, 2, 3, 4, 5):
+        done = mixed.rewind(ToOffset(offset))
+        assert [row[0] for row in mixed.failed("record_offset")] == [number for number in range(1, 5) if number < offset]
+        mixed.check()
+        mixed.undo(done.rewind_id)
+        mixed.check()
 
 
 def test_retry_topics_are_no_part_of_a_rewind_or_of_a_run(scenario: Scenario, topics: Topics) -> None:
     """Not even if the consumer's pattern matches their names. Only drains move their positions."""
     with lab_on(scenario, topics) as lab:
         lab.consumer.set(topics=None, topic_pattern=f"{lab.topic}|{lab.consumer.name}.*")
-        lab.say({"a": "retry"})
-        lab.produce("a", "b")
-        lab.run()
+        lab.read("a", "b", answers={"a": "retry"})
         lab.climb(minutes(5))
-        lab.publish()
+        lab.relay()
         lab.run()
         positions = "SELECT drained, next_offset, owner_epoch FROM tidemark.partition_offset ORDER BY drained"
         ((_, at, _), (drained, end, epoch)) = lab.sql(positions)
@@ -112,24 +107,6 @@ def test_retry_topics_are_no_part_of_a_rewind_or_of_a_run(scenario: Scenario, to
 # ---- races
 
 
-@contextlib.contextmanager
-def held_at(step: Step, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Makes a drain that commits in this process wait before this step until the second event is set. The first reports that it waits."""
-    there, go = threading.Event(), threading.Event()
-
-    def hold(reached: Step, _part: Any) -> None:
-        if reached is step:
-            there.set()
-            assert go.wait(60)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(drained_module, "reached", hold)
-        try:
-            yield there, go
-        finally:
-            go.set()
-
-
 def waiting(lab: Lab, application: str) -> int:
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %(name)s"
     return int(lab.sql(f"{query} AND wait_event_type = 'Lock'", name=application)[0][0])
@@ -137,10 +114,17 @@ def waiting(lab: Lab, application: str) -> int:
 
 def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mixed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain that has begun to commit ends first. The rewind then finds its rows, and nothing unaccounted stays behind."""
-    mixed.publish()
-    mixed.age(minutes(60))
+    mixed.make_due(minutes(60))
     mixed.say({})
-    with held_at(Step.LEDGER, monkeypatch) as (there, go), in_thread(mixed.drain) as drain:
+    there, go = threading.Event(), threading.Event()
+
+    def hold(reached: Step, _part: Any) -> None:
+        if reached is Step.LEDGER:
+            there.set()
+            assert go.wait(60)
+
+    monkeypatch.setattr(drained_module, "reached", hold)
+    with in_thread(mixed.drain) as drain:
         assert there.wait(60)
         planned = mixed.plan(ToEarliest())
         with in_thread(lambda: mixed.apply(planned.rewind_id)) as applied:
@@ -153,28 +137,21 @@ def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mi
     mixed.check()
 
 
-def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_its_records(
-    mixed: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_its_records(mixed: Lab) -> None:
     """The drain had found due records. When it can commit, they have been withdrawn, so it only passes their messages."""
-    from tidemark.rewind import apply as applying
-
-    mixed.publish()
-    mixed.age(minutes(60))
+    mixed.make_due(minutes(60))
     mixed.say({})
     planned = mixed.plan(ToEarliest())
-    supersede = applying._supersede
+    drains: list[Future[Any]] = []
+    with ThreadPoolExecutor(1) as pool:
 
-    def slowly(*args: Any) -> None:
-        supersede(*args)
-        drains.append(threading.Thread(target=mixed.drain))
-        drains[0].start()
-        until(lambda: waiting(mixed, f"tidemark/{mixed.group_id}/%"))
+        def begin_drain(_cursor: PostgresCursor, _number: int, query: str) -> None:
+            if "INSERT INTO tidemark.rewound_failed_record" in query:
+                drains.append(pool.submit(mixed.drain))
+                until(lambda: waiting(mixed, f"tidemark/{mixed.group_id}/%"))
 
-    drains: list[threading.Thread] = []
-    monkeypatch.setattr(applying, "_supersede", slowly)
-    mixed.apply(planned.rewind_id)
-    drains[0].join(120)
+        mixed.apply(planned.rewind_id, cursor=hooked(after=begin_drain))
+        drains[0].result(180)
     assert (mixed.rows(), mixed.failed()) == ([], [])
     tried = [row for row in mixed.drains() if row[3:7] != (0, 0, 0, 0)]
     assert len(tried) == 1  # the drain from before the rewind

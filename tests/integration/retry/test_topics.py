@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.integration.retry.outbox import Outbox
+from tests.support.shell import tidemark
 
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster, TopicsMissing
@@ -76,10 +77,10 @@ def test_what_somebody_has_set_wrong_is_refused_together_and_never_changed(outbo
     ]
     assert f"Set it to {2_000_000 + HEADER_BYTES} or more" in told[2]
     assert problems(outbox) == told
-    done = outbox.consumer.command("retries", "topics", outbox.name)
+    done = tidemark(outbox.consumer, "retries", "topics", outbox.name)
     assert (done.returncode, done.stdout) == (1, "")
     assert "7 problems with the retry topics" in done.stderr
-    checked = outbox.consumer.command("consumers", "check", outbox.name)
+    checked = tidemark(outbox.consumer, "consumers", "check", outbox.name)
     assert checked.returncode == 1
     assert [each for each in told if each not in checked.stdout] == []
 
@@ -87,10 +88,10 @@ def test_what_somebody_has_set_wrong_is_refused_together_and_never_changed(outbo
 def test_a_check_of_the_consumer_is_content_with_topics_that_will_be_made(outbox: Outbox) -> None:
     """A missing topic is a problem only if Tidemark must not create it."""
     outbox.consumer.make_sink()
-    checked = outbox.consumer.command("consumers", "check", outbox.name)
+    checked = tidemark(outbox.consumer, "consumers", "check", outbox.name)
     assert (checked.returncode, f"retry topics to be created on demand: {', '.join(outbox.tiers)}" in checked.stdout) == (0, True)
     outbox.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
-    checked = outbox.consumer.command("consumers", "check", outbox.name)
+    checked = tidemark(outbox.consumer, "consumers", "check", outbox.name)
     assert checked.returncode == 1
     assert f"{outbox.tiers[0]}: it does not exist. Let Tidemark create it" in checked.stdout
 
@@ -193,7 +194,7 @@ def test_a_consumer_without_a_ladder_needs_no_topic_until_a_redrive_does(outbox:
     """The command creates the topic for immediate tries, and prints how long it keeps its messages."""
     outbox.consumer.set(retry=None)
     assert ensure(outbox) == {}
-    done = outbox.consumer.command("retries", "topics", outbox.name, "--create", "--output", "json")
+    done = tidemark(outbox.consumer, "retries", "topics", outbox.name, "--create", "--output", "json")
     (made,) = json.loads(done.stdout)
     outbox.topics.adopt([made["topic"]])
     assert made == {"topic": f"{outbox.group}.retry.now", "partitions": 1, "delay": 0.0, "retention_s": 604_800.0, "made": True}

@@ -4,47 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.retry.lab import Lab, minutes
 
-from tidemark.local.airflow_settings import connections_env
-
-NOWHERE = "postgresql://nobody@127.0.0.1:9/nowhere"
-POSTGRES = "AIRFLOW_CONN_TIDEMARK_POSTGRES"
-
 
 @pytest.fixture
-def due(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The trigger's module. Airflow has connections to the test's database and to one that is unreachable."""
-    env = {
-        POSTGRES: connections_env(lab.url, {}, "local[1]")[POSTGRES],
-        "AIRFLOW_CONN_AWAY": connections_env(NOWHERE, {}, "local[1]")[POSTGRES],
-        "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "TIDEMARK_CONSUMERS": str(lab.consumer.folder / "consumers"),
-    }
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
+def due(airflow: None) -> Any:
+    """The trigger's module."""
     from tidemark.airflow import due
 
     return due
-
-
-def fail_one(lab: Lab, value: str = "a") -> None:
-    """Makes a record fail and wait in its first retry topic, with a delay of five minutes."""
-    lab.say({value: "retry"})
-    lab.produce(value)
-    lab.run()
-    lab.relay()
-
-
-def sessions(lab: Lab) -> int:
-    return int(lab.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidemark due'")[0][0])
 
 
 def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab: Lab, due: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -55,7 +26,8 @@ def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab:
     (folder / "unladdered.yaml").write_text(common)
     trigger = due.DueTrigger()
     assert asyncio.run(trigger.look()) == {}
-    fail_one(lab)
+    lab.read("a", answers={"a": "retry"})
+    lab.relay()
     (waits,) = asyncio.run(trigger.look()).values()
     assert (waits.first, waits.last) == (None, None)
     assert 200 < waits.next_s <= 300
@@ -77,68 +49,4 @@ def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab:
     faraway.unlink()
     lab.consumer.spec_file.unlink()
     assert asyncio.run(trigger.look()) == {}
-    assert sessions(lab) == 0
-
-
-def test_trigger_fires_once_when_a_record_is_due_and_anew_when_that_was_taken_up(
-    lab: Lab, due: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does not fire before a record is due, or twice for the same record, however often it polls. It polls in a thread, so the
-    triggerer's event loop is not blocked."""
-    for name, seconds in (("ASK_EVERY_S", 0.3), ("ASK_AT_MOST_EVERY_S", 0.05), ("QUIET_S", 0.3)):
-        monkeypatch.setattr(due, name, seconds)
-    fired: list[float] = []
-
-    async def watch() -> None:
-        async for _event in due.DueTrigger().run():
-            fired.append(time.monotonic())
-
-    async def play() -> None:
-        watching = asyncio.create_task(watch())
-        await asyncio.to_thread(fail_one, lab)
-        await quiet(asked, 3)
-        assert fired == []
-        await asyncio.to_thread(lab.age, minutes(5))
-        await reached(lambda: len(fired) == 1)
-        await quiet(asked, 3)
-        assert len(fired) == 1, "it is due still"
-        await asyncio.to_thread(lab.say, {"b": "retry"})
-        await asyncio.to_thread(lab.drain)
-        await asyncio.to_thread(fail_one, lab, "b")
-        await quiet(asked, 3)
-        assert len(fired) == 1
-        await asyncio.to_thread(lab.age, minutes(5))
-        await reached(lambda: len(fired) == 2)
-        assert not watching.done()
-        watching.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await watching
-
-    asks = 0
-    ask = due._ask
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal asks
-        asks += 1
-        assert threading.current_thread() is not threading.main_thread()
-        return ask(*arguments)
-
-    def asked() -> int:
-        return asks
-
-    monkeypatch.setattr(due, "_ask", counted)
-    asyncio.run(play())
-    assert lab.states() == {"LOADED": 1, "WAITING": 1}
-    assert sessions(lab) == 0
-
-
-async def reached(what: Callable[[], bool], within_s: float = 180) -> None:
-    async with asyncio.timeout(within_s):
-        while not what():
-            await asyncio.sleep(0.02)
-
-
-async def quiet(asked: Callable[[], int], times: int) -> None:
-    """Waits until the trigger has polled ``times`` more times."""
-    until = asked() + times
-    await reached(lambda: asked() >= until)
+    assert lab.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark due'") == []

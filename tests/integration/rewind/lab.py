@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
+import pyarrow as pa
+import pytest
+from psycopg2.extensions import cursor as PostgresCursor
+from tests.support.deaths import deaths
+from tests.support.documented import grants
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads, rows
 from tests.support.scenario import Scenario as Consumer
@@ -17,6 +24,7 @@ from tidemark.db import Connection, connect, session, transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
+from tidemark.profiles import Profile
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
@@ -24,7 +32,9 @@ from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
 from tidemark.rewind.model import Plan, Scenario, Undo
 from tidemark.rewind.plan import plan
+from tidemark.schema import migrate
 from tidemark.sink.commit import Receipt, commit_slice
+from tidemark.sink.staged import make_staging, promote, stage
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec
@@ -57,6 +67,18 @@ def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[Trans
         ]
         skipped = [offset for offset in span if offset % 10 == 0 or (offset in loaded and not loaded[offset])]
         yield TransformOutput(only(rows(part, offsets, lambda _, names=names: next(names))) if offsets else {}, skipped, rejects)
+
+
+class Hanging:
+    """A slice that hangs in the middle of its COPY until ``go`` is set."""
+
+    def __init__(self, part: Slice) -> None:
+        self.part, self.stands, self.go = part, threading.Event(), threading.Event()
+
+    def judged(self) -> Iterator[TransformOutput]:
+        yield from of_all_kinds(self.part)
+        self.stands.set()
+        assert self.go.wait(60)
 
 
 @dataclass
@@ -129,22 +151,40 @@ class Lab:
             receipts.append(commit_slice(target, part, of_all_kinds(part, transform), payloads))
         return receipts
 
+    def staged(self, *ends: int, columns: Mapping[str, pa.Array]) -> None:
+        """Commits a staged batch of all partitions up to these ends, with rows that do not come from a single record."""
+        parts = [self.slice(end, partition) for partition, end in enumerate(ends) if end > self.position(partition)]
+        target = replace(self.target(), layouts=(replace(self.layout, by_record=False),))
+        table = make_staging(target, 1)
+        staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(dict(columns))]), isolate=False)
+        promote(target, parts, table, [staged], payloads, isolate=False)
+
     # ---- rewinding
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[Connection]:
+    def session(self, cursor: type[PostgresCursor] | None = None) -> Iterator[Connection]:
         with contextlib.closing(connect(self.url, application="tidemark rewind")) as connection:
+            connection.cursor_factory = cursor or connection.cursor_factory
             yield connection
 
-    def plan(self, scenario: Scenario, *scope: str, connection: Connection | None = None, **options: Any) -> Plan:
+    def plan(
+        self,
+        scenario: Scenario,
+        *scope: str,
+        connection: Connection | None = None,
+        cursor: type[PostgresCursor] | None = None,
+        **options: Any,
+    ) -> Plan:
         options = {"reason": REASON, "by": "ann", **options}
         with contextlib.ExitStack() as stack:
-            used = connection or stack.enter_context(self.session())
+            used = connection or stack.enter_context(self.session(cursor))
             return plan(used, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, **options)
 
-    def apply(self, rewind_id: int, *, connection: Connection | None = None, **options: Any) -> Applied:
+    def apply(
+        self, rewind_id: int, *, connection: Connection | None = None, cursor: type[PostgresCursor] | None = None, **options: Any
+    ) -> Applied:
         with contextlib.ExitStack() as stack:
-            used = connection or stack.enter_context(self.session())
+            used = connection or stack.enter_context(self.session(cursor))
             return applying.apply(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, **{"by": "bob", **options})
 
     def rewind(self, scenario: Scenario, *scope: str, **options: Any) -> Plan:
@@ -233,6 +273,26 @@ class Lab:
         )
         return [*kept, archives]
 
+    @contextlib.contextmanager
+    def unchanged(self, error: type[Exception], match: str = "") -> Iterator[None]:
+        """Checks that the block raises this error, and changes nothing."""
+        before, audit = self.image(), self.audit()
+        with pytest.raises(error, match=match):
+            yield
+        assert (self.image(), self.audit()) == (before, audit)
+
+    def struck(self, act: Callable[[type[PostgresCursor]], object]) -> int:
+        """Repeats ``act``, whose session dies one statement later each time, until it succeeds (`deaths`). Checks that nothing changes
+        before. Returns the number of the last statement after which it died."""
+        before, last = (self.image(), self.epochs(), self.audit()), 0
+        for last in deaths(act, self.watch):
+            assert (self.image(), self.epochs(), self.audit()) == before, f"after statement {last}"
+        return last
+
+    def struck_apply(self, rewind_id: int) -> int:
+        """Applies the rewind like `struck`."""
+        return self.struck(lambda cursor: self.apply(rewind_id, cursor=cursor))
+
     def check(self) -> None:
         """Checks that every record is accounted for (I3)."""
         with self.watch.cursor() as cur:
@@ -250,5 +310,16 @@ def lab_on(consumer: Consumer, topics: Topics, counts: Iterable[int] = (100,), *
         yield lab
 
 
-def minutes(number: int) -> timedelta:
-    return timedelta(minutes=number)
+@contextlib.contextmanager
+def role_on(lab: Lab, profile: Profile, page: str) -> Iterator[str]:
+    """Yields the URL of a role with this profile, and with the privileges on the sink that the page documents."""
+    role = f"role_{uuid.uuid4().hex[:10]}"
+    lab.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+    try:
+        migrate(lab.url, grant_to=role, profiles=[profile])
+        (on_sink,) = grants(page)
+        lab.sql(on_sink.replace("lake.cities", lab.table).replace("tidemark_run", role))
+        parts = urlsplit(lab.url)
+        yield urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
+    finally:
+        lab.sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")

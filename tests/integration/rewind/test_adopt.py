@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition as Wire
 from tests.support.scenario import Scenario
+from tests.support.shell import tidemark
 from tests.support.waiting import until
 
 from tidemark.db import session
@@ -57,16 +58,17 @@ def applied(consumer: Scenario, rewind_id: int) -> None:
 
 
 def test_consumer_reads_exactly_the_rest_and_the_old_application_can_take_over_again(consumer: Scenario) -> None:
-    """Both directions: the mirror contains the positions at which a plain consumer of the same group continues."""
+    """Both directions: the mirror contains the positions at which a plain consumer of the same group continues. The undo removes what was
+    loaded since, and the consumer is back at its start."""
     topic, group = consumer.spec.topics[0], consumer.spec.group
     commits(consumer, {0: 7, 1: 4})
-    told = consumer.command("groups", "adopt", consumer.name, "--from-kafka", group, "--output", "json")
+    told = tidemark(consumer, "groups", "adopt", consumer.name, "--from-kafka", group, "--output", "json")
     assert told.returncode == 0, told.stderr
     shown = json.loads(told.stdout)
     assert [(part["old"], part["new"]) for part in shown["groups"][0]["partitions"]] == [(7, 7), (4, 4)]
     assert consumer.positions() == {}
     assert "nothing has changed yet; to apply it: tidemark rewind apply 1" in told.stderr
-    done = consumer.command("rewind", "apply", "1")
+    done = tidemark(consumer, "rewind", "apply", "1")
     assert done.returncode == 0, done.stderr
     assert consumer.positions() == {(topic, 0): 7, (topic, 1): 4}
     consumer.run()
@@ -78,6 +80,10 @@ def test_consumer_reads_exactly_the_rest_and_the_old_application_can_take_over_a
         member.subscribe([topic])
         record = until(lambda: member.poll(0.2))
         assert (record.partition(), record.offset()) == (1, 10)
+    undone = tidemark(consumer, "rewind", "undo", "1", "--reason", "the old one was right")
+    assert undone.returncode == 0, undone.stderr
+    assert tidemark(consumer, "rewind", "apply", "2").returncode == 0
+    assert (consumer.positions(), consumer.rows()) == ({(topic, 0): 7, (topic, 1): 4}, [])
 
 
 def test_partition_without_an_offset_starts_as_offset_reset_says(consumer: Scenario) -> None:
@@ -88,31 +94,15 @@ def test_partition_without_an_offset_starts_as_offset_reset_says(consumer: Scena
     assert consumer.positions() == {(topic, 0): 7, (topic, 1): 10}
 
 
-def test_adoption_can_be_undone(consumer: Scenario) -> None:
-    """The undo removes what was loaded since, and the consumer is back at its start."""
-    topic = consumer.spec.topics[0]
-    commits(consumer, {0: 7, 1: 4})
-    applied(consumer, planned(consumer).rewind_id)
-    consumer.run()
-    undone = consumer.command("rewind", "undo", "1", "--reason", "the old one was right")
-    assert undone.returncode == 0, undone.stderr
-    assert consumer.command("rewind", "apply", "2").returncode == 0
-    assert consumer.positions() == {(topic, 0): 7, (topic, 1): 4}
-    assert consumer.rows() == []
-
-
-def test_group_that_does_not_exist_is_refused(consumer: Scenario) -> None:
+def test_group_without_offsets_for_all_topics_is_refused(consumer: Scenario) -> None:
     with pytest.raises(PlanRefused, match="does not exist in Kafka, or has committed no offset for the topics"):
         planned(consumer)
-    assert consumer.positions() == {}
-
-
-def test_topic_that_the_group_has_not_read_is_refused(consumer: Scenario) -> None:
     other = consumer.topics.create()
     commits(consumer, {0: 7, 1: 4})
     consumer.set(topics=[consumer.spec.topics[0], other])
     with pytest.raises(PlanRefused, match=f"has committed no offset for {other}. Adopt it with only the topics"):
         planned(consumer)
+    assert consumer.positions() == {}
 
 
 def test_offset_outside_the_log_is_refused_and_stored_as_lost_if_that_is_allowed(consumer: Scenario) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.integration.rewind.lab import Lab, one_city
 
-from tidemark.rewind.model import RewindState, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset
+from tidemark.rewind.model import RewindState, ToCurrent, ToOffset
 
 
 def test_rewind_into_a_batch_keeps_its_head_and_replays_to_the_same(lab: Lab) -> None:
@@ -43,24 +43,6 @@ def test_undo_after_a_replay_with_another_transform_restores_everything(lab: Lab
     lab.undo(replayed.rewind_id)
     lab.check()
     assert lab.image() == before
-
-
-def test_forward_and_back_again(lab: Lab) -> None:
-    lab.read(30)
-    before = lab.image()
-    forward = lab.rewind(ToLatest(), f"{lab.topic}:0")
-    assert lab.positions() == [100, 0, 0]
-    assert lab.ledger() == [(0, 0, 30), (0, 30, 100)]
-    lab.check()
-    lab.rewind(ShiftBy(-30), f"{lab.topic}:0")
-    assert lab.ledger() == [(0, 0, 30), (0, 30, 70)]
-    lab.check()
-    assert before.sink == lab.image().sink
-    assert forward.groups[0].partitions[0].skip == 70
-    lab.rewind(ToEarliest())
-    assert lab.ledger() == []
-    assert lab.rows() == []
-    lab.check()
 
 
 def test_to_current_raises_epochs_and_nothing_else(lab: Lab) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import select
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg2
 import pytest
-from tests.integration.rewind.lab import Lab, of_all_kinds
+from tests.integration.rewind.lab import Hanging, Lab, of_all_kinds
 from tests.support.ledger import backend_of, in_thread, payloads
 from tests.support.waiting import until
 
@@ -22,7 +20,6 @@ from tidemark.kafka.cluster import Topic
 from tidemark.offsets import store
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import OffsetFenced
-from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
@@ -34,18 +31,6 @@ def waiting(lab: Lab, count: int = 1) -> None:
     """Waits until ``count`` rewinds are waiting for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     until(lambda: lab.sql(f"{query} AND application_name = 'tidemark rewind'") == [(count,)])
-
-
-class Slow:
-    """A slice that hangs in the middle of its COPY until ``go`` is set."""
-
-    def __init__(self, part: Slice) -> None:
-        self.part, self.stands, self.go = part, threading.Event(), threading.Event()
-
-    def judged(self) -> Iterator[TransformOutput]:
-        yield from of_all_kinds(self.part)
-        self.stands.set()
-        assert self.go.wait(60)
 
 
 def test_two_applies_of_a_plan_at_once_do_it_once(lab: Lab) -> None:
@@ -108,7 +93,7 @@ def test_a_commit_under_way_is_waited_for_and_superseded(lab: Lab) -> None:
     """It commits within the grace period, and its rows are removed with the rest."""
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
-    slow = Slow(lab.slice(80))
+    slow = Hanging(lab.slice(80))
     with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
         assert slow.stands.wait(30)
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
@@ -126,7 +111,7 @@ def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pyte
     lab.read(50)
     lab.read(50, 1)
     planned = lab.plan(ShiftBy(-30), f"{lab.topic}:0,1")
-    slow = Slow(lab.slice(80, 1))
+    slow = Hanging(lab.slice(80, 1))
     with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
         assert slow.stands.wait(30)
         assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED

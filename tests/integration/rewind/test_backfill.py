@@ -5,39 +5,34 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-import psycopg2
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
-from tests.integration.rewind.test_deaths import Watched, struck
-from tests.integration.test_erase import erase
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from psycopg2.extensions import cursor as PostgresCursor
+from tests.integration.rewind.lab import Hanging, Lab, Transform, of_all_kinds, one_city, role_on
+from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import in_thread, payloads
-from tests.support.sampling import examples
+from tests.support.machines import run_machine
 from tests.support.scenario import Scenario as Consumer
+from tests.support.shell import tidemark
 from tests.support.waiting import until
 
-from tidemark import schema
 from tidemark.consume import launch, run
 from tidemark.db import connect, session, transaction
-from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, list_groups
-from tidemark.local import LocalStack
 from tidemark.offsets import store
 from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
-from tidemark.records.outcome import ONLY, TransformOutput
+from tidemark.profiles import Profile
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import backfill
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
@@ -114,22 +109,12 @@ class FillLab(Lab):
     def check_once(self, end: int, partition: int = 0) -> None:
         """Checks that each record below ``end`` was read once and has exactly its rows."""
         self.check()
-        part = Slice(self.slice_all(partition).partition, self.topic_id, 0, end, self.slice_all(partition).epoch)
-        rows = [judged.rows[ONLY] for judged in of_all_kinds(part) if judged.rows]
-        wanted = [offset for table in rows for offset in table.column("kafka_offset").to_pylist()]
-        if self.key:
-            wanted = sorted(set(wanted))
-        found = self.sql(f"SELECT kafka_offset FROM {self.table} WHERE kafka_partition = %s ORDER BY kafka_offset, kafka_seq", partition)
-        assert [offset for (offset,) in found] == wanted
+        rows = [offset for offset in range(end) for _ in range(3 if offset % 10 == 4 and not self.key else 1) if offset % 10 > 2]
+        found = f"SELECT kafka_offset FROM {self.table} WHERE kafka_partition = %s ORDER BY kafka_offset, kafka_seq"
+        assert [offset for (offset,) in self.sql(found, partition)] == rows
         failed = "SELECT record_offset FROM tidemark.failed_record WHERE group_id = %s AND partition = %s ORDER BY 1"
         assert [offset for (offset,) in self.sql(failed, self.group_id, partition)] == [o for o in range(end) if o % 10 in (1, 2)]
-        assert self.sql("SELECT count(*) FROM tidemark.lost_range WHERE group_id = %s AND partition = %s", self.group_id, partition) == [
-            (0,)
-        ]
-
-    def slice_all(self, partition: int) -> Slice:
-        claim = self.claim(partition)
-        return Slice(claim.partition, claim.topic_id, 0, 1, claim.epoch)
+        assert self.sql("SELECT 1 FROM tidemark.lost_range WHERE group_id = %s AND partition = %s", self.group_id, partition) == []
 
 
 @pytest.fixture(params=[(), ("city",)], ids=["append", "upsert"])
@@ -183,6 +168,7 @@ def test_what_a_backfill_cannot_load_climbs_the_ladder_of_the_group(plain: FillL
     plain.check()
 
 
+@pytest.mark.sampled
 def test_backfill_does_not_bring_erased_rows_back(lab: FillLab) -> None:
     """The erased rows are from the skipped range and from before it."""
     lab.rewind(ToOffset(0), f"{lab.topic}:0")
@@ -197,6 +183,7 @@ def test_backfill_does_not_bring_erased_rows_back(lab: FillLab) -> None:
     lab.check()
 
 
+@pytest.mark.sampled
 def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
     """The run loop reads exactly the skipped range, in one attempt of the group, and does not change the group's position or epoch."""
     skipped = lab.skip().rewind_id
@@ -243,35 +230,10 @@ def test_a_side_group_is_nobodys_group(plain: FillLab) -> None:
         run.open_attempt(plain.url, plain.spec.group, TaskIdentity(), backfill_of=skipped + 77)
 
 
-def test_an_older_record_never_replaces_a_newer_row(scenario: Consumer, topics: Topics) -> None:
-    """With recurring keys, the upsert sink ends up as if all records had been read in order, and an undo is still exact."""
-
-    def few_keys(offset: int) -> list[str]:
-        return [f"key {offset % 13}"] if offset < 80 else []
-
-    with made(scenario, topics, key=("city",)) as lab:
-        lab.rewind(ToOffset(0), f"{lab.topic}:0")
-        lab.read(OLD, transform=few_keys)
-        before = lab.image()
-        skipped = lab.skip().rewind_id
-        lab.read(END, transform=few_keys, step=11)
-        for _ in range(4):
-            lab.fill(skipped, 10, transform=few_keys)
-            lab.check()
-        in_order = {few_keys(offset)[0]: offset for offset in range(80) if offset % 10 > 2}
-        found = lab.sql(f"SELECT city, kafka_offset, population FROM {lab.table} ORDER BY city")
-        assert found == sorted((key, offset, offset) for key, offset in in_order.items())
-        undone = lab.undo(skipped).rewind_id
-        assert lab.image() == before
-        lab.undo(undone)
-        assert lab.sql(f"SELECT city, kafka_offset, population FROM {lab.table} ORDER BY city") == found
-        lab.check()
-
-
 # ---- rewinds during a backfill
 
 
-@pytest.mark.sampled("lab", "target", "done")
+@pytest.mark.sampled("lab", "done")
 @pytest.mark.parametrize("done", [0, 20], ids=["not begun", "half done"])
 @pytest.mark.parametrize("target", [10, OLD, 40, 60, 80])
 def test_a_rewind_of_the_group_leaves_each_record_to_one_of_both(lab: FillLab, target: int, done: int) -> None:
@@ -297,33 +259,7 @@ def test_a_rewind_of_the_group_leaves_each_record_to_one_of_both(lab: FillLab, t
     lab.check_once(END)
 
 
-def test_an_undo_gives_back_only_what_was_not_read_meanwhile(lab: FillLab) -> None:
-    """Nested: two rewinds into the range, a piece backfilled after each of them, and both undone."""
-    skipped = lab.skip().rewind_id
-    lab.read(END)
-    lab.fill(skipped, 10)
-    first = lab.rewind(ToOffset(60), f"{lab.topic}:0").rewind_id
-    lab.fill(skipped, 5)
-    lab.read(65)
-    second = lab.rewind(ToOffset(55), f"{lab.topic}:0").rewind_id
-    lab.fill(skipped, 10)
-    assert (lab.left(skipped), lab.consumer.lost()) == (0, [])
-    lab.check()
-    undone = lab.undo(second).rewind_id
-    assert (lab.left(skipped), lab.consumer.lost()) == (5, [(0, 55, 60, "rewind")])
-    lab.check()
-    lab.undo(undone)
-    lab.check()
-    assert lab.left(skipped) == 0
-    lab.undo(lab.sql("SELECT max(rewind_id) FROM tidemark.rewind")[0][0])
-    lab.fill(skipped, 1)
-    lab.undo(first)
-    assert (lab.left(skipped), lab.consumer.lost(), lab.position()) == (14, [(0, 56, NEW, "rewind")], END)
-    lab.check()
-    lab.run_back(skipped)
-    lab.check_once(END)
-
-
+@pytest.mark.sampled("lab")
 @pytest.mark.parametrize("done", [0, 20, 40])
 def test_undoing_the_forward_rewind_withdraws_the_backfill_and_takes_its_rows_out(lab: FillLab, done: int) -> None:
     """The group then reads the range itself. Undoing that undo restores the backfill at the point it had reached."""
@@ -375,24 +311,13 @@ def test_several_backfills_of_a_partition_are_told_apart(plain: FillLab) -> None
 # ---- concurrent commits and runs
 
 
-class Held:
-    """A slice that hangs in the middle of its COPY until ``go`` is set."""
-
-    def __init__(self, part: Slice) -> None:
-        self.part, self.stands, self.go = part, threading.Event(), threading.Event()
-
-    def judged(self) -> Iterator[TransformOutput]:
-        yield from of_all_kinds(self.part)
-        self.stands.set()
-        assert self.go.wait(60)
-
-
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", [10, 60])
 def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: FillLab, target: int) -> None:
     """The slice in flight is stored, and the part that the group reads itself is removed. The next slice of that claim stores nothing."""
     skipped = plain.skip().rewind_id
     plain.read(END)
-    held = Held(plain.slice_back(skipped, 35))
+    held = Hanging(plain.slice_back(skipped, 35))
     planned = plain.plan(ToOffset(target), f"{plain.topic}:0")
     waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidemark rewind' AND wait_event_type = 'Lock'"
     target_back = plain.target_back(skipped)
@@ -411,6 +336,7 @@ def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: 
     plain.check_once(END)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", [10, 60, 80])
 def test_a_run_that_a_rewind_has_fenced_goes_on_up_to_what_is_left(plain: FillLab, target: int) -> None:
     """It reads in batches of 10, and the group is rewound before the second one is read."""
@@ -468,7 +394,8 @@ def test_a_paused_consumer_is_not_backfilled_either(plain: FillLab) -> None:
 
 
 def test_what_retention_has_taken_of_the_rest_is_lost_for_good(plain: FillLab) -> None:
-    """It is refused or stored as lost, as the consumer's file says for all records. `latest` skips only the missing records."""
+    """It is refused or stored as lost, as the consumer's file says for all records. `latest` skips only the missing records. A rest that is
+    gone altogether is done with."""
     skipped = plain.skip().rewind_id
     plain.read(END)
     plain.fill(skipped, 10)
@@ -483,15 +410,11 @@ def test_what_retention_has_taken_of_the_rest_is_lost_for_good(plain: FillLab) -
     assert plain.consumer.lost() == [(0, 40, 55, "retention")]
     assert (plain.left(skipped), plain.offsets()[-1]) == (0, END - 1)
     plain.check()
-
-
-def test_a_rest_that_is_gone_altogether_is_lost_and_done_with(plain: FillLab) -> None:
-    skipped = plain.skip().rewind_id
-    plain.read(END)
-    plain.consumer.topics.trim(plain.topic, {0: 80})
     plain.consumer.set(offset_reset="earliest")
-    plain.run_back(skipped)
-    assert (plain.consumer.lost(), plain.left(skipped)) == ([(0, OLD, NEW, "retention")], 0)
+    again = plain.skip(95).rewind_id
+    plain.consumer.topics.trim(plain.topic, {0: 97})
+    plain.run_back(again)
+    assert (plain.consumer.lost(), plain.left(again)) == ([(0, 40, 55, "retention"), (0, END, 95, "retention")], 0)
     plain.check()
 
 
@@ -510,6 +433,7 @@ def test_a_topic_that_was_created_again_is_refused(plain: FillLab) -> None:
 # ---- deaths
 
 
+@pytest.mark.sampled
 def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab: FillLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Position, lost range, ledger and rows are unchanged, and the next backfill reads the same records."""
     skipped = lab.skip().rewind_id
@@ -517,25 +441,17 @@ def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab:
     lab.fill(skipped, 10)
     target, part = lab.target_back(skipped), lab.slice_back(skipped, 15)
 
-    def watched(*args: Any, **options: Any) -> Any:
-        connection = connect(*args, **options)
-        connection.cursor_factory = Watched
-        return connection
+    def act(cursor: type[PostgresCursor]) -> None:
+        def connected(*args: Any, **options: Any) -> Any:
+            connection = connect(*args, **options)
+            connection.cursor_factory = cursor
+            return connection
 
-    monkeypatch.setattr(commit, "connect", watched)
-    Watched.killer = lab.watch
-    before, last = (lab.image(), lab.audit()), 0
-    while True:
-        last += 1
-        Watched.done, Watched.last = 0, last
-        try:
+        with monkeypatch.context() as patched:
+            patched.setattr(commit, "connect", connected)
             commit_slice(target, part, of_all_kinds(part), payloads)
-        except DatabaseUnavailable:
-            assert (lab.image(), lab.audit()) == before, f"after statement {last}"
-        else:
-            break
-    assert last > 4
-    monkeypatch.undo()
+
+    assert lab.struck(act) >= 1
     assert commit_slice(target, part, of_all_kinds(part), payloads).twin
     assert lab.left(skipped) == 15
     lab.run_back(skipped)
@@ -553,6 +469,7 @@ def test_a_commit_whose_answer_was_lost_is_found_in_the_groups_ledger(plain: Fil
         assert store.committed(cur, target.position_of, replace(part, end=part.end + 1), ledger=target.group_id) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("undone", [False, True], ids=["a rewind", "its undo"])
 def test_a_rewind_that_dies_anywhere_leaves_backfills_as_they_were(plain: FillLab, undone: bool) -> None:
     """The rewind goes back into a range that is being backfilled, and skips a range of the other partition: both or neither."""
@@ -566,7 +483,7 @@ def test_a_rewind_that_dies_anywhere_leaves_backfills_as_they_were(plain: FillLa
         plain.fill(skipped, 10)
         plain.fill(planned.rewind_id, 5, partition=1)
         planned = plain.plan(Undo(planned.rewind_id))
-    assert struck(plain, lambda connection: plain.apply(planned.rewind_id, connection=connection)) >= 25
+    assert plain.struck_apply(planned.rewind_id) >= 22
     with plain.watch.cursor() as cur:
         assert {one.rewind_id: one.left for one in backfill.backfills(cur, plain.spec.group)} == (
             {skipped: 20, planned.undo_of: 0} if undone else {skipped: 20, planned.rewind_id: 25}
@@ -581,36 +498,13 @@ def test_a_rewind_that_dies_anywhere_leaves_backfills_as_they_were(plain: FillLa
     plain.check_once(END, 1)
 
 
-# ---- privileges
-
-
-def test_a_role_with_the_documented_grants_backfills(stack: LocalStack, project_dir: Path, topics: Topics) -> None:
-    """The grants in docs/deployment.md, made before the migrations. Whatever else a run needs, the migrations grant."""
-    name = f"runs_{uuid.uuid4().hex[:10]}"
-    url = stack.create_database(name)
-    with contextlib.closing(psycopg2.connect(url)) as owner:
-        owner.autocommit = True
-        with owner.cursor() as cur:
-            cur.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{name}'; CREATE SCHEMA tidemark; GRANT USAGE ON SCHEMA tidemark TO {name}")
-            cur.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO {name}")
-            cur.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT USAGE ON SEQUENCES TO {name}")
-    try:
-        schema.migrate(url)
-        with made(Consumer(project_dir, url, topics), topics) as lab:
-            skipped = lab.skip().rewind_id
-            lab.sql(f"GRANT USAGE ON SCHEMA lake TO {name}; GRANT SELECT, INSERT ON {lab.table} TO {name}")
-            parts = urlsplit(url)
-            lesser = urlunsplit(parts._replace(netloc=f"{name}:{name}@{parts.hostname}:{parts.port}"))
-            for records in (10, 100):
-                part = lab.slice_back(skipped, records)
-                commit_slice(replace(lab.target_back(skipped), database_url=lesser), part, of_all_kinds(part), payloads)
-            lab.check_once(NEW)
-    finally:
-        with contextlib.closing(psycopg2.connect(stack.postgres.url())) as admin:
-            admin.autocommit = True
-            with admin.cursor() as cur:
-                cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
-                cur.execute(f"DROP ROLE {name}")
+def test_a_role_with_the_documented_grants_backfills(plain: FillLab) -> None:
+    skipped = plain.skip().rewind_id
+    with role_on(plain, Profile.RUNNER, "docs/deployment.md") as url:
+        for records in (10, 100):
+            part = plain.slice_back(skipped, records)
+            commit_slice(replace(plain.target_back(skipped), database_url=url), part, of_all_kinds(part), payloads)
+    plain.check_once(NEW)
 
 
 # ---- in any order
@@ -752,10 +646,12 @@ def test_rewinds_undos_and_backfills_in_any_order_read_each_record_once(database
     topic = topics.create(2)
     for partition in (0, 1):
         topics.produce(topic, ["x"] * 100, partition=partition)
-    Consumer(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
-    machine = type("Machine", (Backfills,), {"make": staticmethod(lambda: FillLab(Consumer(project_dir, database_url, topics), topic))})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(8), stateful_step_count=12, suppress_health_check=list(HealthCheck))
+    run_machine(
+        Backfills,
+        Consumer(project_dir, database_url, topics),
+        number=8,
+        steps=12,
+        make=staticmethod(lambda: FillLab(Consumer(project_dir, database_url, topics), topic)),
     )
 
 
@@ -777,10 +673,10 @@ def test_the_command_reads_what_is_left_with_spark_and_says_so(plain: FillLab) -
     """A separate driver, two partitions and a staged batch. Afterwards nothing is left to backfill."""
     consumer = plain.consumer
     consumer.transform(STAGED)
-    told = consumer.command("rewind", "plan", plain.spec.name, "--to-offset", "70", "--backfill", "--reason", "the queue is too long")
+    told = tidemark(consumer, "rewind", "plan", plain.spec.name, "--to-offset", "70", "--backfill", "--reason", "the queue is too long")
     assert "110 skipped, to be read by the backfill" in " ".join(told.stdout.split()), told.stderr
     plain.apply(1)
-    shown = consumer.command("offsets", plain.spec.name)
+    shown = tidemark(consumer, "offsets", plain.spec.name)
     assert "of 110 offsets that rewind 1 skipped, 110 are left to backfill" in shown.stdout
     done = consumer.command("backfill", plain.spec.name, "--output", "json")
     assert done.returncode == 0, done.stderr
@@ -792,5 +688,5 @@ def test_the_command_reads_what_is_left_with_spark_and_says_so(plain: FillLab) -
     assert plain.offsets(1) == list(range(NEW))
     batches = plain.sql("SELECT count(*), count(DISTINCT xmin::text) FROM tidemark.batch WHERE attempt_id = %s", one["attempt"])
     assert batches == [(2, 1)]  # both partitions in one transaction
-    refused = consumer.command("backfill", plain.spec.name, "2")
+    refused = tidemark(consumer, "backfill", plain.spec.name, "2")
     assert (refused.returncode, "left no backfill" in refused.stderr) == (1, True)

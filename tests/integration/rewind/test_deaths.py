@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 from typing import Any
 
-import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds, one_city
+from tests.support.deaths import LosingAnswers
 from tests.support.kafka_topics import Topics
-from tests.support.ledger import backend_of, payloads
+from tests.support.ledger import payloads
 from tests.support.scenario import Scenario
 
 from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable
 from tidemark.rewind.model import ShiftBy, ToOffset, Undo
 from tidemark.sink import commit
-
-Act = Callable[[Connection], object]
-
-
-class Watched(PostgresCursor):
-    """Makes the server terminate the session after the n-th statement."""
-
-    done = 0
-    last = 0
-    killer: Any
-
-    def execute(self, *args: Any, **kwargs: Any) -> None:
-        super().execute(*args, **kwargs)
-        Watched.done += 1
-        if Watched.done == Watched.last:
-            with Watched.killer.cursor() as cur:
-                cur.execute("SELECT pg_terminate_backend(%s, 5000)", (backend_of(self.connection),))
-
-
-@contextlib.contextmanager
-def watched(lab: Lab, last: int) -> Iterator[Connection]:
-    with contextlib.closing(connect(lab.url, application="tidemark rewind")) as connection:
-        connection.cursor_factory = Watched
-        Watched.done, Watched.last, Watched.killer = 0, last, lab.watch
-        yield connection
-
-
-def struck(lab: Lab, act: Act) -> int:
-    """Repeats ``act``, killed one statement later each time, until it succeeds. Checks that nothing changes before. Returns the number of
-    deaths."""
-    before = (lab.image(), lab.epochs(), lab.audit())
-    for last in count(1):
-        with watched(lab, last) as connection:
-            try:
-                act(connection)
-            except DatabaseUnavailable:
-                assert (lab.image(), lab.epochs(), lab.audit()) == before, f"after statement {last}"
-            else:
-                return last - 1
-    raise AssertionError
 
 
 @pytest.fixture
@@ -69,30 +27,23 @@ def read(lab: Lab) -> Lab:
     return lab
 
 
-SCOPE = "0,1"
+def both(lab: Lab) -> str:
+    """The partitions that the tests rewind."""
+    return f"{lab.topic}:0,1"
 
 
-def test_a_plan_is_stored_whole_or_not_at_all(read: Lab) -> None:
-    assert struck(read, lambda connection: read.plan(ToOffset(25), f"{read.topic}:{SCOPE}", connection=connection)) >= 10
-    assert read.sql("SELECT count(*) FROM tidemark.rewind") == [(1,)]
-
-
-def test_an_apply_that_dies_anywhere_changes_nothing(read: Lab) -> None:
-    """Offsets, epochs, rows, ledger, archives and stored plans are unchanged, and the same plan can still be applied."""
-    planned = read.plan(ToOffset(25), f"{read.topic}:{SCOPE}")
-    assert struck(read, lambda connection: read.apply(planned.rewind_id, connection=connection)) >= 25
-    assert read.positions() == [25, 25, 0]
-    assert read.apply(planned.rewind_id).already
-    read.check()
-
-
-def test_an_undo_that_dies_anywhere_changes_nothing(read: Lab) -> None:
-    """The first rewind's archive still exists, and rows loaded since are still in the sink."""
+def test_plan_apply_and_undo_that_die_anywhere_change_nothing(read: Lab) -> None:
+    """Offsets, epochs, rows, ledger, archives and stored plans are unchanged, and the next call does all of it. At the undo, the first
+    rewind's archive still exists, and rows loaded since are still in the sink."""
+    assert read.struck(lambda cursor: read.plan(ToOffset(25), both(read), cursor=cursor)) >= 7
+    ((rewind_id,),) = read.sql("SELECT rewind_id FROM tidemark.rewind")
     before = read.image()
-    done = read.rewind(ToOffset(25), f"{read.topic}:{SCOPE}")
+    assert read.struck_apply(rewind_id) >= 22
+    assert read.positions() == [25, 25, 0]
+    assert read.apply(rewind_id).already
+    read.check()
     read.read(100, 0, lambda offset: one_city(offset + 1000))
-    planned = read.plan(Undo(done.rewind_id))
-    assert struck(read, lambda connection: read.apply(planned.rewind_id, connection=connection)) >= 35
+    assert read.struck_apply(read.plan(Undo(rewind_id)).rewind_id) >= 32
     assert read.image() == before
     read.check()
 
@@ -106,6 +57,7 @@ def upsert(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
+@pytest.mark.thorough
 def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: Lab) -> None:
     """A replaced row is either kept or in the sink again, never both and never neither. The undo of an undo has the most work: some
     replaced rows come back, others are removed again."""
@@ -114,8 +66,7 @@ def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: La
     undone = upsert.undo(1)
     upsert.read(95, transform=lambda offset: [f"city {offset - 40}"])
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
-    planned = upsert.plan(Undo(undone.rewind_id))
-    assert struck(upsert, lambda connection: upsert.apply(planned.rewind_id, connection=connection)) >= 40
+    assert upsert.struck_apply(upsert.plan(Undo(undone.rewind_id)).rewind_id) >= 37
     assert upsert.image().sink == repaired
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
     upsert.check()
@@ -125,48 +76,26 @@ def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: La
     """The copies are stored in the commit's transaction."""
     part, target = upsert.slice(60), upsert.target()
 
-    def connected(url: str, *, application: str) -> Connection:
-        connection = connect(url, application=application)
-        connection.cursor_factory = Watched
-        return connection
+    def act(cursor: type[PostgresCursor]) -> None:
+        def connected(url: str, *, application: str) -> Connection:
+            connection = connect(url, application=application)
+            connection.cursor_factory = cursor
+            return connection
 
-    monkeypatch.setattr(commit, "connect", connected)
-
-    def act(_connection: Connection) -> None:
+        monkeypatch.setattr(commit, "connect", connected)
         commit.commit_slice(target, part, of_all_kinds(part, lambda offset: [f"city {offset - 30}"]), payloads)
 
-    assert struck(upsert, act) >= 8
+    assert upsert.struck(act) >= 5
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
     upsert.check()
 
 
 def test_a_rewind_whose_answer_to_commit_is_lost_has_happened_or_not(read: Lab) -> None:
     """The second call reports whether it was already applied. It is never applied twice."""
-    planned = read.plan(ShiftBy(-20), f"{read.topic}:{SCOPE}")
-
-    class Losing:
-        """A connection that commits and then fails."""
-
-        def __init__(self, connection: Connection) -> None:
-            self._connection = connection
-            self.commits = 0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._connection, name)
-
-        def __enter__(self) -> Any:
-            return self._connection.__enter__()
-
-        def __exit__(self, *error: Any) -> None:
-            self._connection.__exit__(*error)
-            self.commits += 1
-            if self.commits == 2 and error[0] is None:
-                raise psycopg2.OperationalError("server closed the connection unexpectedly")
-
+    planned = read.plan(ShiftBy(-20), both(read))
     with read.session() as connection:
-        losing: Any = Losing(connection)
+        losing: Any = LosingAnswers(connection, when=lambda: read.positions() == [70, 40, 0])
         with pytest.raises(DatabaseUnavailable):
             read.apply(planned.rewind_id, connection=losing)
-    assert read.positions() == [70, 40, 0]
     assert read.apply(planned.rewind_id).already
     assert read.positions() == [70, 40, 0]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tests.integration.rewind.lab import Lab, lab_on
-from tests.integration.test_erase import erase
+from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads
 from tests.support.ledger import rows as made_rows
@@ -107,44 +107,13 @@ def test_delete_removes_the_row_and_is_counted(lab: Lab) -> None:
     lab.check()
 
 
+@pytest.mark.sampled
 def test_late_record_does_not_bring_a_deleted_row_back(lab: Lab) -> None:
     """A late delete does not remove a newer row either."""
     lab.rewind(ToOffset(10), f"{lab.topic}:0")
     read(lab, 20, {10: ["ulm"], 11: ["-ulm"], 12: ["-bonn"], 13: ["rom"]})
     late(lab, 0, 10, {0: ["ulm"], 1: ["bonn"], 2: ["-rom"], 3: ["york"]})
     assert live(lab) == {"rom": 13, "york": 3}
-    lab.check()
-
-
-def test_rewind_puts_deleted_rows_back_and_its_undo_deletes_them_again(lab: Lab) -> None:
-    script = {0: ["ulm"], 1: ["bonn"], 2: ["rom"], 10: ["-ulm"], 11: ["-bonn"], 12: ["bonn"], 13: ["-bonn"]}
-    read(lab, 20, script)
-    before = stored(lab)
-    done = lab.rewind(ToOffset(10), f"{lab.topic}:0")
-    assert live(lab) == {"ulm": 0, "rom": 2} | ({"bonn": 1} if lab.layout.deletes is Deletes.HARD else {})  # soft: it was overwritten
-    lab.check()
-    read(lab, 15, {10: ["-rom"], 11: ["ulm"]})
-    after = stored(lab)
-    for _ in range(2):
-        back = lab.undo(done.rewind_id)
-        assert stored(lab) == before
-        done = lab.undo(back.rewind_id)
-        assert stored(lab) == after
-    lab.check()
-
-
-def test_undo_applies_to_records_that_came_late(lab: Lab) -> None:
-    """The undo leaves them as they would be without the rewind: the deletion that the rewind had taken back deletes ``bonn``."""
-    lab.rewind(ToOffset(10), f"{lab.topic}:0")
-    read(lab, 20, {10: ["ulm"], 12: ["-bonn"], 13: ["rom"]})
-    done = lab.rewind(ToOffset(11), f"{lab.topic}:0")
-    read(lab, 20, {14: ["-rom"], 15: ["-york"]})
-    late(lab, 0, 10, {1: ["bonn"], 2: ["ulm"], 3: ["rom"], 4: ["york"]})
-    for _ in range(2):
-        assert live(lab) == {"ulm": 10, "bonn": 1}
-        back = lab.undo(done.rewind_id)
-        assert live(lab) == {"ulm": 10, "rom": 13, "york": 4}
-        done = lab.undo(back.rewind_id)
     lab.check()
 
 
@@ -207,7 +176,8 @@ def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -
 # ---- how deletions are found
 
 
-@pytest.mark.parametrize(("count", "analyzed"), [(20_000, False), (20_000, True), (400_000, False)])
+@pytest.mark.sampled
+@pytest.mark.parametrize(("count", "analyzed"), [(20_000, False), (20_000, True), pytest.param(400_000, False, marks=pytest.mark.thorough)])
 def test_next_deletion_of_a_key_is_one_look_into_the_index(lab: Lab, count: int, *, analyzed: bool) -> None:
     """With and without statistics, in a small and a large table, Postgres neither searches all deletions of a partition nor sorts those of
     a key."""
@@ -229,6 +199,7 @@ def test_next_deletion_of_a_key_is_one_look_into_the_index(lab: Lab, count: int,
 # ---- other features that handle deletions
 
 
+@pytest.mark.sampled
 def test_verify_compares_deletions(lab: Lab) -> None:
     script = {0: ["ulm"], 1: ["bonn"], 2: ["rom"], 10: ["-ulm"], 11: ["-bonn"], 12: ["york"]}
     read(lab, 20, script)
@@ -241,6 +212,7 @@ def test_verify_compares_deletions(lab: Lab) -> None:
     assert [example.now for example in found.examples["new"]] == [{"city": "bonn"}]
 
 
+@pytest.mark.sampled
 def test_erasure_removes_deleted_rows_and_their_keys(lab: Lab) -> None:
     """This includes the key of a deletion that found no row. No replay brings the rows back."""
     script = {0: ["ulm"], 1: ["bonn"], 10: ["-ulm"], 11: ["-rom"], 12: ["-bonn"]}
@@ -252,6 +224,7 @@ def test_erasure_removes_deleted_rows_and_their_keys(lab: Lab) -> None:
     assert live(lab) == {"bonn": 1}
 
 
+@pytest.mark.sampled
 def test_deleted_rows_are_kept_for_a_limited_time(lab: Lab) -> None:
     """Deletions stay, because they keep out late records. Those that a rewind took back are removed with its archive."""
     read(lab, 20, {0: ["ulm"], 1: ["bonn"], 10: ["-ulm"], 15: ["-bonn"]})

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.integration.rewind.lab import Lab
-from tests.integration.test_erase import erase
+from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
-from tests.support.sampling import examples
+from tests.support.machines import run_machine
 from tests.support.scenario import Scenario as Consumer
 
 from tidemark.records.ranges import TopicPartition
@@ -295,6 +294,7 @@ class Rewinds(RuleBasedStateMachine):
         return False
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("upsert", [False, True], ids=["append", "upsert"])
 def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
     database_url: str, topics: Topics, project_dir: Path, upsert: bool
@@ -303,12 +303,9 @@ def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
     topic = topics.create(PARTITIONS)
     for partition in range(PARTITIONS):
         topics.produce(topic, ["x"] * LOG_END, partition=partition)
-    Consumer(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
 
     def make() -> Lab:
         return Lab(Consumer(project_dir, database_url, topics), topic, key=("city",) if upsert else ())
 
-    machine = type("Machine", (Rewinds,), {"make": staticmethod(make), "upsert": upsert})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(10), stateful_step_count=14, suppress_health_check=list(HealthCheck))
-    )
+    scenario = Consumer(project_dir, database_url, topics)
+    run_machine(Rewinds, scenario, number=10, steps=14, make=staticmethod(make), upsert=upsert)

@@ -45,7 +45,7 @@ from tidemark.rewind.model import (
 )
 from tidemark.rewind.offsets_file import of_groups, parse_offsets
 from tidemark.rewind.plan import PlanRefused, plan
-from tidemark.rewind.targets import Outside, TargetsOutOfRange
+from tidemark.rewind.targets import TargetsOutOfRange
 from tidemark.sink.table import SinkMissing
 from tidemark.spec.scope import Scope
 
@@ -88,8 +88,19 @@ def timed(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-def test_to_earliest_goes_to_the_start_of_the_log(read: Lab) -> None:
-    """testResetOffsetsToEarliest, …OnTopics."""
+def test_each_partition_goes_where_the_scenario_says(read: Lab) -> None:
+    """testResetOffsetsToEarliest, …OnTopics, testResetOffsetsToCurrentOffset, testResetOffsetsToSpecificOffset, testResetOffsetsShiftPlus,
+    testResetOffsetsShiftMinus."""
+    for scenario, new in (
+        (ToEarliest(), [10, 10, 10]),
+        (ToCurrent(), [50, 50, 20]),
+        (ToOffset(30), [30, 30, 30]),
+        (ShiftBy(10), [60, 60, 30]),
+        (ShiftBy(-10), [40, 40, 10]),
+    ):
+        assert [after for _, after in offsets(read.plan(scenario)).values()] == new, scenario
+    assert all_applied(read, ToCurrent()) == [50, 50, 20]
+    assert all_applied(read, ShiftBy(10)) == [60, 60, 30]
     assert all_applied(read, ToEarliest()) == [10, 10, 10]
 
 
@@ -101,69 +112,14 @@ def test_to_latest_goes_behind_the_last_stable_record(read: Lab) -> None:
     assert all_applied(read, ToLatest()) == [103, 100, 60]
 
 
-def test_to_current_moves_nothing(read: Lab) -> None:
-    """testResetOffsetsToCurrentOffset."""
-    assert all_applied(read, ToCurrent()) == [50, 50, 20]
-
-
-def test_to_offset_is_the_same_for_each_partition(read: Lab) -> None:
-    """testResetOffsetsToSpecificOffset."""
-    assert all_applied(read, ToOffset(30)) == [30, 30, 30]
-
-
-@pytest.mark.parametrize(("by", "positions"), [(10, [60, 60, 30]), (-10, [40, 40, 10])])
-def test_shift_by_counts_from_where_each_partition_is(read: Lab, by: int, positions: list[int]) -> None:
-    """testResetOffsetsShiftPlus, testResetOffsetsShiftMinus."""
-    assert all_applied(read, ShiftBy(by)) == positions
-
-
-def test_shifts_below_the_log_are_refused_all_at_once(read: Lab) -> None:
-    """testResetOffsetsShiftByLowerThanEarliest, where Kafka clamps. The error names each partition with its target and its log."""
-    before = read.audit()
-    with pytest.raises(TargetsOutOfRange) as raised:
-        read.plan(ShiftBy(-45))
-    assert raised.value.outside == (
-        Outside(TopicPartition(read.topic, 0), 5, 10, 100),
-        Outside(TopicPartition(read.topic, 1), 5, 10, 100),
-        Outside(TopicPartition(read.topic, 2), -25, 10, 60),
-    )
-    assert f"{read.topic}/2: target -25 is before the start of the log [10, 60)" in str(raised.value)
-    assert read.audit() == before
-
-
-def test_shifts_beyond_the_log_are_refused_also_with_allow_loss(read: Lab) -> None:
-    """testResetOffsetsShiftByHigherThanLatest, where Kafka clamps."""
-    with pytest.raises(TargetsOutOfRange, match=f"{read.topic}/2: target 61 is after the end of the log") as raised:
-        read.plan(ShiftBy(41), allow_loss=True)
-    assert len(raised.value.outside) == 1
-    assert "--allow-loss" not in str(raised.value)
-
-
-def test_to_datetime_goes_to_the_first_record_of_that_time_or_later(timed: Lab) -> None:
-    """testResetOffsetsToLocalDateTime, testResetOffsetsToZonedDateTime: a moment is the same in every time zone."""
+def test_to_datetime_goes_to_the_first_record_of_that_time_or_later(timed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """testResetOffsetsToLocalDateTime, testResetOffsetsToZonedDateTime: a moment is the same in every time zone. Behind the last record it
+    is the stable end (testResetOffsetsByDurationFallbackToLatestWhenNoRecords). All partitions are looked up in one request."""
     berlin = (NOON + timedelta(minutes=40)).astimezone(timezone(timedelta(hours=2)))
     assert offsets(timed.plan(ToDatetime(berlin))) == {0: (60, 40), 1: (60, 10)}
     assert offsets(timed.plan(ToDatetime(berlin + timedelta(microseconds=1)))) == {0: (60, 41), 1: (60, 11)}
     assert offsets(timed.plan(ToDatetime(NOON - timedelta(days=60_000)))) == {0: (60, 0), 1: (60, 0)}
-    assert all_applied(timed, ToDatetime(berlin)) == [40, 10]
-
-
-def test_a_time_after_the_last_record_is_the_stable_end(timed: Lab) -> None:
-    """testResetOffsetsByDurationFallbackToLatestWhenNoRecords: partition 0 has no record that late."""
     assert offsets(timed.plan(ToDatetime(NOON + timedelta(minutes=75)))) == {0: (60, 60), 1: (60, 45)}
-
-
-def test_by_duration_counts_from_the_databases_clock(timed: Lab) -> None:
-    """testResetOffsetsByDuration, testResetOffsetsByDurationToEarliest."""
-    ((now,),) = timed.sql("SELECT clock_timestamp()")
-    back = now - (NOON + timedelta(minutes=40))
-    planned = offsets(timed.plan(ByDuration(back)))
-    assert planned[0][1] in (40, 41)
-    assert offsets(timed.plan(ByDuration(timedelta(0)))) == {0: (60, 60), 1: (60, 60)}
-    assert offsets(timed.plan(ByDuration(now - NOON + timedelta(days=1)))) == {0: (60, 0), 1: (60, 0)}
-
-
-def test_times_are_looked_up_in_one_request(timed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     look_up = timed.cluster.offsets_for_time
 
@@ -172,8 +128,20 @@ def test_times_are_looked_up_in_one_request(timed: Lab, monkeypatch: pytest.Monk
         return look_up(partitions, timestamp_ms)
 
     monkeypatch.setattr(timed.cluster, "offsets_for_time", counted)
-    timed.plan(ToDatetime(NOON))
+    planned = timed.plan(ToDatetime(berlin))
     assert asked == [[TopicPartition(timed.topic, 0), TopicPartition(timed.topic, 1)]]
+    timed.apply(planned.rewind_id)
+    assert timed.positions() == [40, 10]
+    timed.check()
+
+
+def test_by_duration_counts_from_the_databases_clock(timed: Lab) -> None:
+    """testResetOffsetsByDuration, testResetOffsetsByDurationToEarliest."""
+    ((now,),) = timed.sql("SELECT clock_timestamp()")
+    back = now - (NOON + timedelta(minutes=40))
+    assert offsets(timed.plan(ByDuration(back)))[0][1] in (40, 41)
+    assert offsets(timed.plan(ByDuration(timedelta(0)))) == {0: (60, 60), 1: (60, 60)}
+    assert offsets(timed.plan(ByDuration(now - NOON + timedelta(days=1)))) == {0: (60, 0), 1: (60, 0)}
 
 
 def test_scope_leaves_the_other_partitions_where_they_are(read: Lab) -> None:
@@ -192,12 +160,21 @@ def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
     again = FromFile(of_groups(parse_offsets(json.dumps(show.as_json(planned))), [read.spec.group]))
     assert offsets(read.plan(again)) == offsets(planned)
     assert all_applied(read, again) == [30, 50, 11]
-    with pytest.raises(PlanRefused, match="partitions that the group does not read: elsewhere/0"):
-        read.plan(FromFile({TopicPartition("elsewhere", 0): 1}))
+    known = {TopicPartition(read.topic, 0): 15, TopicPartition(read.topic, 1): 16}
+    with pytest.raises(PlanRefused, match=f"partitions that the group does not read: b3a/7, {read.topic}/7"):
+        read.plan(FromFile({**known, TopicPartition(read.topic, 7): 15, TopicPartition("b3a", 7): 15}))
+    some = read.plan(FromFile(known), f"{read.topic}:0")
+    assert ([part.new for _, part in some], show.as_json(some)["says"]) == ([15], "Continue at the offsets in a file, for 1 partition.")
 
 
-def test_from_group_takes_what_another_group_has_committed_to_kafka(read: Lab) -> None:
-    """Partitions without a committed offset of that group stay where they are."""
+def test_from_group_takes_where_another_group_is_here_or_in_kafka(read: Lab) -> None:
+    """Partitions without an offset of that group stay where they are."""
+    with read.session() as connection, connection, connection.cursor() as cur:
+        other = store.ensure_group(cur, "other")
+        store.start_partition(cur, other, read.topic_id, 1, 44)
+    assert all_applied(read, FromGroup("other")) == [50, 44, 20]
+    with pytest.raises(BadInput, match="group nobody-there has no position"):
+        read.plan(FromGroup("nobody-there"))
     group = f"kafka-{read.spec.group}"
     settings = {"bootstrap.servers": read.consumer.topics.servers, "group.id": group, "enable.auto.commit": False}
     with contextlib.closing(KafkaConsumer(settings)) as consumer:
@@ -209,55 +186,29 @@ def test_from_group_takes_what_another_group_has_committed_to_kafka(read: Lab) -
         assert read.cluster.group_offsets("nobody-there", [TopicPartition(read.topic, 0)]) == {}
 
 
-def test_from_group_takes_where_another_group_of_the_database_is(read: Lab) -> None:
-    with read.session() as connection, connection, connection.cursor() as cur:
-        other = store.ensure_group(cur, "other")
-        store.start_partition(cur, other, read.topic_id, 1, 44)
-    assert all_applied(read, FromGroup("other")) == [50, 44, 20]
-    with pytest.raises(BadInput, match="group nobody-there has no position"):
-        read.plan(FromGroup("nobody-there"))
-
-
 def test_to_validated_goes_behind_what_validation_has_passed(read: Lab) -> None:
-    for partition in (0, 1, 2):
+    """It is refused where nothing was validated: otherwise the group would silently go back to the very start. A validated partition can be
+    chosen alone."""
+    read.validate_to(15, 1)
+    with pytest.raises(PlanRefused, match=f"Nothing of {read.topic}/0, {read.topic}/2 is validated"):
+        read.plan(ToValidated())
+    assert [part.new for part in read.plan(ToValidated(), f"{read.topic}:1").groups[0].partitions] == [15]
+    for partition in (0, 2):
         read.validate_to(15, partition)
     assert all_applied(read, ToValidated()) == [15, 15, 15]
     assert read.sql("SELECT DISTINCT validated_offset FROM tidemark.partition_offset") == [(15,)]
 
 
-def test_to_validated_is_refused_where_nothing_was_validated(read: Lab) -> None:
-    """Otherwise the group would silently go back to the very start. A validated partition can be chosen alone."""
-    read.validate_to(15, 1)
-    with pytest.raises(PlanRefused, match=f"Nothing of {read.topic}/0, {read.topic}/2 is validated"):
-        read.plan(ToValidated())
-    assert [part.new for part in read.plan(ToValidated(), f"{read.topic}:1").groups[0].partitions] == [15]
-
-
-def test_from_file_is_refused_with_partitions_that_the_group_does_not_read(read: Lab) -> None:
-    """The error names all of them, and nothing is planned for the other partitions."""
-    known, other, strange = TopicPartition(read.topic, 0), TopicPartition(read.topic, 7), TopicPartition("b3a", 7)
-    with pytest.raises(PlanRefused, match=f"does not read: b3a/7, {read.topic}/7"):
-        read.plan(FromFile({known: 15, other: 15, strange: 15}))
-    planned = read.plan(FromFile({known: 15, TopicPartition(read.topic, 1): 16}), f"{read.topic}:0")
-    assert ([part.new for _, part in planned], show.as_json(planned)["says"]) == (
-        [15],
-        "Continue at the offsets in a file, for 1 partition.",
-    )
-
-
-def test_to_batch_goes_just_before_it(read: Lab) -> None:
+def test_to_batch_goes_just_before_it_or_before_all_that_a_run_has_committed(read: Lab) -> None:
     ((batch_id,),) = read.sql("SELECT batch_id FROM tidemark.batch WHERE partition = 1 AND start_offset = 20")
-    assert all_applied(read, ToBatch(batch_id)) == [50, 20, 20]
-    with pytest.raises(BadInput, match="has nothing from batch 999999"):
-        read.plan(ToBatch(999_999))
-
-
-def test_to_batch_goes_just_before_all_that_a_run_has_committed(read: Lab) -> None:
     run = TaskIdentity("consume__x", "run 7", "consume", 0, 1)
     read.read(90, 0, step=20, task=run)
     read.read(55, 2, task=run)
     read.read(95, 0)
     assert all_applied(read, ToBatch(dag_id="consume__x", run_id="run 7")) == [50, 50, 20]
+    assert all_applied(read, ToBatch(batch_id)) == [50, 20, 20]
+    with pytest.raises(BadInput, match="has nothing from batch 999999"):
+        read.plan(ToBatch(999_999))
     with pytest.raises(BadInput, match="nothing from run nope of consume__x"):
         read.plan(ToBatch(dag_id="consume__x", run_id="nope"))
 
@@ -280,6 +231,7 @@ def test_allow_loss_goes_on_at_the_start_and_stores_what_is_gone(read: Lab) -> N
     read.check()
 
 
+@pytest.mark.thorough
 def test_allow_loss_of_a_group_that_was_left_behind_itself(read: Lab) -> None:
     """Retention has passed the group's position, so the records that it never read are lost as well."""
     read.consumer.topics.trim(read.topic, {0: 70})
@@ -308,28 +260,23 @@ def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
     assert planned.expires_at > planned.planned_at
 
 
-@pytest.mark.parametrize(
-    ("verdict", "on_failure", "told"),
-    [
+def test_a_plan_says_whether_readers_were_told_of_what_goes(lab: Lab) -> None:
+    """Readers are notified by the asset's event, which follows the verdict unless the verdict blocks it. A run without a verdict has no
+    event yet."""
+    lab.read(50, task=TaskIdentity("consume__x", "run 1", "consume", 0, 1))
+    for verdict, on_failure, told in (
+        (None, "block", False),
         ("passed", "block", True),
         ("warning", "block", True),
         ("critical", "block", False),
         ("critical", "report", True),
-        (None, "block", False),
-    ],
-)
-def test_a_plan_says_whether_readers_were_told_of_what_goes(lab: Lab, verdict: str | None, on_failure: str, told: bool) -> None:
-    """Readers are notified by the asset's event, which follows the verdict unless the verdict blocks it. A run without a verdict has no
-    event yet."""
-    lab.consumer.write(topics=lab.topic, sink={"table": lab.table}, validation={"suite": "cities", "on_failure": on_failure})
-    lab.read(50, task=TaskIdentity("consume__x", "run 1", "consume", 0, 1))
-    if verdict is not None:
-        ((number,),) = lab.sql(
-            "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) VALUES (%s, %s, 0, 0) RETURNING validation_id",
-            lab.group_id, verdict,
-        )  # fmt: skip
-        lab.sql("UPDATE tidemark.batch SET validation_id = %s WHERE group_id = %s", number, lab.group_id)
-    assert lab.plan(ToEarliest()).groups[0].told == ((lab.table,) if told else ())
+    ):
+        lab.consumer.set(validation={"suite": "cities", "on_failure": on_failure})
+        if verdict:
+            insert = "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) VALUES (%s, %s, 0, 0) RETURNING validation_id"
+            ((number,),) = lab.sql(insert, lab.group_id, verdict)
+            lab.sql("UPDATE tidemark.batch SET validation_id = %s WHERE group_id = %s", number, lab.group_id)
+        assert lab.plan(ToEarliest()).groups[0].told == ((lab.table,) if told else ())
 
 
 def test_equal_plans_of_an_equal_state_have_equal_digests(read: Lab) -> None:
@@ -340,14 +287,10 @@ def test_equal_plans_of_an_equal_state_have_equal_digests(read: Lab) -> None:
     assert read.plan(ToOffset(25)).digest != first
 
 
-@pytest.mark.parametrize("reason", ["", "too short", "         x         "])
-def test_a_reason_that_says_nothing_is_refused(read: Lab, reason: str) -> None:
-    with pytest.raises(BadInput, match="reason"):
-        read.plan(ToEarliest(), reason=reason)
-
-
-def test_a_group_that_never_ran_is_refused(scenario: Consumer, lab: Lab) -> None:
+def test_a_group_that_never_ran_and_a_reason_that_says_nothing_are_refused(lab: Lab) -> None:
     """testResetOffsetsNotExistingGroup."""
+    with pytest.raises(BadInput, match="reason"):
+        lab.plan(ToEarliest(), reason="too short")
     lab.consumer.set(group="never-ran")
     with pytest.raises(BadInput, match="no group 'never-ran' has ever run here"):
         lab.plan(ToEarliest())

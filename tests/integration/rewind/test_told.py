@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.test_engine_cancel import FUNCTION, HELD, Held
+from tests.support.held import FUNCTION, HELD, Held
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
@@ -36,6 +36,7 @@ STAGED = (
 pytestmark = pytest.mark.usefixtures("session_here")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("source", [FUNCTION, STAGED], ids=["direct", "staged"])
 def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
     scenario: Scenario, source: str, monkeypatch: pytest.MonkeyPatch

@@ -1,25 +1,27 @@
-"""Partitions that a consumer's file fixes, or that a single run names (Kafka's ``assign``). Real Kafka and Postgres."""
+"""What a run reads, and in which order: partitions that the consumer's file fixes or the run names (Kafka's ``assign``), pauses,
+priorities, and the limit on how far topics run ahead of each other."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from tests.support.records import numbers
 from tests.support.scenario import Scenario
+from tests.support.shell import tidemark
 
-from tidemark.db import session
+from tidemark.db import Cursor, session, transaction
 from tidemark.errors import BadInput
-from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import flow, store
+from tidemark.offsets.flow import Target
 from tidemark.offsets.store import OffsetFenced
 from tidemark.records.ranges import Slice
-from tidemark.rewind.model import ToEarliest
-from tidemark.rewind.plan import plan
 from tidemark.spec import SpecInvalid
-from tidemark.spec.scope import Scope
 
 PARTITIONS, RECORDS = 4, 10
 
@@ -43,16 +45,14 @@ def test_file_that_fixes_partitions_has_only_those_read_shown_and_rewound(scenar
     scenario.set(partitions={topic: "0,2-3"})
     assert scenario.run().records == 3 * RECORDS
     assert read(scenario) == {0: 10, 2: 10, 3: 10}
-    shown = json.loads(scenario.command("offsets", scenario.name, "--output", "json").stdout)
+    shown = json.loads(tidemark(scenario, "offsets", scenario.name, "--output", "json").stdout)
     assert [(row["partition"], row["lag_records"]) for row in shown["partitions"]] == [(0, 0), (2, 0), (3, 0)]
-    assert scenario.command("audit", scenario.name).returncode == 0
+    assert tidemark(scenario, "audit", scenario.name).returncode == 0
     scenario.set(partitions={topic: 2})
-    shown = json.loads(scenario.command("offsets", scenario.name, "--output", "json").stdout)
+    shown = json.loads(tidemark(scenario, "offsets", scenario.name, "--output", "json").stdout)
     assert [row["partition"] for row in shown["partitions"]] == [2]
-    with session(scenario.database_url) as connection:
-        kafka = Cluster(scenario.connections.kafka)
-        planned = plan(connection, lambda spec: kafka, [scenario.spec], Scope(), ToEarliest(), reason="they are to be read again", by="me")
-    assert [move.partition.partition for group in planned.groups for move in group.partitions] == [2]
+    planned = tidemark(scenario, "rewind", "plan", scenario.name, "--to-earliest", "--reason", "read them again", "--output", "json")
+    assert [move["partition"] for group in json.loads(planned.stdout)["groups"] for move in group["partitions"]] == [2]
     scenario.check()
 
 
@@ -66,7 +66,7 @@ def test_partitions_that_the_topic_does_not_have_are_refused_where_they_are_writ
     assert problem.text[problem.column - 1 :][: problem.length] == "0,3-5"
     assert scenario.positions() == {}
     assert scenario.attempt()["error"]["kind"] == "refused"
-    checked = scenario.command("consumers", "check", scenario.name)
+    checked = tidemark(scenario, "consumers", "check", scenario.name)
     assert checked.returncode == 1
     assert f"topic {topic} does not have 4-5" in checked.stdout + checked.stderr
 
@@ -136,11 +136,95 @@ def test_partition_that_is_named_later_starts_where_the_offset_reset_says(scenar
     assert scenario.run().records == 2 * RECORDS
 
 
+@pytest.mark.thorough
 def test_command_hands_the_option_on_to_the_driver(scenario: Scenario, topic: str) -> None:
     """The result lists the partitions that it read."""
     done = scenario.command("consume", scenario.name, "--partition", f"{topic}:0,2", "--output", "json")
     assert done.returncode == 0, done.stderr
     assert [part["partition"] for part in json.loads(done.stdout)["partitions"]] == [0, 2]
-    refused = scenario.command("consume", scenario.name, "--partition", f"{topic}:7")
+
+
+def test_command_refuses_a_partition_that_the_consumer_does_not_read(scenario: Scenario, topic: str) -> None:
+    refused = tidemark(scenario, "consume", scenario.name, "--partition", f"{topic}:7")
     assert refused.returncode == 1
     assert f"--partition: {topic}:7 is not among the group's partitions" in refused.stderr
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def two(scenario: Scenario) -> Scenario:
+    """A consumer of two topics: orders with two partitions, clicks with one. Each partition has ten records, and a batch reads five."""
+    orders, clicks = scenario.topics.create(2), scenario.topics.create(1)
+    scenario.write(topics=[orders, clicks], batch={"max_records": 5}).make_sink()
+    for topic, partition in ((orders, 0), (orders, 1), (clicks, 0)):
+        scenario.topics.produce(topic, [str(number) for number in range(10)], partition=partition)
+    return scenario
+
+
+@contextlib.contextmanager
+def flow_of(scenario: Scenario) -> Iterator[tuple[Cursor, int]]:
+    """A transaction that changes the flow of the group with the yielded number."""
+    with session(scenario.database_url) as connection, transaction(connection) as cur:
+        yield cur, store.ensure_group(cur, scenario.spec.group)
+
+
+def left(scenario: Scenario) -> dict[tuple[str, int], int]:
+    return {part: 10 - position for part, position in scenario.positions().items() if position < 10}
+
+
+def test_what_is_paused_is_left_until_it_is_resumed(two: Scenario) -> None:
+    """A run ends when it has read everything else. Pauses remain in force after the run."""
+    orders, clicks = two.spec.topics
+    with flow_of(two) as (cur, group_id):
+        flow.pause(cur, group_id, [Target(orders, 1), Target(clicks)], "the sink is being moved")
+    assert two.run().records == 10
+    assert left(two) == {(orders, 1): 10, (clicks, 0): 10}
+    assert two.run().records == 0
+    for resumed, target in ((Target(orders, 1), Target(orders)), (Target(clicks), Target())):
+        with flow_of(two) as (cur, group_id):
+            assert flow.resume(cur, group_id, [target]) == [resumed]
+        assert two.run().records == 10
+    two.check()
+
+
+def test_pause_is_in_force_with_the_next_batch_of_a_run(two: Scenario) -> None:
+    def pause(part: Slice) -> None:
+        with flow_of(two) as (cur, group_id):
+            flow.pause(cur, group_id, [Target()], "stop")
+
+    assert two.run(before=pause).records == 5
+    assert two.engine is not None
+    assert len(two.engine.batches) == 1
+
+
+def test_topics_of_a_higher_priority_are_drained_first(two: Scenario) -> None:
+    _, clicks = two.spec.topics
+    with flow_of(two) as (cur, group_id):
+        flow.prioritize(cur, group_id, clicks, 10)
+    two.run()
+    assert two.engine is not None
+    order = [part.partition.topic for batch in two.engine.batches for part in batch]
+    assert order == sorted(order, key=lambda topic: topic != clicks)
+    assert left(two) == {}
+
+
+def test_no_topic_runs_ahead_of_another_by_more_than_is_allowed(scenario: Scenario) -> None:
+    """Each topic has one record per hour. It may run ahead by two hours."""
+    fast, slow = scenario.topics.create(1), scenario.topics.create(1)
+    scenario.write(topics=[fast, slow], batch={"max_records": 4}).make_sink()
+    for hour in range(12):
+        scenario.topics.produce(fast, ["x"], timestamp=1_700_000_000_000 + hour * HOUR_MS)
+        scenario.topics.produce(slow, ["x"], timestamp=1_700_000_000_000 + hour * HOUR_MS)
+    with flow_of(scenario) as (cur, group_id):
+        flow.limit_ahead(cur, group_id, timedelta(hours=2))
+    assert scenario.run().records == 24
+    assert scenario.engine is not None
+    at = {fast: 0, slow: 0}
+    for batch in scenario.engine.batches:
+        before = min(at.values())
+        for part in batch:
+            at[part.partition.topic] = part.end
+            assert part.partition.topic != max(at, key=lambda topic: at[topic]) or part.end <= before + 4
+    scenario.check()
