@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.offsets_file import MAX_BYTES, MAX_OFFSET, OffsetsFileInvalid, of_groups, parse_offsets, read_offsets
+from tidemark.rewind.offsets_file import MAX_BYTES, MAX_OFFSET, OffsetsFileInvalid, of_groups, parse_offsets, read_text
 
 P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
 
@@ -48,9 +48,9 @@ def test_json_of_our_own_is_a_list_or_a_plan():
 
 def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path):
     file = tmp_path / "plan.csv"
-    file.write_text('flights,0,5\nflights,x,-1\nflights,0,6\nfl ights,1,1\ng,flights,2,2\n{"topic": 1}\n')
+    contents = 'flights,0,5\nflights,x,-1\nflights,0,6\nfl ights,1,1\ng,flights,2,2\n{"topic": 1}\n'
     with pytest.raises(OffsetsFileInvalid) as told:
-        read_offsets(file)
+        parse_offsets(contents, file)
     assert str(told.value) == EXPECTED.format(file=file)
 
 
@@ -119,7 +119,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "latin.csv").write_bytes(b"fl\xfcge,0,1\n")
     for name, told in (("none.csv", "No such file"), (".", "Is a directory"), ("latin.csv", "not UTF-8")):
         with pytest.raises(BadInput, match=told):
-            read_offsets(tmp_path / name)
+            read_text(tmp_path / name)
 
 
 def test_groups_get_what_the_file_says_of_them():
@@ -181,6 +181,6 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_read(tmp_path):
     """This holds for pasted text and for files."""
     text = "flights,0,5\n" * (MAX_BYTES // 12 + 1)
     (tmp_path / "plan.csv").write_text(text)
-    for act in (lambda: parse_offsets(text), lambda: read_offsets(tmp_path / "plan.csv")):
+    for act in (lambda: parse_offsets(text), lambda: read_text(tmp_path / "plan.csv")):
         with pytest.raises(BadInput, match="more than 5,000,000 bytes"):
             act()

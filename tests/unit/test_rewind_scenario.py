@@ -70,15 +70,24 @@ def test_words_mean_a_scenario_that_is_told_in_a_sentence(words, scenario, sente
     assert (said(scenario), name_of(scenario)) == (sentence, words[0])
 
 
-def test_file_is_read_for_the_groups_that_move(tmp_path):
-    """The offsets come from a path, or from contents pasted into a form, which need no path."""
-    (tmp_path / "plan.csv").write_text('"g1","flights",0,5\n"g2","flights",1,6\n')
+def test_file_is_read_for_the_groups_that_move():
+    """A plan may have the offsets of several groups."""
+    contents = '"g1","flights",0,5\n"g2","flights",1,6\n'
     wanted = FromFile({TopicPartition("flights", 0): 5})
-    assert parse("from-file", str(tmp_path / "plan.csv"), groups=["g1"]) == wanted
+    assert parse("from-file", "plan.csv", groups=["g1"], contents=contents) == wanted
     assert parse("from-file", contents="flights,0,5\n", groups=["g1"]) == wanted
     assert said(wanted) == "Continue at the offsets in a file, for 1 partition."
     with pytest.raises(Refused, match="has no offsets for g3"):
-        parse("from-file", str(tmp_path / "plan.csv"), groups=["g3"])
+        parse("from-file", groups=["g3"], contents=contents)
+
+
+@pytest.mark.parametrize("name", ["from-file", "FROM-FILE", " from-file\n", "From-File"])
+def test_no_file_is_opened_however_the_scenario_is_written(tmp_path, name):
+    """The page passes what a user's browser sends: a file of the api-server's machine must not be read, nor its existence shown."""
+    (tmp_path / "there.csv").write_text("flights,0,5\n")
+    for file in ("there.csv", "missing.csv"):
+        with pytest.raises(BadInput, match="the contents of the file are missing"):
+            parse(name, str(tmp_path / file))
 
 
 def test_every_scenario_has_a_word_and_every_word_a_scenario():
@@ -113,7 +122,7 @@ def test_example_of_each_word_is_a_good_value(name):
         (("shift-by", "1.5"), "Write a whole number, optionally with + or -: -500."),
         (("to-datetime", "2026-03-29 14:00"), "has no zone"),
         (("by-duration", "P1M"), "contains months or years"),
-        (("from-file", "/no/such/file.csv"), "cannot be read: No such file"),
+        (("from-file", "/no/such/file.csv"), "the contents of the file are missing"),
         (("from-group", "kafka:"), "names no group"),
         (("to-batch", "a"), "is neither a batch nor DAG/RUN"),
         (("to-batch", "dag/"), "is neither a batch nor DAG/RUN"),

@@ -84,13 +84,26 @@ def test_each_weaker_sslmode_is_found_by_its_name(mode: str) -> None:
     assert f"sslmode is {mode}" in str(found)
 
 
-@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]", "spark://127.0.0.1:7077", "spark://localhost:1,[::1]:2"])
-def test_nothing_is_asked_of_spark_on_this_machine(master: str) -> None:
-    assert (on_loopback(master), of_spark(master, {}), guarded(master, {})) == (True, [], {})
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]"])
+def test_spark_in_local_mode_is_authenticated_with_a_secret_that_it_generates(master: str) -> None:
+    """Every user of the host can connect to its ports. Only root can read what passes over loopback, so nothing is encrypted."""
+    added = guarded(master, {})
+    assert (on_loopback(master), added, of_spark(master, added)) == (True, {AUTHENTICATE: "true"}, [])
+    assert guarded(master, {AUTHENTICATE: "false"}) == {}
+    (found,) = of_spark(master, {AUTHENTICATE: "false"})
+    assert "every user of this host can fetch them" in str(found)
 
 
-@pytest.mark.parametrize("master", [REMOTE, "spark://127.0.0.1:7077,m2:7077", "yarn", "k8s://https://127.0.0.1:6443"])
-def test_spark_across_a_network_has_to_be_authenticated_or_said_to_be_open(master: str) -> None:
+@pytest.mark.parametrize("master", ["spark://127.0.0.1:7077", "spark://localhost:1,[::1]:2"])
+def test_cluster_on_loopback_is_authenticated_and_not_encrypted(master: str) -> None:
+    conf = {AUTHENTICATE: "true", SECRET: PASSWORD}
+    assert (on_loopback(master), guarded(master, conf), of_spark(master, conf)) == (True, {}, [])
+
+
+@pytest.mark.parametrize(
+    "master", [REMOTE, "spark://127.0.0.1:7077", "spark://127.0.0.1:7077,m2:7077", "yarn", "k8s://https://127.0.0.1:6443"]
+)
+def test_cluster_has_to_be_authenticated_or_declared_open(master: str) -> None:
     """Kubernetes' API may be on loopback, but the executors are not. If Spark generates the secret, the user needs none."""
     with pytest.raises(BadInput, match=r"spark\.authenticate is not set.*set spark\.authenticate to false") as raised:
         guarded(master, {})
