@@ -208,6 +208,7 @@ class Lab:
 
     def ends(self, topic: str, partition: int = 0) -> int:
         """Returns the end offset of a partition."""
+        self.cluster.topics([topic])  # so that its client knows the leaders, even if it has looked before the topic existed
         place = TopicPartition(topic, partition)
         return self.cluster.stable_ends([place])[place]
 

@@ -102,6 +102,7 @@ def test_command_prints_the_accounts_and_fails_where_they_do_not_balance(mixed: 
     assert (told["balanced"], told["accounts"][0]["read"], told["accounts"][0]["loaded_later"]) == (False, 8, 1)
 
 
+@pytest.mark.thorough
 def test_command_drains_once_and_says_what_came_of_it(lab: Lab) -> None:
     """`tidemark retries drain`, as a user runs it: with a separate driver, through Spark."""
     lab.read("a", "b", answers={"a": "retry", "b": "retry"})

@@ -200,6 +200,7 @@ def test_record_that_is_not_in_its_log_holds_what_is_behind_it(lab: Lab) -> None
     assert drain(lab) == ["a3"]
 
 
+@pytest.mark.thorough
 def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(lab: Lab) -> None:
     """Scenario 34: a redriven record blocks later ones again; those that overtook it meanwhile stay ahead. A later record whose own tier is
     due is held until the earlier one is settled."""
@@ -219,6 +220,7 @@ def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(lab: Lab) -> N
     assert lab.loaded() == ["a1", "a2", "a3", "a4"]
 
 
+@pytest.mark.thorough
 def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held(lab: Lab) -> None:
     """Even if the record that those wait for is settled just before the redriven one is tried."""
     read(lab, "a1 a2 a3", {"a1": "retry"})
@@ -318,7 +320,7 @@ def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(lab: Lab) -> 
     assert drain(lab) == ["a2", "a3", "b3"]
 
 
-@pytest.mark.sampled
+@pytest.mark.thorough
 @both_forms()
 def test_backfill_and_group_hold_a_keys_later_records_for_each_other(lab: Lab) -> None:
     """Whichever of the two has read the waiting record. Neither a later record nor one that the group has loaded holds an earlier one."""
@@ -370,6 +372,7 @@ def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(la
     assert lab.loaded() == ["a1", "a2", "a3"]
 
 
+@pytest.mark.thorough
 def test_record_whose_turn_passes_while_it_is_tried_is_held(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record before it has lost its message in the retry topic and keeps waiting. The transform's result for the record behind it is
     dropped."""

@@ -10,16 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import FIT, TIME, Headers, Outbox
-from tests.support import deaths
-from tests.support.deaths import Hook
+from tests.support.deaths import LosingAnswers, deaths, end_session, hooked
 from tests.support.waiting import until
 
 from tidemark.db import Connection, connect
@@ -51,21 +49,10 @@ PAYLOADS: dict[str, tuple[bytes | None, bytes | None, Headers]] = {
 
 
 @contextlib.contextmanager
-def hooked(outbox: Outbox, before: Hook) -> Iterator[Connection]:
-    """A session that calls ``before`` with each statement."""
+def using(outbox: Outbox, cursor: type[PostgresCursor]) -> Iterator[Connection]:
     with contextlib.closing(connect(outbox.url, application="tidemark relay")) as connection:
-        connection.cursor_factory = deaths.hooked(before)
+        connection.cursor_factory = cursor
         yield connection
-
-
-def ending(outbox: Outbox, when: Callable[[int, str], bool]) -> Hook:
-    """Makes the server terminate the session before the statements for which ``when``, called with number and text, holds."""
-
-    def end(cursor: PostgresCursor, number: int, query: str) -> None:
-        if when(number, query):
-            deaths.end_session(cursor, outbox.watch)
-
-    return end
 
 
 def test_key_value_and_headers_arrive_byte_for_byte_with_ours_behind_them(outbox: Outbox) -> None:
@@ -223,7 +210,7 @@ def test_a_portion_is_bounded_by_bytes_too(outbox: Outbox, monkeypatch: pytest.M
         if "WITH taken" in query:
             published.append(len(outbox.hops()))
 
-    with hooked(outbox, note) as connection:
+    with using(outbox, hooked(note)) as connection:
         assert outbox.relay(connection).records == 7
     assert published == [0, 3, 5, 6, 7]
 
@@ -256,7 +243,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
             go_on.wait(30)
 
     def hang() -> None:
-        with hooked(outbox, stand_still) as connection, pytest.raises(DatabaseUnavailable):
+        with using(outbox, hooked(stand_still)) as connection, pytest.raises(DatabaseUnavailable):
             outbox.relay(connection, portion=4, publishers=None)
 
     with ThreadPoolExecutor(1) as pool:
@@ -278,25 +265,22 @@ def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(ou
     """Scenario 21: its session ends after the n-th statement, for each n. Committed registrations stay, and messages that were published
     but not registered are published again."""
     outbox.make_topics(2, largest=10_000)
-    numbers, large, died = list[int](), list[int](), 0
-    for last in count(1):
-        numbers += [outbox.add(f"{last}/{number}".encode(), partition=number % 3) for number in range(5)]
-        large.append(outbox.add(random_bytes(11_000)))
+    numbers, large, last = list[int](), list[int](), 0
 
-        with hooked(outbox, ending(outbox, lambda number, _, last=last: number == last + 1)) as connection:
-            try:
-                outbox.relay(connection, portion=2)
-            except DatabaseUnavailable:
-                died += 1
-            else:
-                break
+    def relay(cursor: type[PostgresCursor]) -> None:
+        numbers.extend(outbox.add(f"{number}".encode(), partition=number % 3) for number in range(5))
+        large.append(outbox.add(random_bytes(11_000)))
+        with using(outbox, cursor) as connection:
+            outbox.relay(connection, portion=2)
+
+    for last in deaths(relay, outbox.watch):
         kept = outbox.hops()
         outbox.relay(portion=2)
-        assert sorted(outbox.hops()) == numbers
+        assert sorted(outbox.hops()) == numbers, f"after statement {last}"
         assert kept.items() <= outbox.hops().items()
     assert all(outbox.record(number)["publish_error"] for number in large)
     outbox.check_published()
-    assert died >= 15
+    assert last >= 12
 
 
 def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
@@ -305,12 +289,13 @@ def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
     outbox.add_many(3_000)
     pieces: list[int] = []
 
-    def second(number: int, query: str) -> bool:
+    def end_at_the_second(cursor: PostgresCursor, number: int, query: str) -> None:
         if "SET hop_topic_id = stored" in query:
             pieces.append(number)
-        return pieces[1:] == [number]
+            if len(pieces) == 2:
+                end_session(cursor, outbox.watch)
 
-    with hooked(outbox, ending(outbox, second)) as connection, pytest.raises(DatabaseUnavailable):
+    with using(outbox, hooked(end_at_the_second)) as connection, pytest.raises(DatabaseUnavailable):
         outbox.relay(connection)
     assert gc.isenabled()
     assert len(pieces) >= 2
@@ -336,7 +321,7 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
             seconds.append(time.monotonic())
 
     try:
-        with hooked(outbox, suspend) as connection, pytest.raises(BrokerUnavailable):
+        with using(outbox, hooked(suspend)) as connection, pytest.raises(BrokerUnavailable):
             outbox.relay(connection)
         assert time.monotonic() - seconds[0] < GRACE_MS / 1000
         assert len(seconds) == 1
@@ -361,7 +346,7 @@ def test_no_broker_at_all_is_told_before_anything_is_locked(outbox: Outbox, monk
     outbox.add()
     taken: list[str] = []
     with (
-        hooked(outbox, lambda _cursor, _number, query: taken.append(query)) as connection,
+        using(outbox, hooked(lambda _cursor, _number, query: taken.append(query))) as connection,
         pytest.raises(BrokerUnavailable),
     ):
         relay_module.relay(connection, {"bootstrap.servers": "127.0.0.1:1"}, outbox.spec)
@@ -398,7 +383,7 @@ def test_a_session_lost_in_commit_registers_everything_or_nothing(outbox: Outbox
     outbox.make_topics()
     numbers = [outbox.add() for _ in range(3)]
     with outbox.session() as connection:
-        losing: Any = deaths.LosingAnswers(connection, when=lambda: bool(outbox.hops()))
+        losing: Any = LosingAnswers(connection, when=lambda: bool(outbox.hops()))
         with pytest.raises(DatabaseUnavailable):
             outbox.relay(losing)
     assert sorted(outbox.hops()) == numbers

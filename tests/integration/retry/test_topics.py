@@ -11,7 +11,6 @@ import pytest
 from tests.integration.retry.outbox import Outbox
 from tests.support.shell import tidemark
 
-from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster, TopicsMissing
 from tidemark.retry.messages import HEADER_BYTES
 from tidemark.retry.relay import Relayed
@@ -182,12 +181,6 @@ def test_the_consumers_own_topics_must_be_there(outbox: Outbox) -> None:
     outbox.consumer.set(topics=[missing := f"{outbox.topic}.missing"])
     with pytest.raises(TopicsMissing, match=missing):
         ensure(outbox)
-
-
-def test_a_broker_that_does_not_answer_is_no_missing_topic(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 1)
-    with pytest.raises(BrokerUnavailable):
-        ensure_topics(Cluster({"bootstrap.servers": "127.0.0.1:1"}), outbox.spec, create=True)
 
 
 def test_a_consumer_without_a_ladder_needs_no_topic_until_a_redrive_does(outbox: Outbox) -> None:
