@@ -53,8 +53,9 @@ class Person:
         self._shoot(shot, TALL)
         with self.page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
             dialog.get_by_role("button", name="Trigger", exact=True).click()
+        run = RewindRun(self.lab, DAG, sent.value.json()["dag_run_id"])
         self._leave()
-        return RewindRun(self.lab, DAG, sent.value.json()["dag_run_id"])
+        return run
 
     def reads_the_plan(self, run: RewindRun) -> str:
         """Returns the text of the page on which the plan is approved or rejected."""
