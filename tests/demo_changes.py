@@ -48,8 +48,6 @@ def run(folder: Path, transactions: int = TRANSACTIONS) -> bool:
 
 def _begun(running: contextlib.ExitStack, home: Path, url: str, servers: str) -> Story:
     shutil.rmtree(home, ignore_errors=True)
-    for name in ("consumers", "transforms"):
-        (home / name).mkdir(parents=True)
     scenario = Scenario(home, url, Topics(servers))
     scenario.name, scenario.table = "accounts", "lake.accounts"
     with step(f"a Postgres for the shop, its table with {len(TYPES) + 1} columns, and Debezium, which writes each change to Kafka"):

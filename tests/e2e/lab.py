@@ -115,7 +115,7 @@ CONSUMERS: dict[str, str] = {
     "word-lost": "",
     "driver-killed": "",
     "marked-failed": "",
-    "timed-out": "airflow: {retries: 0, execution_timeout: 15s}",
+    "timed-out": "airflow: {retries: 0, execution_timeout: 20s}",
     "scheduler-killed": "",
     "critical": "validation: {suite: numbers}",
     "taken-back": "validation: {suite: numbers, on_failure: rewind}",

@@ -48,12 +48,17 @@ def finished(lab: Lab) -> Finished:
 
 @pytest.fixture(scope="module")
 def ended(lab: Lab) -> dict[str, Run]:
-    """Runs at the same time, by consumer: of data and files with problems, of an empty topic, and one that takes too long."""
-    numbers = {"critical": (1, 2, 3_000_000), "taken-back": (1, 2, 3_000_000), "warning": (1, -2, 3), "timed-out": range(RECORDS)}
+    """Runs by consumer: one takes too long, and meanwhile others read data and files with problems and an empty topic."""
+    slow = lab.consumer("timed-out")
+    slow.produce(*range(RECORDS))
+    slow.brake(0)
+    runs = {slow.name: slow.trigger()}
+    slow.brakes[0].reached()
+    numbers = {"critical": (1, 2, 3_000_000), "taken-back": (1, 2, 3_000_000), "warning": (1, -2, 3), "empty": (), "nowhere": ()}
     for name, produced in numbers.items():
         lab.consumer(name).produce(*produced)
-    lab.consumer("timed-out").brake(0)
-    runs = {each.name: each.trigger() for each in (*(lab.consumer(name) for name in (*numbers, "empty", "nowhere")), Consumer(lab, "bad"))}
+        runs[name] = lab.consumer(name).trigger()
+    runs["bad"] = Consumer(lab, "bad").trigger()
     for run in runs.values():
         run.wait()
     return runs

@@ -517,7 +517,7 @@ def test_from_a_red_group_to_the_cause_and_to_a_rewind_with_the_keyboard_alone(s
     tab_to("Rewind …")
     page.keyboard.press("Enter")
     page.get_by_label("Scenario").wait_for()
-    for name, typed in (("scenario", "to-offset"), ("value", "1"), ("reason", "the column fare exists now")):
+    for name, typed in (("Scenario", "to-offset"), ("value", "1"), ("reason", "the column fare exists now")):
         tab_to(name)
         page.keyboard.type(typed)
     tab_to("Request the rewind …")
@@ -569,7 +569,7 @@ def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, visit: Visit
     chart.click(position={"x": 60, "y": box["height"] / 2})  # left of the first sample, so that the first sample is chosen
     assert form() == ("to-datetime", f"{datetime.fromisoformat(known['history'][0]['at']):%Y-%m-%dT%H:%M:%SZ}")
 
-    page = visitor.open("groups/orders", "Spec in force")
+    page.go_back()
     chart.focus()
     for _ in range(3):
         page.keyboard.press("ArrowLeft")
@@ -578,13 +578,13 @@ def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, visit: Visit
     third = f"{datetime.fromisoformat(known['history'][-3]['at']):%Y-%m-%d %H:%M:%S}"
     assert (said, form()) == (f"{third} UTC", ("to-datetime", f"{third.replace(' ', 'T')}Z"))
 
-    page = visitor.open("groups/orders", "Spec in force")
+    page.go_back()
     page.get_by_role("link", name="Rewind to before batch").first.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     assert form() == ("to-batch", str(known["batches"][1]["batch_id"]))
 
-    page = visitor.open("groups/orders", "Spec in force")
+    page.go_back()
     oldest = known["attempts"][-1]
     page.get_by_role("link", name=f"Rewind to before attempt {oldest['attempt_id']}").click()
     assert form() == ("to-batch", f"{oldest['dag_id']}/{oldest['run_id']}")

@@ -53,7 +53,9 @@ class Person:
         self._shoot(shot, TALL)
         with self.page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
             dialog.get_by_role("button", name="Trigger", exact=True).click()
-        return RewindRun(self.lab, DAG, sent.value.json()["dag_run_id"])
+        run = RewindRun(self.lab, DAG, sent.value.json()["dag_run_id"])
+        self._leave()
+        return run
 
     def reads_the_plan(self, run: RewindRun) -> str:
         """Returns the text of the page on which the plan is approved or rejected."""
@@ -66,6 +68,7 @@ class Person:
         self._shoot(shot)
         with self.page.expect_response(lambda answer: answer.request.method == "PATCH" and answer.ok):
             self.page.get_by_role("button", name="Approve").click()
+        self._leave()
 
     def looks_at(self, run: RewindRun, task: str, words: str, *, shot: str = "") -> None:
         """Opens the page of a task and waits until its log shows these words."""
@@ -75,6 +78,10 @@ class Person:
 
     def _open(self, path: str) -> None:
         self.page.goto(f"{self.lab.airflow.url}/{path}")
+
+    def _leave(self) -> None:
+        """An open page of Airflow keeps a core busy while the test waits for a run."""
+        self.page.goto("about:blank")
 
     @staticmethod
     def _section(dialog: Locator, name: str) -> Locator:

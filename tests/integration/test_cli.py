@@ -335,11 +335,12 @@ def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_
     """The message does not mention epochs. The exit status is 1 because the records may not be loaded yet, so a script that needs them must
     stop."""
     topic = scenario.topics.create()
-    scenario.topics.produce(topic, [str(number) for number in range(300)])
+    scenario.topics.produce(topic, [str(number) for number in range(200)])
     scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(scenario.command, "consume", scenario.name)
         until(lambda: scenario.sql("SELECT 1 FROM tidemark.batch LIMIT 1"))
+        scenario.set(batch=None)
         scenario.run()
         done = older.result(180)
     assert done.returncode == 1

@@ -205,6 +205,7 @@ def test_the_spark_form_runs_with_the_jvms_client_and_its_history_shows_no_passw
     check_silent(log.read_text() + done.stdout + done.stderr)
 
 
+@pytest.mark.thorough
 def test_airflow_connections_may_use_the_jvms_names_for_a_driver_of_the_spark_form(
     consumer: Scenario, secure: SecureStack, settings: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,10 +225,9 @@ def test_airflow_connections_may_use_the_jvms_names_for_a_driver_of_the_spark_fo
 
 
 def test_a_broker_that_turns_us_away_is_an_outage_told_without_the_password(
-    kafka: dict[str, str], settings: dict[str, dict[str, str]], secure: SecureStack, monkeypatch: pytest.MonkeyPatch
+    kafka: dict[str, str], settings: dict[str, dict[str, str]], secure: SecureStack
 ) -> None:
     """A wrong password, a broker with an untrusted certificate, or a listener that requires more than the client offers stops the run."""
-    monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 3)
     for wrong in (
         kafka | {"sasl.password": "another"},
         kafka | {"ssl.ca.location": str(secure.certificates.stranger)},
@@ -236,7 +236,7 @@ def test_a_broker_that_turns_us_away_is_an_outage_told_without_the_password(
         {name: value for name, value in settings["certificates"].items() if "certificate" not in name and "key" not in name},
     ):
         with pytest.raises(BrokerUnavailable) as caught:
-            Cluster(checked(wrong)).topics(["any"])
+            Cluster(checked(wrong), timeout_s=3).topics(["any"])
         check_silent(f"{caught.value} {caught.value!r} {caught.value.__cause__!r}")
 
 

@@ -12,14 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.support.attempts import Attempt, all_gone
 from tests.support.orders import Orders, order
-from tests.support.points import Mark, Point, Points
+from tests.support.points import Mark, Points, points_among
 from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario
 from tests.support.waiting import until
 
@@ -58,28 +57,15 @@ def apart() -> Iterator[None]:
 
 
 @pytest.fixture
-def make_scenario(scenario: Scenario, tmp_path: Path) -> Callable[[], Scenario]:
+def make_scenario(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Scenario]:
     """Creates further consumers, each in separate folders."""
-    numbers = count()
-
-    def make() -> Scenario:
-        folder = tmp_path / f"project-{next(numbers)}"
-        for name in ("consumers", "transforms"):
-            (folder / name).mkdir(parents=True)
-        return Scenario(folder, scenario.database_url, scenario.topics)
-
-    return make
+    return lambda: Scenario(tmp_path_factory.mktemp("project"), scenario.database_url, scenario.topics)
 
 
 @pytest.fixture
-def points(tmp_path: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
-    points = Points(tmp_path)
-    points.install(scenario.folder / "transforms")
-    for name, value in points.env.items():
-        monkeypatch.setenv(name, value)
-    yield points
-    points.release_all()
-    points.check_all_reached()
+def points(scenario: Scenario) -> Iterator[Points]:
+    with points_among(scenario.folders[0]) as points:
+        yield points
 
 
 def kept() -> list[psutil.Process]:
@@ -124,6 +110,7 @@ def consumer(scenario: Scenario, transform: str = PLAIN, values: int = 3, **keys
     return scenario.write(transform, topics=topic, **keys).make_sink("payload bytea")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS)
 def test_runs_of_each_form_use_the_application_that_is_there(scenario: Scenario, form: str) -> None:
     consumer(scenario, FORMS[form])
@@ -135,6 +122,7 @@ def test_runs_of_each_form_use_the_application_that_is_there(scenario: Scenario,
     scenario.check()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "keys", [{"spark": {"conf": {"spark.sql.shuffle.partitions": "3"}}}, {"spark": {"shared": False}}], ids=["settings", "not-shared"]
 )
@@ -143,7 +131,6 @@ def test_consumer_with_settings_of_its_own_has_its_own_application(scenario: Sce
     point = points.at(Step.COMMIT)
     attempt = started(scenario)
     jvm = point.reached().ancestor(program="java")
-    assert attempt.driver is not None
     assert jvm in psutil.Process(attempt.driver.pid).children(recursive=True)
     point.release()
     assert isinstance(attempt.wait(), Progress), attempt.log
@@ -153,12 +140,9 @@ def test_consumer_with_settings_of_its_own_has_its_own_application(scenario: Sce
 # Processes that die
 
 
-def victims(attempt: Attempt, mark: Mark) -> dict[str, Callable[[], psutil.Process]]:
-    assert attempt.driver is not None
-    driver = psutil.Process(attempt.driver.pid)
+def victims(mark: Mark) -> dict[str, Callable[[], psutil.Process]]:
     jvm = mark.ancestor(program="java")
     return {
-        "driver": lambda: driver,
         "worker": lambda: mark.process,
         "jvm": lambda: jvm,
         "holder": lambda: jvm.parents()[0],
@@ -167,7 +151,7 @@ def victims(attempt: Attempt, mark: Mark) -> dict[str, Callable[[], psutil.Proce
 
 
 @pytest.mark.parametrize("form", ["function", "spark"])
-@pytest.mark.parametrize("victim", ["driver", "worker", "jvm", "holder", "keeper"])
+@pytest.mark.parametrize("victim", ["worker", "jvm", pytest.param("holder", marks=pytest.mark.thorough), "keeper"])
 @pytest.mark.sampled("form", "victim")
 def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once(
     scenario: Scenario, points: Points, victim: str, form: str
@@ -177,9 +161,8 @@ def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once
     point = points.at(Step.COMMIT)
     attempt = started(scenario)
     mark = point.reached()
-    assert attempt.driver is not None
     ends = [psutil.Process(attempt.driver.pid), mark.process]
-    struck = victims(attempt, mark)[victim]()
+    struck = victims(mark)[victim]()
     if victim != "worker":
         ends += [struck, *struck.children(recursive=True)]
     before = kept()
@@ -194,6 +177,7 @@ def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once
     scenario.check()
 
 
+@pytest.mark.thorough
 def test_run_after_the_daemons_end_gets_another(scenario: Scenario) -> None:
     run(consumer(scenario))
     (jvm,) = jvms()
@@ -222,6 +206,7 @@ run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progre
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped-first"])
 def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points, *, stopped: bool) -> None:
@@ -231,7 +216,6 @@ def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points
     words = [sys.executable, "-c", TASK, scenario.name, str(scenario.folder)]
     env = scenario.env() | points.env | {"TIDEMARK_STATE": os.environ["TIDEMARK_STATE"]}
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as task:
-        assert task.stdout is not None
         driver = psutil.Process(int(task.stdout.readline()))
         mark = point.reached()
         worker = mark.process
@@ -251,12 +235,12 @@ def test_others_go_on_when_one_driver_is_killed(scenario: Scenario, make_scenari
     one, two = started(scenario), started(other)
     first, second = (point.reached() for point in held)
     assert first.ancestor(program="java") == second.ancestor(program="java")
-    assert one.driver is not None
     psutil.Process(one.driver.pid).kill()
     assert isinstance(one.wait(), TidemarkError)
     held[1].release()
     assert isinstance(two.wait(), Progress), two.log
     other.check()
+    assert run(scenario).counts["loaded"] == 3
 
 
 # Calls
@@ -267,12 +251,10 @@ def wrong(text: str) -> None:
 
 
 def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is the caller's."""
     monkeypatch.setenv("STAGE", "called")
     assert keeper.called(partial(os.getenv, "STAGE")) == "called"
     assert keeper.called(os.getpid) != os.getpid()
-
-
-def test_error_of_a_call_is_the_callers() -> None:
     with pytest.raises(BadInput, match="a call: nothing"):
         keeper.called(partial(wrong, "nothing"))
     with pytest.raises(keeper.CallDied):
@@ -280,17 +262,10 @@ def test_error_of_a_call_is_the_callers() -> None:
 
 
 @pytest.mark.usefixtures("apart")
-def test_calls_and_drivers_share_one_keeper(scenario: Scenario) -> None:
-    """A call does not know the driver's connections."""
+def test_each_sparks_settings_have_an_application_of_their_own_and_all_have_one_keeper(scenario: Scenario) -> None:
+    """The settings of a connection may be secret, and may differ between consumers. A call does not know the driver's connections."""
     run(consumer(scenario))
     keeper.called(os.getpid)
-    assert len(kept()) == 1
-
-
-@pytest.mark.usefixtures("apart")
-def test_each_sparks_settings_have_an_application_of_their_own(scenario: Scenario) -> None:
-    """The settings of a connection may be secret, and may differ between consumers. All applications have the same keeper."""
-    run(consumer(scenario))
     scenario.connections = replace(scenario.connections, spark_conf={"spark.hadoop.some.password": "x"})
     scenario.topics.produce(scenario.spec.topics[0], [b"next"])
     run(scenario)
@@ -302,85 +277,51 @@ def test_each_sparks_settings_have_an_application_of_their_own(scenario: Scenari
 # Effects of one run on the next
 
 
-ENVIRONMENT = """
-    import os
-
-    from tidemark.transform import Record
-
-    STAGE = os.environ.get("STAGE", "none")  # at import, as much code does
-    os.environ["LEFT"] = "behind"
-
-
-    def transform(record: Record):
-        return {"payload": STAGE.encode()}
-"""
-LOOKS = """
+LEAVES = """
     import json, os, sys
 
-    from tidemark.transform import Record
-
-    def transform(record: Record):
-        names = sorted(name for name in sys.modules if name.startswith("shared_name") or name == MODULE)
-        return {"payload": json.dumps([names, os.environ.get("LEFT")]).encode()}
-"""
-
-
-SHARED_NAME = """
     import shared_name
 
     from tidemark.transform import Record
 
+    FOUND = [shared_name.VALUE, os.environ.get("STAGE"), OTHER in os.environ, OTHER in sys.modules]  # at import, as much code does
+    os.environ[__name__] = "left behind"
+
 
     def transform(record: Record):
-        return {"payload": shared_name.VALUE}
+        return {"payload": json.dumps(FOUND).encode()}
 """
 
 
-def test_run_has_the_environment_of_its_own_task(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the environment of the task that started the keeper."""
-    consumer(scenario, ENVIRONMENT, values=1)
-    for stage in ("one", "two"):
-        monkeypatch.setenv("STAGE", stage)
-        run(scenario)
-        scenario.topics.produce(scenario.spec.topics[0], [b"next"])
-    assert [bytes(payload) for payload in scenario.rows()] == [b"one", b"two"]
-
-
-def test_run_sees_nothing_of_the_modules_and_variables_of_another(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
-    first, second = consumer(scenario, ENVIRONMENT), consumer(make_scenario(), values=1)
-    second.transform(LOOKS.replace("MODULE", repr(first.name)))
-    run(first)
-    run(second)
-    (payload,) = second.rows()
-    assert json.loads(bytes(payload)) == [[], None]
-
-
-def test_modules_of_the_same_name_are_each_consumers_own(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
+def test_run_sees_nothing_of_another_and_has_the_environment_of_its_own_task(
+    scenario: Scenario, make_scenario: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the environment of the task that started the keeper. Modules of the same name are each consumer's own, and the next run uses a
+    changed transform."""
     both = [consumer(scenario, values=1), consumer(make_scenario(), values=1)]
-    for number, one in enumerate(both):
-        (one.folder / "transforms" / "shared_name.py").write_text(f"VALUE = b'{number}'\n")
-        one.transform(SHARED_NAME)
+    for number, (one, other) in enumerate(zip(both, reversed(both), strict=True)):
+        (one.folder / "transforms" / "shared_name.py").write_text(f"VALUE = {number}\n")
+        one.transform(LEAVES.replace("OTHER", repr(other.name)))
+        monkeypatch.setenv("STAGE", f"stage {number}")
         run(one)
-    assert [bytes(one.rows()[0]) for one in both] == [b"0", b"1"]
-
-
-def test_changed_transform_is_what_the_next_run_runs(scenario: Scenario) -> None:
-    consumer(scenario, values=1)
-    run(scenario)
-    scenario.transform(PLAIN.replace("record.value", "b'changed'"))
+        assert json.loads(one.rows()[0]) == [number, f"stage {number}", False, False]
+    scenario.transform(PLAIN)
     scenario.topics.produce(scenario.spec.topics[0], [b"next"])
     run(scenario)
-    assert [bytes(payload) for payload in scenario.rows()] == [b"0", b"changed"]
+    assert scenario.rows()[1:] == [b"next"]
 
 
-def test_transform_that_stops_spark_stops_nobody_elses(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
-    stops = SPARK.replace("    return records", "    records.sparkSession.stop()\n        return records")
-    run(consumer(scenario, stops))
+def test_transform_that_stops_spark_or_crashes_stops_nobody_elses(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
+    run(consumer(make_scenario(), SPARK.replace("    return records", "    records.sparkSession.stop()\n        return records")))
     (jvm,) = jvms()
+    consumer(scenario, PLAIN.replace("return {", "import os; os.abort()\n        return {"))
+    attempt = started(scenario)
+    assert isinstance(attempt.wait(), TidemarkError)
     run(consumer(make_scenario(), SPARK))
     assert jvms() == [jvm]
 
 
+@pytest.mark.thorough
 def test_avro_is_decoded_in_forks_of_the_daemon(orders: Orders) -> None:
     """The daemon has already imported the decoding library, which starts threads when it is first used."""
     scenario = orders.scenario
@@ -394,16 +335,6 @@ def test_avro_is_decoded_in_forks_of_the_daemon(orders: Orders) -> None:
     assert len(jvms()) == 1
 
 
-def test_transform_that_crashes_breaks_its_own_run_only(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
-    run(consumer(make_scenario()))
-    (jvm,) = jvms()
-    consumer(scenario, PLAIN.replace("return {", "import os; os.abort()\n        return {"))
-    attempt = started(scenario)
-    assert isinstance(attempt.wait(), TidemarkError)
-    run(consumer(make_scenario()))
-    assert jvms() == [jvm]
-
-
 def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenario) -> None:
     run(consumer(scenario))
     looked_at = set()
@@ -415,6 +346,7 @@ def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenar
     assert {"tidemark spark", "java"} <= looked_at
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("apart")
 def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, points: Points, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old application ends with its last run."""
@@ -424,7 +356,7 @@ def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, po
     (first,) = jvms()
     topic = scenario.spec.topics[0]
     scenario.topics.produce(topic, [b"held"])
-    point: Point = points.at(Step.COMMIT, topic=topic, start=3)
+    point = points.at(Step.COMMIT, topic=topic, start=3)
     second = started(scenario)
     assert point.reached().ancestor(program="java") == first
     other = started(scenario)  # the third run, in a new application
@@ -436,6 +368,7 @@ def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, po
     scenario.check()
 
 
+@pytest.mark.thorough
 def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:
     """A clean-up of the temporary folder may delete the socket. Nothing could reach the keeper any more."""
     run(consumer(scenario))

@@ -186,6 +186,7 @@ def test_bad_rows_of_a_staged_batch_are_left_out(staged: Staged) -> None:
     staged.scenario.check()
 
 
+@pytest.mark.thorough
 def test_staged_batch_that_is_bad_throughout_stops(staged: Staged) -> None:
     """The limit in the spec stops it. Nothing is stored and no staging table remains."""
     staged.write(SHUFFLED, "city text, people bigint CHECK (people > 100)", batch={"max_failed_records": 5})
@@ -275,6 +276,7 @@ def test_erased_records_are_skipped_in_a_staged_batch(staged: Staged) -> None:
     assert staged.violations() == []
 
 
+@pytest.mark.thorough
 def test_erased_keys_are_dropped_from_a_staged_upsert(staged: Staged) -> None:
     """Older records of the key are dropped too; a later one is loaded."""
     staged.write(SHUFFLED, "city text PRIMARY KEY, people bigint", sink={"table": staged.scenario.table, "mode": "upsert", "key": ["city"]})

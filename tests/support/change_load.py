@@ -178,7 +178,6 @@ def replayed(records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, by
         if event["op"] == "t":
             rows.clear()
             continue
-        assert key is not None
         number = json.loads(key)["payload"]["id"]
         if event["op"] == "d":
             moved = rows.pop(number, {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from queue import Empty, Queue
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
@@ -21,7 +19,7 @@ from tests.support.attempts import FAST_JVM, Attempt, all_gone
 from tests.support.change_data import ChangeSource, Followed, avro_converter, json_converter
 from tests.support.change_load import COLUMNS, ENUM, Load, Rows, differences
 from tests.support.ledger import in_thread
-from tests.support.points import Points
+from tests.support.points import points_among
 from tests.support.scenario import Scenario, Stored
 from tests.support.waiting import until
 from tidemark.consume.launch import DriverDied
@@ -115,27 +113,21 @@ class Story:
     def kill(self) -> int:
         """Kills a driver while the transaction of a batch is open, after the same run has committed other batches. Returns the driver's
         process id. Needs two batches of unread records in partition 0."""
-        folder = self.scenario.folder
-        points = Points(folder / f"points_{self._runs}")
-        points.folder.mkdir()
-        points.install(folder / "transforms")
         self._runs += 1
         task = TaskIdentity("consume__changes", f"run {self._runs}", "consume", -1, 1)
         start = self.scenario.positions()[self.topic, 0]
-        with patch.dict(os.environ, points.env):
+        with points_among(self.scenario.folders[0]) as points:
             point = points.at(Step.COMMIT, partition=0, start=start + 1)
-            attempt = Attempt(self.scenario.spec, self.scenario.connections, folder, task)
+            attempt = Attempt(self.scenario.spec, self.scenario.connections, self.scenario.folder, task)
             try:
                 until(lambda: point.is_reached or not attempt.running, "the driver is in a commit")
                 assert point.is_reached, attempt.log
                 tree = attempt.tree()
-                assert attempt.driver is not None
                 attempt.driver.kill()
                 assert isinstance(attempt.wait(), DriverDied), attempt.log
                 until(lambda: all_gone(tree), "driver, JVM and workers gone")
                 return attempt.driver.pid
             finally:
-                points.release_all()
                 attempt.end()
 
     def rewind(self, to: Rewind) -> None:

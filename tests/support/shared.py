@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent.parent
 SHARED = {TESTS / name: ExitStack() for name in ("e2e", "chaos")}
 """What to stop after the last test of each folder."""
 ONE_AIRFLOW = "tests/e2e"
-OWN_SERVERS = {f"{ONE_AIRFLOW}/{name}.py" for name in ("test_demo", "test_local_airflow", "test_page", "test_teams")}
+OWN_SERVERS = {f"{ONE_AIRFLOW}/{name}.py" for name in ("test_demo", "test_page", "test_teams")}
 """End-to-end tests that start their own Airflow."""
 COSTS = TESTS / "costs.tsv"
 

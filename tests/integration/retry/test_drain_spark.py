@@ -86,7 +86,7 @@ def test_record_that_postgres_refuses_fails_and_the_others_are_loaded(lab: Lab) 
     lab.check()
 
 
-@pytest.mark.sampled
+@pytest.mark.thorough
 def test_record_that_was_taken_out_while_the_tasks_worked_is_left_out(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of the records' locked rows counts. Staged rows of records that are no longer due are dropped. A slice without any record
     that is still due is passed."""
@@ -142,7 +142,7 @@ def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Sc
         lab.check()
 
 
-@pytest.mark.sampled
+@pytest.mark.thorough
 def test_breaker_counts_what_the_plan_has_made(lab: Lab) -> None:
     """Nothing of a batch with too many failures is stored, whether it is staged or not."""
     from tidemark.retry.breaker import BreakerTripped
