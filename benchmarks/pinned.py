@@ -20,6 +20,7 @@ from benchmarks.contestants import BY_NAME
 from benchmarks.harness import Figure, Harness, Run
 from benchmarks.site import Job, Site, Topic
 from benchmarks.stage import Stage
+from tidemark.wires import AUTHENTICATE
 
 CLIENT, SERVERS = 0, 1
 LOCAL, MESSAGES, ONE, TWO = (
@@ -58,11 +59,11 @@ def _cases(stack: contextlib.ExitStack) -> Iterator[tuple[str, dict[str, Any], d
         workers = [process.pid for process in cluster.processes[1:]]
         for pid, core in zip(workers, (CLIENT, SERVERS), strict=True):  # executors are their children
             _pin_process(pid, {core})
-        yield TWO, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "2"}}, {}, workers
+        yield TWO, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "2", AUTHENTICATE: "false"}}, {}, workers
         last = cluster.processes.pop()
         last.kill()
         last.wait()
-        yield ONE, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "1"}}, {}, workers[:1]
+        yield ONE, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "1", AUTHENTICATE: "false"}}, {}, workers[:1]
 
 
 def _runs(

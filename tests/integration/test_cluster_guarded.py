@@ -101,6 +101,8 @@ def settings(scenario: Scenario, cluster: SparkCluster, **conf: str) -> dict[str
     conf |= {"spark.cores.max": "2", "spark.executor.memory": "512m", "spark.scheduler.minRegisteredResourcesRatio": "1.0", **FAST_JVMS}
     if cluster.secret:
         conf |= {"spark.driver.host": cluster.host, "spark.authenticate": "true", "spark.authenticate.secret": cluster.secret}
+    else:
+        conf |= {"spark.authenticate": "false"}
     file = scenario.folder / "spark.json"
     file.write_text(json.dumps(conf))
     return {"TIDEMARK_SPARK_MASTER": cluster.master, "TIDEMARK_SPARK_CONF_FILE": str(file)}
