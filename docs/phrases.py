@@ -36,8 +36,7 @@ INSTEAD = {
 
 def texts() -> Iterator[tuple[Path, str]]:
     """Each file, and what of it is checked. Blank code keeps the numbers of the lines."""
-    pages = [path for path in (*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"))]
-    for page in sorted(pages):
+    for page in sorted((*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         yield page, re.sub(r"^```.*?^```|`[^`\n]+`", lambda code: "\n" * code[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
     for folder in SOURCES:

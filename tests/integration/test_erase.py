@@ -55,6 +55,36 @@ def test_rows_are_removed_and_the_ledger_still_adds_up(lab: Lab) -> None:
     lab.check()
 
 
+def test_some_rows_of_a_record_can_be_erased(lab: Lab) -> None:
+    """The record stays loaded until its last row is gone."""
+    lab.read(20)
+    erase(lab, "kafka_offset = 14 AND kafka_seq = 1")
+    lab.check()
+    erase(lab, "kafka_offset = 14")
+    lab.check()
+    assert 14 not in lab.offsets()
+
+
+def test_rows_erased_from_the_part_of_a_batch_that_a_rewind_leaves(lab: Lab) -> None:
+    """In a batch that loaded all of its records, the part that stays counts the erased records too, before and after the undo."""
+    lab.read(3)
+    lab.read(10)
+    erase(lab, "city IN ('city 4', 'city 5', 'city 9')")
+    done = lab.rewind(ToOffset(8))
+    lab.check()
+    erase(lab, "city = 'city 6'")
+    lab.check()
+    again = lab.rewind(ToOffset(5))
+    lab.check()
+    erase(lab, "city IN ('city 3', 'city 7')")
+    lab.check()
+    lab.undo(again.rewind_id)
+    lab.check()
+    lab.undo(done.rewind_id)
+    lab.check()
+    assert lab.offsets() == [8]
+
+
 def test_archives_are_erased_and_the_rewind_can_still_be_undone(lab: Lab) -> None:
     """Rows are erased before the rewind, from its archive, and from the part of the batch that it kept. None of them comes back."""
     lab.read(40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality.view import validated_view_ddl
+from tidemark.records.ranges import Slice
 from tidemark.rewind.verify import verify
 from tidemark.sink.table import SinkMismatch
 
@@ -103,6 +105,39 @@ def test_members_that_add_at_once_take_turns(orders: Orders) -> None:
     assert sorted(done) == [5, 5]
     assert added(scenario) == [(scenario.table, ["channel text"])]
     assert scenario.sql(f"SELECT count(*), count(channel) FROM {scenario.table}") == [(11, 10)]
+    scenario.check()
+
+
+@pytest.mark.thorough
+def test_member_that_runs_goes_on_when_another_adds_a_column(orders: Orders) -> None:
+    """It started with the older schema, so its rows have no value in the new column."""
+    orders.topic = orders.scenario.topics.create(2)
+    scenario = evolving(orders)
+    scenario.set(members=2, batch={"max_records": 4})
+    for partition in (0, 1):
+        values = [orders.written(order(100 * partition + number)) for number in range(40)]
+        scenario.topics.produce(orders.topic, values, partition=partition)
+    stands, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Slice) -> None:
+        stands.set()
+        assert go_on.wait(60)
+
+    members = "SELECT count(*) FROM tidemark.group_member"
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(scenario.run, task=TaskIdentity("dag", "run", "consume", 0, 1), before=slow)
+        assert stands.wait(60)
+        for partition in (0, 1):
+            values = [orders.written(order(200 + 100 * partition + number, channel="web"), NEWER) for number in range(5)]
+            scenario.topics.produce(orders.topic, values, partition=partition)
+        second = pool.submit(scenario.run, task=TaskIdentity("dag", "run", "consume", 1, 1))
+        until(lambda: scenario.sql(members) == [(2,)], "the second has joined")
+        go_on.set()
+        counts = [first.result(180).records, second.result(180).records]
+    assert min(counts) > 0
+    assert added(scenario) == [(scenario.table, ["channel text"])]
+    scenario.run(task=TaskIdentity("dag", "run 2", "consume", 0, 1))
+    assert scenario.sql(f"SELECT count(*) FROM {scenario.table}") == [(91,)]
     scenario.check()
 
 

@@ -174,7 +174,7 @@ def test_schema_may_be_a_descriptor_as_python_producers_register_it() -> None:
     assert compiled(main, references).type() == order().type()
     with pytest.raises(BadSchema, match=r'imports "shop/line\.proto", which it does not refer to'):
         compiled(main, {})
-    with pytest.raises(BadSchema, match="not a .proto file below its own folder"):
+    with pytest.raises(BadSchema, match=r"not a \.proto file below its own folder"):
         compiled(ORDER, {"../line.proto": LINE})
 
 
