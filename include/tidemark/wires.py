@@ -9,6 +9,7 @@ functions; nothing is connected.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -117,14 +118,14 @@ def guarded(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 def is_local(master: str) -> bool:
     """Whether the executors run in the driver's JVM."""
-    return master.startswith("local")
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def on_loopback(master: str) -> bool:
     """Whether the executors reach the driver at 127.0.0.1: in local mode, or in a standalone cluster on this machine alone."""
     if master.startswith("spark://"):
         return not _remote(urlsplit(f"//{each}").hostname or "" for each in master.removeprefix("spark://").split(","))
-    return is_local(master)
+    return master.startswith("local")
 
 
 def _remote(hosts: Iterable[str]) -> str:

@@ -28,6 +28,7 @@ SPECULATION = {
     "spark.speculation.minTaskRuntime": "100ms",
 }
 TWO_EXECUTORS = {
+    "spark.authenticate": "false",
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",

@@ -251,7 +251,8 @@ def test_preview_says_why_a_plan_would_be_refused_and_what_it_cannot_say(site: S
     far = asked("orders", scenario="to-offset", value="5000")
     assert ["is after the end of the log" in problem for problem in far["problems"]] == [True] * 3
     assert "is not a time" in asked("orders", scenario="to-datetime", value="noon")["problems"][0]
-    assert "no preview" in asked("orders", scenario="from-file", value="/etc/passwd")["problems"][0]
+    for name in ("from-file", " From-File\n"):
+        assert "the contents of the file are missing" in asked("orders", scenario=name, value="/etc/passwd")["problems"][0]
     assert "there is no rewind 999" in asked("orders", scenario="undo", value="999")["problems"][0]
     assert "is not of rides" in asked("rides", scenario="undo", value="1")["problems"][0]
     away = asked("away", scenario="to-earliest")

@@ -167,6 +167,7 @@ class Live:
         return {part: (planned, old, new) for part, planned, old, new in self.lab.sql(query, rewind_id)}
 
 
+@pytest.mark.thorough
 def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(lab: Lab, person: Person) -> None:
     """A factor is wrong for a while. The rewind is planned, approved and applied while records arrive and are read; nothing stops. Records
     that are read again get the right factor, and `verify` counts the changes. The undo restores every row, and each record that has arrived

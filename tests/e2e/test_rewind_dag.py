@@ -91,6 +91,7 @@ def test_plan_that_is_rejected_or_that_nobody_answers_changes_nothing_and_is_kep
     assert (consumers["asked"].position(), len(consumers["asked"].rows())) == (RECORDS, RECORDS)
 
 
+@pytest.mark.thorough
 def test_plan_that_another_rewind_has_overtaken_is_refused_and_kept_as_rejected(consumers, rewind):
     """Although it was approved, the run fails at once, and says what has changed and what to do."""
     first, second = rewind("asked"), rewind("asked", scenario="to-current", value=None, consume=False)

@@ -120,6 +120,14 @@ def workers(scenario: Scenario, cluster: SparkCluster) -> set[str]:
     return {cluster.worker_of(place) for (place,) in scenario.sql(f"SELECT DISTINCT place FROM {scenario.table}")}
 
 
+def command_line(process: psutil.Process) -> str:
+    """Empty if the process has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def check_exact(scenario: Scenario) -> None:
     """Each record has exactly one row, and the position of every partition is at its end."""
     assert scenario.counts() == {"loaded": PARTITIONS * RECORDS, "sink_rows": PARTITIONS * RECORDS}
@@ -169,8 +177,8 @@ def test_a_killed_driver_leaves_no_executor_and_the_next_run_completes(scenario:
     run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=scenario.folder)
     try:
         until(lambda: executors_in_python(cluster) == 2)
-        lines = [" ".join(process.cmdline()) for process in (*psutil.Process(run.pid).children(recursive=True), *cluster.family())]
-        (driver,) = [child for child in psutil.Process(run.pid).children() if "consume.py" in " ".join(child.cmdline())]
+        lines = [command_line(process) for process in (*psutil.Process(run.pid).children(recursive=True), *cluster.family())]
+        (driver,) = [child for child in psutil.Process(run.pid).children() if "consume.py" in command_line(child)]
         os.killpg(driver.pid, signal.SIGKILL)
         assert run.wait(60) == 1
     finally:

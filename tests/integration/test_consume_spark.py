@@ -312,6 +312,7 @@ WRONG: dict[str, tuple[type[TidemarkError], str]] = {
 }
 
 
+@pytest.mark.thorough
 def test_transform_that_goes_wrong_on_records_refuses_the_slice(scenario: Scenario, subtests: pytest.Subtests) -> None:
     """One bad record is enough: an exception ends the job. Rows must match the schema of the empty DataFrame and the records that were
     read."""

@@ -43,7 +43,7 @@ def row(offset: int, number: int) -> tuple[Any, ...]:
     return (offset, number, None, Decimal("12.50"), AT, "CH")
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.thorough) if each == "spark" else each for each in FORMS])
 def form(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     if found == "spark":

@@ -27,6 +27,7 @@ def controller(cluster: Cluster, trio: Trio) -> Node:
     return next(node for node in trio.nodes if node.number == number)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled
 @pytest.mark.parametrize("strike", [Node.freeze, Node.kill], ids=["frozen", "killed"])
 def test_client_that_lives_long_describes_topics_while_its_controller_is_away(trio: Trio, strike: Callable[[Node], None]) -> None:

@@ -211,6 +211,7 @@ def test_killed_servers_count_as_died_and_come_back_with_their_data(stack):
     assert stored(stack) == ([1, 2], [1, 2])
 
 
+@pytest.mark.thorough
 def test_postgres_killed_under_load_comes_back_at_once(stack):
     """Its children hold the shared memory a moment longer than the server lives. The start waits for that instead of failing. After a
     reboot, the pid in postmaster.pid may belong to any program, which Postgres alone would take for a running server."""
@@ -258,6 +259,7 @@ def test_an_interrupted_up_stops_what_it_has_started(folder):
     until(lambda: processes_of(folder) == [])
 
 
+@pytest.mark.thorough
 def test_half_written_files_are_not_an_error(stack):
     """After a power failure, server.json may be empty. Running servers are still found, and the next start finds their data."""
     store(stack, 5)
@@ -291,6 +293,7 @@ def test_a_port_that_was_asked_for_is_had_or_refused(folder):
         LocalStack(folder, postgres_port=port + 1).up()
 
 
+@pytest.mark.thorough
 def test_ports_that_somebody_else_took_meanwhile_are_replaced(stack):
     """The data stays. Only the addresses change, and ``up`` says so."""
     store(stack, 1)

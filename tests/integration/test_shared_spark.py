@@ -122,6 +122,7 @@ def test_runs_of_each_form_use_the_application_that_is_there(scenario: Scenario,
     scenario.check()
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "keys", [{"spark": {"conf": {"spark.sql.shuffle.partitions": "3"}}}, {"spark": {"shared": False}}], ids=["settings", "not-shared"]
@@ -206,6 +207,7 @@ run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progre
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped-first"])
@@ -227,6 +229,7 @@ def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points
     scenario.check()
 
 
+@pytest.mark.thorough
 def test_others_go_on_when_one_driver_is_killed(scenario: Scenario, make_scenario: Callable[[], Scenario], points: Points) -> None:
     other = consumer(make_scenario())
     points.install(other.folder / "transforms")
@@ -261,6 +264,7 @@ def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: 
         keeper.called(partial(os._exit, 3))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("apart")
 def test_each_sparks_settings_have_an_application_of_their_own_and_all_have_one_keeper(scenario: Scenario) -> None:
     """The settings of a connection may be secret, and may differ between consumers. A call does not know the driver's connections."""

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
+
 from tests.soak import report
 from tests.soak.plan import ALWAYS_AT_A_STEP, ON_CONSUMERS, Fault, faults
 from tests.soak.run import Options, soak
@@ -24,6 +26,7 @@ def of_all_sorts(faults: Collection[Fault]) -> bool:
     return bool(found & ON_DRIVERS and found & ON_PRODUCERS and {Fault.CRASH_POSTGRES, Fault.KILL_BROKER} <= found)
 
 
+@pytest.mark.thorough
 def test_short_soak_strikes_drivers_servers_and_producers_and_finds_no_anomaly(tmp_path: Path) -> None:
     """Two groups share a topic while faults of every sort happen for half a minute: all that was committed is stored once, nothing else."""
     lines: list[str] = []

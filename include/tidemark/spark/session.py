@@ -269,7 +269,7 @@ def _alone(master: str) -> bool:
     """Whether the executors run in the driver's JVM and Tidemark sets its class path. Not if Spark's own configuration may set it."""
     conf = Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
     configured = "PYSPARK_SUBMIT_ARGS" in os.environ or (conf.is_dir() and any(conf.iterdir()))
-    return re.fullmatch(r"local(\[.*\])?", master) is not None and not configured
+    return is_local(master) and not configured
 
 
 def _names_collector(user: Mapping[str, str]) -> bool:

@@ -128,7 +128,7 @@ def test_a_call_that_dies_between_any_two_statements_changes_nothing(scene: Scen
             once.expire(*(player for player in players if player not in living))
             settle(living)
             assert once.state == GroupState.STABLE
-    assert len(tried) > 1
+    assert tried
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ def lab(request: pytest.FixtureRequest, scenario: Scenario, topics: Topics) -> I
         yield lab
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled
 def test_records_climb_and_land_whatever_the_plan_is(lab: Lab) -> None:
     """Rows, lineage, ledger and the next delay are as in the other forms. Records that the plan filters out are skipped. Records of several

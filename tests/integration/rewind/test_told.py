@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("session_here")
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("source", [FUNCTION, STAGED], ids=["direct", "staged"])
+@pytest.mark.parametrize("source", [FUNCTION, pytest.param(STAGED, marks=pytest.mark.thorough)], ids=["direct", "staged"])
 def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
     scenario: Scenario, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
