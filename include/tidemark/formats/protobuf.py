@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 MAIN = "tidemark.main.proto"
 COMPILE_LIMIT_S = 20
 MAX_CHARACTERS = 1_000_000
-"""Of a schema with all that it imports."""
+"""Of a schema and its imports."""
 MAX_FIELDS = 5_000
-"""Of a message with all the messages in it. A type that is used twice counts twice, as in the table."""
+"""Of a message, including nested messages. A type that is used twice counts twice, as in the table."""
 MAX_DEPTH = 50
 _FILE = re.compile(r"(?![/.-])[A-Za-z0-9_./-]{1,200}\.proto")
 _COMPILER = """
@@ -115,8 +115,8 @@ def _check_files(references: Mapping[str, str], text: str) -> None:
 def _parsed(files: Mapping[str, str]) -> FileDescriptorSet:
     """The main file with all that it imports, as the compiler reads them.
 
-    The compiler is a process that is given nothing but the files: isolated from the environment and from the folder in which they are, with
-    limits of time, memory and output.
+    The compiler is a process of its own, with limits of time, memory and output. It gets neither this process's environment nor a folder of
+    the schema's author to import from.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -224,7 +224,7 @@ def _types(messages: Any, above: str = "", indexes: tuple[int, ...] = ()) -> lis
 
 
 def _refuse_unreadable(descriptor: Descriptor, within: tuple[str, ...]) -> int:
-    """Returns how many fields the message has, with those of the messages in it."""
+    """Returns the number of fields, including those of nested messages."""
     if descriptor.full_name in within:
         raise BadSchema(problem=f"is recursive: {descriptor.full_name} contains itself, which no table can hold")
     if not descriptor.fields:
@@ -240,7 +240,7 @@ def _refuse_unreadable(descriptor: Descriptor, within: tuple[str, ...]) -> int:
         if inner is not None and inner.full_name not in AS_JSON:
             fields += _refuse_unreadable(inner, (*within, descriptor.full_name))
         if fields > MAX_FIELDS:
-            raise BadSchema(problem=f"has a message with more than {MAX_FIELDS:,} fields, those of the messages in it included")
+            raise BadSchema(problem=f"has a message with more than {MAX_FIELDS:,} fields, including those of nested messages")
     return fields
 
 

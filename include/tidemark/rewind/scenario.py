@@ -78,9 +78,9 @@ def parse(
 ) -> Scenario:
     """The scenario with this name and value, as users write them (`WORDS`).
 
-    ``zone`` is the time zone of a local time. ``groups`` are the groups to move, whose offsets a file must have. ``contents`` are those of
-    the file; its name, the value, is only shown. Opens nothing: the text may come from a stranger. Raises all problems at once (`BadInput`,
-    `SeveralProblems`).
+    ``zone`` is the time zone of a local time. ``groups`` are the groups to move, whose offsets a file must have. ``contents`` is the
+    text of that file, and ``value`` its name in messages. Opens no file: the name may come from a stranger. Raises all problems at once
+    (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
     name, given = normalized(scenario), (value or "").strip()
