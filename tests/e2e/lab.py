@@ -349,7 +349,7 @@ class Lab:
                 "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "0.5",  # tells the tests when the scheduler's loop has run again
                 "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
                 # The files do not change, and parsing them every 10 s takes an eighth of a core.
-                "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+                "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
                 "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "3600",
             },
             dags=self.folder / "dags",
