@@ -161,6 +161,7 @@ def test_an_application_that_is_not_authenticated_is_refused_before_any_task(sce
     assert failures == [scenario.attempt(1)["error"]["text"]]
 
 
+@pytest.mark.thorough
 def test_a_killed_driver_leaves_no_executor_and_the_next_run_completes(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
     """Executors end when their driver is gone. What they had committed stays, and the next run does the rest.
 

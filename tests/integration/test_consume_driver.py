@@ -31,6 +31,7 @@ MIXED = {"loaded": 23, "unaccounted": 3, "sink_rows": 23}
 """The counts that every form stores for it."""
 
 
+@pytest.mark.thorough
 def test_spark_form_loads_what_is_in_the_topics(scenario: Scenario) -> None:
     """Spark's connector reads the ranges, and the same commit stores them; ``--output json`` prints one document on stdout."""
     done = result(mixed(scenario, SPARK).command("consume", scenario.name, "--output", "json"))

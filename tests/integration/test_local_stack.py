@@ -231,6 +231,7 @@ def begun(folder):
     return subprocess.Popen([*COMMAND, "up", "--folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled
 @pytest.mark.parametrize("delay_s", [0.3, 0.6, 0.9, 1.2, 1.6])
 def test_an_up_that_was_killed_at_any_moment_is_completed_by_the_next(folder, delay_s):

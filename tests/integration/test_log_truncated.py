@@ -81,6 +81,7 @@ def test_log_that_was_truncated_and_grew_again_is_refused_until_a_rewind(scenari
     scenario.check()
 
 
+@pytest.mark.thorough
 def test_log_that_was_truncated_and_is_shorter_is_refused_and_shown_as_truncated(scenario: Scenario, broker: OwnBroker) -> None:
     """A position beyond the end must not show as a lag of 0. The refusal names the offset at which the histories diverge, also when the log
     grew again, but not up to the position."""

@@ -133,6 +133,7 @@ def test_shuffled_rows_keep_the_lineage_of_their_records(staged: Staged) -> None
     staged.scenario.check()
 
 
+@pytest.mark.thorough
 def test_two_topics_are_joined_in_one_batch(scenario: Scenario) -> None:
     """Rows carry the lineage of one side; the other side's records are accounted for as filtered."""
     orders, cities = scenario.topics.create(2), scenario.topics.create()
@@ -328,6 +329,7 @@ def test_aggregates_can_be_upserted(staged: Staged) -> None:
     assert staged.violations() == []
 
 
+@pytest.mark.thorough
 def test_a_refused_aggregate_refuses_its_batch(staged: Staged) -> None:
     """There is no single record that could be rejected instead."""
     staged.write(COUNTS, "city text, people bigint CHECK (people > 0)")
@@ -408,6 +410,7 @@ def test_rows_of_a_try_that_nobody_heard_of_are_not_promoted(staged: Staged, at_
     staged.scenario.check()
 
 
+@pytest.mark.thorough
 def test_what_a_killed_driver_left_behind_is_dropped_by_the_next_batch(staged: Staged) -> None:
     """Only tables of attempts that have ended are dropped: a running attempt may still be staging. A stopped driver may hold its table, and
     the run does not wait for it."""
