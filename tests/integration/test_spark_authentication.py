@@ -20,7 +20,7 @@ def spark() -> Iterator[Any]:
 
 
 def test_driver_in_local_mode_refuses_clients_without_its_secret(spark: Any) -> None:
-    """The endpoint that answers is the one that knows where every broadcast is."""
+    """The endpoint that is looked up knows where every broadcast is."""
     jvm, settings = spark.sparkContext._jvm, spark.sparkContext.getConf()
     conf = jvm.org.apache.spark.SparkConf(False).set("spark.rpc.lookupTimeout", "30s")
     file = getattr(jvm.org.apache.spark.internal.config, "package$").__getattr__("MODULE$").AUTH_SECRET_FILE()
