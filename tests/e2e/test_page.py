@@ -139,6 +139,23 @@ def test_route_answers_each_user_as_their_role_allows(site: Site, user: str) -> 
     assert site.get("openapi.json", user).status_code in (401, 404)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"groups/orders/rewinds/{2**63}",
+        f"groups/rides/records/{2**63}",
+        f"groups/rides/validations/{2**63}",
+        f"groups/rides/records?partition={2**31}",
+        "groups/rides/records?text=%00",
+        "groups/orders/rewind-preview?scenario=to-offset&value=%00",
+        "audit?person=%00",
+        f"audit?person={'a' * 2_001}",
+    ],
+)
+def test_value_that_no_column_can_hold_is_refused_where_it_enters(site: Site, path: str) -> None:
+    assert site.get(f"api/{path}").status_code == 422
+
+
 def test_viewer_sees_no_payload(site: Site) -> None:
     """A viewer sees neither payloads of records nor values that an expectation observed, and is offered no form."""
     verdict = next(row for row in site.json("api/validations?consumer=fares")["validations"] if row["verdict"] == "critical")
