@@ -55,7 +55,7 @@ INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, si
 SELECT rewind_id, n, 'orders_' || n, 'orders_' || n, 'shop.orders_' || n, '{{}}', 'Empty', 0, 0, '{{}}', clock_timestamp()
   FROM tidemark.rewind, LATERAL (SELECT (rewind_id - 1) %% {groups} + 1 AS n) grp ORDER BY rewind_id;
 INSERT INTO tidemark.rewind_archive (rewind_id, number, group_id, sink, relation, table_partition, rows, removed_at)
-SELECT rewind_id, 1, group_id, sink, 'tidemark.rewound_' || rewind_id || '_1', false, 1, clock_timestamp() FROM tidemark.rewind_group;
+SELECT rewind_id, 1, group_id, sink, 'tidemark_archive.rewound_' || rewind_id || '_1', false, 1, clock_timestamp() FROM tidemark.rewind_group;
 INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from,
                                        planned_sink_rows, planned_failed_records, old_offset, old_validated_offset, owner_epoch, sink_rows,
                                        failed_records)

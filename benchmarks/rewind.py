@@ -160,8 +160,8 @@ class _Sink:
                 began = time.perf_counter()
                 apply(connection, lambda _: self._cluster, lambda _: self._spec, made.rewind_id, by="bench")
                 took = time.perf_counter() - began
-        self._require(f"tidemark.rewound_{made.rewind_id}_1", each * MOVED)
-        self._sql(f"DROP TABLE tidemark.rewound_{made.rewind_id}_1")
+        self._require(f"tidemark_archive.rewound_{made.rewind_id}_1", each * MOVED)
+        self._sql(f"DROP TABLE tidemark_archive.rewound_{made.rewind_id}_1")
         return took
 
     def memory(self, rows: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a database role may do in the schema ``tidemark``, by profile.
+"""What a database role may do in the schemas ``tidemark``, `STAGING` and `ARCHIVE`, by profile.
 
 `RIGHTS` is the one place that says so: ``tidemark migrate --grant-to`` grants it, commands check it before they begin (both in
 `tidemark.roles`), docs/security.md shows it. Everything that is not listed belongs to the schema's owner alone. Rights on sinks are the
@@ -10,6 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+STAGING = "tidemark_staging"
+"""The schema of staging tables (`tidemark.sink.staged`)."""
+ARCHIVE = "tidemark_archive"
+"""The schema of the rows that rewinds take out of sinks (`tidemark.rewind.archive`)."""
+SCHEMAS = ("tidemark", STAGING, ARCHIVE)
+"""Every profile may use these. Only the owner creates in the first one: a function there could match a call better than the one meant."""
 
 
 class Profile(StrEnum):
@@ -63,7 +70,8 @@ class Rights:
     update: Mapping[str, Sequence[str]] = field(default_factory=dict)
     delete: Sequence[str] = ()
     sequences: Sequence[str] = ()
-    create: bool = False
+    creates_in: str | None = None
+    """The schema in which it may create tables."""
 
 
 RIGHTS: Mapping[Profile, Rights] = {
@@ -90,7 +98,7 @@ RIGHTS: Mapping[Profile, Rights] = {
         delete=("group_member", "lag_group", "lag_history", "lag_partition", "lost_range", "objective"),
         sequences=("generation",),
     ),
-    Profile.STAGER: Rights("what a run needs beyond `runner` if its transform shuffles: create staging tables", create=True),
+    Profile.STAGER: Rights("what a run needs beyond `runner` if its transform shuffles: create staging tables", creates_in=STAGING),
     Profile.OPERATOR: Rights(
         "discard, edit and redrive failed records; pause consumers; remove members and groups",
         payloads=True,
@@ -141,6 +149,6 @@ RIGHTS: Mapping[Profile, Rights] = {
         delete=("batch", "deletion", "failed_record", "lag_group", "lag_history", "lag_partition", "lost_range", "rewound_batch",
                 "rewound_failed_record", "rewound_lost_range", "rewound_row", "undo_floor"),
         sequences=("rewind_applied",),
-        create=True,
+        creates_in=ARCHIVE,
     ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from psycopg2 import sql
 
 from tidemark.db import statements, transaction
 from tidemark.errors import BadInput, Refused
-from tidemark.profiles import ALL, PAYLOADS, RIGHTS, TABLES, Profile
+from tidemark.profiles import ALL, PAYLOADS, RIGHTS, SCHEMAS, TABLES, Profile
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -59,7 +59,8 @@ def missing(cursor: Cursor, profile: Profile) -> list[str]:
     wanted += [("DELETE", table, ALL, ALL) for table in rights.delete]
     names = ["privileges", "tables", "columns", "hidden"]
     values = [[one[0] for one in wanted], [one[1] for one in wanted], *([" ".join(one[at]) for one in wanted] for at in (2, 3))]
-    cursor.execute(SQL["missing"], {**dict(zip(names, values, strict=True)), "sequences": list(rights.sequences), "create": rights.create})
+    schemas = {"schemas": list(SCHEMAS), "creates_in": rights.creates_in}
+    cursor.execute(SQL["missing"], {**dict(zip(names, values, strict=True)), "sequences": list(rights.sequences), **schemas})
     return [right for (right,) in cursor.fetchall()]
 
 
@@ -114,11 +115,12 @@ def _apply(cursor: Cursor, owner: str, role: str, profiles: Sequence[Profile]) -
     cursor.execute(SQL["relations"], {"role": role})
     for kind, name in cursor.fetchall():
         cursor.execute(sql.SQL("REVOKE ALL ON {} {} FROM {}").format(sql.SQL(kind), _relation(name), to))
-    cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA tidemark FROM {}").format(to))
+    schemas = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS))
+    cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA {} FROM {}").format(schemas, to))
     for kind in ("TABLES", "SEQUENCES"):  # as earlier versions of the documentation gave them
         revoke = sql.SQL("ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA tidemark REVOKE ALL ON {} FROM {}")
         cursor.execute(revoke.format(sql.Identifier(owner), sql.SQL(kind), to))
-    cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA tidemark TO {}").format(to))
+    cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schemas, to))
     rights = [RIGHTS[profile] for profile in profiles]
     payloads = any(one.payloads for one in rights)
     for table in TABLES:
@@ -132,8 +134,8 @@ def _apply(cursor: Cursor, owner: str, role: str, profiles: Sequence[Profile]) -
             _grant(cursor, "DELETE", table, ALL, to)
         for name in one.sequences:
             cursor.execute(sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(_relation(name), to))
-        if one.create:
-            cursor.execute(sql.SQL("GRANT CREATE ON SCHEMA tidemark TO {}").format(to))
+        if one.creates_in:
+            cursor.execute(sql.SQL("GRANT CREATE ON SCHEMA {} TO {}").format(sql.Identifier(one.creates_in), to))
 
 
 def _grant(cursor: Cursor, privilege: str, table: str, columns: Sequence[str], to: sql.Identifier) -> None:

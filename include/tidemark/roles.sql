@@ -1,4 +1,4 @@
--- Statements on the rights of roles in the schema tidemark. The granting session holds the advisory lock of migrations, so that two take turns.
+-- Statements on the rights of roles in Tidemark's schemas. The granting session holds the advisory lock of migrations, so that two take turns.
 
 -- name: missing
 -- What the session's role lacks of these privileges. Without columns, all of the table's columns but the hidden ones. Locks nothing.
@@ -15,7 +15,8 @@ SELECT privilege || ' on tidemark.' || name
 SELECT 'USAGE on the sequence tidemark.' || name FROM unnest(%(sequences)s::text[]) name
  WHERE NOT has_sequence_privilege(format('tidemark.%%I', name)::regclass, 'USAGE')
  UNION ALL
-SELECT 'CREATE on the schema tidemark' WHERE %(create)s AND NOT has_schema_privilege('tidemark', 'CREATE');
+SELECT privilege || ' on the schema ' || name FROM unnest(%(schemas)s::text[]) name, unnest(ARRAY['USAGE', 'CREATE']) privilege
+ WHERE (privilege = 'USAGE' OR name = %(creates_in)s::text) AND NOT has_schema_privilege(name, privilege);
 
 -- name: owner
 -- The schema's owner, and whether the session's role has its rights.

@@ -19,6 +19,7 @@ from tidemark.db import ERASE_LOCK, transaction
 from tidemark.erase import erasure
 from tidemark.erase.erasure import ErasureState, OtherCondition
 from tidemark.errors import BadInput
+from tidemark.profiles import SCHEMAS
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.rewind.guards import RowsStay
@@ -34,8 +35,10 @@ def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
 
 def everything(lab: Lab) -> str:
     """All text in the schema and the sink, including archives."""
-    tables = lab.sql("SELECT relname FROM pg_class WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r'")
-    names = [lab.table, *(f"tidemark.{name}" for (name,) in tables)]
+    tables = lab.sql(
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace::regnamespace::text = ANY (%s) AND relkind = 'r'", [*SCHEMAS]
+    )
+    names = [lab.table, *(name for (name,) in tables)]
     return "\n".join(str(row) for name in names for row in lab.sql(f"SELECT to_jsonb(t)::text FROM {name} t"))
 
 

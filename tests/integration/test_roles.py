@@ -26,6 +26,7 @@ from psycopg2.errors import InsufficientPrivilege
 from tests.support.documented import blocks, grants
 from tests.support.forms import REDRIVEN, REWOUND
 from tests.support.kafka_topics import Topics
+from tests.support.planted import Trap
 from tests.support.roles import Roles, made_roles
 from tests.support.scenario import Scenario, tidy_imports
 from typer.testing import CliRunner
@@ -41,7 +42,7 @@ from tidemark.doctor.finding import Finding, Level
 from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, JoinRequest
 from tidemark.local import LocalStack
-from tidemark.profiles import PAYLOADS, RIGHTS, TABLES, Profile
+from tidemark.profiles import PAYLOADS, RIGHTS, SCHEMAS, TABLES, Profile
 from tidemark.roles import NotTheOwner, RoleLacks
 from tidemark.sink.staged import make_staging
 from tidemark.sink.table import Column, Layout
@@ -199,6 +200,22 @@ def story(roles: Roles, project_dir: Path, topics: Topics, monkeypatch: pytest.M
         yield Story(roles, project_dir, topics, monkeypatch)
 
 
+CREATES_IN = "SELECT nspname::text FROM pg_namespace WHERE has_schema_privilege(oid, 'CREATE') ORDER BY 1"
+
+
+def planted(story: Story) -> Trap:
+    """Overloads of every function that Tidemark calls, in each schema in which a role may create."""
+    roles, thief = story.roles, story.roles.new("thief", *Profile)
+    assert set(query(roles, thief, CREATES_IN)) == {(name,) for name in SCHEMAS[1:]}
+    assert {profile: query(roles, role, CREATES_IN) for profile, role in story.only.items()} == {
+        profile: [(one.creates_in,)] * bool(one.creates_in) for profile, one in RIGHTS.items()
+    }
+    trap = Trap(roles.url(roles.owner), roles.url(thief))
+    for name in SCHEMAS[1:]:
+        trap.overloads(name)
+    return trap
+
+
 COMMANDS = """
 runner: validate NAME; retries relay NAME
 reader: offsets NAME; lag NAME; audit NAME; assign NAME; groups list; groups describe NAME; retries actions NAME; rewind list; redrive list
@@ -219,8 +236,10 @@ operator: groups delete NAME
 
 
 def test_each_command_works_under_its_profile_and_is_refused_to_all_others_together(story: Story) -> None:
-    """The refusal names the profile to ask for. Afterwards the audit log has every action, with the role that did it."""
+    """The refusal names the profile to ask for. Afterwards the audit log has every action, with the role that did it. What a role has
+    planted in the schemas in which it may create is not run."""
     name, do, topic = story.name, story.do, story.topic
+    trap = planted(story)
     operator, rewinder = Profile.OPERATOR, Profile.REWINDER
     story.run()
     for line in COMMANDS.strip().splitlines():
@@ -239,6 +258,7 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     story.refuse(Profile.READER, "audit-log")
     story.refuse(Profile.READER, "metrics", "serve")  # it would serve until it is stopped
     assert {profile: found for profile, found in story.commands.items() if found} == documented_commands()
+    assert trap.calls() == 0
 
     events = json.loads(do(Profile.READER, "audit-log", "--output", "json"))
     roles = {profile: story.only[profile] for profile in Profile}
@@ -327,7 +347,7 @@ def test_a_run_whose_transform_shuffles_needs_the_profile_stager(story: Story) -
     )
     with pytest.raises(RoleLacks, match="profile stager"):
         make_staging(runner, 1)
-    assert make_staging(stager, 1) == f"tidemark.staged_{stager.attempt_id}_1"
+    assert make_staging(stager, 1).startswith(f"tidemark_staging.staged_{stager.attempt_id}_1_")
 
 
 def test_dags_that_rewind_redrive_and_maintain_need_their_profile_too(
@@ -431,6 +451,15 @@ ROW = """
 MOVE = "UPDATE tidemark.partition_offset SET next_offset = next_offset + 1"
 REMOVE = "DELETE FROM tidemark.group_member"
 PAYLOAD = "SELECT value FROM tidemark.failed_record"
+CREATES = tuple(
+    f"CREATE {what}"
+    for schema in SCHEMAS
+    for what in (
+        f"TABLE {schema}.mine ()",
+        f"FUNCTION {schema}.mine(text) RETURNS text LANGUAGE sql AS 'SELECT $1'",
+        f"TYPE {schema}.mine AS ()",
+    )
+)
 STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("reader", "can"): {
         "see topics, offsets, names of users and error texts": (
@@ -446,10 +475,14 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     },
     ("reader", "cannot"): {
         "see payloads": tuple(f"SELECT {column} FROM tidemark.{table}" for table, columns in PAYLOADS.items() for column in columns),
-        "change anything": ("{changes}", "CREATE TABLE tidemark.mine ()", ROW),
+        "change anything": ("{changes}", *CREATES, ROW),
     },
-    ("stager", "can"): {"create tables in the schema": ("CREATE TABLE tidemark.mine AS SELECT 1",)},
-    ("stager", "cannot"): {"see payloads": (PAYLOAD,), "change other tables": ("{changes}", "DROP TABLE tidemark.batch", ROW)},
+    ("stager", "can"): {"create tables in the schema `tidemark_staging`": ("CREATE TABLE tidemark_staging.mine AS SELECT 1",)},
+    ("stager", "cannot"): {
+        "see payloads": (PAYLOAD,),
+        "change other tables": ("{changes}", "DROP TABLE tidemark.batch", ROW),
+        "create in the other schemas": tuple(one for one in CREATES if "tidemark_staging" not in one),
+    },
     ("runner", "can"): {
         "write rows into its sinks": (ROW,),
         "record batches and verdicts that never were": (
@@ -475,7 +508,7 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "rewind": (
             "INSERT INTO tidemark.rewind DEFAULT VALUES",
             "INSERT INTO tidemark.rewound_batch DEFAULT VALUES",
-            "CREATE TABLE tidemark.mine ()",
+            *CREATES,
         ),
     },
     ("operator", "can"): {
@@ -501,7 +534,7 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "take rows out of sinks, erase them": ("DELETE FROM {sink}",),
         "record batches that never were": (MADE_UP,),
         "move positions": (MOVE,),
-        "drop archives that it made": ("CREATE TABLE tidemark.mine AS SELECT 1; DROP TABLE tidemark.mine; SELECT 1",),
+        "drop archives that it made": ("CREATE TABLE tidemark_archive.mine AS SELECT 1; DROP TABLE tidemark_archive.mine; SELECT 1",),
         "read and empty payloads": (
             PAYLOAD,
             "UPDATE tidemark.failed_record SET key = NULL, value = NULL, headers = '[]', emptied_at = now() WHERE state = 'DISCARDED'",
@@ -509,7 +542,8 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     },
     ("rewinder", "cannot"): {
         "delete ledger rows without an archive": ("DELETE FROM tidemark.batch",),
-        "drop archives of other roles": ("DROP TABLE tidemark.another_archive",),
+        "drop archives of other roles": ("DROP TABLE tidemark_archive.another",),
+        "create in the other schemas": tuple(one for one in CREATES if "tidemark_archive" not in one),
         "change reasons and names of earlier plans": (
             "UPDATE tidemark.rewind SET reason = 'another reason'",
             "UPDATE tidemark.rewind SET planned_by = 'somebody else'",
@@ -537,7 +571,7 @@ def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> No
     assert story.call(story.only[Profile.OPERATOR], "retries", "discard", name, "--number", "2", *WHY).exit_code == 0
     with session(roles.url(roles.owner)) as connection:
         Coordinator(connection, "others").join(JoinRequest("", "seat", "cli", (("range", {"topics": []}),)))
-    roles.own("CREATE TABLE tidemark.another_archive ()")
+    roles.own("CREATE TABLE tidemark_archive.another ()")
     columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'tidemark' AND is_identity = 'NO'"
     changes = [f"UPDATE tidemark.{table} SET {column} = {column}" for table, column in query(roles, roles.owner, columns)]
     changes += [f"{verb} tidemark.{table}" for table in TABLES for verb in ("DELETE FROM", "TRUNCATE")]
@@ -669,6 +703,7 @@ def test_a_role_has_exactly_its_profiles_whatever_it_had_before(roles: Roles) ->
     roles.own(*(statement.format(role=roles.run, owner=roles.owner) for statement in BEFORE_PROFILES))
     tables = "tidemark.deletion, tidemark.lag_group, tidemark.lag_history, tidemark.lag_partition, tidemark.objective"
     roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")  # as migrations 0019, 0023, 0026 and 0027 do
+    roles.own(f"GRANT USAGE, CREATE ON SCHEMA tidemark_staging, tidemark_archive TO {roles.run}")  # as 0032 does
     assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
     for profile in (*Profile, *reversed(Profile)):
         roles.give(roles.run, profile)
@@ -684,9 +719,12 @@ def test_migration_takes_back_what_default_privileges_give_on_the_new_tables(sta
     with made_roles(stack) as roles:
         roles.own(f"CREATE SCHEMA tidemark AUTHORIZATION {roles.owner}", BEFORE_PROFILES[0].format(role=roles.run))
         roles.own(*(one.format(role=roles.run, owner=roles.owner) for one in BEFORE_PROFILES[-2:]))
+        roles.own(f"GRANT CREATE ON SCHEMA tidemark TO {roles.run}, PUBLIC")
         schema.migrate(roles.url(roles.owner))
         grants = [(table, privilege) for table, privilege, _ in held(roles, roles.run) if table in ("audit_event", "role_profile")]
         assert grants == [("audit_event", "SELECT"), ("role_profile", "SELECT")]
+        may = [tuple(has) for has in query(roles, roles.run, CREATES_IN)]
+        assert may == [("tidemark_archive",), ("tidemark_staging",)]
         tables = ("lag_group", "lag_history", "lag_partition", "objective")
         assert {(table, "DELETE", None) for table in tables} <= set(held(roles, roles.run))
 

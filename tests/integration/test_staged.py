@@ -401,8 +401,8 @@ def test_rows_of_a_try_that_nobody_heard_of_are_not_promoted(staged: Staged, at_
 
     def stage_again() -> None:
         ((table,),) = staged.staging()
-        staged.scenario.sql(f"CREATE TABLE lake.once AS SELECT * FROM tidemark.{table}; UPDATE lake.once SET try_id = 1")
-        staged.scenario.sql(f"INSERT INTO tidemark.{table} SELECT * FROM lake.once")
+        staged.scenario.sql(f"CREATE TABLE lake.once AS SELECT * FROM tidemark_staging.{table}; UPDATE lake.once SET try_id = 1")
+        staged.scenario.sql(f"INSERT INTO tidemark_staging.{table} SELECT * FROM lake.once")
 
     at_step("BEGIN", stage_again)
     staged.run()
@@ -416,13 +416,14 @@ def test_what_a_killed_driver_left_behind_is_dropped_by_the_next_batch(staged: S
     the run does not wait for it."""
     staged.write(SHUFFLED)
     ended, running, held = (run.open_attempt(staged.scenario.database_url, staged.scenario.spec.group, TaskIdentity()) for _ in range(3))
-    for attempt in (ended, running, held):
-        staged.scenario.sql(f"CREATE UNLOGGED TABLE tidemark.staged_{attempt}_1 (n int)")
+    tables = [f"tidemark_staging.staged_{attempt}_1_0123abcd" for attempt in (ended, running, held)]
+    for table in (*tables, f"tidemark.staged_{ended}_1"):  # the last one: from before 0032
+        staged.scenario.sql(f"CREATE UNLOGGED TABLE {table} (n int)")
     end = "UPDATE tidemark.attempt SET state = 'FAILED', error = '{}', ended_at = now() WHERE attempt_id <> %s"
     staged.scenario.sql(end, running)
     staged.produce(("ulm", 1))
     with session(staged.scenario.database_url) as connection, transaction(connection) as cur:
-        cur.execute(f"INSERT INTO tidemark.staged_{held}_1 VALUES (1)")
+        cur.execute(f"INSERT INTO {tables[2]} VALUES (1)")
         staged.run()
     assert staged.rows() == [("ulm", 1)]
-    assert sorted(staged.staging()) == sorted([(f"staged_{running}_1",), (f"staged_{held}_1",)])
+    assert {f"tidemark_staging.{name}" for (name,) in staged.staging()} == {*tables[1:]}

@@ -29,7 +29,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.quality.conservation import group_number
 from tidemark.rewind import guards
-from tidemark.rewind.archive import relation_of
+from tidemark.rewind.archive import opened
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink import suppressed
 from tidemark.sink.table import quoted_table
@@ -334,8 +334,9 @@ class _Search:
         archives = rows(self._cur)
         yield quoted_table(self._sink), {"place": "sink", "rewind_id": None, "topic_ids": self.topic_ids}
         for archive in archives:
-            relation = relation_of(archive["rewind_id"], archive["number"], archive["relation"])
-            yield relation, {**archive, "place": relation, "topic_ids": self.topic_ids}
+            relation = opened(self._cur, archive)
+            if relation is not None:
+                yield relation, {**archive, "place": relation, "topic_ids": self.topic_ids}
 
     def _filled(self, name: str, table: str) -> str:
         where, digest = self._person.condition, self._digest

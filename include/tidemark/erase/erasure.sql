@@ -151,7 +151,7 @@ SELECT clock_timestamp();
 SELECT DISTINCT topic_id FROM tidemark.partition_offset WHERE group_id = %(group_id)s;
 
 -- name: archives
-SELECT rewind_id, number, relation FROM tidemark.rewind_archive
+SELECT rewind_id, number, sink, relation FROM tidemark.rewind_archive
  WHERE group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL AND removed_at IS NULL ORDER BY rewind_id, number FOR UPDATE;
 
 -- name: shrink_archive

@@ -15,8 +15,8 @@ WITH chosen AS MATERIALIZED (
 ), added AS (
     INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by, dag_id, run_id, digest)
     SELECT %(group_id)s, %(consumer)s, %(destination)s, %(filter)s::jsonb, %(per_second)s::integer, %(max_redrives)s, %(reason)s, %(by)s,
-           %(dag_id)s, %(run_id)s, tidemark.redrive_digest(%(consumer)s, %(destination)s, %(filter)s, %(per_second)s, %(max_redrives)s,
-                                                           array_agg(failed_record_id ORDER BY failed_record_id))
+           %(dag_id)s, %(run_id)s, tidemark.redrive_digest(%(consumer)s::text, %(destination)s::text, %(filter)s::jsonb, %(per_second)s::integer,
+                                                           %(max_redrives)s::integer, array_agg(failed_record_id ORDER BY failed_record_id))
       FROM chosen
     RETURNING redrive_id
 ), noted AS (

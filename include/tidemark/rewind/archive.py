@@ -18,6 +18,7 @@ import psycopg2.errors
 
 from tidemark.db import is_outage, rows, statements
 from tidemark.errors import Broken, Refused
+from tidemark.profiles import ARCHIVE
 from tidemark.rewind import guards
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink.table import listed, quoted, quoted_table
@@ -77,16 +78,16 @@ class ArchiveWrong(Broken):
 
 @dataclass(kw_only=True, eq=False)
 class ArchiveForged(Broken):
-    """``tidemark.rewind_archive`` names a relation that is not an archive's."""
+    """What ``tidemark.rewind_archive`` names is not the table that a rewind made."""
 
     rewind_id: int
     number: int
-    stored: str
+    problem: str
 
     def __str__(self) -> str:
         return (
-            f"tidemark.rewind_archive names the relation {self.stored!r} for archive {self.number} of rewind {self.rewind_id}; expected "
-            f"{_relation(self.rewind_id, self.number)}. Nothing was changed. Find out who changed the name."
+            f"Archive {self.number} of rewind {self.rewind_id} cannot be trusted: {self.problem}. Nothing was read or changed. "
+            "Find out who changed it."
         )
 
 
@@ -111,7 +112,7 @@ def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Sp
     for span in spans:
         there = _there(cur, sink, span)
         leaf = leaves.get(f"FOR VALUES IN ({span.partition})")
-        moved = 0 if leaf is None else _swap(cur, sink, leaf, f"rewound_{rewind_id}_{number}", span)
+        moved = 0 if leaf is None else _swap(cur, sink, leaf, _name(rewind_id, number), span)
         if moved:
             _note(cur, key, sink, number, moved, table_partition=True)
             _note_rows(cur, key, span, moved)
@@ -147,7 +148,9 @@ def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Ca
     names = guards.hooks(cur, sink, "INSERT")
     cur.execute(SQL["kept"], {"rewind_id": rewind_id, "group_id": group_id, "sink": sink})
     for kept in rows(cur):
-        archive = relation_of(rewind_id, kept["number"], kept["relation"])
+        archive = opened(cur, kept)
+        if archive is None:
+            raise ArchiveWrong(archive=kept["relation"], stored=kept["rows"], found=0)
         give_way(archive)
         cur.execute(SQL["columns"], {"archive": archive, "table": quoted_table(sink)})
         columns = [name for (name,) in cur.fetchall()]
@@ -196,9 +199,10 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
     names = {
         "table": quoted_table(sink),
         "leaf": name,
-        "moved": f"tidemark.{quoted(leaf['name'])}",
+        "schema": ARCHIVE,
+        "moved": f"{ARCHIVE}.{quoted(leaf['name'])}",
         "name": archive,
-        "archive": f"tidemark.{archive}",
+        "archive": f"{ARCHIVE}.{archive}",
         "owner": leaf["owner"],
         "partition": span.partition,
     }
@@ -252,15 +256,37 @@ def _note_rows(cur: Cursor, key: Mapping[str, int], span: Span, count: int) -> N
     cur.execute(SQL["note_rows"], {**key, "topic_id": span.topic_id, "partition": span.partition, "rows": count})
 
 
+def _name(rewind_id: int, number: int) -> str:
+    return f"rewound_{rewind_id}_{number}"
+
+
 def _relation(rewind_id: int, number: int) -> str:
-    return f"tidemark.rewound_{rewind_id}_{number}"
+    return f"{ARCHIVE}.{_name(rewind_id, number)}"
 
 
-def relation_of(rewind_id: int, number: int, stored: str) -> str:
-    """The archive's table as ``stored`` in ``tidemark.rewind_archive``, checked before it goes into SQL. Raises `ArchiveForged`."""
-    if stored != _relation(rewind_id, number):
-        raise ArchiveForged(rewind_id=rewind_id, number=number, stored=stored)
-    return stored
+def opened(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
+    """The table of an archive, ready for SQL: locked until the transaction ends, so that it stays what it is, and known to be a plain
+    table that runs nobody's code when it is read. None: it no longer exists.
+
+    ``archive`` has the columns ``rewind_id``, ``number``, ``sink`` and ``relation`` of ``tidemark.rewind_archive``. Whoever may rewind can
+    change these, and owns the table. Raises `ArchiveForged`.
+    """
+    rewind_id, number, relation = int(archive["rewind_id"]), int(archive["number"]), str(archive["relation"])
+    expected = _relation(rewind_id, number)
+    if relation not in (expected, f"tidemark.{_name(rewind_id, number)}"):  # the second one: before 0032
+        problem = f"tidemark.rewind_archive names the relation {relation!r}, not {expected}"
+        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=problem)
+    cur.execute(SQL["exists"], {"archive": relation})
+    if not _one(cur)[0]:
+        return None
+    try:
+        cur.execute(SQL["lock_archive"].format(archive=relation))
+    except (psycopg2.errors.UndefinedTable, psycopg2.errors.WrongObjectType):
+        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"{relation} is not a table") from None
+    cur.execute(SQL["strange"], {"archive": relation, "sink": quoted_table(archive["sink"]), "schema": ARCHIVE})
+    if strange := [what for (what,) in cur.fetchall()]:
+        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"{relation} {strange[0]}")
+    return relation
 
 
 def _escaped(name: str) -> str:

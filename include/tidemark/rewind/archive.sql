@@ -11,6 +11,44 @@ CREATE TABLE {archive} (LIKE {table});
 -- name: drop_archive
 DROP TABLE {archive};
 
+-- name: exists
+SELECT to_regclass(%(archive)s) IS NOT NULL;
+
+-- name: lock_archive
+-- Keeps indexes, triggers, rules, policies and columns as they are. Waits for nothing that reads or moves rows.
+LOCK TABLE ONLY {archive} IN ROW EXCLUSIVE MODE;
+
+-- name: strange
+-- What tells a relation from an archive. Nothing of these is looked at by running it. Functions and operators of Postgres itself are in no
+-- dependency. The sink's owner is trusted with the sink, and so with a table partition of it.
+WITH archive AS (SELECT * FROM pg_class WHERE oid = to_regclass(%(archive)s)),
+     sink AS (SELECT * FROM pg_class WHERE oid = to_regclass(%(sink)s)),
+     part AS (SELECT 'pg_class'::regclass AS classid, oid FROM archive
+               UNION ALL SELECT 'pg_class'::regclass, indexrelid FROM pg_index JOIN archive ON indrelid = archive.oid
+               UNION ALL SELECT 'pg_constraint'::regclass, pg_constraint.oid FROM pg_constraint JOIN archive ON conrelid = archive.oid
+               UNION ALL SELECT 'pg_statistic_ext'::regclass, pg_statistic_ext.oid FROM pg_statistic_ext JOIN archive ON stxrelid = archive.oid
+               UNION ALL SELECT 'pg_attrdef'::regclass, pg_attrdef.oid FROM pg_attrdef JOIN archive ON adrelid = archive.oid)
+SELECT 'is not a plain table' FROM archive WHERE relkind <> 'r' OR relpersistence = 't' OR relispartition
+ UNION ALL
+SELECT 'has rules, row security or tables that inherit from it' FROM archive
+ WHERE relrowsecurity OR relforcerowsecurity OR EXISTS (SELECT FROM pg_rewrite WHERE ev_class = archive.oid)
+    OR EXISTS (SELECT FROM pg_inherits WHERE archive.oid IN (inhparent, inhrelid))
+ UNION ALL
+SELECT 'has the trigger ' || tgname FROM pg_trigger JOIN archive ON tgrelid = archive.oid
+ UNION ALL
+SELECT 'belongs to ' || pg_get_userbyid(relowner) || ', who may not create archives' FROM archive
+ WHERE NOT has_schema_privilege(relowner, %(schema)s, 'CREATE') AND relowner IS DISTINCT FROM (SELECT relowner FROM sink)
+ UNION ALL
+SELECT 'has the column ' || kept.attname || ' of the type ' || format_type(kept.atttypid, kept.atttypmod)
+  FROM archive JOIN pg_attribute kept ON kept.attrelid = archive.oid JOIN pg_type ON pg_type.oid = kept.atttypid
+ WHERE kept.attnum > 0 AND NOT kept.attisdropped AND typnamespace <> 'pg_catalog'::regnamespace
+   AND NOT EXISTS (SELECT FROM sink JOIN pg_attribute now ON now.attrelid = sink.oid
+                    WHERE now.attname = kept.attname AND now.atttypid = kept.atttypid AND NOT now.attisdropped)
+ UNION ALL
+SELECT 'depends on ' || pg_describe_object(refclassid, refobjid, 0) FROM archive, part JOIN pg_depend USING (classid)
+ WHERE objid = part.oid AND refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_opclass'::regclass, 'pg_opfamily'::regclass)
+   AND archive.relowner IS DISTINCT FROM (SELECT relowner FROM sink);
+
 -- name: take_out
 -- Moves the rows of a partition from an offset on. Locks these rows; readers see them until the commit.
 WITH gone AS (
@@ -55,7 +93,7 @@ UPDATE tidemark.rewind_partition SET sink_rows = coalesce(sink_rows, 0) + %(rows
 
 -- name: kept
 -- The archives of a sink of one group of a rewind. Locks their rows.
-SELECT number, relation, rows FROM tidemark.rewind_archive
+SELECT rewind_id, number, sink, relation, rows FROM tidemark.rewind_archive
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number FOR UPDATE;
 
 -- name: note_put_back
@@ -98,7 +136,7 @@ LOCK TABLE {leaf} IN ACCESS EXCLUSIVE MODE;
 -- name: swap
 -- Moves a table partition out of its sink and puts an empty copy in its place. Needs the locks of `lock_out`.
 ALTER TABLE {table} DETACH PARTITION {leaf};
-ALTER TABLE {leaf} SET SCHEMA tidemark;
+ALTER TABLE {leaf} SET SCHEMA {schema};
 ALTER TABLE {moved} RENAME TO {name};
 CREATE TABLE {leaf} (LIKE {archive} INCLUDING ALL);
 ALTER TABLE {leaf} OWNER TO {owner};

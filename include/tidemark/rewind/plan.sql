@@ -140,8 +140,7 @@ SELECT chain.rewind_id
 
 -- name: archives
 -- The archives of a rewind. Locks nothing.
-SELECT number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed,
-       to_regclass(relation) IS NOT NULL AS there FROM tidemark.rewind_archive
+SELECT rewind_id, number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed FROM tidemark.rewind_archive
  WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number;
 
 -- name: lock_groups

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements, transaction
-from tidemark.rewind.archive import relation_of
+from tidemark.rewind.archive import ArchiveForged, opened
 from tidemark.rewind.overwritten import KEPT
 
 if TYPE_CHECKING:
@@ -30,23 +30,32 @@ class Removed:
 
 def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
     """Drop the archives of rewinds that were applied longer ago than ``keep``, and the overwritten rows kept for them; each in its own
-    transaction. Forgets the rows that were deleted longer ago."""
+    transaction. Forgets the rows that were deleted longer ago. Raises `ArchiveForged` for the first archive that is none, after the others
+    were dropped."""
     with transaction(connection) as cur:
         cur.execute(SQL["outdated"], {"keep": keep})
         outdated = rows(cur)
-    removed = []
+    removed, forged = [], []
     for archive in outdated:
-        with transaction(connection) as cur:
-            cur.execute(SQL["remove"], archive)
-            if cur.fetchone() is None:
-                continue
-            cur.execute(f"DROP TABLE IF EXISTS {relation_of(archive['rewind_id'], archive['number'], archive['relation'])}")
+        try:
+            with transaction(connection) as cur:
+                cur.execute(SQL["remove"], archive)
+                if cur.fetchone() is None:
+                    continue
+                if (relation := opened(cur, archive)) is not None:
+                    cur.execute(f"DROP TABLE {relation}")
+        except ArchiveForged as error:
+            forged.append(error)
+            continue
         removed.append(Removed(archive["rewind_id"], archive["relation"], archive["rows"]))
         log.info("archive removed rewind=%s table=%s rows=%s", archive["rewind_id"], archive["relation"], archive["rows"])
     with transaction(connection) as cur:
         cur.execute(SQL["forget_deletions"], {"keep": keep})
         cur.execute(SQL["forget_deleted_rows"], {"keep": keep})
-    return removed + _remove_overwritten(connection, keep)
+    removed += _remove_overwritten(connection, keep)
+    if forged:
+        raise forged[0]
+    return removed
 
 
 def _remove_overwritten(connection: Connection, keep: timedelta) -> list[Removed]:

@@ -2,7 +2,7 @@
 
 -- name: outdated
 -- Archives of rewinds that were applied longer ago than `keep`.
-SELECT rewind_id, number, relation, rows FROM tidemark.rewind_archive JOIN tidemark.rewind USING (rewind_id)
+SELECT rewind_id, number, sink, relation, rows FROM tidemark.rewind_archive JOIN tidemark.rewind USING (rewind_id)
  WHERE put_back_at IS NULL AND removed_at IS NULL AND applied_at < clock_timestamp() - %(keep)s
  ORDER BY rewind_id, number;
 

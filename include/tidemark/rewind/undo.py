@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tidemark.db import rows, statements
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import overwritten
-from tidemark.rewind.archive import relation_of
+from tidemark.rewind.archive import opened
 from tidemark.rewind.model import RewindState
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import read_columns
@@ -75,14 +75,14 @@ def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, Collection[str]]) 
     found += overwritten.problems(cur, rewind_id)
     cur.execute(SQL["archives"], {"rewind_id": rewind_id})
     for row in rows(cur):
-        now, relation = sinks.get(row["group_id"]), relation_of(rewind_id, row["number"], row["relation"])
-        if row["removed"] or not row["there"]:
+        now, archive = sinks.get(row["group_id"]), None if row["removed"] else opened(cur, row)
+        if archive is None:
             found.append(f"The rows that rewind {rewind_id} took out of {row['sink']} are no longer kept ({row['rows']:,}).")
         elif now is not None and row["sink"] not in now:
             word = "table is" if len(now) == 1 else "tables are"
             found.append(f"Rewind {rewind_id} took rows out of {row['sink']}, but the consumer's {word} now {', '.join(now)}.")
         elif now is not None:
-            found += _misfits(cur, row["sink"], relation)
+            found += _misfits(cur, row["sink"], archive)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
-from tidemark.rewind.archive import relation_of
+from tidemark.rewind.archive import opened
 from tidemark.rewind.model import GroupPlan, RewindState, Undo
 from tidemark.rewind.store import read_plan
 from tidemark.sink.overwritten import kept_columns, literal
@@ -134,8 +134,8 @@ def _judged(
     """The comparison as SQL for the rewind's archives of this group. ``kinds``: the column types of an upsert sink."""
     cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
     archives = rows(cur)
-    relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in archives]
-    if any(archive["gone"] for archive in archives):
+    relations = [relation for archive in archives if not archive["removed"] and (relation := opened(cur, archive)) is not None]
+    if len(relations) < len(archives):
         raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are no longer kept.")
     kept = {relation: {column.name for column in read_columns(cur, relation)} for relation in relations}
     names = [name for name in there if all(name in columns for columns in kept.values())]
@@ -161,7 +161,7 @@ def _deletions(cur: Cursor, rewind_id: int, group: GroupPlan, key: Sequence[str]
     """SQL that compares deletions."""
     cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
     columns = ", ".join(map(_escaped, key))
-    relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in rows(cur)]
+    relations = [opened(cur, archive) for archive in rows(cur)]
     sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in relations]
     typed = {name: f"(coalesce(was.key, now.key) ->> {literal(name)})::{kinds[name]}".replace("%", "%%") for name in key}
     return on_table(

@@ -9,7 +9,7 @@ SELECT part.topic_id, part.partition, part.superseded_from AS start,
  ORDER BY topic_id, partition;
 
 -- name: archives
-SELECT number, relation, rows, removed_at IS NOT NULL OR to_regclass(relation) IS NULL AS gone
+SELECT rewind_id, number, sink, relation, rows, removed_at IS NOT NULL AS removed
   FROM tidemark.rewind_archive
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL ORDER BY number;
 

@@ -22,7 +22,7 @@ from tidemark.db import rows, session, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced
-from tidemark.profiles import Profile
+from tidemark.profiles import STAGING, Profile
 from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, RecordCounts, Reject, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
@@ -111,7 +111,7 @@ def make_staging(target: Target, number: int) -> str:
 
     Raises `RoleLacks` if the role may not create tables.
     """
-    table = f"tidemark.staged_{target.attempt_id}_{number}"
+    table = f"{STAGING}.staged_{target.attempt_id}_{number}_{secrets.token_hex(4)}"  # nobody can create it first
     columns = ", ".join(
         f"{_alias(at)}.{quoted(column.name)} AS {quoted(name)}"
         for at, layout in enumerate(target.layouts)
@@ -129,7 +129,6 @@ def make_staging(target: Target, number: int) -> str:
                 cur.execute("SET LOCAL lock_timeout = '1s'")
                 cur.execute(f"DROP TABLE IF EXISTS {quoted_table(name)}")
         with transaction(connection) as cur:
-            cur.execute(f"DROP TABLE IF EXISTS {table}")
             cur.execute(SQL["make_staging"].format(table=table, columns=columns, sinks=sinks))
             cur.execute(f"ALTER TABLE {table} {beside}")
     return table

@@ -1,11 +1,11 @@
--- Statements on staging tables, tidemark.staged_<attempt>_<number>.
+-- Statements on staging tables, tidemark_staging.staged_<attempt>_<number>_<random>. Until 0032 they were in the schema tidemark.
 
 -- name: left_behind
 -- Staging tables of ended attempts: killed drivers could not drop theirs. Locks nothing.
-SELECT 'tidemark.' || relname FROM pg_class
- WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r' AND relname ~ '^staged_[0-9]+_[0-9]+$'
-   AND pg_has_role(relowner, 'USAGE')
-   AND EXISTS (SELECT FROM tidemark.attempt WHERE attempt_id = split_part(relname, '_', 2)::bigint AND state <> 'RUNNING');
+SELECT relnamespace::regnamespace || '.' || relname FROM pg_class
+ WHERE relnamespace IN ('tidemark'::regnamespace, 'tidemark_staging'::regnamespace) AND relkind = 'r'
+   AND relname ~ '^staged_[0-9]+_[0-9]+(_[0-9a-f]+)?$' AND pg_has_role(relowner, 'USAGE')
+   AND EXISTS (SELECT FROM tidemark.attempt WHERE attempt_id::text = split_part(relname, '_', 2) AND state <> 'RUNNING');
 
 -- name: fail_refused
 -- If a row was rejected, its record fails, with all of its rows.

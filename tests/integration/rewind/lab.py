@@ -268,9 +268,7 @@ class Lab:
             "undo_floor",
         )
         kept = [sorted(str(row[0]) for row in self.sql(f"SELECT to_jsonb(t) FROM tidemark.{table} t")) for table in tables]
-        archives = self.sql(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'tidemark'::regnamespace AND relname ~ '^rewound_[0-9]' ORDER BY 1"
-        )
+        archives = self.sql("SELECT relname FROM pg_class WHERE relnamespace = 'tidemark_archive'::regnamespace ORDER BY 1")
         return [*kept, archives]
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from tidemark.rewind.model import ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 
 RIGHTS = (
-    "CREATE ON SCHEMA tidemark",
+    "CREATE ON SCHEMA tidemark_archive",
     "DELETE ON tidemark.batch, tidemark.failed_record, tidemark.lost_range",
     "DELETE ON tidemark.rewound_batch, tidemark.rewound_failed_record, tidemark.rewound_lost_range",
     "DELETE ON {table}",

@@ -170,7 +170,7 @@ def test_a_whole_kafka_partition_is_moved_as_a_table_partition(listed: Lab) -> N
     before, oid = listed.image(), relation(listed, f"{listed.table}_p0")
     done = listed.rewind(ToEarliest(), f"{listed.topic}:0,2")
     assert archives(listed, done.rewind_id) == [(1, True, 81), (2, False, 54)]
-    assert relation(listed, f"tidemark.rewound_{done.rewind_id}_1") == oid
+    assert relation(listed, f"tidemark_archive.rewound_{done.rewind_id}_1") == oid
     assert [part.sink_rows for part in done.groups[0].partitions] == [81, 54]
     assert listed.offsets(0) == listed.offsets(2) == []
     assert len(listed.offsets(1)) == 56

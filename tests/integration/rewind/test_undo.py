@@ -74,7 +74,7 @@ def test_undo_of_a_rewind_forward_reads_what_was_skipped(lab: Lab) -> None:
 
 
 def dropped(lab: Lab, rewind_id: int) -> str:
-    lab.sql(f"DROP TABLE tidemark.rewound_{rewind_id}_1")
+    lab.sql(f"DROP TABLE tidemark_archive.rewound_{rewind_id}_1")
     lab.sql("UPDATE tidemark.rewind_archive SET removed_at = clock_timestamp()")
     return "are no longer kept"
 
