@@ -23,7 +23,7 @@ from tests.support.pooler import Pooler, pooler
 from tests.support.readers import READERS, reading_with
 from tests.support.sampling import ALL, examples, left_out
 from tests.support.scenario import Scenario, tidy_imports
-from tests.support.shared import TESTS, costs, scope, shard, stop_unless_needed_by
+from tests.support.shared import ONE_SPARK, SHARED, TESTS, costs, scope, shard, stop_unless_needed_by
 from tidemark import schema
 from tidemark.local import LocalStack
 
@@ -218,13 +218,14 @@ def project_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return made_project(tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def session_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One Spark session for all runs of a module (`tests.support.spark_here`). Returns the folder of their consumers and transforms."""
+    """One Spark session for all of `IN_ONE_SPARK` (`tests.support.spark_here`). Returns the folder of their consumers and transforms."""
     from tests.support.spark_here import spark_session
 
     home = made_project(tmp_path_factory.mktemp("home"))
-    with spark_session(home / "transforms"):
+    with SHARED[ONE_SPARK] as ends:
+        ends.enter_context(spark_session(home / "transforms"))
         yield home
 
 

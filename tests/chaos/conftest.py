@@ -22,7 +22,7 @@ from tidemark.local import LocalStack
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
     """Postgres and Kafka for the chaos tests. A test that strikes at one of them must leave it running. They stop after the last test."""
-    with SHARED[Path(__file__).parent] as ends:
+    with SHARED["chaos"] as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-chaos-")))
         folder.chmod(0o755)  # if root runs the tests, Postgres runs as another user
         yield ends.enter_context(LocalStack(folder).running())

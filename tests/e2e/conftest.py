@@ -22,7 +22,7 @@ QUIET = ["--disable-background-networking", "--disable-component-update", "--dis
 def lab_session(stack: LocalStack) -> Iterator[Lab]:
     """An Airflow of four processes that read the project's ``dags/``. Every consumer of `tests.e2e.lab` is declared. The processes stop
     after the last end-to-end test, and leave nothing behind."""
-    with SHARED[Path(__file__).parent] as ends:
+    with SHARED["e2e"] as ends:
         lab = Lab(Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-e2e-"))), stack)
         ends.callback(lab.down)
         lab.up()

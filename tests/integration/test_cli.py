@@ -38,7 +38,7 @@ CITIES = """
 @pytest.fixture
 def blank(stack: LocalStack, scenario: Scenario) -> Scenario:
     """A scenario whose database was never migrated."""
-    scenario.sql("DROP SCHEMA tidemark CASCADE")
+    scenario.sql("DROP SCHEMA tidemark, tidemark_staging, tidemark_archive CASCADE")
     return scenario
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg2
@@ -12,7 +12,7 @@ from tests.support.ledger import never
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 from tests.support.shop import Shop
-from tests.support.spark_here import run_here, spark_session
+from tests.support.spark_here import run_here
 
 from tidemark.consume import launch, run
 from tidemark.db import session, transaction
@@ -45,11 +45,7 @@ SHUFFLED = "order.repartition(3)"
 TABLE = "city text, people bigint"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One session for all runs of the module."""
-    with spark_session(tmp_path_factory.mktemp("transforms")):
-        yield
+pytestmark = pytest.mark.usefixtures("session_here")
 
 
 class Staged:
@@ -386,7 +382,7 @@ def test_rows_that_a_crash_of_postgres_took_from_the_staging_table_are_missed(st
     """An unlogged table is empty after a crash. Offsets must not move past lost rows."""
     staged.write(SHUFFLED)
     staged.produce(("ulm", 1), ("bonn", 2))
-    at_step("BEGIN", lambda: staged.scenario.sql(f"TRUNCATE tidemark.{staged.staging()[0][0]}") and None)
+    at_step("BEGIN", lambda: staged.scenario.sql(f"TRUNCATE tidemark_staging.{staged.staging()[0][0]}") and None)
     with pytest.raises(StagedRowsGone, match="Of 2 rows that the tasks staged"):
         staged.run()
     assert staged.rows() == []

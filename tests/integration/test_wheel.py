@@ -135,7 +135,7 @@ def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, 
     def cities() -> list[tuple[Any, ...]]:
         return scenario.sql("SELECT name, population FROM public.cities ORDER BY name")
 
-    scenario.sql("DROP SCHEMA tidemark CASCADE")
+    scenario.sql("DROP SCHEMA tidemark, tidemark_staging, tidemark_archive CASCADE")
     setup, *work, airflow_up, stop = snippets("template/README.md", "sh")
     assert ("tidemark local up" in setup, "airflow up" in airflow_up, "local down" in stop) == (True, True, True)
     done = run(*work)

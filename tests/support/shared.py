@@ -1,4 +1,4 @@
-"""Which tests run together: those of a file, and those that share one Airflow; and what the tests of a folder share.
+"""Which tests run together: those of a file, those that share one Airflow, and those that share one Spark session; and what they share.
 
 Shared servers stop before the tests of other folders, because an idle Airflow takes almost half a core.
 """
@@ -12,23 +12,32 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-SHARED = {TESTS / name: ExitStack() for name in ("e2e", "chaos")}
-"""What to stop after the last test of each folder."""
 ONE_AIRFLOW = "tests/e2e"
+ONE_SPARK = "one Spark session"
+SHARED = {name: ExitStack() for name in ("e2e", "chaos", ONE_SPARK)}
+"""What to stop after the last test of a folder or of a scope."""
 OWN_SERVERS = {f"{ONE_AIRFLOW}/{name}.py" for name in ("test_demo", "test_page", "test_teams")}
 """End-to-end tests that start their own Airflow."""
+IN_ONE_SPARK = {
+    f"tests/integration/{name}.py"
+    for name in ("retry/test_drain_spark", "rewind/test_told", "test_consume_spark", "test_deletes", "test_engine_cancel", "test_evolve",
+                 "test_formats", "test_log_truncated", "test_staged", "test_tables")
+}  # fmt: skip
+"""The files with tests on the fixture `session_here`: starting and warming up a JVM costs 15 CPU seconds."""
 COSTS = TESTS / "costs.tsv"
 
 
 def stop_unless_needed_by(item: pytest.Item | None) -> None:
-    for folder, ends in SHARED.items():
-        if item is None or folder not in item.path.parents:
+    for name, ends in SHARED.items():
+        if item is None or name not in (item.path.relative_to(TESTS).parts[0], scope(item.nodeid)):
             ends.close()
 
 
 def scope(nodeid: str) -> str:
-    """What one worker runs: a file, because its tests share fixtures that start slowly, or all files that share one Airflow."""
+    """What one worker runs: a file, because its tests share fixtures that start slowly, or all files that share one Airflow or Spark."""
     file = nodeid.partition("::")[0]
+    if file in IN_ONE_SPARK:
+        return ONE_SPARK
     return ONE_AIRFLOW if file.startswith(ONE_AIRFLOW) and file not in OWN_SERVERS else file
 
 

@@ -1,4 +1,4 @@
-"""Spark inside the tests' process: one session for all runs of a module. Starting a driver for each run would take most of the time."""
+"""Spark in the tests' process: one session for several modules. Starting a driver for each run would take most of the time."""
 
 from __future__ import annotations
 
