@@ -24,7 +24,7 @@ CHAINS = {
     "steps-3-4": (Step.COPY_ROWS, Step.COPY_FAILED),
     "steps-5-7": (Step.LEDGER, Step.COMMIT, Step.RECEIPT) if ALL else (Step.COMMIT, Step.RECEIPT),
 }
-"""Consumers, and the steps at which their tries are struck. ``make test`` samples one consumer, with a task and a supervisor that are killed.
+"""Consumers, and the steps at which their tries are struck. ``make test`` samples one consumer, whose task and supervisor are killed.
 `tests.chaos.test_driver` has a slice at every step in every run."""
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
 import pytest
 
+from tidemark.airflow.web import preview as previews
 from tidemark.airflow.web.history import CHARACTERS, side_by_side
 from tidemark.airflow.web.preview import refusal
 from tidemark.errors import BadInput, BrokerUnavailable, DatabaseUnavailable
@@ -47,6 +52,22 @@ def test_preview_tells_a_refusal_from_what_it_cannot_know(error: Exception, said
 def test_many_targets_outside_are_counted() -> None:
     problems = refusal(outside(5, SHOWN + 3))["problems"]
     assert (len(problems), problems[-1]) == (SHOWN + 1, "3 more partitions too")
+
+
+def test_more_previews_than_there_are_places_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait would take the threads of everybody else's requests."""
+    go = threading.Event()
+    monkeypatch.setattr(previews, "_computed", lambda *_: {"groups": [1]} if go.wait(60) else {})
+    one: Any = SimpleNamespace(spec=SimpleNamespace(name="orders"))
+    asked = previews.Asked("to-earliest", "", "", allow_loss=False)
+    with ThreadPoolExecutor(3 * previews.AT_ONCE) as pool:
+        futures = [pool.submit(previews.preview, one, {}, asked) for _ in range(3 * previews.AT_ONCE)]
+        refused = [future.result(60) for future in itertools.islice(as_completed(futures), previews.AT_ONCE)]
+        assert ["Too many previews" in each["unknown"] for each in refused] == [True] * previews.AT_ONCE
+        go.set()
+        computed = [future.result(60)["groups"] for future in futures]
+    assert sorted(computed) == [[]] * previews.AT_ONCE + [[1]] * 2 * previews.AT_ONCE
+    assert previews.preview(one, {}, asked)["groups"] == [1]
 
 
 def test_row_has_its_key_first_and_what_differs_is_marked() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidemark.formats import protobuf
 from tidemark.formats.protobuf import compiled
-from tidemark.formats.schema import BadSchema
+from tidemark.formats.schema import MAX_CHARACTERS, BadSchema
 
 PROTO = 'syntax = "proto3"; message A { int32 a = 1; }'
 PYTHON = "import pathlib; pathlib.Path({mark!r}).touch()"
@@ -106,7 +106,7 @@ def test_message_that_would_become_millions_of_columns_is_refused() -> None:
 
 
 def test_schema_of_any_size_or_form_ends_in_an_error() -> None:
-    assert "the limit is 1,000,000" in refused(PROTO + " " * protobuf.MAX_CHARACTERS, {})
+    assert "the limit is 1,000,000" in refused(PROTO + " " * MAX_CHARACTERS, {})
     assert "cannot be written" in refused(PROTO + "// \ud800", {})
     assert "cannot be compiled" in refused(PROTO + "\0", {})
     assert "cannot be written" in refused(PROTO, {"a.proto": PROTO, "a.proto/b.proto": PROTO})

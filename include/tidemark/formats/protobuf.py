@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.formats.schema import BadSchema
+from tidemark.formats.schema import MAX_DEPTH, MAX_FIELDS, BadSchema, require_small
 from tidemark.formats.shape import struct_of
 from tidemark.text.wording import quoted
 
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 
 MAIN = "tidemark.main.proto"
 COMPILE_LIMIT_S = 20
-MAX_CHARACTERS = 1_000_000
-"""Of a schema and its imports."""
-MAX_FIELDS = 5_000
-"""Of a message, including nested messages. A type that is used twice counts twice, as in the table."""
-MAX_DEPTH = 50
 _FILE = re.compile(r"(?![/.-])[A-Za-z0-9_./-]{1,200}\.proto")
 _COMPILER = """
 import os, resource, sys
@@ -108,8 +103,7 @@ def _check_files(references: Mapping[str, str], text: str) -> None:
     for file in references:
         if not _FILE.fullmatch(file) or ".." in file.split("/") or file == MAIN:
             raise BadSchema(problem=f"imports {quoted(file)}, which is not a .proto file below its own folder")
-    if (size := sum(map(len, (text, *references.values())))) > MAX_CHARACTERS:
-        raise BadSchema(problem=f"has {size:,} characters with all that it imports; the limit is {MAX_CHARACTERS:,}")
+    require_small((text, *references.values()))
 
 
 def _parsed(files: Mapping[str, str]) -> FileDescriptorSet:

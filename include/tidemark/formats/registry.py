@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import BadInput, Refused, Unavailable
+from tidemark.formats.limits import AnswerTooLong, Limits
 from tidemark.formats.protobuf import Message, compiled
-from tidemark.formats.schema import BadSchema, Node, parse
+from tidemark.formats.schema import MAX_CHARACTERS, BadSchema, Node, parse
 from tidemark.formats.wire import SchemaId
 from tidemark.jvm.errors import without_password
 
@@ -20,7 +22,13 @@ RegistryConfig = Mapping[str, Any]
 
 NOT_FOUND = 404
 OURS = {"timeout": 15, "max.retries": 2}
-"""Seconds for an answer, and how often the client asks again."""
+"""Seconds to wait for more of an answer, and how often the client asks again."""
+WHOLE = 2
+"""An answer with all of its schema's references may take so many times the ``timeout``."""
+MAX_BYTES = 4 * MAX_CHARACTERS
+STRANGE = "its answer is not that of a schema registry"
+MAX_REFERENCES = 100
+"""Of a schema, with those of its references."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -66,8 +74,11 @@ class Registry:
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
         self._url = without_password(config["url"])
+        settings = {**OURS, **config}
         try:
-            self._client: SchemaRegistryClient = SchemaRegistryClient({**OURS, **config})
+            self._client: SchemaRegistryClient = SchemaRegistryClient(settings)
+            session = self._client._rest_client.session  # noqa: SLF001 - the client takes no httpx client of ours
+            self._limits = Limits(session, within_s=WHOLE * float(settings["timeout"]), max_bytes=MAX_BYTES)
         except (TypeError, ValueError) as error:
             fix = "Use the names of confluent-kafka's client: basic.auth.user.info, ssl.ca.location."
             raise BadInput(what="schema registry", found=f"its settings cannot be used: {error}", fix=fix) from None
@@ -83,13 +94,16 @@ class Registry:
 
         Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`.
         """
-        found = self._newest(subject)
-        return found.schema_id, self._parsed(found.schema)
+        with self._question():
+            found = self._newest(subject)
+            return found.schema_id, self._parsed(found.schema)
 
     def newest_message(self, subject: str, name: str | None) -> Message:
         """The message of this name (default: the first one) in the newest schema of a subject, in Protobuf. Raises what `newest` does."""
-        schema = self._newest(subject).schema
-        return compiled(self._text(schema, "PROTOBUF"), dict(self._references(schema)), name)
+        with self._question():
+            schema = self._newest(subject).schema
+            text, references = self._text(schema, "PROTOBUF"), dict(self._references(schema))
+        return compiled(text, references, name)
 
     def _newest(self, subject: str) -> Any:
         found = self._asked(lambda: self._client.get_latest_version(subject))
@@ -99,7 +113,11 @@ class Registry:
 
     def by_ids(self, ids: Collection[SchemaId]) -> dict[SchemaId, Node | str | None]:
         """Schemas by id: None if the registry does not know it, a text if it cannot be used."""
-        return {each: self._by_id(each) for each in ids}
+        found = {}
+        for each in ids:
+            with self._question():
+                found[each] = self._by_id(each)
+        return found
 
     def _by_id(self, schema_id: SchemaId) -> Node | str | None:
         if isinstance(schema_id, int):
@@ -118,16 +136,40 @@ class Registry:
         found = schema.schema_type or "AVRO"
         if found != kind:
             raise BadSchema(problem=f"is of type {found}, not {kind}")
-        return schema.schema_str or ""
+        return self._string(schema)
+
+    def _string(self, schema: Schema) -> str:
+        if not isinstance(schema.schema_str, str):
+            raise RegistryUnavailable(url=self._url, cause=STRANGE)
+        return schema.schema_str
 
     def _references(self, schema: Schema) -> Iterator[tuple[str, str]]:
         """Names and texts of the schemas that this one refers to, those that are referred to first."""
+        yield from self._further(schema, set(), ())
+
+    def _further(self, schema: Schema, known: set[tuple[str, int]], within: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, str]]:
         for each in schema.references or ():
-            found = self._asked(lambda each=each: self._client.get_version(each.subject, each.version))
+            version = (str(each.subject), int(each.version or 0))
+            if version in within:
+                raise BadSchema(problem=f"refers in a circle to {each.subject} version {each.version}")
+            if version in known:
+                continue
+            known.add(version)
+            if len(known) > MAX_REFERENCES:
+                raise BadSchema(problem=f"has more than {MAX_REFERENCES} references, including those of its references")
+            found = self._asked(lambda version=version: self._client.get_version(*version))
             if found is None:
                 raise BadSchema(problem=f"refers to {each.subject} version {each.version}, which the registry does not have")
-            yield from self._references(found.schema)
-            yield each.name or "", found.schema.schema_str or ""
+            yield from self._further(found.schema, known, (*within, version))
+            yield str(each.name or ""), self._string(found.schema)
+
+    @contextlib.contextmanager
+    def _question(self) -> Iterator[None]:
+        try:
+            with self._limits.question():
+                yield
+        except AnswerTooLong as error:
+            raise RegistryUnavailable(url=self._url, cause=str(error)) from None
 
     def _asked(self, ask: Any) -> Any:
         """The answer; None for 404."""
@@ -144,3 +186,5 @@ class Registry:
             raise RegistryUnavailable(url=self._url, cause=f"status {error.http_status_code}") from None
         except (httpx.HTTPError, OSError) as error:
             raise RegistryUnavailable(url=self._url, cause=str(error) or type(error).__name__) from None
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            raise RegistryUnavailable(url=self._url, cause=STRANGE) from None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidemark.errors import Refused
@@ -14,6 +14,12 @@ from tidemark.formats import connect
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 NAMED = frozenset({"record", "error", "enum", "fixed"})
 NO_DEFAULT = object()
+MAX_CHARACTERS = 1_000_000
+"""Of a schema, with all that it refers to."""
+MAX_FIELDS = 5_000
+"""Of a schema whose named types are replaced by their definitions. A row of Postgres has at most 1,600 columns."""
+MAX_DEPTH = 50
+"""How deep types are nested."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,11 +67,46 @@ class Field:
 
 def parse(text: str, references: Sequence[str] = ()) -> Node:
     """``references``: schemas that define named types which ``text`` uses. Raises `BadSchema`, also for a type that contains itself."""
-    known: dict[str, tuple[Mapping[str, Any], str]] = {}
-    given = [_json(each) for each in (*references, text)]
-    for each in given:
-        _collect(each, "", known)
-    return _parse(given[-1], "", known, ())
+    texts = (*references, text)
+    require_small(texts)
+    known: Known = {}
+    try:
+        given = [_json(each) for each in texts]
+        for each in given:
+            _collect(each, "", known)
+        return _parse(given[-1], "", _Within(known, itertools.count(1)))
+    except RecursionError:
+        raise _too_deep() from None
+    except (AttributeError, KeyError, TypeError):
+        raise BadSchema(problem="does not have the form of an Avro schema") from None
+
+
+def require_small(texts: Iterable[str]) -> None:
+    if (size := sum(map(len, texts))) > MAX_CHARACTERS:
+        raise BadSchema(problem=f"has {size:,} characters with all that it refers to; the limit is {MAX_CHARACTERS:,}")
+
+
+def _too_deep() -> BadSchema:
+    return BadSchema(problem=f"nests types more than {MAX_DEPTH} deep")
+
+
+Known = dict[str, tuple[Mapping[str, Any], str]]
+"""The named types, each with the namespace of the names in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """Where in a schema a type is: the named types, those that it is part of, and how deep it is nested."""
+
+    known: Known
+    types: Iterator[int]
+    names: tuple[str, ...] = ()
+    depth: int = 0
+
+    def deeper(self, name: str | None = None) -> _Within:
+        if self.depth >= MAX_DEPTH:
+            raise _too_deep()
+        return replace(self, depth=self.depth + 1, names=self.names if name is None else (*self.names, name))
 
 
 def to_json(node: Node) -> Any:
@@ -97,8 +138,7 @@ def _json(text: str) -> Any:
         raise BadSchema(problem="is not JSON") from None
 
 
-def _collect(schema: Any, namespace: str, known: dict[str, tuple[Mapping[str, Any], str]]) -> None:
-    """Finds the named types, each with the namespace of the names in it."""
+def _collect(schema: Any, namespace: str, known: Known) -> None:
     if isinstance(schema, list):
         for each in schema:
             _collect(each, namespace, known)
@@ -116,26 +156,28 @@ def _collect(schema: Any, namespace: str, known: dict[str, tuple[Mapping[str, An
             _collect(each.get("type"), namespace, known)
 
 
-def _parse(schema: Any, namespace: str, known: Mapping[str, tuple[Mapping[str, Any], str]], within: tuple[str, ...]) -> Node:
+def _parse(schema: Any, namespace: str, within: _Within) -> Node:
+    if next(within.types) > MAX_FIELDS:
+        raise BadSchema(problem=f"has more than {MAX_FIELDS:,} types, if those with names count each time that they are used")
     if isinstance(schema, list):
-        return _union(tuple(Node("null") if each == "null" else _parse(each, namespace, known, within) for each in schema))
+        return _union(tuple(Node("null") if each == "null" else _parse(each, namespace, within.deeper()) for each in schema))
     if schema == "null" or schema == {"type": "null"}:
         raise _no_value("null")
     if isinstance(schema, str):
-        return Node(schema) if schema in PRIMITIVES else _named(schema, namespace, known, within)
+        return Node(schema) if schema in PRIMITIVES else _named(schema, namespace, within)
     kind = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(kind, dict | list):
-        return _parse(kind, namespace, known, within)
+        return _parse(kind, namespace, within.deeper())
     if not isinstance(kind, str):
         raise BadSchema(problem=f"has {json.dumps(schema)[:60]} where a type is expected")
     if kind in ("array", "map"):
         inner = schema.get("items" if kind == "array" else "values")
-        return Node(kind, inner=(_parse(inner, namespace, known, within),))
+        return Node(kind, inner=(_parse(inner, namespace, within.deeper()),))
     if kind in NAMED:
-        return _named(_full(str(schema.get("name")), schema.get("namespace") or namespace), "", known, within)
+        return _named(_full(str(schema.get("name")), schema.get("namespace") or namespace), "", within)
     if kind in PRIMITIVES:
         return Node(kind, details=_details(schema))
-    return _named(kind, namespace, known, within)
+    return _named(kind, namespace, within)
 
 
 def _no_value(name: str) -> BadSchema:
@@ -155,35 +197,48 @@ def _union(branches: tuple[Node, ...]) -> Node:
     return union
 
 
-def _named(name: str, namespace: str, known: Mapping[str, tuple[Mapping[str, Any], str]], within: tuple[str, ...]) -> Node:
-    full = next((each for each in (_full(name, namespace), name) if each in known), None)
+def _named(name: str, namespace: str, within: _Within) -> Node:
+    full = next((each for each in (_full(name, namespace), name) if each in within.known), None)
     if full is None:
         raise BadSchema(problem=f"uses the type {name}, which it does not define")
-    if full in within:
+    if full in within.names:
         raise BadSchema(problem=f"is recursive: {full} contains itself, which no table can hold")
-    schema, own = known[full]
+    schema, own = within.known[full]
     if schema["type"] != "record" and schema["type"] != "error":
         if schema.get("size") == 0:
             raise _no_value(full)
         return Node(schema["type"], full.rpartition(".")[2], _details(schema))
-    fields = tuple(_field(each, own, known, (*within, full)) for each in schema.get("fields") or ())
+    inside = within.deeper(full)
+    fields = tuple(_field(each, own, inside) for each in schema.get("fields") or ())
     if not fields:
         raise BadSchema(problem=f"has the record {full}, which has no fields")
     return Node("record", full.rpartition(".")[2], _details(schema), fields=fields)
 
 
-def _field(schema: Mapping[str, Any], namespace: str, known: Mapping[str, tuple[Mapping[str, Any], str]], within: tuple[str, ...]) -> Field:
-    kind = _parse(schema.get("type"), namespace, known, within)
+def _field(schema: Mapping[str, Any], namespace: str, within: _Within) -> Field:
+    kind = _parse(schema.get("type"), namespace, within)
     return Field(str(schema.get("name")), kind, schema.get("default", NO_DEFAULT), tuple(schema.get("aliases") or ()))
 
 
 def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    details = {name: schema[name] for name in ("logicalType", "precision", "scale", "size", "symbols", connect.NAME) if name in schema}
+    details = {name: schema[name] for name in DETAILS if name in schema}
+    if wrong := [name for name, value in details.items() if not isinstance(value, DETAILS[name]) or isinstance(value, bool)]:
+        raise BadSchema(problem=f"has {json.dumps(details[wrong[0]])[:60]} as {wrong[0]}")
     if details.get("logicalType") == "uuid" and schema["type"] == "string":
         del details["logicalType"]  # stays text
     if details.get("logicalType") == "decimal" and not 0 <= details.get("scale", 0) <= details.get("precision", 0):
         del details["logicalType"]  # invalid, so Avro's specification says to ignore it
     return details
+
+
+DETAILS: Mapping[str, type] = {
+    "logicalType": str,
+    "precision": int,
+    "scale": int,
+    "size": int,
+    "symbols": list,
+    connect.NAME: str,
+}
 
 
 def _full(name: str, namespace: str) -> str:

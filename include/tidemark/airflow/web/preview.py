@@ -6,6 +6,7 @@ so that a Kafka that does not answer holds up nothing else.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
@@ -38,9 +39,11 @@ KAFKA_S = 3
 LIMIT_S = 8
 """How long a preview may take altogether."""
 AT_ONCE = 4
-"""Previews that are computed at the same time; others wait, within `LIMIT_S`."""
+"""Previews that are computed at the same time. As many others wait, within `LIMIT_S`; more are refused, because each one that waits takes a
+thread from the other requests of Airflow's API server."""
 
 _workers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="tidemark-preview")
+_places = threading.BoundedSemaphore(2 * AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,10 @@ def preview(one: Declared, readable: Mapping[str, Declared], asked: Asked) -> di
     """The consumers' partitions as a plan would have them; or ``problems``, for which the plan would be refused; or ``unknown``: why that
     cannot be said now, while the plan may well succeed."""
     said: dict[str, Any] = {"consumers": [one.spec.name], "undo_of": None, "problems": [], "loss": False, "unknown": None, "groups": []}
+    if not _places.acquire(blocking=False):
+        return said | {"unknown": "Too many previews are being computed. Change the form again in a few seconds."}
     future = _workers.submit(_computed, one, readable, asked)
+    future.add_done_callback(lambda _: _places.release())
     try:
         return said | future.result(LIMIT_S)
     except TooLate:
