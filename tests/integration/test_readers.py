@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.kafka_topics import Topics
@@ -27,7 +28,7 @@ from tidemark.errors import BadInput, BrokerUnavailable
 from tidemark.kafka import compiled, reader
 from tidemark.kafka.compiled import CompiledPoller
 from tidemark.kafka.poll import BYTES_A_POLL, NO_MOMENT, MessagePoller
-from tidemark.kafka.reader import RangeGone, Reader, read
+from tidemark.kafka.reader import NotDecompressed, RangeGone, Reader, read
 from tidemark.records.ranges import TopicPartition
 
 ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
@@ -320,3 +321,22 @@ def two_topics(many: Topics) -> dict[str, str]:
         for partition in range(2):
             many.produce(topic, [f"{name}{partition} {offset}".encode() for offset in range(20)], partition=partition)
     return made
+
+
+BOMB = bytes(90_000_000)
+"""It has 3 kB in zstd."""
+
+
+@pytest.mark.usefixtures("reader")
+def test_batch_that_is_too_large_once_decompressed_says_so_and_what_to_set(topics: Topics) -> None:
+    """librdkafka has a limit for zstd only. The batch is not damaged, so no replica would help."""
+    topic = topics.create()
+    settings = {"bootstrap.servers": topics.servers, "message.max.bytes": 200_000_000, "compression.type": "zstd"}
+    producer = Producer(settings)
+    producer.produce(topic, BOMB)
+    assert producer.flush(60) == 0
+    partition = TopicPartition(topic, 0)
+    with pytest.raises(NotDecompressed, match=r"begins at offset 0 cannot be decompressed .*Set receive.message.max.bytes"):
+        list(read({"bootstrap.servers": topics.servers}, partition, 0, 1))
+    (chunk,) = read({"bootstrap.servers": topics.servers, "receive.message.max.bytes": "300000000"}, partition, 0, 1)
+    assert len(chunk["value"][0].as_py()) == len(BOMB)

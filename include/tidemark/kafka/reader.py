@@ -17,8 +17,9 @@ from tidemark.records.ranges import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FIRST_POLL = 500
-"""The first poll of a topic asks for fewer messages, because the size of its records is not known yet."""
+FIRST_POLL = 16
+"""The first poll of a topic asks for few messages, because the size of its records is not known yet. At the broker's default limit of 1 MB
+a batch, they have `BYTES_A_POLL`."""
 SILENCE_S = 60
 """How long to wait for a message, an end of partition or an error that ends the read."""
 
@@ -77,6 +78,25 @@ class BatchDamaged(Refused):
         )
 
 
+@dataclass(kw_only=True, eq=False)
+class NotDecompressed(Refused):
+    """A record batch is intact, but the client does not decompress it. ``offset``: as in `BatchDamaged`."""
+
+    kafka_name = "CORRUPT_MESSAGE"
+    partition: str
+    offset: int | None
+    cause: str
+
+    def __str__(self) -> str:
+        where = "a record batch" if self.offset is None else f"the record batch that begins at offset {self.offset}"
+        return (
+            f"{self.partition}: {where} cannot be decompressed ({self.cause}). Its checksum is right, so it is too large for the client, "
+            "or its producer compressed it wrongly. Nothing of this slice was stored. Set receive.message.max.bytes in the Kafka "
+            "connection to twice its decompressed size (default: 100000000 bytes), or skip it: `tidemark rewind plan NAME --to-offset` "
+            "with an offset after it."
+        )
+
+
 def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[pa.RecordBatch]:
     """Reads one range with a client of its own. See `Reader.read`."""
     with contextlib.closing(Reader(config)) as reader:
@@ -109,7 +129,8 @@ class Reader:
         next range begins; it is fetched as soon as this one has been read. A client whose read was left before its end, or failed, is not
         used again.
 
-        Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, and `BrokerUnavailable` after `SILENCE_S` without progress.
+        Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, `NotDecompressed`, and `BrokerUnavailable` after
+        `SILENCE_S` without progress.
         """
         poller, ahead = self._idle or _poller(self._settings), self._ahead
         self._idle = self._ahead = None
@@ -166,7 +187,7 @@ def _poller(settings: KafkaConfig) -> Poller:
 def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
     """Whether the client's error means that everything below ``end`` was read, and its text if it may be transient.
 
-    Raises `RangeGone` or `BatchDamaged`.
+    Raises `RangeGone`, `BatchDamaged` or `NotDecompressed`.
     """
     from confluent_kafka import KafkaError
 
@@ -177,6 +198,7 @@ def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: in
         raise RangeGone(partition=partition, start=start, end=end, cause=said)
     if code in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG):  # noqa: SLF001
         if at < end:
-            raise BatchDamaged(partition=str(partition), offset=failure.offset, cause=said)
+            kind = NotDecompressed if code == KafkaError._BAD_COMPRESSION else BatchDamaged  # noqa: SLF001
+            raise kind(partition=str(partition), offset=failure.offset, cause=said)
         return True, None
     return False, said
