@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 from typing import Annotated, Any
 
@@ -13,11 +13,12 @@ from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from tidemark.airflow.web import detail, guards, history, overview, preview, retries, source
 from tidemark.airflow.web.consumers import problem
 from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Rewindable, Sourced
+from tidemark.airflow.web.payload import visible
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.rewind.scenario import WORDS
@@ -220,4 +221,16 @@ def audit_csv(
 
 def _json(value: Any) -> Response:
     """Without FastAPI's own encoder, whose time counts with a thousand consumers."""
-    return Response(to_json(value, timedelta_mode="float"), media_type="application/json")
+    try:
+        text = to_json(value, timedelta_mode="float")
+    except PydanticSerializationError:  # a lone surrogate in a text
+        text = to_json(_visible(value), timedelta_mode="float")
+    return Response(text, media_type="application/json")
+
+
+def _visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {_visible(name): _visible(each) for name, each in value.items()}
+    return [_visible(each) for each in value] if isinstance(value, list | tuple) else value

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemark.airflow import connections
 from tidemark.airflow.dags import Declared
 from tidemark.airflow.web.consumers import ask_each, database
+from tidemark.airflow.web.payload import Room
 from tidemark.consume.decode import Decoding, Shown
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import TidemarkError
@@ -33,8 +32,8 @@ MOST = 10_000
 """Records of a consumer are counted up to here in the list of all."""
 PAGE = 50
 """Records of a page of the list."""
-MOST_BYTES = 256 * 1024
-"""Of a key, a value or a header that is sent to the browser."""
+EDITS = 20
+"""The latest edits of a record that are shown."""
 ASK_BRIEFLY = {"timeout": 3, "max.retries": 0}
 """Settings of the registry's client."""
 
@@ -113,15 +112,18 @@ def record(one: Declared, number: int) -> dict[str, Any]:
     """Everything known of a record, with its payload."""
     with database(one.spec) as connection:
         whole: Whole = admin.show_record(connection, one.spec.group, number)
-    decoded = _decoded(one.spec, whole.row["topic"], whole.payload)
+    decoded, room = _decoded(one.spec, whole.row["topic"], whole.payload), Room()
     return {
         "number": whole.number,
         "row": whole.row,
         "tries": whole.tries,
         "redrives": whole.redrives,
         "action": whole.action,
-        "payload": _payload(whole.payload, decoded),
-        "edits": [{"by": edit.by, "at": edit.at, "reason": edit.reason, "was": _payload(edit.was, {})} for edit in whole.edits],
+        "payload": room.payload(whole.payload, decoded),
+        "edits": [
+            {"by": edit.by, "at": edit.at, "reason": edit.reason, "was": room.payload(edit.was, {})} for edit in whole.edits[-EDITS:]
+        ],
+        "more_edits": max(len(whole.edits) - EDITS, 0),
     }
 
 
@@ -132,28 +134,6 @@ def _decoded(spec: ConsumerSpec, topic: str, payload: Payload) -> Mapping[str, S
     except TidemarkError as error:
         return {"value": Shown(None, str(error))}
     return Decoding(spec, registry, lambda: spec.topics).for_people(topic, payload)
-
-
-def _payload(payload: Payload, decoded: Mapping[str, Shown]) -> dict[str, Any]:
-    return {
-        **{side: _bytes(getattr(payload, side), decoded.get(side)) for side in ("key", "value")},
-        "headers": [{"name": name, "value": _bytes(value)} for name, value in payload.headers],
-    }
-
-
-def _bytes(value: bytes | None, decoded: Shown | None = None) -> dict[str, Any] | None:
-    """Bytes as hex, as text if they are, and as JSON if they are or were decoded. None: Kafka's null."""
-    if value is None:
-        return None
-    part = value[:MOST_BYTES]
-    said: dict[str, Any] = {"bytes": len(value), "hex": part[:4096].hex(" "), "cut": len(value) > len(part), "text": None, "json": None}
-    with contextlib.suppress(ValueError):  # not UTF-8
-        said["text"] = part.decode()
-    with contextlib.suppress(ValueError):  # not JSON
-        text = said["text"] if decoded is None else decoded.json
-        if text is not None and not said["cut"]:
-            said["json"] = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    return said | {"problem": None if decoded is None else decoded.problem}
 
 
 def _known(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:

@@ -39,12 +39,14 @@ function View({ consumer, data }) {
       h(Section, { title: "Key" }, h(Bytes, { value: data.payload.key })),
       h(Section, { title: "Headers" }, data.payload.headers.length
         ? data.payload.headers.map((one, index) => h(Box, { key: index, mb: 3 }, h(Code, null, one.name), h(Bytes, { value: one.value })))
-        : h(Muted, null, "none"))),
+        : h(Muted, null, "none"),
+        data.payload.more_headers > 0 && h(Muted, null, `${counted(data.payload.more_headers, "more header")} not shown.`))),
     h(Section, { title: "Earlier tries" }, data.tries.length
       ? h(Box, { as: "ol", ps: 5, listStyleType: "decimal", fontSize: "sm" }, data.tries.map((one, index) =>
         h("li", { key: index }, h(Text, { as: "span", fontWeight: "medium" }, one.type), ` ${one.text} `, h(Muted, null, moment(one.at)))))
       : h(Muted, null, "This is its first failure.")),
-    data.edits.length > 0 && h(Section, { title: "Before its edits" }, data.edits.map((edit, index) =>
+    data.edits.length > 0 && h(Section, { title: "Before its edits" },
+      data.more_edits > 0 && h(Muted, null, `${counted(data.more_edits, "earlier edit")} not shown.`), data.edits.map((edit, index) =>
       h(Box, { key: index, mb: 4 }, h(Text, { fontSize: "sm" }, `${edit.by}, ${moment(edit.at)}: ${edit.reason}`), h(Bytes, { value: edit.was.value })))));
 }
 
@@ -59,6 +61,7 @@ function Bytes({ value }) {
       h(Muted, null, counted(value.bytes, "byte"))),
     value.problem && h(Muted, { display: "block" }, `Not decoded: ${value.problem}`),
     value.cut && h(Muted, { display: "block" }, "Only the beginning is shown."),
+    value.not_laid_out && h(Muted, { display: "block" }, "Its JSON is too long or nested too deeply to be laid out."),
     form === "hex" && value.bytes > 4096 && h(Muted, { display: "block" }, "Only the first 4,096 bytes."),
     h(Box, { as: "pre", tabIndex: 0, "data-payload": form, fontSize: "xs", bg: "bg.muted", p: 3, borderRadius: "md", maxH: "24rem", overflow: "auto", whiteSpace: "pre-wrap", overflowWrap: "anywhere" }, value[form]));
 }

@@ -1,0 +1,107 @@
+"""A record's payload as the page shows it: within limits that hold whatever the record contains."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
+
+if TYPE_CHECKING:
+    from tidemark.consume.decode import Shown
+    from tidemark.retry.admin import Payload
+
+ANSWER_BYTES = 800_000
+"""Of JSON, for all payloads of an answer together."""
+MOST_BYTES = 256 * 1024
+"""Of a key, a value or a header."""
+HEX_BYTES = 4096
+DEEPEST = 50
+"""JSON that is nested deeper is shown as it is: laid out, it would be mostly spaces."""
+FIRST_HEADER = 1_000
+"""A header needs at least so much room."""
+
+
+class Room:
+    """What is left of an answer's bytes."""
+
+    def __init__(self, size: int = ANSWER_BYTES) -> None:
+        self._left = size
+
+    def payload(self, payload: Payload, decoded: Mapping[str, Shown]) -> dict[str, Any]:
+        """Value, key and headers. ``more_headers`` says how many had no room."""
+        sides = {side: self._bytes(getattr(payload, side), decoded.get(side)) for side in ("value", "key")}
+        headers: list[dict[str, Any]] = []
+        for name, value in payload.headers:
+            if self._left < FIRST_HEADER:
+                break
+            headers.append({"name": self._text(name)[0], "value": self._bytes(value)})
+        return {**sides, "headers": headers, "more_headers": len(payload.headers) - len(headers)}
+
+    def _bytes(self, value: bytes | None, decoded: Shown | None = None) -> dict[str, Any] | None:
+        """Bytes as hex, as text if they are UTF-8, and as JSON if they are or were decoded. None: Kafka's null. ``cut``: not all of them
+        are shown; ``not_laid_out``: they are JSON that is too long or nested too deeply."""
+        if value is None:
+            return None
+        part = value[:MOST_BYTES]
+        said: dict[str, Any] = {"bytes": len(value), "cut": len(value) > len(part), "text": None, "json": None, "not_laid_out": False}
+        said["hex"] = part[: min(HEX_BYTES, self._left // 6)].hex(" ")
+        self._left -= len(said["hex"])
+        with contextlib.suppress(UnicodeDecodeError):
+            whole = codecs.getincrementaldecoder("utf-8")().decode(part, final=not said["cut"])  # the last character may be cut
+            said["text"], shortened = self._text(whole)
+            said["cut"] |= shortened
+        text = decoded.json if decoded is not None else said["text"] if not said["cut"] else None
+        if text is not None:
+            said["json"], said["not_laid_out"] = self._laid_out(text)
+        return said | {"problem": None if decoded is None else decoded.problem}
+
+    def _text(self, text: str) -> tuple[str, bool]:
+        """The text, or the beginning that fits into half of the room, and whether it was cut."""
+        shown = text
+        while (size := len(to_json(visible(shown)))) > max(self._left // 2, 2):
+            shown = shown[: len(shown) // 2]
+        self._left -= size
+        return visible(shown), len(shown) < len(text)
+
+    def _laid_out(self, text: str) -> tuple[str | None, bool]:
+        try:
+            value = json.loads(text)
+        except RecursionError:
+            return None, True
+        except ValueError:
+            return None, False
+        if _is_deep(value):
+            return None, True
+        pieces, size = [], 0
+        for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._left // 2:
+                return None, True
+        found = visible("".join(pieces))
+        if (size := len(to_json(found))) > self._left:
+            return None, True
+        self._left -= size
+        return found, False
+
+
+def visible(text: str) -> str:
+    """The text with lone surrogates as escapes: JSON may have them, an answer cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for each in level for inner in _inner(each)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
