@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import ParamValidationError
 from tests.support.forms import REDRIVEN, REWOUND
 
 from tidemark.airflow import discard, redrive, rewind_form
 from tidemark.airflow.dags import REDRIVE, REWIND
 from tidemark.airflow.form import own_consumer
+from tidemark.errors import Refused
+from tidemark.rewind.scenario import WORDS
+from tidemark.spec import ConsumerSpec
+from tidemark.text.storable import BIGINT, is_storable
 
 SPEC = "topics: [{name}]\ntransform: t:t\nsink: {{table: public.{name}}}\n"
 
@@ -56,3 +66,75 @@ def test_approval_of_a_redrive_is_for_its_digest() -> None:
     at = datetime(2026, 3, 24, tzinfo=UTC)
     told = [redrive._words(SimpleNamespace(redrive_id=7, planned_at=at, digest=digest)) for digest in ("ab12", "cd34", None)]  # type: ignore[arg-type]
     assert told == ["redrive 7, digest ab12", "redrive 7, digest cd34", "redrive 7, planned at 2026-03-24T00:00:00+00:00"]
+
+
+# ---- whatever is sent
+
+PATH = "/etc/hostname"
+URL = "http://127.0.0.1:9/walk"
+HOSTILE: dict[str, Any] = {
+    **{
+        repr(text)[:20]: text
+        for text in ("", " ", PATH, f"file://{PATH}", "../../etc/hostname", f"@{PATH}", URL, "{{ conf }}", "$(id)", "';--")
+    },
+    **{f"U+{ord(text[0]):04X}": text for text in ("\0", "a\0b"[1:], "\ud800", "\x1b[31m", "\u202e")},
+    **{repr(number): number for number in (-1, 0, 2**31, 2**63, 1e400, 1.5, True)},
+    **{repr(other): other for other in ([], [None], [[]], {}, {"a": 1})},
+    "a megabyte": "9" * 1_000_000,
+    "a megabyte of names": ["orders"] * 100_000,
+    "twenty digits": "9" * 20,
+    "a list of all": [PATH, "\0", "\ud800", "orders"],
+}
+SPELLINGS = ("FROM-FILE", " from-file", "From-File\t", "\u0130rom-file", "from\u2010file")
+OPENED: list[str] = []
+WATCHED = ("open", "socket.connect", "socket.getaddrinfo", "os.system", "subprocess.Popen")
+
+
+def watch() -> None:
+    """Notes files and addresses that are opened while `OPENED` is in use. An audit hook stays for ever, so there is one."""
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in WATCHED and any(word in repr(arguments) for word in ("hostname", "127.0.0.1", "walk")):
+            OPENED.append(f"{event} {arguments!r}"[:200])
+
+    sys.addaudithook(note)
+
+
+watch()
+REWIND_FORM = (rewind_form.form([], None), REWOUND | {"consumers": ["orders"]}, rewind_form.read_form)
+REDRIVE_FORM = (redrive._form([], None), REDRIVEN | {"consumer": "orders"}, redrive.read_form)
+FORMS = {"rewind": REWIND_FORM, "redrive": REDRIVE_FORM, "discard": (discard._form([], None), REDRIVE_FORM[1], discard.read_form)}
+
+
+@pytest.mark.parametrize(("form", "field"), [(name, field) for name, (fields, *_) in FORMS.items() for field in fields])
+def test_no_value_of_a_field_opens_a_file_or_ends_in_a_traceback(form: str, field: str) -> None:
+    """Airflow checks the value against the field's schema first. What passes is refused with a text, or can be stored."""
+    fields, usual, read = FORMS[form]
+    scenarios = [word.name for word in WORDS.values()] if field in ("value", "zone", "offsets") else [None]
+    OPENED.clear()
+    for scenario in scenarios:
+        for value in (*HOSTILE.values(), *SPELLINGS):
+            sent = {field: value} | ({} if scenario is None else {"scenario": scenario})
+            try:
+                checked = {name: fields[name].resolve(each) for name, each in sent.items()}
+            except ParamValidationError:
+                continue
+            with contextlib.suppress(Refused):
+                assert_storable(read(usual | checked, sent))
+    assert OPENED == []
+
+
+def assert_storable(value: Any) -> None:
+    if isinstance(value, str):
+        assert is_storable(value)
+    elif isinstance(value, int):
+        assert -BIGINT <= value <= BIGINT
+    elif isinstance(value, Mapping):
+        for each in (*value, *value.values()):
+            assert_storable(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            assert_storable(each)
+    elif is_dataclass(value) and not isinstance(value, ConsumerSpec):
+        for one in dataclass_fields(value):
+            assert_storable(getattr(value, one.name))

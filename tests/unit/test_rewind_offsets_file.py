@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.offsets_file import MAX_BYTES, MAX_OFFSET, OffsetsFileInvalid, of_groups, parse_offsets, read_text
+from tidemark.rewind.offsets_file import MAX_BYTES, OffsetsFileInvalid, of_groups, parse_offsets, read_text
+from tidemark.text.storable import BIGINT, INTEGER
 
 P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
 
@@ -20,7 +21,7 @@ P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
 def test_export_of_one_group_has_topic_partition_offset():
     """Kafka's testExportImportPlanSingleGroupArg. Kafka's CSV writer quotes names of more than 24 characters."""
     long = TopicPartition("a-topic-with-more-than-24-letters", 3)
-    assert parse_offsets(f'flights,0,1200\nflights,1,0\n"{long.topic}",3,{MAX_OFFSET}\n') == {None: {P0: 1200, P1: 0, long: MAX_OFFSET}}
+    assert parse_offsets(f'flights,0,1200\nflights,1,0\n"{long.topic}",3,{BIGINT}\n') == {None: {P0: 1200, P1: 0, long: BIGINT}}
 
 
 def test_export_of_several_groups_has_the_group_first():
@@ -81,7 +82,7 @@ EXPECTED = """\
     [
         ("", "1:1: the file has no offsets"),
         ("topic,partition,offset\n", "the file has no offsets"),
-        (f"flights,0,{MAX_OFFSET + 1}\n", "the offset is"),
+        (f"flights,0,{BIGINT + 1}\n", "the offset is"),
         ("flights,٣,1\n", 'the partition is "٣"'),
         (",0,1\n", 'the topic is ""'),
         ('flights,0,1\n"flights,1,1\n', "is not CSV"),
@@ -135,7 +136,7 @@ def test_groups_get_what_the_file_says_of_them():
 
 GROUPS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
 TOPICS = st.from_regex(r"\A[A-Za-z0-9._-]{1,30}\Z")
-ROWS = st.dictionaries(st.tuples(GROUPS, TOPICS, st.integers(0, 2**31 - 1)), st.integers(0, MAX_OFFSET), min_size=1, max_size=8)
+ROWS = st.dictionaries(st.tuples(GROUPS, TOPICS, st.integers(0, INTEGER)), st.integers(0, BIGINT), min_size=1, max_size=8)
 
 
 @given(ROWS, st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC, csv.QUOTE_ALL]))

@@ -28,9 +28,9 @@ from tidemark.rewind.model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.offsets_file import MAX_OFFSET
 from tidemark.rewind.scenario import EXPIRES_IN, WORDS, from_json, name_of, parse, parse_expiry, said, to_json
 from tidemark.text.problems import Problems, SeveralProblems, check_reason
+from tidemark.text.storable import BIGINT, INTEGER
 
 RUN = "scheduled__2026-03-29T12:00:00+00:00"
 SAID = [
@@ -116,7 +116,7 @@ def test_example_of_each_word_is_a_good_value(name):
         (("to-earliest", "5"), 'it takes no value, but "5" was given'),
         (("to-offset", None), "it needs an offset. Write 1200."),
         (("to-offset", "-1"), "Write a whole number, 0 or greater: 1200."),
-        (("to-offset", str(MAX_OFFSET + 1)), "is not an offset"),
+        (("to-offset", str(BIGINT + 1)), "is not an offset"),
         (("to-offset", "1_000"), "is not an offset"),
         (("to-offset", "٣"), "is not an offset"),
         (("shift-by", "1.5"), "Write a whole number, optionally with + or -: -500."),
@@ -179,18 +179,18 @@ def test_expiry_is_a_length_of_time():
             parse_expiry(text)
 
 
-PARTITIONS = st.builds(TopicPartition, st.text("ab._-", min_size=1, max_size=5), st.integers(0, 2**31 - 1))
+PARTITIONS = st.builds(TopicPartition, st.text("ab._-", min_size=1, max_size=5), st.integers(0, INTEGER))
 SCENARIOS = st.one_of(
     st.sampled_from([ToEarliest(), ToLatest(), ToCurrent(), ToValidated()]),
-    st.builds(ToOffset, st.integers(0, MAX_OFFSET)),
-    st.builds(ShiftBy, st.integers(-MAX_OFFSET, MAX_OFFSET)),
+    st.builds(ToOffset, st.integers(0, BIGINT)),
+    st.builds(ShiftBy, st.integers(-BIGINT, BIGINT)),
     st.builds(ToDatetime, st.datetimes(timezones=st.just(UTC))),
     st.builds(ByDuration, st.timedeltas(min_value=timedelta(), max_value=timedelta(days=100_000))),
-    st.builds(FromFile, st.dictionaries(PARTITIONS, st.integers(0, MAX_OFFSET))),
+    st.builds(FromFile, st.dictionaries(PARTITIONS, st.integers(0, BIGINT))),
     st.builds(FromGroup, st.text(min_size=1), st.booleans()),
-    st.builds(ToBatch, st.integers(1, MAX_OFFSET)),
+    st.builds(ToBatch, st.integers(1, BIGINT)),
     st.builds(ToBatch, st.none(), st.text(min_size=1), st.text(min_size=1)),
-    st.builds(Undo, st.integers(1, MAX_OFFSET)),
+    st.builds(Undo, st.integers(1, BIGINT)),
 )
 
 

@@ -16,6 +16,7 @@ from tidemark.spec import ConsumerSpec
 from tidemark.text.moment import EXAMPLE as MOMENT
 from tidemark.text.moment import parse_moment
 from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
+from tidemark.text.storable import BIGINT, INTEGER, require_storable
 
 WHICH, AMONG, WHY = "Which records", "More filters (a record must match all)", "Why"
 TEXT, NUMBER = ["null", "string"], ["null", "integer"]
@@ -57,9 +58,9 @@ def records_fields(good: Sequence[ConsumerSpec], own: str | None, verb: str, sta
         "text": field("Error text", "Any part of it."),
         "numbers": field("Record numbers", "Only these, as shown by *tidemark retries list*: *4711, 4712*."),
         "topic": field("Topic", "The topic that the record was first read from.", section=AMONG),
-        "partition": field("Partition", "A partition of that topic.", NUMBER, section=AMONG, minimum=0),
-        "from_offset": field("From offset", "Inclusive.", NUMBER, section=AMONG, minimum=0),
-        "to_offset": field("To offset", "Exclusive.", NUMBER, section=AMONG, minimum=0),
+        "partition": field("Partition", "A partition of that topic.", NUMBER, section=AMONG, minimum=0, maximum=INTEGER),
+        "from_offset": field("From offset", "Inclusive.", NUMBER, section=AMONG, minimum=0, maximum=BIGINT),
+        "to_offset": field("To offset", "Exclusive.", NUMBER, section=AMONG, minimum=0, maximum=BIGINT),
         "key": field("Key", "As text.", section=AMONG),
         "key_hex": field("Key in hex", "For a key that is not text: *00ff*.", section=AMONG),
         "since": field("Since", f"First failed at or after this time: *{MOMENT}*.", section=AMONG),
@@ -140,7 +141,7 @@ def _optional(text: str | None, parse: Any) -> Any:
 def _numbers(text: str | None) -> tuple[int, ...]:
     words = (text or "").replace(",", " ").split()
     for word in words:
-        if not (word.isascii() and word.isdigit() and 0 < int(word) < 2**63):
+        if not (word.isascii() and word.isdigit() and 0 < int(word[:20]) <= BIGINT):
             raise BadInput(what="numbers", found=f'"{word[:80]}" is not a record number', fix="Separate numbers by commas: 4711, 4712.")
     return tuple(map(int, words))
 
@@ -149,6 +150,7 @@ def _key(text: str | None, in_hex: str | None) -> bytes | None:
     if text and in_hex:
         raise BadInput(what="key", found="both key and key_hex are given", fix="Give only one of them.")
     if not in_hex:
+        require_storable("key", (text or "").replace("\0", ""))  # a key is bytes, which may have a NUL
         return text.encode() if text else None
     try:
         return bytes.fromhex(in_hex)

@@ -45,6 +45,7 @@ from tidemark.airflow.records_form import (
 from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.retry.filter import RecordState
 from tidemark.spec import ConsumerSpec
+from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -90,10 +91,16 @@ def _form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
         "to": field(
             "Where to", "", "string", "ladder", _HOW, enum=list(PLACES), values_display={k: f"{k}: {v}" for k, v in PLACES.items()}
         ),
-        "limit": field("Maximum number of records", "Takes the first ones.", NUMBER, section=_HOW, minimum=1),
-        "per_second": field("Maximum records per second", "Unlimited if empty.", NUMBER, section=_HOW, minimum=1),
+        "limit": field("Maximum number of records", "Takes the first ones.", NUMBER, section=_HOW, minimum=1, maximum=BIGINT),
+        "per_second": field("Maximum records per second", "Unlimited if empty.", NUMBER, section=_HOW, minimum=1, maximum=INTEGER),
         "max_redrives": field(
-            "Maximum redrives per record", "A record that was redriven this often is not redriven again.", "integer", 3, _HOW, minimum=1
+            "Maximum redrives per record",
+            "A record that was redriven this often is not redriven again.",
+            "integer",
+            3,
+            _HOW,
+            minimum=1,
+            maximum=INTEGER,
         ),
         "then": field(
             "After the plan",

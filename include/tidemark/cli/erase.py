@@ -25,6 +25,7 @@ from tidemark.cli.common import (
     who,
 )
 from tidemark.profiles import Profile
+from tidemark.text.storable import BIGINT
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Remove a person's rows from a sink and from all that is kept of them: plan, apply.", no_args_is_help=True)
 
-Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="The erasure's number, as shown by `tidemark erase list`.")]
+Number = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="The erasure's number, as shown by `tidemark erase list`.")]
 Where = Annotated[
     str | None, typer.Option(metavar="SQL", help="Condition over the sink's columns: 'customer_id = 42'.", show_default=False)
 ]

@@ -22,6 +22,7 @@ from tidemark.cli.rewind import app as rewind_app
 from tidemark.errors import TidemarkError
 from tidemark.group.states import GroupState
 from tidemark.profiles import Profile
+from tidemark.text.storable import BIGINT
 
 GroupName = Annotated[str, typer.Argument(help="The group's name, which may differ from its consumer's.")]
 Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions (default: all).")]
@@ -197,7 +198,7 @@ def validate(name: Name, consumers: Consumers = None, output: Output = OutputFor
 def backfill(
     name: Name,
     rewind_id: Annotated[
-        int | None, typer.Argument(metavar="[REWIND_ID]", min=1, help="The rewind (default: all that have records left).")
+        int | None, typer.Argument(metavar="[REWIND_ID]", min=1, max=BIGINT, help="The rewind (default: all that have records left).")
     ] = None,
     consumers: Consumers = None,
     transforms: Transforms = None,
@@ -340,7 +341,10 @@ def audit_log(
     after: Annotated[
         int | None,
         typer.Option(
-            metavar="EVENT_ID", min=0, help="Only later events; waits for unfinished ones, so that none is missed (default: all)."
+            metavar="EVENT_ID",
+            min=0,
+            max=BIGINT,
+            help="Only later events; waits for unfinished ones, so that none is missed (default: all).",
         ),
     ] = None,
     group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,

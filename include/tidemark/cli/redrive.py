@@ -25,6 +25,7 @@ from tidemark.cli.common import (
 )
 from tidemark.cli.retries import filtered
 from tidemark.profiles import Profile
+from tidemark.text.storable import BIGINT, INTEGER
 
 if TYPE_CHECKING:
     from tidemark.retry.filter import Filter
@@ -38,7 +39,7 @@ class To(StrEnum):
     NOW = "now"
 
 
-Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="The redrive's number, as shown by `tidemark redrive list`.")]
+Id = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="The redrive's number, as shown by `tidemark redrive list`.")]
 
 
 @app.command()
@@ -48,9 +49,11 @@ def plan(
     wanted: Filter,
     reason: Reason,
     to: Annotated[To, typer.Option("--to", help="All delays again from the first, or one try at once.")] = To.LADDER,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of records; takes the first ones.")] = None,
-    per_second: Annotated[int | None, typer.Option(min=1, help="Maximum records per second.")] = None,
-    max_redrives: Annotated[int, typer.Option(min=1, help="Maximum redrives per record; a record that reached it is left alone.")] = 3,
+    limit: Annotated[int | None, typer.Option(min=1, max=BIGINT, help="Maximum number of records; takes the first ones.")] = None,
+    per_second: Annotated[int | None, typer.Option(min=1, max=INTEGER, help="Maximum records per second.")] = None,
+    max_redrives: Annotated[
+        int, typer.Option(min=1, max=INTEGER, help="Maximum redrives per record; a record that reached it is left alone.")
+    ] = 3,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:

@@ -33,6 +33,7 @@ from tidemark.cli.common import (
     who,
 )
 from tidemark.profiles import Profile
+from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import one_line
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class StateName(StrEnum):
     DISCARDED = "DISCARDED"
 
 
-Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The record's number, as shown by `tidemark retries list`.")]
+Number = Annotated[
+    int, typer.Argument(metavar="NUMBER", min=1, max=BIGINT, help="The record's number, as shown by `tidemark retries list`.")
+]
 
 
 def _asked(name: str, kind: Any, what: str, metavar: str | None = None, **options: Any) -> inspect.Parameter:
@@ -72,14 +75,14 @@ def _asked(name: str, kind: Any, what: str, metavar: str | None = None, **option
 
 
 ASKED = (
-    _asked("number", list[int] | None, "Records with this number. Repeatable.", "N", min=1),
+    _asked("number", list[int] | None, "Records with this number. Repeatable.", "N", min=1, max=BIGINT),
     _asked("state", list[StateName] | None, "Records in this state. Repeatable."),
     _asked("error", str | None, "Type of the last error: KeyError.", "TYPE"),
     _asked("text", str | None, "Part of the error's text.", "TEXT"),
     _asked("topic", str | None, "Topic that the record was first read from.", "TOPIC"),
-    _asked("partition", int | None, "Partition of that topic.", "N", min=0),
-    _asked("from_offset", int | None, "First offset, inclusive.", "N", min=0),
-    _asked("to_offset", int | None, "Last offset, exclusive.", "N", min=0),
+    _asked("partition", int | None, "Partition of that topic.", "N", min=0, max=INTEGER),
+    _asked("from_offset", int | None, "First offset, inclusive.", "N", min=0, max=BIGINT),
+    _asked("to_offset", int | None, "Last offset, exclusive.", "N", min=0, max=BIGINT),
     _asked("key", str | None, "The record's key as text.", "TEXT"),
     _asked("key_hex", str | None, "The record's key in hex.", "HEX"),
     _asked("since", str | None, "First failed at or after this time: 2026-03-24T14:00:00Z.", "TIME"),
@@ -142,7 +145,7 @@ def _filter(
 @app.command()
 def relay(
     name: Name,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of records (default: all).")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=BIGINT, help="Maximum number of records (default: all).")] = None,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -208,7 +211,7 @@ def list_(
     name: Name,
     wanted: Filter,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of records.")] = 50,
-    after: Annotated[int, typer.Option(min=0, help="Start after this record number, to continue a list.")] = 0,
+    after: Annotated[int, typer.Option(min=0, max=BIGINT, help="Start after this record number, to continue a list.")] = 0,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -332,7 +335,7 @@ def discard(
 def edit(
     name: Name,
     reason: Reason,
-    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, help="The record; or use --from.")] = None,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, max=BIGINT, help="The record; or use --from.")] = None,
     value: Annotated[str | None, typer.Option(help="The new value, as text.")] = None,
     value_file: Annotated[Path | None, typer.Option(help="A file with the new value, byte for byte.", exists=True, dir_okay=False)] = None,
     null_value: Annotated[bool, typer.Option("--null-value", help="Set the value to null (a tombstone).")] = False,

@@ -26,6 +26,7 @@ from tidemark.cli.common import (
     who,
 )
 from tidemark.profiles import Profile
+from tidemark.text.storable import BIGINT
 
 if TYPE_CHECKING:
     from tidemark.rewind.model import Plan, Scenario
@@ -41,7 +42,7 @@ class PlanFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="The rewind's number, as shown by `tidemark rewind list`.")]
+Number = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="The rewind's number, as shown by `tidemark rewind list`.")]
 Form = Annotated[PlanFormat, typer.Option("--output", help="Output format.")]
 ExpiresIn = Annotated[str | None, typer.Option(metavar="DURATION", help="How long the plan can be applied, such as 30m (default: 4h).")]
 AllowLoss = Annotated[
@@ -227,7 +228,7 @@ def adopt(
 def seek(
     name: Name,
     position: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="The partition, as shown by `tidemark offsets`: flights/0.")],
-    offset: Annotated[int, typer.Argument(min=0, help="The next offset to read.")],
+    offset: Annotated[int, typer.Argument(min=0, max=BIGINT, help="The next offset to read.")],
     reason: Reason,
     allow_loss: AllowLoss = False,
     consumers: Consumers = None,

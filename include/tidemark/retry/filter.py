@@ -12,6 +12,7 @@ from typing import Any
 from tidemark.errors import BadInput
 from tidemark.spec.retry_topics import failed_topic
 from tidemark.text.moment import iso
+from tidemark.text.storable import INTEGER, require_storable
 
 
 class RecordState(StrEnum):
@@ -55,6 +56,17 @@ class Filter:
     refused: bool = False
 
     def __post_init__(self) -> None:
+        require_storable("partition", self.partition, INTEGER)
+        for name, value in (
+            *(("numbers", number) for number in self.numbers),
+            ("from_offset", self.from_offset),
+            ("to_offset", self.to_offset),
+            ("error", self.error_type),
+            ("text", self.error_text),
+            ("topic", self.topic),
+            ("tier", self.tier),
+        ):
+            require_storable(name, value)
         for low, high, what in ((self.from_offset, self.to_offset, "offset"), (self.since, self.until, "time")):
             if low is not None and high is not None and not low < high:  # type: ignore[operator]
                 raise BadInput(what=what, found=f"nothing lies between {low} and {high}", fix="Write the lower one first.")

@@ -25,10 +25,10 @@ from typing import Any
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec.problem import Problem, masked, shown
+from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import counted, nearest, quoted
 
 MAX_BYTES = 5_000_000  # far more than any group needs: about 150,000 partitions, one per line
-MAX_OFFSET = 2**63 - 1
 TOLD = 20
 """Maximum number of problems shown per file; the others are only counted."""
 
@@ -162,7 +162,7 @@ def _csv_line(cells: list[str], line: int, found: _Found) -> None:
     row = dict(zip(_COLUMNS[len(cells)], cells, strict=True))
     good = [_good_name(found, line, "group", row["group"])] if "group" in row else []
     good.append(_good_name(found, line, "topic", row["topic"]))
-    numbers = [_number(found, line, name, row[name], most) for name, most in (("partition", 2**31 - 1), ("offset", MAX_OFFSET))]
+    numbers = [_number(found, line, name, row[name], most) for name, most in (("partition", INTEGER), ("offset", BIGINT))]
     partition, offset = numbers
     if all(good) and partition is not None and offset is not None:
         found.add(line, row.get("group"), row["topic"], partition, offset)
@@ -272,7 +272,7 @@ def _entry(entry: Any, found: _Found, line: int, *, group: str | None) -> None:
     whose = entry.get("group") if group is None and "group" in entry else group
     good = [_good_name(found, entry.line, "group", whose)] if whose is not None or "group" in entry else []
     good.append(_good_name(found, entry.line, "topic", entry.get("topic")))
-    offset = _number(found, entry.line, "offset", entry.get("offset", entry.get("new")), MAX_OFFSET)
-    partition = _number(found, entry.line, "partition", entry.get("partition"), 2**31 - 1)
+    offset = _number(found, entry.line, "offset", entry.get("offset", entry.get("new")), BIGINT)
+    partition = _number(found, entry.line, "partition", entry.get("partition"), INTEGER)
     if all(good) and partition is not None and offset is not None:
         found.add(entry.line, whose, entry["topic"], partition, offset)

@@ -27,10 +27,11 @@ from tidemark.rewind.model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.offsets_file import MAX_OFFSET, of_groups, parse_offsets
+from tidemark.rewind.offsets_file import of_groups, parse_offsets
 from tidemark.text.duration import parse_duration
 from tidemark.text.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
 from tidemark.text.problems import Problems
+from tidemark.text.storable import BIGINT, require_storable
 from tidemark.text.wording import counted, nearest, quoted
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ def parse(
     """
     problems = Problems()
     name, given = normalized(scenario), (value or "").strip()
+    problems.attempt(lambda: require_storable("value", given))
     word = WORDS.get(name)
     if word is None:
         near = nearest(scenario, WORDS)
@@ -120,7 +122,7 @@ def _make(name: str, value: str, zone: str | None, groups: Collection[str], cont
         "to-current": ToCurrent,
         "to-validated": ToValidated,
         "to-offset": lambda: ToOffset(_integer(name, value, 0)),
-        "shift-by": lambda: ShiftBy(_integer(name, value, -MAX_OFFSET)),
+        "shift-by": lambda: ShiftBy(_integer(name, value, -BIGINT)),
         "to-datetime": lambda: ToDatetime(parse_moment(value, zone)),
         "by-duration": lambda: ByDuration(parse_iso_duration(value)),
         "from-file": lambda: FromFile(of_groups(parse_offsets(contents, Path(value or "offsets")), groups)),
@@ -147,7 +149,7 @@ def parse_expiry(text: str | None) -> timedelta:
 
 def _integer(name: str, text: str, least: int) -> int:
     number = int(text) if _INTEGER.fullmatch(text) else None
-    if number is None or not least <= number <= MAX_OFFSET:
+    if number is None or not least <= number <= BIGINT:
         kind = "a whole number, optionally with + or -" if least < 0 else f"a whole number, {least} or greater"
         raise BadInput(what=name, found=f"{quoted(text)} is not {WORDS[name].value}", fix=f"Write {kind}: {WORDS[name].example}.")
     return number

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tidemark.errors import BadInput, Refused
+from tidemark.text.storable import require_storable
 from tidemark.text.wording import quoted
 
 T = TypeVar("T")
@@ -52,8 +53,9 @@ class Problems:
 
 
 def check_reason(text: str | None) -> str:
-    """The reason with normalized whitespace. Raises `BadInput` if it is too short."""
+    """The reason with normalized whitespace. Raises `BadInput` if it is too short or cannot be stored."""
     reason = " ".join((text or "").split())
+    require_storable("reason", reason)
     if len(reason) < REASON_CHARACTERS:
         found = f"{quoted(reason)} has {len(reason)} characters" if reason else "it is missing"
         raise BadInput(what="reason", found=found, fix=f"Say why in at least {REASON_CHARACTERS} characters; it is kept permanently.")

@@ -23,6 +23,7 @@ from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.rewind.scenario import WORDS
 from tidemark.text.problems import REASON_CHARACTERS
+from tidemark.text.storable import BIGINT, INTEGER, is_storable
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +52,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-BIGINT, INTEGER = 2**63 - 1, 2**31 - 1
-"""Postgres' largest numbers."""
 TEXT_CHARACTERS = 2_000
 
 
 def _storable(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("Postgres has no text with a NUL character")
+    if not is_storable(text):
+        raise ValueError("Postgres cannot store NUL and surrogate characters")
     return text
 
 
