@@ -46,6 +46,8 @@ import uvicorn
 from airflow.api_fastapi.app import create_app
 from tidemark.airflow.web.app import app
 Path("routes").write_text(json.dumps([[getattr(one, "path", str(one)), *getattr(one, "methods", ["?"])] for one in app.routes]))
+names = {one.path: [each.name for each in one.dependant.query_params] for one in app.routes}
+Path("parameters").write_text(json.dumps(names))
 uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=told["port"], log_level="warning")
 """
 
@@ -61,7 +63,7 @@ def served(
 ) -> Iterator[str]:
     """The URL of an api-server with the project's DAGs and plugin, below ``path``. First, the ``commands`` of ``airflow`` are executed.
     Then each of ``files`` is written into ``home/consumers``, and the DAGs are parsed. ``home/stale`` gets a line per parse, with the stale
-    DAGs, and ``home/routes`` has the path and methods of each route of the plugin."""
+    DAGs, ``home/routes`` has the path and methods of each route of the plugin, and ``home/parameters`` the names in each one's query."""
     port = ports.find_free()
     (home / "consumers").mkdir(exist_ok=True)
     own = {

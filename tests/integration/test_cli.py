@@ -331,6 +331,7 @@ def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
     scenario.check()
 
 
+@pytest.mark.thorough
 def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_do(scenario: Scenario) -> None:
     """The message does not mention epochs. The exit status is 1 because the records may not be loaded yet, so a script that needs them must
     stop."""

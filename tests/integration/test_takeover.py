@@ -35,6 +35,7 @@ def consumer(scenario: Scenario) -> Scenario:
     return scenario.write(topics=topic, batch={"max_records": BATCH}).make_sink("payload bytea")
 
 
+@pytest.mark.thorough  # tests/chaos/test_takeover_at_each_step.py stops drivers at each step
 def test_driver_that_wakes_up_after_a_takeover_stores_nothing(consumer: Scenario) -> None:
     """The old driver holds the partition's row: the newer one waits for it, then ends that session. Every record is in the sink once."""
     connections = replace(consumer.connections, spark_master="local[1]", spark_conf=FAST_JVM)

@@ -153,6 +153,7 @@ def test_values_that_the_copy_cannot_hold_fail(scenario: Scenario, topic: str) -
     assert "ArrowInvalid" in refused(scenario)
 
 
+@pytest.mark.thorough
 def test_rows_of_a_spark_aggregate_belong_to_the_batch_and_udfs_find_their_module(scenario: Scenario, topic: str) -> None:
     source = """
         from pyspark.sql import DataFrame
