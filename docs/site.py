@@ -26,6 +26,7 @@ import tidemark
 from tidemark import project
 from tidemark.cli.main import app
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
+from tidemark.profiles import RIGHTS
 from tidemark.spec import ConsumerSpec, model
 from tidemark.spec.model import FILLED_IN
 from tidemark.text.duration import format_duration
@@ -54,6 +55,8 @@ def main() -> None:
     write("reference/keys.md", "# Keys of a consumer's file\n\n" + GENERATED + explained + "\n".join(keys()))
     write("reference/commands.md", "# Commands\n\n" + GENERATED + "\n".join(commands(typer.main.get_command(app), "tidemark")))
     write("reference/errors.md", "# Errors\n\n" + GENERATED + "\n".join(errors()))
+    explained = "[Security](../security.md) explains them.\n\n"
+    write("reference/roles.md", "# Rights of each profile\n\n" + GENERATED + explained + "\n".join(rights()))
     write("reference/schema.md", "# Tables of the schema `tidemark`\n\n" + GENERATED + "\n".join(tables()))
 
 
@@ -76,6 +79,26 @@ def for_site(text: str) -> str:
         return label if label.startswith("`") else f"`{label}`"
 
     return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, text).replace("](#your-own-servers)", "](quickstart.md#your-own-servers)")
+
+
+# The rights of the profiles
+
+
+def rights() -> Iterator[str]:
+    for profile, one in RIGHTS.items():
+        yield f"## `{profile}`\n\nMay {one.may}."
+        yield f" Creates tables in `{one.creates_in}`.\n" if one.creates_in else "\n"
+        tables = sorted({*one.insert, *one.update, *one.delete})
+        if tables:
+            yield "| table | INSERT | UPDATE | DELETE |\n|---|---|---|---|"
+        for table in tables:
+            columns = [] if table not in one.update else one.update[table] or ["all"]
+            yield f"| `{table}` | {_yes(table in one.insert)} | {', '.join(columns)} | {_yes(table in one.delete)} |"
+        yield ""
+
+
+def _yes(right: bool) -> str:
+    return "yes" if right else ""
 
 
 # The keys of a consumer's file

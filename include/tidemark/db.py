@@ -298,10 +298,10 @@ def complaint(error: psycopg2.Error) -> Complaint:
     """What Postgres says of rows that it does not take, split into what names tables, columns and constraints, and what quotes values."""
     message = error.diag.message_primary or str(error).strip()
     detail = error.diag.message_detail
-    if (error.pgcode or "").startswith("22"):
-        redacted = without_values(message)
-        if redacted != message:
-            message, detail = redacted, " ".join(_sentence(said) for said in (message, detail) if said)
+    raised = error.diag.source_function == "exec_stmt_raise"
+    redacted = _raised_by(error.diag.context or "") if raised else without_values(type(error).__name__, message)
+    if redacted != message:
+        message, detail = redacted, " ".join(_sentence(said) for said in (message, detail) if said)
     named = [f"{what} {name}" for what, name in (("column", error.diag.column_name), ("constraint", error.diag.constraint_name)) if name]
     unsaid = [one for one in named if one.split(" ", 1)[1] not in message]
     return Complaint(_sentence(f"{message.rstrip('.')} ({', '.join(unsaid)})" if unsaid else message), detail)
@@ -315,13 +315,30 @@ class Complaint:
     detail: str | None
 
 
+NAMES_ONLY = frozenset({
+    "CheckViolation", "ExclusionViolation", "FeatureNotSupported", "ForeignKeyViolation", "GeneratedAlways", "InsufficientPrivilege",
+    "InvalidSchemaName", "NotNullViolation", "ObjectNotInPrerequisiteState", "UndefinedColumn", "UndefinedFunction", "UndefinedObject",
+    "UndefinedTable", "UniqueViolation", "WithCheckOptionViolation", "WrongObjectType",
+})  # fmt: skip
+"""Errors of Postgres, by psycopg2's classes, whose messages quote names of objects and never a value. Any other may quote one: a syntax
+error does that too, of a ``tsquery`` or a JSON path in a row."""
+RAISED = "a trigger or a function of the table raised an error of its own"
+"""In place of a message from ``RAISE``, which may have values anywhere in it."""
+_BYTES = re.compile(r"\b0x[0-9a-f]{2}(?: 0x[0-9a-f]{2})*")
 _QUOTED = re.compile("[\"'«»„“”‚‘’「」].*[\"'«»„“”‚‘’「」]", re.DOTALL)
 """From the first quotation mark to the last: the value may have some itself, and ``lc_messages`` decides which ones Postgres writes."""
 
 
-def without_values(text: str) -> str:
-    """The message of a data error (SQLSTATE class 22) without the value that it quotes."""
-    return _QUOTED.sub("…", text)
+def _raised_by(context: str) -> str:
+    function = re.match(r"PL/pgSQL function (\S+\(.*\)) line \d+ at RAISE", context)
+    return RAISED if function is None else f"the function {function[1]} raised an error of its own"
+
+
+def without_values(kind: str, text: str) -> str:
+    """The message of an error of this class of psycopg2, without the values that it may quote."""
+    if kind == "RaiseException":
+        return RAISED
+    return text if kind in NAMES_ONLY else _BYTES.sub("…", _QUOTED.sub("…", text))
 
 
 def _sentence(text: str) -> str:

@@ -11,6 +11,8 @@ project, which may have a folder ``sql`` of its own.
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from pathlib import Path
 
 _SHIPPED = Path(__file__).resolve().parent / "_project"
@@ -65,6 +67,17 @@ def schemas() -> Path:
 def state() -> Path:
     """Where the embedded stack keeps its data: ``.tidemark`` in the project unless ``TIDEMARK_STATE`` names another folder."""
     return _folder("TIDEMARK_STATE", ".tidemark")
+
+
+def own_tmp() -> Path:
+    """A folder for temporary files that only this user may enter: ``tidemark-UID`` in the temporary folder. Raises `PermissionError` if
+    somebody else has made it."""
+    folder = Path(tempfile.gettempdir()) / f"tidemark-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    return folder
 
 
 def _folder(variable: str, default: str) -> Path:

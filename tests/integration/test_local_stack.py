@@ -182,6 +182,20 @@ def test_postgres_wants_the_generated_password_which_only_the_owner_can_read(sta
     assert execute(url, "SELECT rolpassword LIKE 'SCRAM-SHA-256$%' FROM pg_authid WHERE rolname = 'postgres'") == [(True,)]
 
 
+def test_no_other_user_reads_or_writes_a_file_of_the_stack(stack):
+    """Records, settings and logs of Kafka and the registry lie below a folder that only their user may enter, and so do Postgres' data."""
+    stack.up(registry=True)
+    try:
+        for folder in (stack.kafka.folder, stack.registry.folder, stack.postgres.data):
+            assert folder.stat().st_mode & 0o077 == 0
+        for server in (stack.kafka, stack.registry):
+            opened = {Path(file.path) for file in server.process().open_files() if file.mode != "r" and Path(file.path).suffix != ".jar"}
+            assert {file for file in opened if not file.is_relative_to(server.folder)} == set()
+            assert any(server.folder.joinpath("tmp").is_dir() for _ in opened)
+    finally:
+        stack.stop_registry()
+
+
 def test_a_further_database_is_made_once_and_its_url_returned(stack):
     """Asking for it again keeps its contents. Any name is quoted correctly."""
     url = stack.create_database("airflow")

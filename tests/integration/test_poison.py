@@ -4,6 +4,8 @@ message."""
 from __future__ import annotations
 
 import itertools
+import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from tests.support.sampling import examples
 from tests.support.scenario import Scenario
 
-from tidemark.records.outcome import Disposition, TransformOutput, only
+from tidemark.errors import TidemarkError
+from tidemark.records.outcome import DETAIL, Disposition, TransformOutput, only
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink import commit as commit_module
 from tidemark.sink.load import Refusals, SinkRejected, TooManyRejected, load_carefully
@@ -277,3 +280,57 @@ def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: l
     }
     counts = tally.counts()
     assert (counts.loaded, counts.failed, counts.unaccounted) == (len(good), len(records) - len(good), PART.span - len(records))
+
+
+# ---- values in errors
+
+SECRET = "4929-s3cr3t-0000"
+RAISES = """
+    CREATE FUNCTION lake.raises() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'not %', NEW.payload USING ERRCODE = '{state}', DETAIL = NEW.payload, HINT = NEW.payload; END $$;
+    CREATE TRIGGER raises BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION lake.raises()
+"""
+QUOTING = {
+    "a syntax error (42601)": ("payload text, query tsquery GENERATED ALWAYS AS (to_tsquery('simple', payload)) STORED", f"{SECRET} &"),
+    "a regular expression (2201B)": ("payload text CHECK ('x' ~ payload)", f"{SECRET}[["),
+    "a cast (22P02)": ("payload text, number integer GENERATED ALWAYS AS (payload::integer) STORED", SECRET),
+    "a range (22003)": ("payload text, number integer GENERATED ALWAYS AS (payload::integer) STORED", "49290000000"),
+    "a date (22008)": (
+        "payload text, day integer GENERATED ALWAYS AS (extract(day FROM make_date(length(payload), 99, 1))) STORED",
+        SECRET,
+    ),
+    "a constraint (23514)": ("payload text CHECK (payload = '')", SECRET),
+    "a key (23505)": (f"payload text UNIQUE; INSERT INTO {{table}} (payload) VALUES ('{SECRET}')", SECRET),
+    "a length (22001)": ("payload varchar(3)", SECRET),
+    "bytes (22021)": ("payload text", b"\xff\xfe" + SECRET.encode()),
+    **{f"an error of its own ({state})": (None, SECRET) for state in ("P0001", "23514", "42501", "42601", "22000", "ABC12", "P0002")},
+}
+
+
+@pytest.mark.parametrize("kind", QUOTING)
+def test_no_log_or_error_quotes_a_value(scenario: Scenario, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """Whatever Postgres, a constraint or a trigger says of it. A failed record keeps the words that quote it apart from the rest."""
+    ddl, value = QUOTING[kind]
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [value])
+    scenario.write(ARROW % TEXT, topics=topic)
+    columns, _, more = (ddl or "payload text").partition(";")
+    scenario.make_sink(columns)
+    if more:
+        scenario.sql(f"ALTER TABLE {scenario.table} ALTER kafka_topic_id DROP NOT NULL, ALTER kafka_partition DROP NOT NULL, "
+                     "ALTER kafka_offset DROP NOT NULL, ALTER kafka_seq DROP NOT NULL")  # fmt: skip
+        scenario.sql(more.format(table=scenario.table))
+    if ddl is None:
+        scenario.sql(RAISES.format(table=scenario.table, state=kind[-6:-1]))
+    said = ""
+    with caplog.at_level("DEBUG"):
+        try:
+            scenario.run()
+        except TidemarkError as error:
+            said = f"{error} {error!r} {''.join(traceback.format_exception(error))}"
+    said += caplog.text + str(scenario.sql("SELECT error FROM tidemark.attempt"))
+    failed = scenario.failed("error_type, error_text")
+    for _, text in failed:
+        said += text.partition(DETAIL)[0]
+    assert failed or "Nothing" in said
+    assert not re.search("s3cr3t|4929|0xff", said), said

@@ -200,6 +200,23 @@ def story(roles: Roles, project_dir: Path, topics: Topics, monkeypatch: pytest.M
         yield Story(roles, project_dir, topics, monkeypatch)
 
 
+COLUMNS = "SELECT table_name::text, column_name::text FROM information_schema.columns WHERE table_schema = 'tidemark'"
+HELD = """
+    SELECT privilege, relname::text, attname::text
+      FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) privilege
+     WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r' AND attnum > 0 AND NOT attisdropped
+       AND has_column_privilege(pg_class.oid, attnum, privilege)
+    UNION ALL
+    SELECT privilege, relname, '' FROM pg_class, unnest(ARRAY['DELETE', 'TRUNCATE', 'TRIGGER']) privilege
+     WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r' AND has_table_privilege(oid, privilege)
+    UNION ALL
+    SELECT privilege, relname, '' FROM pg_class, unnest(ARRAY['USAGE', 'SELECT', 'UPDATE']) privilege
+     WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'S' AND has_sequence_privilege(oid, privilege)
+    UNION ALL
+    SELECT privilege, nspname, '' FROM pg_namespace, unnest(ARRAY['USAGE', 'CREATE']) privilege
+     WHERE nspname LIKE 'tidemark%' AND has_schema_privilege(oid, privilege)
+"""
+"""Each privilege that the session's role has, with its column if it has one."""
 CREATES_IN = "SELECT nspname::text FROM pg_namespace WHERE has_schema_privilege(oid, 'CREATE') ORDER BY 1"
 
 
@@ -541,7 +558,14 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         ),
     },
     ("rewinder", "cannot"): {
-        "delete ledger rows without an archive": ("DELETE FROM tidemark.batch",),
+        "delete ledger rows or failed records without an archive": ("DELETE FROM tidemark.batch", "DELETE FROM tidemark.failed_record"),
+        "change payloads or verdicts": (
+            "UPDATE tidemark.failed_record SET value = 'forged'",
+            "UPDATE tidemark.failed_record SET key = NULL, value = NULL, headers = '[{{}}]'",
+            "UPDATE tidemark.validation_result SET detail = '{{}}'",
+            "UPDATE tidemark.validation_result SET success = true",
+            "UPDATE tidemark.validation SET verdict = 'passed'",
+        ),
         "drop archives of other roles": ("DROP TABLE tidemark_archive.another",),
         "create in the other schemas": tuple(one for one in CREATES if "tidemark_archive" not in one),
         "change reasons and names of earlier plans": (
@@ -693,6 +717,46 @@ def test_every_table_of_the_schema_is_readable_but_for_the_migrations_own(roles:
     assert found - set(TABLES) == {"migration_lock", "migration_log", "migration_version"} & found
     named = {table for one in RIGHTS.values() for table in (*one.insert, *one.update, *one.delete)}
     assert named | set(PAYLOADS) <= set(TABLES) <= found
+
+
+def test_each_profile_has_exactly_the_rights_of_its_table(roles: Roles) -> None:
+    """Each privilege on each column of each table, of the sequences and the schemas: those that `RIGHTS` lists, and no other."""
+    columns: dict[str, list[str]] = {}
+    for table, column in query(roles, roles.owner, COLUMNS):
+        columns.setdefault(table, []).append(column)
+    for profile, rights in RIGHTS.items():
+        expected = {
+            *(("SELECT", table, column) for table in TABLES for column in columns[table]
+              if rights.payloads or column not in PAYLOADS.get(table, ())),
+            *(("INSERT", table, column) for table in rights.insert for column in columns[table]),
+            *(("UPDATE", table, column) for table, some in rights.update.items() for column in some or columns[table]),
+            *(("DELETE", table, "") for table in rights.delete),
+            *(("USAGE", sequence, "") for sequence in rights.sequences),
+            *(("USAGE", name, "") for name in SCHEMAS),
+            *(("CREATE", rights.creates_in, "") for _ in range(bool(rights.creates_in))),
+        }  # fmt: skip
+        assert set(query(roles, roles.new(f"exact_{profile}", profile), HELD)) == expected
+
+
+def test_runner_claims_only_columns_that_its_own_table_has(roles: Roles) -> None:
+    """The event of an attempt that adds columns is written from what it stores."""
+    roles.give(roles.run, Profile.RUNNER)
+    roles.own("CREATE SCHEMA lake; CREATE TABLE lake.own (a text, b text); CREATE TABLE lake.others (a text)")
+    roles.own(f"ALTER TABLE lake.own OWNER TO {roles.run}")
+    query(roles, roles.run, "INSERT INTO tidemark.consumer_group (name) VALUES ('cities')",
+          "INSERT INTO tidemark.attempt (group_id) SELECT group_id FROM tidemark.consumer_group")  # fmt: skip
+    claim = "UPDATE tidemark.attempt SET columns_added = coalesce(columns_added, '[]') || '{}'::jsonb"
+    query(roles, roles.run, claim.format('{"table": "lake.own", "columns": ["a text"]}'))
+    for forged in (
+        '{"table": "lake.own", "columns": ["c text"]}',
+        '{"table": "lake.others", "columns": ["a text"]}',
+        '{"table": "tidemark.batch", "columns": ["loaded integer"]}',
+        '{"table": "lake.own", "columns": ["a text"], "reason": "anything"}',
+        '[{"table": "lake.own", "columns": ["a text"]}, {"table": "lake.own", "columns": ["b text"]}]',
+    ):
+        refuse(roles, roles.run, claim.format(forged))
+    refuse(roles, roles.run, """UPDATE tidemark.attempt SET columns_added = '[{"table": "lake.own", "columns": ["b text"]}]'""")
+    assert query(roles, roles.owner, "SELECT count(*) FROM tidemark.audit_event WHERE kind = 'COLUMNS ADDED'") == [(1,)]
 
 
 def test_a_role_has_exactly_its_profiles_whatever_it_had_before(roles: Roles) -> None:

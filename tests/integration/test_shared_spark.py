@@ -22,6 +22,7 @@ from tests.support.points import Mark, Points, points_among
 from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario
 from tests.support.waiting import until
 
+from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, SPARK_CONF
 from tidemark.consume import keeper
 from tidemark.consume.launch import Progress
 from tidemark.errors import BadInput, TidemarkError
@@ -339,13 +340,18 @@ def test_avro_is_decoded_in_forks_of_the_daemon(orders: Orders) -> None:
     assert len(jvms()) == 1
 
 
-def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenario) -> None:
+def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get only what they need of a task's environment: a variable that nobody has thought of is not passed on."""
+    for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", "AIRFLOW__API_AUTH__JWT_SECRET", "AIRFLOW__API__SECRET_KEY", "SOMEBODYS_TOKEN"):
+        monkeypatch.setenv(name, "s3cr3t")
     run(consumer(scenario))
     looked_at = set()
     for top in kept():
         for process in (top, *(child for child in top.children(recursive=True) if child.name() in ("tidemark spark", "java", "python"))):
             with contextlib.suppress(psutil.NoSuchProcess):  # a fork that has just ended, or a zombie
-                assert not [name for name in keeper.SECRET if process.environ().get(name)], process
+                found = process.environ()
+                assert "s3cr3t" not in found.values()
+                assert not [name for name in (DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, *FILES.values()) if found.get(name)], process
                 looked_at.add(process.name())
     assert {"tidemark spark", "java"} <= looked_at
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tidemark import project
 from tidemark.spark.session import end_jvm, small_session
 
 
@@ -32,6 +34,16 @@ def test_driver_in_local_mode_refuses_clients_without_its_secret(spark: Any) -> 
             client.setupEndpointRef(driver, "BlockManagerMaster")
     finally:
         client.shutdown()
+
+
+def test_files_of_a_local_application_are_in_a_folder_of_its_user(spark: Any) -> None:
+    """Blocks, shuffles and what a session adds: Spark lets every user of the host read them."""
+    own = project.own_tmp()
+    assert own.stat().st_mode & 0o777 == 0o700
+    jvm = spark.sparkContext._jvm
+    folders = [Path(str(each)) for each in jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager().localDirs()]
+    for folder in (*folders, Path(jvm.java.lang.System.getProperty("java.io.tmpdir"))):
+        assert folder.is_relative_to(own)
 
 
 def test_tasks_run_as_before(spark: Any) -> None:

@@ -130,6 +130,7 @@ class Costs:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        os.environ["TIDEMARK_KEEPER_ENV"] = VARIABLE
         mark = os.environ[VARIABLE] = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}"
         self._meter = Meter(mark)
         self._tests: dict[str, Spent] = {}

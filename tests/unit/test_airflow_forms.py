@@ -91,7 +91,7 @@ WATCHED = ("open", "socket.connect", "socket.getaddrinfo", "os.system", "subproc
 
 
 def watch() -> None:
-    """Notes files and addresses that are opened while `OPENED` is in use. An audit hook stays for ever, so there is one."""
+    """Notes files and addresses that are opened while `OPENED` is in use. An audit hook stays indefinitely, so there is one."""
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event in WATCHED and any(word in repr(arguments) for word in ("hostname", "127.0.0.1", "walk")):

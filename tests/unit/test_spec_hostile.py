@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemark.airflow.dags import consume_dags
 from tidemark.spec import ConsumerSpec, SpecInvalid
 from tidemark.spec.load import load_consumer
 from tidemark.spec.partial import partial_spec
+from tidemark.text.storable import is_storable
 
 FILE = "topics: [orders]\ntransform: orders:transform\nsink: {table: public.orders}\n"
 PLACES = [
@@ -75,3 +78,29 @@ def test_file_with_too_many_values_is_refused_at_once(tmp_path: Path, text: str)
         loaded(tmp_path, text)
     partial_spec(tmp_path / "orders.yaml")
     assert time.process_time() - before < 10
+
+
+@given(st.text(min_size=1, max_size=3_000), st.sampled_from(PLACES))
+def test_dag_of_any_file_can_be_serialized_and_stored(tmp_path_factory: pytest.TempPathFactory, text: str, place: str) -> None:
+    """Also the DAG that shows a file's problems. Airflow stores all DAGs in one transaction, so one text that does not fit would stop the
+    DAGs of every team."""
+    from airflow.models.dag import DagModel, DagTag
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    folder = tmp_path_factory.mktemp("specs")
+    escaped = "".join(f"\\U{ord(character):08x}" for character in text)
+    (folder / "orders.yaml").write_text(FILE + place.format(f'"{escaped}"') + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEMARK_CONSUMERS", str(folder))
+        dags = consume_dags()
+    assert list(dags) == ["consume__orders"]
+    for dag in dags.values():
+        assert is_storable(json.dumps(DagSerialization.to_dict(dag), ensure_ascii=False))
+        for column, value in (
+            (DagModel.owners, dag.owner),
+            (DagModel.dag_display_name, dag.dag_display_name),
+            (DagModel.description, dag.description),
+            *((DagTag.name, tag) for tag in dag.tags),
+        ):
+            length = getattr(column.type, "length", None)
+            assert length is None or len(value or "") <= length, column

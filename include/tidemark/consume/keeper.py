@@ -25,10 +25,8 @@ import os
 import pickle
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tidemark import project
-from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, REGISTRY_URL, SPARK_CONF
 from tidemark.errors import Unavailable
 
 T = TypeVar("T")
@@ -50,12 +47,19 @@ START_S = 60.0
 ATTACH_S = 330.0
 """Longer than the JVM may take to start."""
 MESSAGE_BYTES = 1024 * 1024
-SECRET = (DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, REGISTRY_URL, REGISTRY_CONFIG, *FILES.values())
-"""Variables that only drivers get. Processes that serve several consumers must not know them."""
 OF_PROCESSES = ("JAVA_HOME", "PATH", "LD_LIBRARY_PATH")
 """Variables that decide what a keeper and its JVM are, beside Python's and Spark's."""
-OF_ONE_TASK = "AIRFLOW_CTX_"
-"""Prefix of the variables that Airflow sets for one task."""
+MORE = "TIDEMARK_KEEPER_ENV"
+"""Names of further variables for processes that serve several consumers, separated by commas."""
+NEEDED = frozenset({
+    *OF_PROCESSES, MORE,
+    "AIRFLOW_HOME", "TIDEMARK_HOME", "TIDEMARK_CACHE", "TIDEMARK_MAVEN_MIRROR",
+    "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE", "VIRTUAL_ENV", "CC",
+    "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS",
+})  # fmt: skip
+"""What such processes get of a task's environment, beside Python's and Spark's settings. The rest is for drivers only: Airflow's own
+secrets, connections and the credentials of consumers."""
+PREFIXES = ("PYTHON", "SPARK_", "PYSPARK_", "LC_", "MALLOC_")
 
 
 class KeeperUnavailable(Exception):
@@ -190,18 +194,18 @@ def socket_path(env: Mapping[str, str]) -> Path:
     package = Path(__file__).resolve().parents[1]
     sources = sorted((str(file.relative_to(package)), file.stat().st_mtime_ns) for file in package.rglob("*.py"))
     packages = [Path(place).stat().st_mtime_ns for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
-    settings = {name: value for name, value in env.items() if name in OF_PROCESSES or name.startswith(("PYTHON", "SPARK_"))}
+    more = (MORE, *env.get(MORE, "").split(","))
+    settings = {name: value for name, value in env.items() if name in (*OF_PROCESSES, *more) or name.startswith(("PYTHON", "SPARK_"))}
     key = json.dumps([sys.executable, sources, packages, sorted(settings.items())])
     return _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
 
 
 def _folder() -> Path:
     """Only this user may enter it, because a keeper runs what it is sent. Short: the path of a socket has at most 107 bytes."""
-    folder = Path(tempfile.gettempdir()) / f"tidemark-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise KeeperUnavailable(f"{folder} is not a folder of this user alone")
+    try:
+        folder = project.own_tmp()
+    except PermissionError as error:
+        raise KeeperUnavailable(str(error)) from None
     own = folder / hashlib.sha256(str(project.state()).encode()).hexdigest()[:8]
     own.mkdir(mode=0o700, exist_ok=True)
     return own
@@ -249,7 +253,8 @@ def _reached(connection: socket.socket, path: Path) -> bool:
 
 
 def _started(connection: socket.socket, path: Path, env: Mapping[str, str]) -> None:
-    own = {name: value for name, value in env.items() if name not in SECRET and not name.startswith(OF_ONE_TASK)}
+    needed = {*NEEDED, *(name.strip() for name in env.get(MORE, "").split(","))}
+    own = {name: value for name, value in env.items() if name in needed or name.startswith(PREFIXES)}
     with path.with_suffix(".log").open("w") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", MODULE, str(path)],

@@ -110,7 +110,7 @@ class Kafka(Server):
     def _java(self, *options: str) -> list[str]:
         (self.folder / "log4j2.properties").write_text(resources.files("tidemark.local").joinpath("log4j2.properties").read_text())
         classes = str(broker_jars()[0].parent / "*")
-        return [str(find_java()), *options, *LIGHT, "-Dlog4j2.configurationFile=log4j2.properties", "-cp", classes]
+        return [str(find_java()), *options, *LIGHT, self.own_tmp(), "-Dlog4j2.configurationFile=log4j2.properties", "-cp", classes]
 
     def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
         settings = {

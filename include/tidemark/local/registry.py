@@ -70,5 +70,6 @@ class Registry(Server):
         # Properties of the command line win over variables of the environment.
         address = (f"-Dquarkus.http.host={ports.HOST}", f"-Dquarkus.http.port={port}")
         database = f"-Dquarkus.datasource.jdbc.url=jdbc:h2:file:{self.data}/registry"
-        command: list[str | Path] = [find_java(), _HEAP, *LIGHT, self.signature.argument, *address, database, "-jar", program]
+        own = (self.own_tmp(), f"-Dvertx.cacheDirBase={self.folder / 'tmp'}", self.signature.argument)
+        command: list[str | Path] = [find_java(), _HEAP, *LIGHT, *own, *address, database, "-jar", program]
         return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)

@@ -81,6 +81,12 @@ class Server(ABC):
         self.data = folder / "data"
         self.log = folder / "log.txt"
 
+    def own_tmp(self) -> str:
+        """An option for a JVM: its temporary files, too, are in the server's folder."""
+        folder = self.folder / "tmp"
+        folder.mkdir(exist_ok=True)
+        return f"-Djava.io.tmpdir={folder}"
+
     @abstractmethod
     def prepare(self, report: Report) -> None:
         """Check and fetch what a start needs, before any server is started. Raises a server-specific `Refused` or `Unavailable`."""

@@ -161,6 +161,8 @@ class LocalStack:
         state_folder.make(self.folder)
         for server in servers:
             state_folder.make(server.folder)
+            if server is not self.postgres:  # it may run as another user, and keeps its data to itself
+                server.folder.chmod(0o700)
 
     @contextlib.contextmanager
     def running(self, report: Report = _silent) -> Iterator[LocalStack]:

@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
-import psycopg2.errors
-
 from tidemark.db import without_values
 from tidemark.errors import Refused
 from tidemark.quality.ranges import Partition, Range, covers, predicate
@@ -304,8 +301,8 @@ def _first_words(message: str) -> str:
     """Postgres' message and hint, without Great Expectations' long statement, DETAIL and values of rows."""
     lines = message.split("[SQL:")[0].strip().splitlines() or [message]
     kind, text = re.fullmatch(r"(?:\(psycopg2\.errors\.(\w+)\) )?(.*)", lines[0]).groups()  # type: ignore[union-attr]
-    of_data = kind is not None and issubclass(getattr(psycopg2.errors, kind, Exception), psycopg2.DataError)
-    return " ".join([without_values(text) if of_data else text, *(line.strip() for line in lines[1:] if line.startswith("HINT"))])
+    safe = text if kind is None else without_values(kind, text)
+    return " ".join([safe, *(line.strip() for line in lines[1:] if line.startswith("HINT"))])
 
 
 def _plain(value: Any) -> Any:

@@ -268,8 +268,8 @@ def opened(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
     """The table of an archive, ready for SQL: locked until the transaction ends, so that it stays what it is, and known to be a plain
     table that runs nobody's code when it is read. None: it no longer exists.
 
-    ``archive`` has the columns ``rewind_id``, ``number``, ``sink`` and ``relation`` of ``tidemark.rewind_archive``. Whoever may rewind can
-    change these, and owns the table. Raises `ArchiveForged`.
+    ``archive`` has the columns ``rewind_id``, ``number``, ``sink`` and ``relation`` of ``tidemark.rewind_archive``. A role that may rewind
+    can change these, and owns the table. Raises `ArchiveForged`.
     """
     rewind_id, number, relation = int(archive["rewind_id"]), int(archive["number"]), str(archive["relation"])
     expected = _relation(rewind_id, number)

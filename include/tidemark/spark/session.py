@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemark import project
 from tidemark.connections import Connections
 from tidemark.errors import Refused, Unavailable
 from tidemark.jvm.jars import spark_jars
@@ -231,6 +232,8 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
     if master is not None and on_loopback(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = {**LOCAL_SETTINGS, **settings}
+    if master is not None and _alone(settings.get("spark.master", master)):
+        settings = {**_private(settings), **settings}
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
@@ -245,6 +248,17 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _private(settings: Mapping[str, str]) -> dict[str, str]:
+    """Where an application in local mode keeps its files, so that no other user of the host reads records in them. Spark makes its
+    folders readable for all."""
+    folder = project.own_tmp() / "spark"
+    folder.mkdir(exist_ok=True)
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if "java.io.tmpdir" not in options:
+        os.environ["SPARK_SUBMIT_OPTS"] = f'{options} "-Djava.io.tmpdir={folder}"'.strip()
+    return {} if "SPARK_LOCAL_DIRS" in os.environ else {"spark.local.dir": str(folder)}
 
 
 def _guards(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:

@@ -34,8 +34,8 @@ def test_what_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> None:
     forbids = "RAISE EXCEPTION 'rows of % stay', OLD.city;"
     for event, body, match in (
         ("BEFORE DELETE", "RETURN NULL;", "keeps"),
-        ("BEFORE DELETE", forbids, r"rows of city .* stay.*keeps"),
-        ("AFTER DELETE", forbids, r"rows of city .* stay.*keeps"),
+        ("BEFORE DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own\. It has the trigger keeps"),
+        ("AFTER DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own\. It has the trigger keeps"),
     ):
         trigger(lab, "keeps", event, body)
         with lab.unchanged(PlanRefused, match):
@@ -92,7 +92,7 @@ def test_a_trigger_that_raises_at_the_commit_refuses_the_rewind(lab: Lab) -> Non
         f"CREATE CONSTRAINT TRIGGER late AFTER DELETE ON {lab.table} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
         " EXECUTE FUNCTION lake.late()"
     )
-    with lab.unchanged(RowsStay, "too late"):
+    with lab.unchanged(RowsStay, r"the function lake.late\(\) raised an error of its own"):
         lab.apply(rewind_id)
 
 
@@ -167,7 +167,7 @@ def test_rows_that_a_trigger_meddles_with_refuse_the_undo(lab: Lab) -> None:
         ("BEFORE INSERT", "IF NEW.kafka_offset = 23 THEN RETURN NULL; END IF; RETURN NEW;", f"1 of .* {changed}"),
         ("BEFORE INSERT", "IF NEW.kafka_offset < 25 THEN NEW.city := upper(NEW.city); END IF; RETURN NEW;", changed),
         ("BEFORE INSERT", "NEW.population := NULL; RETURN NEW;", changed),
-        ("BEFORE INSERT", "RAISE EXCEPTION 'no more rows';", "no more rows"),
+        ("BEFORE INSERT", "RAISE EXCEPTION 'no more rows';", r"the function lake.meddles\(\) raised an error of its own"),
         ("AFTER INSERT", f"DELETE FROM {lab.table} WHERE kafka_offset = NEW.kafka_offset; RETURN NULL;", changed),
     ):
         trigger(lab, "meddles", event, body)
