@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import pickle
 import shutil
@@ -11,7 +12,7 @@ from tests.support.waiting import until
 
 from tidemark.errors import BadInput
 from tidemark.jvm import jars
-from tidemark.jvm.errors import FolderUnusable, JarsUnavailable
+from tidemark.jvm.errors import FolderUnusable, JarsDiffer, JarsUnavailable
 
 IVY = """#!/bin/sh
 if [ "$1" = -version ]; then echo 'openjdk version "17.0.1"' >&2; exit 0; fi
@@ -32,6 +33,8 @@ def ivy(tmp_path, monkeypatch):
     monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
     monkeypatch.delenv("TIDEMARK_MAVEN_MIRROR", raising=False)
+    files = {"broker/kafka_2.13-4.3.1.jar": b"1\n", "spark/connector-4.2.0.jar": b"22\n"}
+    monkeypatch.setattr(jars.Recipe, "hashes", lambda _: {name: hashlib.sha256(text).hexdigest() for name, text in files.items()})
     runs = tmp_path / "runs"
 
     def make(pause=0, end=""):
@@ -42,6 +45,31 @@ def ivy(tmp_path, monkeypatch):
         return lambda: len(runs.read_text().splitlines()) if runs.exists() else 0
 
     return make
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "echo 23 > $target/spark/connector-4.2.0.jar",
+        "echo 1 > $target/spark/more.jar",
+        "rm $target/broker/*.jar; echo > $target/broker/a.jar",
+    ],
+)
+def test_file_that_is_not_the_tested_one_is_refused(ivy, tmp_path, end):
+    """A changed, a further and a missing jar. Nothing stays in the cache; the next try fetches all of them."""
+    ivy(end=end)
+    with pytest.raises(JarsDiffer, match=r"connector-4.2.0.jar|more.jar|broker/a.jar, broker/kafka"):
+        jars.spark_jars()
+    assert [path.name for path in (tmp_path / "cache" / "jars").iterdir()] == ["lock"]
+    ivy()
+    assert names(jars.spark_jars()) == ["connector-4.2.0.jar"]
+
+
+def test_recipes_have_the_hash_of_each_file():
+    for recipe in (jars.KAFKA, jars.REGISTRY):
+        hashes = recipe.hashes()
+        assert {name.partition("/")[0] for name in hashes} == set(recipe.configurations)
+        assert all(len(digest) == 64 for digest in hashes.values())
 
 
 def names(paths):
@@ -65,11 +93,12 @@ def test_jars_are_fetched_once_and_serve_both_users(ivy, tmp_path):
     assert runs() == 3
 
 
-def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
+def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy, monkeypatch):
     """Its jars keep their folders, and the archive is deleted. It is fetched separately: users without a registry never download it."""
     pack = (
         "cd $target; mkdir lib registry; echo 1 > lib/a.jar; echo 22 > app-runner.jar; tar czf registry/app-2.5.tar.gz app-runner.jar lib"
     )
+    monkeypatch.setattr(jars.Recipe, "hashes", lambda _: None)  # the archive has the time at which it was packed
     runs, told = ivy(end=pack), []
     program, library = jars.registry_jars(told.append)
     assert (program.name, program.read_text()) == ("app-runner.jar", "22\n")
@@ -85,7 +114,7 @@ def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
 def test_two_processes_at_once_fetch_once(ivy):
     """The second process waits for the first and uses its jars."""
     runs = ivy(pause=0.5)
-    other = multiprocessing.get_context("spawn").Process(target=jars.broker_jars)
+    other = multiprocessing.get_context("fork").Process(target=jars.broker_jars)
     other.start()
     until(lambda: runs() == 1)
     jars.broker_jars()
@@ -96,7 +125,7 @@ def test_two_processes_at_once_fetch_once(ivy):
 def test_a_killed_fetch_leaves_nothing_that_counts(ivy):
     """Its temporary folder is not part of the cache. The next process removes it and fetches the jars again."""
     runs = ivy(pause=5)
-    process = multiprocessing.get_context("spawn").Process(target=jars.broker_jars)
+    process = multiprocessing.get_context("fork").Process(target=jars.broker_jars)
     process.start()
     until(lambda: list(jars.cache().glob("jars/.fetch-*/broker/*.jar")))
     process.kill()

@@ -62,6 +62,20 @@ class JarsUnavailable(Unavailable):
 
 
 @dataclass(kw_only=True, eq=False)
+class JarsDiffer(Refused):
+    """A repository's files are not those that this version of Tidemark was tested with."""
+
+    what: str
+    files: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"The repository has other files for {self.what} than this version of Tidemark was tested with: {', '.join(self.files)}. Their "
+            "SHA-256 is not the one that Tidemark knows. Nothing of them was kept or run. Name another repository in TIDEMARK_MAVEN_MIRROR."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class FolderUnusable(Refused):
     """The folder cannot hold the stack's state."""
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tidemark.errors import BadInput
-from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsUnavailable
+from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsDiffer, JarsUnavailable
 from tidemark.jvm.java import find_java
 
 __all__ = ["Recipe", "broker_jars", "cache", "jars_of", "registry_jars", "spark_jars"]
@@ -55,6 +55,13 @@ class Recipe:
         file = self.file if isinstance(self.file, Path) else resources.files("tidemark.jvm").joinpath(self.file)
         return file.read_bytes()
 
+    def hashes(self) -> dict[str, str] | None:
+        """The SHA-256 of each file, by ``configuration/name``, as `sha256sum` prints them; None for a recipe of somebody else."""
+        if isinstance(self.file, Path):
+            return None
+        lines = resources.files("tidemark.jvm").joinpath(self.file).with_suffix(".sha256").read_text().splitlines()  # type: ignore[attr-defined]
+        return {name: digest for digest, name in map(str.split, lines)}
+
 
 KAFKA = Recipe("ivy.xml", ("broker", "spark"), "the jars of Kafka and of Spark's connector", "60 MB")
 REGISTRY = Recipe("registry.xml", ("registry",), "the jars of the schema registry", "140 MB")
@@ -63,7 +70,8 @@ REGISTRY = Recipe("registry.xml", ("registry",), "the jars of the schema registr
 def broker_jars(report: Callable[[str], None] | None = None) -> list[Path]:
     """The class path of one Kafka broker, all jars in one folder; fetches them if they are not in the cache.
 
-    Calls ``report`` when fetching starts. Raises `JarsUnavailable` if they cannot be fetched, `JavaUnusable` if Ivy cannot run.
+    Calls ``report`` when fetching starts. Raises `JarsUnavailable` if they cannot be fetched, `JarsDiffer` if they are not those that were
+    tested, `JavaUnusable` if Ivy cannot run.
     """
     return jars_of(KAFKA, "broker", report)
 
@@ -141,6 +149,7 @@ def _fetch(folder: Path, recipe: Recipe, report: Callable[[str], None] | None) -
         work.mkdir()
         _resolve(java, ivy, recipe, work, fetched)
         shutil.rmtree(work)
+        _require_known(recipe, fetched)
         listed = {configuration: _unpacked(fetched / configuration) for configuration in recipe.configurations}
         (fetched / "jars.json").write_text(json.dumps(listed, indent=1))
         shutil.rmtree(folder, ignore_errors=True)  # an old one with a jar missing
@@ -149,6 +158,15 @@ def _fetch(folder: Path, recipe: Recipe, report: Callable[[str], None] | None) -
     finally:
         shutil.rmtree(fetched, ignore_errors=True)
     return listed
+
+
+def _require_known(recipe: Recipe, folder: Path) -> None:
+    known = recipe.hashes()
+    if known is None:
+        return
+    found = {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*/*")}
+    if differ := sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name)):
+        raise JarsDiffer(what=recipe.what, files=differ)
 
 
 def _unpacked(folder: Path) -> dict[str, int]:
