@@ -19,7 +19,7 @@ SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 FURTHER_PYTHONS ?= 3.12 3.13
 
-.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit versions lint format programs java wheel up down docs docs-lock lock clean
+.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit versions lint format audit programs java wheel up down docs docs-lock lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -69,6 +69,9 @@ lint: $(READY) ## run ruff, mypy, the order of the packages, and the phrases tha
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/phrases.py
+
+audit: $(READY) ## look up known vulnerabilities of the locked packages in PyPI's advisories; fails for a package that cannot be looked up
+	$(BIN)/uv tool run --quiet pip-audit --strict --disable-pip --no-deps --requirement requirements.txt
 
 programs: ## install the programs that some tests need and pip cannot install, on Debian
 	for program in $(PROGRAMS); do command -v "$$program" || PATH="$$PATH:/usr/sbin" command -v "$$program" || missing="$${missing:-} $$program"; done; \
