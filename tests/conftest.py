@@ -16,6 +16,7 @@ import psycopg2
 import pytest
 from hypothesis import Phase, settings
 
+from tests.support import one_kafka
 from tests.support.costs import Costs
 from tests.support.kafka_topics import Topics
 from tests.support.needs import Needs
@@ -51,6 +52,8 @@ NEEDS = Needs()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", 0) and not ALL:
+        config.add_cleanup(one_kafka.offer())
     config.pluginmanager.register(Costs(config))
     config.pluginmanager.register(NEEDS)
 
@@ -93,7 +96,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
-    """Postgres and Kafka for the whole session. A test that stops one of them starts it again.
+    """Postgres and Kafka for the whole session. In ``make test``, all workers have the same Kafka. A test that stops one of the servers is
+    for `make test-all` only, and starts it again.
 
     ``TIDEMARK_TEST_STACK`` names the folder of a stack that is already running.
     """
@@ -102,7 +106,8 @@ def stack() -> Iterator[LocalStack]:
         return
     with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as folder:
         Path(folder).chmod(0o755)  # if root runs the tests, Postgres runs as another user, which cannot access pytest's own folders
-        with LocalStack(Path(folder)).running() as stack:
+        stack = LocalStack(Path(folder))
+        with one_kafka.started(stack) if one_kafka.is_shared() else stack.running():
             without_fsync(stack)
             yield stack
 

@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -312,7 +312,7 @@ class Complaint:
     """Postgres' message without the values of rows, and its own words that quote them (its DETAIL, a quoted value)."""
 
     message: str
-    detail: str | None
+    detail: str | None = field(repr=False)
 
 
 NAMES_ONLY = frozenset({

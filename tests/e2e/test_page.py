@@ -492,8 +492,8 @@ def test_records_on_screen_are_redriven_or_discarded_under_the_users_name(site: 
     errors = page.get_by_label("Errors")
     errors.get_by_text("growing").first.wait_for()
     errors.get_by_role("row").filter(has_text="FAILED").get_by_role("link", name="Discard …").click()
+    page.locator("[name=reason]").fill("test rides of last week")  # in the form; the list has a state, too
     assert page.get_by_label("State").input_value() == "FAILED"
-    page.locator("[name=reason]").fill("test rides of last week")
     ask = page.get_by_role("button", name="Request the discard …")
     page.locator("[name=error]").fill("")
     page.get_by_label("State").select_option("")

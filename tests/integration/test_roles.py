@@ -595,7 +595,12 @@ def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> No
     assert story.call(story.only[Profile.OPERATOR], "retries", "discard", name, "--number", "2", *WHY).exit_code == 0
     with session(roles.url(roles.owner)) as connection:
         Coordinator(connection, "others").join(JoinRequest("", "seat", "cli", (("range", {"topics": []}),)))
-    roles.own("CREATE TABLE tidemark_archive.another ()")
+    roles.own(
+        "CREATE TABLE tidemark_archive.another ()",
+        "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) SELECT group_id, 'warning', 1, 1 FROM tidemark.flow",
+        "INSERT INTO tidemark.validation_result (validation_id, number, expectation, severity, success, detail)"
+        " SELECT validation_id, 1, 'e', 'warning', false, '{}' FROM tidemark.validation",
+    )
     columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'tidemark' AND is_identity = 'NO'"
     changes = [f"UPDATE tidemark.{table} SET {column} = {column}" for table, column in query(roles, roles.owner, columns)]
     changes += [f"{verb} tidemark.{table}" for table in TABLES for verb in ("DELETE FROM", "TRUNCATE")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg2
@@ -58,7 +58,7 @@ class SinkRejected(Refused):
     table: str
     error_type: str
     message: str
-    detail: str | None = None
+    detail: str | None = field(default=None, repr=False)
     of_rows: bool
 
     def text(self, layout: Layout) -> str:

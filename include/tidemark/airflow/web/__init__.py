@@ -18,6 +18,7 @@ Modules::
     guards       who may read what
     history      rewinds, validations and events of several consumers
     overview     all groups in one table
+    payload      a record's key, value and headers, within limits
     preview      what a rewind would do
     rebalances   what each rebalance of a group moved
     retries      what waits, what failed, and the records themselves

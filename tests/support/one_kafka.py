@@ -1,0 +1,49 @@
+"""One Kafka for all workers of ``make test``: an idle broker takes 4 % of a core. The first worker that needs it starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tidemark.local import LocalStack
+from tidemark.local.postgres import DATABASE
+
+FOLDER = "TIDEMARK_TEST_KAFKA"
+"""The folder of the broker, in the environment of the workers."""
+
+
+def offer() -> Callable[[], None]:
+    """From now on, workers may share a broker. Returns what ends that."""
+    folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="tidemark-kafka-")
+
+    def end() -> None:
+        LocalStack(Path(folder)).stop_kafka()
+        shutil.rmtree(folder, ignore_errors=True)
+        os.environ.pop(FOLDER, None)
+
+    return end
+
+
+def is_shared() -> bool:
+    return FOLDER in os.environ
+
+
+@contextlib.contextmanager
+def started(stack: LocalStack) -> Iterator[None]:
+    """Starts the stack's Postgres, and gives it the shared broker."""
+    shared = LocalStack(Path(os.environ[FOLDER]))
+    with (shared.folder / "turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        shared.start_kafka()
+    stack.kafka = shared.kafka
+    stack.start_postgres()
+    stack.create_database(DATABASE)
+    try:
+        yield
+    finally:
+        stack.stop_postgres()
