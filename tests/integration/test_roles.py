@@ -599,7 +599,7 @@ def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> No
         "CREATE TABLE tidemark_archive.another ()",
         "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) SELECT group_id, 'warning', 1, 1 FROM tidemark.flow",
         "INSERT INTO tidemark.validation_result (validation_id, number, expectation, severity, success, detail)"
-        " SELECT validation_id, 1, 'e', 'warning', false, '[1]' FROM tidemark.validation",
+        """ SELECT validation_id, 1, 'e', 'warning', false, '{"observed": 1}' FROM tidemark.validation""",
     )
     columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'tidemark' AND is_identity = 'NO'"
     changes = [f"UPDATE tidemark.{table} SET {column} = {column}" for table, column in query(roles, roles.owner, columns)]
