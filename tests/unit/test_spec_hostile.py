@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.airflow.dags import consume_dags
+from tidemark.sink.table import quoted_table
 from tidemark.spec import ConsumerSpec, SpecInvalid
 from tidemark.spec.load import load_consumer
 from tidemark.spec.partial import partial_spec
@@ -55,6 +57,37 @@ def test_text_of_a_loaded_file_can_be_stored(tmp_path_factory: pytest.TempPathFa
     stored = f"{spec.description}{spec.airflow.owner}{spec.airflow.tags}{spec.airflow.pool}"
     assert "\0" not in stored
     stored.encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "description: !!python/object/apply:os.system ['touch {mark}']\n",
+        "description: !!python/object/new:type [x, [], {{extend: !!python/name:exec }}]\n",
+        "airflow: !!python/module:this\n",
+        "description: !include {mark}\n",
+        "<<: !!python/object/apply:pathlib.Path.touch [{mark}]\n",
+    ],
+)
+def test_tag_of_yaml_makes_nothing_run(tmp_path: Path, text: str) -> None:
+    mark = tmp_path / "ran"
+    with pytest.raises(SpecInvalid):
+        loaded(tmp_path, FILE + text.format(mark=mark))
+    partial_spec(tmp_path / "orders.yaml")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ['public.a"; DROP TABLE x; --', "public.a'b", "public.a\\", "public.a b", "public.{{ ds }}", "public.%s", "a" * 64]
+)
+def test_name_of_a_table_is_quoted_or_refused(tmp_path: Path, name: str) -> None:
+    """In every statement it goes through `quoted_table`."""
+    text = FILE.replace("{table: public.orders}", "{table: " + json.dumps(name) + "}")
+    try:
+        tables = loaded(tmp_path, text).tables.values()
+    except SpecInvalid:
+        return
+    assert [re.fullmatch(r'("(?:[^"]|"")+"\.?)+', quoted_table(sink.table)) is not None for sink in tables] == [True]
 
 
 def test_owner_fits_the_tables_of_airflow(tmp_path: Path) -> None:
