@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sampling import ALL
+
 TESTS = Path(__file__).parent.parent
 ONE_AIRFLOW = "tests/e2e"
+ONE_STACK = "tests/chaos"
 ONE_SPARK = "one Spark session"
 SHARED = {name: ExitStack() for name in ("e2e", "chaos", ONE_SPARK)}
 """What to stop after the last test of a folder or of a scope."""
@@ -34,10 +37,12 @@ def stop_unless_needed_by(item: pytest.Item | None) -> None:
 
 
 def scope(nodeid: str) -> str:
-    """What one worker runs: a file, because its tests share fixtures that start slowly, or all files that share one Airflow or Spark."""
+    """What one worker runs: a file, because its tests share slow fixtures, or all files that share an Airflow, a Spark or a stack."""
     file = nodeid.partition("::")[0]
     if file in IN_ONE_SPARK:
         return ONE_SPARK
+    if file.startswith(ONE_STACK) and not ALL:  # all of them would be a shard of their own
+        return ONE_STACK
     return ONE_AIRFLOW if file.startswith(ONE_AIRFLOW) and file not in OWN_SERVERS else file
 
 
