@@ -167,14 +167,14 @@ class MessagePoller:
 
 
 def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """The messages, up to `BYTES_A_POLL` of them at a time, at least one."""
-    start = size = 0
-    for at, message in enumerate(messages):
-        size += len(message)
-        if at > start and size > BYTES_A_POLL:
-            yield messages[start:at]
-            start, size = at, len(message)
-    yield messages[start:]
+    """The messages, up to `BYTES_A_POLL` of them at a time, at least one. Those that it has passed on can be freed."""
+    left = list(reversed(messages))
+    del messages
+    while left:
+        part, size = [left.pop()], 0
+        while left and (size := size + len(part[-1])) + len(left[-1]) <= BYTES_A_POLL:
+            part.append(left.pop())
+        yield part
 
 
 def _headers(messages: Sequence[Message]) -> tuple[list[Any], Any]:

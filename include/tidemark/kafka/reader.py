@@ -17,9 +17,8 @@ from tidemark.records.ranges import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FIRST_POLL = 16
-"""The first poll of a topic asks for few messages, because the size of its records is not known yet. At the broker's default limit of 1 MB
-a batch, they have `BYTES_A_POLL`."""
+FIRST_POLL = 1
+"""Messages of a topic's first poll: the size of its records is not known yet."""
 SILENCE_S = 60
 """How long to wait for a message, an end of partition or an error that ends the read."""
 
