@@ -96,6 +96,7 @@ def soak(options: Options, say: Callable[[str], None]) -> Result:
         with LocalStack(folder).running() as stack, pytest.MonkeyPatch.context() as environment:  # drivers inherit it
             environment.setenv("TIDEMARK_STEP_HOOK", HOOK)
             environment.setenv(MARK, mark := uuid.uuid4().hex)
+            environment.setenv("TIDEMARK_KEEPER_ENV", MARK)
             result = _Soak(options, folder, stack, said).run()
         result.left_over = _ended(mark)
         result.took_s = time.monotonic() - began

@@ -54,6 +54,7 @@ MORE = "TIDEMARK_KEEPER_ENV"
 NEEDED = frozenset({
     *OF_PROCESSES, MORE,
     "AIRFLOW_HOME", "TIDEMARK_HOME", "TIDEMARK_CACHE", "TIDEMARK_MAVEN_MIRROR",
+    "TIDEMARK_LOCAL_AIRFLOW",  # by which `tidemark local` finds the processes of its Airflow
     "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE", "VIRTUAL_ENV", "CC",
     "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS",
 })  # fmt: skip
