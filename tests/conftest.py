@@ -102,7 +102,10 @@ def stack() -> Iterator[LocalStack]:
     ``TIDEMARK_TEST_STACK`` names the folder of a stack that is already running.
     """
     if running := os.environ.get("TIDEMARK_TEST_STACK"):
-        yield LocalStack(Path(running))
+        stack = LocalStack(Path(running))
+        if one_kafka.is_shared():
+            stack.kafka = one_kafka.shared().kafka
+        yield stack
         return
     with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as folder:
         Path(folder).chmod(0o755)  # if root runs the tests, Postgres runs as another user, which cannot access pytest's own folders

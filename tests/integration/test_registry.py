@@ -10,6 +10,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import psutil
 import pytest
+from tests.support.private_files import assert_own_files
 
 from tidemark.jvm.errors import JarsUnavailable
 from tidemark.local import LocalStack
@@ -47,6 +48,7 @@ def test_registry_runs_alone_on_loopback_and_keeps_its_schemas(alone):
     url = alone.registry.url()
     asked(f"{url}/subjects/kept/versions", {"schema": json.dumps({"type": "record", "name": "kept", "fields": []})})
     assert asked(f"{url}/subjects") == ["kept"]
+    assert_own_files(alone.registry)
     alone.stop_registry()
     assert gone(process)
     with pytest.raises(NotUp, match="Registry of the stack"):

@@ -33,14 +33,18 @@ def is_shared() -> bool:
     return FOLDER in os.environ
 
 
+def shared() -> LocalStack:
+    return LocalStack(Path(os.environ[FOLDER]))
+
+
 @contextlib.contextmanager
 def started(stack: LocalStack) -> Iterator[None]:
     """Starts the stack's Postgres, and gives it the shared broker."""
-    shared = LocalStack(Path(os.environ[FOLDER]))
-    with (shared.folder / "turn").open("w") as turn:
+    broker = shared()
+    with (broker.folder / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        shared.start_kafka()
-    stack.kafka = shared.kafka
+        broker.start_kafka()
+    stack.kafka = broker.kafka
     stack.start_postgres()
     stack.create_database(DATABASE)
     try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAIN = "tidemark.main.proto"
 COMPILE_LIMIT_S = 20
-_FILE = re.compile(r"(?![/.-])[A-Za-z0-9_./-]{1,200}\.proto")
+_FILE = re.compile(r"(?=.{1,200}$)(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.proto")
 _COMPILER = """
 import os, resource, sys
 for limit, size in ((resource.RLIMIT_AS, 2 << 30), (resource.RLIMIT_FSIZE, 32 << 20), (resource.RLIMIT_CPU, 20)):
@@ -101,7 +101,7 @@ def compiled(text: str, references: Mapping[str, str], name: str | None = None) 
 def _check_files(references: Mapping[str, str], text: str) -> None:
     """The names come from the schema's author. They become files in a folder of their own, so they must stay in it and be nothing else."""
     for file in references:
-        if not _FILE.fullmatch(file) or ".." in file.split("/") or file == MAIN:
+        if not _FILE.fullmatch(file) or file == MAIN:
             raise BadSchema(problem=f"imports {quoted(file)}, which is not a .proto file below its own folder")
     require_small((text, *references.values()))
 

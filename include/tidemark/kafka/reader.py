@@ -17,8 +17,9 @@ from tidemark.records.ranges import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FIRST_POLL = 1
-"""Messages of a topic's first poll: the size of its records is not known yet."""
+FIRST_POLL = 16
+"""Messages of a topic's first poll, when the size of its records is not known yet. At the broker's default limit of 1 MB a batch, they have
+`BYTES_A_POLL`."""
 SILENCE_S = 60
 """How long to wait for a message, an end of partition or an error that ends the read."""
 
