@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
@@ -17,14 +18,16 @@ from tidemark.profiles import Profile
 
 
 class Roles:
-    """An owner, a less privileged role ``run``, and roles created with `new`. Each role's password is its name."""
+    """An owner, a less privileged role ``run``, and roles created with `new`. Each role's password is its name. All tests on a stack have
+    the same owner."""
 
-    def __init__(self, stack: LocalStack) -> None:
+    def __init__(self, stack: LocalStack, *, migrated: bool) -> None:
         self._stack, self._mark = stack, uuid.uuid4().hex[:10]
+        self.owner = _owner(stack)
         self.database = f"test_{self._mark}"
         self.all: list[str] = []
-        self.owner = self.new("owner")
-        self.admin(f"CREATE DATABASE {self.database} OWNER {self.owner}")
+        template = f"TEMPLATE {_template(stack)}" if migrated else ""
+        self.admin(f"CREATE DATABASE {self.database} OWNER {self.owner} {template}")
         self.run = self.new("run")
 
     def new(self, name: str, *profiles: Profile) -> str:
@@ -46,26 +49,51 @@ class Roles:
         self.own(block.replace("tidemark_run", role).replace("lake.cities", table))
 
     def url(self, role: str) -> str:
-        parts = urlsplit(self._stack.postgres.url(self.database))
-        return urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
+        return _url(self._stack, self.database, role)
 
     def own(self, *statements: str) -> None:
         self.admin(*statements, database=self.database)
 
     def admin(self, *statements: str, database: str = DATABASE) -> None:
-        with contextlib.closing(psycopg2.connect(self._stack.postgres.url(database))) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cur:
-                for statement in statements:
-                    cur.execute(statement)
+        _admin(self._stack, *statements, database=database)
 
     def drop(self) -> None:
         self.admin(f"DROP DATABASE {self.database} WITH (FORCE)", *(f'DROP ROLE IF EXISTS "{role}"' for role in self.all))
 
 
+def _url(stack: LocalStack, database: str, role: str) -> str:
+    parts = urlsplit(stack.postgres.url(database))
+    return urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
+
+
+def _admin(stack: LocalStack, *statements: str, database: str = DATABASE) -> None:
+    with contextlib.closing(psycopg2.connect(stack.postgres.url(database))) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cur:
+            for statement in statements:
+                cur.execute(statement)
+
+
+@functools.cache
+def _owner(stack: LocalStack) -> str:
+    role = f"owner_{uuid.uuid4().hex[:10]}"
+    _admin(stack, f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+    return role
+
+
+@functools.cache
+def _template(stack: LocalStack) -> str:
+    """A database that the owner has migrated."""
+    owner = _owner(stack)
+    template = f"template_{owner}"
+    _admin(stack, f"CREATE DATABASE {template} OWNER {owner}")
+    schema.migrate(_url(stack, template, owner))
+    return template
+
+
 @contextlib.contextmanager
-def made_roles(stack: LocalStack) -> Iterator[Roles]:
-    roles = Roles(stack)
+def made_roles(stack: LocalStack, *, migrated: bool = True) -> Iterator[Roles]:
+    roles = Roles(stack, migrated=migrated)
     try:
         yield roles
     finally:
