@@ -58,9 +58,9 @@ class Limits:
         request.headers["Accept-Encoding"] = "identity"
         request.extensions = {**request.extensions, "trace": self._note}
 
-    def _note(self, event: str, found: Mapping[str, Any]) -> None:
+    def _note(self, event: str, info: Mapping[str, Any]) -> None:
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            self._sockets.append(found["return_value"].get_extra_info("socket"))
+            self._sockets.append(info["return_value"].get_extra_info("socket"))
             self._require_time()
 
     def _bound(self, response: Any) -> None:

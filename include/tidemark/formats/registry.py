@@ -95,8 +95,8 @@ class Registry:
         Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`.
         """
         with self._question():
-            found = self._newest(subject)
-            return found.schema_id, self._parsed(found.schema)
+            newest = self._newest(subject)
+            return newest.schema_id, self._parsed(newest.schema)
 
     def newest_message(self, subject: str, name: str | None) -> Message:
         """The message of this name (default: the first one) in the newest schema of a subject, in Protobuf. Raises what `newest` does."""
@@ -113,11 +113,11 @@ class Registry:
 
     def by_ids(self, ids: Collection[SchemaId]) -> dict[SchemaId, Node | str | None]:
         """Schemas by id: None if the registry does not know it, a text if it cannot be used."""
-        found = {}
+        schemas = {}
         for each in ids:
             with self._question():
-                found[each] = self._by_id(each)
-        return found
+                schemas[each] = self._by_id(each)
+        return schemas
 
     def _by_id(self, schema_id: SchemaId) -> Node | str | None:
         if isinstance(schema_id, int):

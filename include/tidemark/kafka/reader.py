@@ -71,9 +71,8 @@ class BatchDamaged(Refused):
     cause: str
 
     def __str__(self) -> str:
-        where = "a record batch" if self.offset is None else f"the record batch that begins at offset {self.offset}"
         return (
-            f"{self.partition}: {where} is damaged in the broker's log ({self.cause}). Nothing of this slice was stored. Restore the "
+            f"{self.partition}: {_batch_at(self.offset)} is damaged in the broker's log ({self.cause}). Nothing of this slice was stored. Restore the "
             "batch from another replica, or skip it: `tidemark rewind plan NAME --to-offset` with an offset after it."
         )
 
@@ -88,13 +87,16 @@ class NotDecompressed(Refused):
     cause: str
 
     def __str__(self) -> str:
-        where = "a record batch" if self.offset is None else f"the record batch that begins at offset {self.offset}"
         return (
-            f"{self.partition}: {where} cannot be decompressed ({self.cause}). Its checksum is right, so it is too large for the client, "
+            f"{self.partition}: {_batch_at(self.offset)} cannot be decompressed ({self.cause}). Its checksum is right, so it is too large for the client, "
             "or its producer compressed it wrongly. Nothing of this slice was stored. Set receive.message.max.bytes in the Kafka "
             "connection to twice its decompressed size (default: 100000000 bytes), or skip it: `tidemark rewind plan NAME --to-offset` "
             "with an offset after it."
         )
+
+
+def _batch_at(offset: int | None) -> str:
+    return "a record batch" if offset is None else f"the record batch that begins at offset {offset}"
 
 
 def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[pa.RecordBatch]:

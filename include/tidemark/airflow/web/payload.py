@@ -47,17 +47,17 @@ class Room:
         if value is None:
             return None
         part = value[:MOST_BYTES]
-        said: dict[str, Any] = {"bytes": len(value), "cut": len(value) > len(part), "text": None, "json": None, "not_laid_out": False}
-        said["hex"] = part[: min(HEX_BYTES, self._left // 6)].hex(" ")
-        self._left -= len(said["hex"])
+        shown: dict[str, Any] = {"bytes": len(value), "cut": len(value) > len(part), "text": None, "json": None, "not_laid_out": False}
+        shown["hex"] = part[: min(HEX_BYTES, self._left // 6)].hex(" ")
+        self._left -= len(shown["hex"])
         with contextlib.suppress(UnicodeDecodeError):
-            whole = codecs.getincrementaldecoder("utf-8")().decode(part, final=not said["cut"])  # the last character may be cut
-            said["text"], shortened = self._text(whole)
-            said["cut"] |= shortened
-        text = decoded.json if decoded is not None else said["text"] if not said["cut"] else None
+            whole = codecs.getincrementaldecoder("utf-8")().decode(part, final=not shown["cut"])  # the last character may be cut
+            shown["text"], shortened = self._text(whole)
+            shown["cut"] |= shortened
+        text = decoded.json if decoded is not None else shown["text"] if not shown["cut"] else None
         if text is not None:
-            said["json"], said["not_laid_out"] = self._laid_out(text)
-        return said | {"problem": None if decoded is None else decoded.problem}
+            shown["json"], shown["not_laid_out"] = self._laid_out(text)
+        return shown | {"problem": None if decoded is None else decoded.problem}
 
     def _text(self, text: str) -> tuple[str, bool]:
         """The text, or the beginning that fits into half of the room, and whether it was cut."""
@@ -82,11 +82,11 @@ class Room:
             size += len(piece)
             if size > self._left // 2:
                 return None, True
-        found = visible("".join(pieces))
-        if (size := len(to_json(found))) > self._left:
+        lines = visible("".join(pieces))
+        if (size := len(to_json(lines))) > self._left:
             return None, True
         self._left -= size
-        return found, False
+        return lines, False
 
 
 def visible(text: str) -> str:
