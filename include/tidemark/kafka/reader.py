@@ -72,8 +72,8 @@ class BatchDamaged(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.partition}: {_batch_at(self.offset)} is damaged in the broker's log ({self.cause}). Nothing of this slice was stored. Restore the "
-            "batch from another replica, or skip it: `tidemark rewind plan NAME --to-offset` with an offset after it."
+            f"{self.partition}: {_batch_at(self.offset)} is damaged in the broker's log ({self.cause}). Nothing of this slice was stored. "
+            "Restore the batch from another replica, or skip it: `tidemark rewind plan NAME --to-offset` with an offset after it."
         )
 
 
@@ -88,10 +88,10 @@ class NotDecompressed(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.partition}: {_batch_at(self.offset)} cannot be decompressed ({self.cause}). Its checksum is right, so it is too large for the client, "
-            "or its producer compressed it wrongly. Nothing of this slice was stored. Set receive.message.max.bytes in the Kafka "
-            "connection to twice its decompressed size (default: 100000000 bytes), or skip it: `tidemark rewind plan NAME --to-offset` "
-            "with an offset after it."
+            f"{self.partition}: {_batch_at(self.offset)} cannot be decompressed ({self.cause}). Its checksum is right, so it is too large "
+            "for the client, or its producer compressed it wrongly. Nothing of this slice was stored. Set receive.message.max.bytes in the "
+            "Kafka connection to twice its decompressed size (default: 100000000 bytes), or skip it: `tidemark rewind plan NAME "
+            "--to-offset` with an offset after it."
         )
 
 
