@@ -146,7 +146,7 @@ class Load:
 
 
 def _mark(name: str) -> str:
-    return f"%s::{TYPES[name][0]}" if name in TYPES else "%s"
+    return f"(%s)::{TYPES[name][0]}" if name in TYPES else "%s"  # -32768::smallint would be -(32768::smallint)
 
 
 def differences(found: Rows, expected: Rows) -> list[tuple[Any, ...]]:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -95,9 +95,19 @@ class Topics:
         self._made += [name for name in names if name not in self._made]
 
     def _end(self, topic: str, partition: int) -> int:
-        """The high watermark, which aborted records and markers move too."""
-        (found,) = self._admin.list_offsets({TopicPartition(topic, partition): OffsetSpec.latest()}).values()
-        return int(found.result().offset)
+        """The high watermark, which aborted records and markers move too. A broker that has just started may not know a leader's epoch."""
+
+        def ask() -> tuple[int] | None:
+            (asked,) = self._admin.list_offsets({TopicPartition(topic, partition): OffsetSpec.latest()}).values()
+            try:
+                return (int(asked.result().offset),)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_LEADER_EPOCH:
+                    raise
+            return None
+
+        (end,) = until(ask, f"the end of {topic}/{partition}", within_s=60)
+        return int(end)
 
     def _led(self, topic: str) -> bool:
         """Whether the broker knows the topic's partitions and their leaders. It learns them a moment after the controller's response."""
