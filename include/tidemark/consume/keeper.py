@@ -195,10 +195,15 @@ def socket_path(env: Mapping[str, str]) -> Path:
     package = Path(__file__).resolve().parents[1]
     sources = sorted((str(file.relative_to(package)), file.stat().st_mtime_ns) for file in package.rglob("*.py"))
     packages = [Path(place).stat().st_mtime_ns for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
-    more = (MORE, *env.get(MORE, "").split(","))
-    settings = {name: value for name, value in env.items() if name in (*OF_PROCESSES, *more) or name.startswith(("PYTHON", "SPARK_"))}
+    settings = {
+        name: value for name, value in env.items() if name in {*OF_PROCESSES, MORE, *_more(env)} or name.startswith(("PYTHON", "SPARK_"))
+    }
     key = json.dumps([sys.executable, sources, packages, sorted(settings.items())])
     return _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
+
+
+def _more(env: Mapping[str, str]) -> set[str]:
+    return {name.strip() for name in env.get(MORE, "").split(",")}
 
 
 def _folder() -> Path:
@@ -254,7 +259,7 @@ def _reached(connection: socket.socket, path: Path) -> bool:
 
 
 def _started(connection: socket.socket, path: Path, env: Mapping[str, str]) -> None:
-    needed = {*NEEDED, *(name.strip() for name in env.get(MORE, "").split(","))}
+    needed = NEEDED | _more(env)
     own = {name: value for name, value in env.items() if name in needed or name.startswith(PREFIXES)}
     with path.with_suffix(".log").open("w") as log:
         keeper = subprocess.Popen(

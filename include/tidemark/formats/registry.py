@@ -28,7 +28,7 @@ WHOLE = 2
 MAX_BYTES = 4 * MAX_CHARACTERS
 STRANGE = "its answer is not that of a schema registry"
 MAX_REFERENCES = 100
-"""Of a schema, with those of its references."""
+"""How many references a schema may have, direct and indirect."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -156,7 +156,7 @@ class Registry:
                 continue
             known.add(version)
             if len(known) > MAX_REFERENCES:
-                raise BadSchema(problem=f"has more than {MAX_REFERENCES} references, including those of its references")
+                raise BadSchema(problem=f"has more than {MAX_REFERENCES} references, direct and indirect")
             found = self._asked(lambda version=version: self._client.get_version(*version))
             if found is None:
                 raise BadSchema(problem=f"refers to {each.subject} version {each.version}, which the registry does not have")

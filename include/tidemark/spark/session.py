@@ -233,7 +233,7 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = {**LOCAL_SETTINGS, **settings}
     if master is not None and _alone(settings.get("spark.master", master)):
-        settings = {**_private(settings), **settings}
+        settings = {**_private(), **settings}
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
@@ -250,11 +250,14 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
     return spark
 
 
-def _private(settings: Mapping[str, str]) -> dict[str, str]:
+def _private() -> dict[str, str]:
     """Where an application in local mode keeps its files, so that no other user of the host reads records in them. Spark makes its
     folders readable for all."""
-    folder = project.own_tmp() / "spark"
-    folder.mkdir(exist_ok=True)
+    try:
+        folder = project.own_tmp() / "spark"
+        folder.mkdir(exist_ok=True)
+    except PermissionError:  # another user took the name first, which must not stop this user's runs
+        folder = Path(tempfile.mkdtemp(prefix="tidemark-spark-"))
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     if "java.io.tmpdir" not in options:
         os.environ["SPARK_SUBMIT_OPTS"] = f'{options} "-Djava.io.tmpdir={folder}"'.strip()
