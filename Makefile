@@ -18,6 +18,8 @@ MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 FURTHER_PYTHONS ?= 3.12 3.13
+# Without byte code, each of the many Python processes that tests start compiles Tidemark again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-changes bench soak check test test-all test-airflow unit versions lint format audit programs java wheel up down docs docs-lock lock clean
 

@@ -87,7 +87,8 @@ def for_site(text: str) -> str:
 def rights() -> Iterator[str]:
     for profile, one in RIGHTS.items():
         yield f"## `{profile}`\n\nMay {one.may}."
-        yield f" Creates tables in `{one.creates_in}`.\n" if one.creates_in else "\n"
+        yield f" Creates tables in `{one.creates_in}`." if one.creates_in else ""
+        yield f" Calls {', '.join(f'`tidemark.{name}`' for name in one.functions)} with the owner's rights.\n" if one.functions else "\n"
         tables = sorted({*one.insert, *one.update, *one.delete})
         if tables:
             yield "| table | INSERT | UPDATE | DELETE |\n|---|---|---|---|"

@@ -43,12 +43,14 @@ __all__ = [
     "Connection",
     "Cursor",
     "DatabaseUrl",
+    "SafeCursor",
     "answering",
     "array",
     "complaint",
     "connect",
     "execute_often",
     "in_sight",
+    "in_users_function",
     "is_outage",
     "kept_open",
     "on_behalf",
@@ -60,7 +62,6 @@ __all__ = [
     "statements",
     "transaction",
     "unavailable",
-    "without_values",
 ]
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
     connection: Connection | None = None
     try:
         defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
-        connection = psycopg2.connect(url, connection_factory=_Session, application_name=application, **defaults)
+        connection = psycopg2.connect(url, connection_factory=Session, application_name=application, **defaults)
     except psycopg2.Error as error:
         said = str(error).strip()
         if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
@@ -240,12 +241,42 @@ def _pooled(cursor: Cursor) -> bool:
     return bool(cursor.fetchone() != (cursor.connection.info.backend_pid,))
 
 
-class _Session(Connection):
-    """A session of `connect`. ``often``: by name, what `execute_often` sends for a statement that it has executed before."""
+class Session(Connection):
+    """A session of `connect`. ``often``: by name, what `execute_often` sends for a statement that it has executed before.
+
+    What psycopg2 raises for it, and for its cursors, quotes no value of a row, wherever the error is shown.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.often: dict[str, str] = {}
+        self.cursor_factory = SafeCursor
+
+    def commit(self) -> None:
+        with _errors_without_values():
+            super().commit()
+
+
+class SafeCursor(Cursor):
+    """A cursor whose errors quote no value of a row."""
+
+    def execute(self, query: Any, vars: Any = None) -> None:
+        with _errors_without_values():
+            super().execute(query, vars)
+
+    def copy_expert(self, sql: Any, file: Any, size: int = 8192) -> None:
+        with _errors_without_values():
+            super().copy_expert(sql, file, size)
+
+
+class _errors_without_values:
+    """Replaces the text of an error of psycopg2, which quotes the statement and the rows. ``diag`` still has everything."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, psycopg2.Error):
+            error.args = (_without_values(error),)
 
 
 def execute_often(cursor: Cursor, name: str, statement: str, values: Mapping[str, Any]) -> None:
@@ -254,7 +285,7 @@ def execute_often(cursor: Cursor, name: str, statement: str, values: Mapping[str
     The second time, it is prepared: Postgres parses it once and soon reuses one plan. Not behind a pooler, where each transaction may run
     on another backend.
     """
-    known = cursor.connection.often if isinstance(cursor.connection, _Session) else {}
+    known = cursor.connection.often if isinstance(cursor.connection, Session) else {}
     if name not in known:
         known[name] = ""
     elif not known[name]:
@@ -296,15 +327,12 @@ def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:
 
 def complaint(error: psycopg2.Error) -> Complaint:
     """What Postgres says of rows that it does not take, split into what names tables, columns and constraints, and what quotes values."""
-    message = error.diag.message_primary or str(error).strip()
-    detail = error.diag.message_detail
-    raised = error.diag.source_function == "exec_stmt_raise"
-    redacted = _raised_by(error.diag.context or "") if raised else without_values(type(error).__name__, message)
-    if redacted != message:
-        message, detail = redacted, " ".join(_sentence(said) for said in (message, detail) if said)
+    message, primary, detail = _without_values(error), error.diag.message_primary, error.diag.message_detail
+    if primary and primary not in message:
+        detail = " ".join(_sentence(text) for text in (primary, detail) if text)
     named = [f"{what} {name}" for what, name in (("column", error.diag.column_name), ("constraint", error.diag.constraint_name)) if name]
-    unsaid = [one for one in named if one.split(" ", 1)[1] not in message]
-    return Complaint(_sentence(f"{message.rstrip('.')} ({', '.join(unsaid)})" if unsaid else message), detail)
+    unnamed = [one for one in named if one.split(" ", 1)[1] not in message] if message == primary else []
+    return Complaint(_sentence(f"{message.rstrip('.')} ({', '.join(unnamed)})" if unnamed else message), detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,30 +343,59 @@ class Complaint:
     detail: str | None = field(repr=False)
 
 
-NAMES_ONLY = frozenset({
-    "CheckViolation", "ExclusionViolation", "FeatureNotSupported", "ForeignKeyViolation", "GeneratedAlways", "InsufficientPrivilege",
-    "InvalidSchemaName", "NotNullViolation", "ObjectNotInPrerequisiteState", "UndefinedColumn", "UndefinedFunction", "UndefinedObject",
-    "UndefinedTable", "UniqueViolation", "WithCheckOptionViolation", "WrongObjectType",
+_OF_NAMES = frozenset({
+    "DatatypeMismatch", "FeatureNotSupported", "GeneratedAlways", "InvalidColumnReference", "InvalidSchemaName", "UndefinedColumn",
+    "UndefinedFunction", "UndefinedObject", "UndefinedTable", "WrongObjectType",
 })  # fmt: skip
-"""Errors of Postgres, by psycopg2's classes, whose messages quote names of objects and never a value. Any other may quote one: a syntax
-error does that too, of a ``tsquery`` or a JSON path in a row."""
-RAISED = "a trigger or a function of the table raised an error of its own"
-"""In place of a message from ``RAISE``, which may have values anywhere in it."""
-_BYTES = re.compile(r"\b0x[0-9a-f]{2}(?: 0x[0-9a-f]{2})*")
+"""Errors of Postgres, by psycopg2's classes, that quote names which stand in a statement. While rows are read, the same errors quote
+values: of a cast to ``regclass``, for example."""
+_OF_OBJECTS = frozenset({"InsufficientPrivilege", "WithCheckOptionViolation"})
+"""Errors that name the object which refuses an access or a row, whenever they are raised."""
 _QUOTED = re.compile("[\"'«»„“”‚‘’「」].*[\"'«»„“”‚‘’「」]", re.DOTALL)
 """From the first quotation mark to the last: the value may have some itself, and ``lc_messages`` decides which ones Postgres writes."""
+_WITH_DIGITS = re.compile(r"(?<!\w\()\b\w*\d[^\s,)\]]*")
+"""Each word with a digit, except a type's length."""
 
 
-def _raised_by(context: str) -> str:
-    function = re.match(r"PL/pgSQL function (\S+\(.*\)) line \d+ at RAISE", context)
-    return RAISED if function is None else f"the function {function[1]} raised an error of its own"
+def _without_values(error: psycopg2.Error) -> str:
+    """What Postgres says, in one line, without anything that may be a value of a row. Without a SQLSTATE, libpq or psycopg2 speaks."""
+    said, code, kind = error.diag.message_primary, error.pgcode, type(error).__name__
+    if said is None or code is None:
+        return str(error).strip()
+    context = error.diag.context or ""
+    if in_users_function(error):
+        named = _FUNCTION.search(context)
+        return f"{f'{named[1]}()' if named else 'a trigger or a function of the table'} failed with {kind} ({code})"
+    if _OURS.match(context) or code[:2] in _SERVER_CLASSES or code in _SERVER_CODES or kind in _OF_OBJECTS:
+        return " ".join(said.split())
+    if kind in _OF_NAMES and error.diag.statement_position:
+        return " ".join(_sentence(text) for text in (said, error.diag.message_hint) if text)
+    before, colon, _ = _QUOTED.sub("…", said).partition(": ")
+    return " ".join((_WITH_DIGITS.sub("…", before) + (": …" if colon else "")).split())
 
 
-def without_values(kind: str, text: str) -> str:
-    """The message of an error of this class of psycopg2, without the values that it may quote."""
-    if kind == "RaiseException":
-        return RAISED
-    return text if kind in NAMES_ONLY else _BYTES.sub("…", _QUOTED.sub("…", text))
+_SERVER_CLASSES = frozenset({"08", "23", "25", "40", "53", "57", "58"})
+_SERVER_CODES = frozenset({"55006", "55P03"})
+"""Classes and codes of SQLSTATE whose messages name constraints, files, limits and processes, unless a function raises them."""
+
+
+def in_users_function(error: psycopg2.Error) -> bool:
+    """Did it happen in a trigger or a function that is not one of Tidemark's?"""
+    context = error.diag.context or ""
+    return not _OURS.match(context) and (_raised(error) or bool(_IN_FUNCTION.search(_OF_DATA.sub("", context))))
+
+
+_OF_DATA = re.compile(r"^(?:COPY |JSON ).*", re.MULTILINE | re.DOTALL)
+_IN_FUNCTION = re.compile(r"\bPL/|\bSQL\b")
+"""The context of functions, in every language of Postgres, and that of input, which quotes it and comes last."""
+_FUNCTION = re.compile(r"^PL/pgSQL[^\n(]*?((?:[\w$]+\.)?[\w$]+)\(", re.MULTILINE)
+_OURS = re.compile(r"PL/pgSQL[^\n(]*?(?:inline_code_block|\btidemark\.\w+\()")
+"""The function, or the block of a migration, in which an error happened."""
+
+
+def _raised(error: psycopg2.Error) -> bool:
+    """Is it the text of a RAISE or ASSERT? That is the only source which may choose any SQLSTATE."""
+    return (error.diag.source_function or "").startswith("exec_stmt_")
 
 
 def _sentence(text: str) -> str:
@@ -350,8 +407,10 @@ def is_outage(error: psycopg2.Error) -> bool:
 
     Classes of SQLSTATE: 08 connection, 40 rolled back in favour of another transaction, 53 out of a resource, 55 lock not granted in time,
     57 operator intervention, 58 system error. XX000 is an internal error (such as a file that cannot grow). No SQLSTATE: the session was
-    lost. `READ_ONLY`: a standby, which a failover may promote to primary.
+    lost. `READ_ONLY`: a standby, which a failover may promote to primary. A function that raises one of these itself is no outage.
     """
+    if _raised(error):
+        return False
     return error.pgcode in {None, "XX000", READ_ONLY} or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
 
 

@@ -70,6 +70,8 @@ class Rights:
     update: Mapping[str, Sequence[str]] = field(default_factory=dict)
     delete: Sequence[str] = ()
     sequences: Sequence[str] = ()
+    functions: Sequence[str] = ()
+    """What it may call that runs as the schema's owner."""
     creates_in: str | None = None
     """The schema in which it may create tables."""
 
@@ -119,10 +121,10 @@ RIGHTS: Mapping[Profile, Rights] = {
     Profile.REWINDER: Rights(
         "rewind consumers, erase a person's rows, and remove what is kept for a limited time",
         payloads=True,
-        insert=("backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record", "lag_group",
-                "lag_history", "lag_partition", "lost_range", "maintenance", "partition_offset",
-                "rewind", "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record",
-                "rewound_lost_range", "rewound_row", "suppressed", "suppressed_key", "topic", "undo_floor"),
+        insert=("backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "lag_group", "lag_history",
+                "lag_partition", "lost_range", "maintenance", "partition_offset",
+                "rewind", "rewind_archive", "rewind_group", "rewind_partition", "rewound_row", "suppressed", "suppressed_key", "topic",
+                "undo_floor"),
         update={
             "attempt": _ENDED,
             "backfill": ("end_offset",),
@@ -146,9 +148,9 @@ RIGHTS: Mapping[Profile, Rights] = {
             "undo_floor": ("sink", "sinks", "rewind_id", "floor"),
             "validation_result": ("detail",),
         },
-        delete=("batch", "deletion", "failed_record", "lag_group", "lag_history", "lag_partition", "lost_range", "rewound_batch",
-                "rewound_failed_record", "rewound_lost_range", "rewound_row", "undo_floor"),
+        delete=("deletion", "lag_group", "lag_history", "lag_partition", "lost_range", "rewound_row", "undo_floor"),
         sequences=("rewind_applied",),
+        functions=("take_from_ledger", "put_back_in_ledger"),
         creates_in=ARCHIVE,
     ),
 }  # fmt: skip

@@ -60,7 +60,8 @@ def missing(cursor: Cursor, profile: Profile) -> list[str]:
     names = ["privileges", "tables", "columns", "hidden"]
     values = [[one[0] for one in wanted], [one[1] for one in wanted], *([" ".join(one[at]) for one in wanted] for at in (2, 3))]
     schemas = {"schemas": list(SCHEMAS), "creates_in": rights.creates_in}
-    cursor.execute(SQL["missing"], {**dict(zip(names, values, strict=True)), "sequences": list(rights.sequences), **schemas})
+    callable_ = {"sequences": list(rights.sequences), "functions": list(rights.functions)}
+    cursor.execute(SQL["missing"], {**dict(zip(names, values, strict=True)), **callable_, **schemas})
     return [right for (right,) in cursor.fetchall()]
 
 
@@ -134,6 +135,8 @@ def _apply(cursor: Cursor, owner: str, role: str, profiles: Sequence[Profile]) -
             _grant(cursor, "DELETE", table, ALL, to)
         for name in one.sequences:
             cursor.execute(sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(_relation(name), to))
+        for name in one.functions:
+            cursor.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(_relation(name), to))
         if one.creates_in:
             cursor.execute(sql.SQL("GRANT CREATE ON SCHEMA {} TO {}").format(sql.Identifier(one.creates_in), to))
 

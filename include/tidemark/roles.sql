@@ -15,6 +15,9 @@ SELECT privilege || ' on tidemark.' || name
 SELECT 'USAGE on the sequence tidemark.' || name FROM unnest(%(sequences)s::text[]) name
  WHERE NOT has_sequence_privilege(format('tidemark.%%I', name)::regclass, 'USAGE')
  UNION ALL
+SELECT 'EXECUTE on the function tidemark.' || proname FROM pg_proc
+ WHERE pronamespace = 'tidemark'::regnamespace AND proname = ANY (%(functions)s::text[]) AND NOT has_function_privilege(oid, 'EXECUTE')
+ UNION ALL
 SELECT privilege || ' on the schema ' || name FROM unnest(%(schemas)s::text[]) name, unnest(ARRAY['USAGE', 'CREATE']) privilege
  WHERE (privilege = 'USAGE' OR name = %(creates_in)s::text) AND NOT has_schema_privilege(name, privilege);
 
@@ -50,7 +53,11 @@ SELECT role, array_agg(profile) FROM tidemark.role_profile GROUP BY role ORDER B
 SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, relname
   FROM pg_class WHERE relnamespace = 'tidemark'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'S')
    AND pg_has_role(relowner, 'USAGE') AND relowner <> (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
- ORDER BY relname;
+ UNION ALL
+SELECT 'FUNCTION', proname FROM pg_proc
+ WHERE pronamespace = 'tidemark'::regnamespace AND pg_has_role(proowner, 'USAGE')
+   AND EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = (SELECT oid FROM pg_roles WHERE rolname = %(role)s))
+ ORDER BY 2;
 
 -- name: columns
 SELECT attname FROM pg_attribute

@@ -46,7 +46,7 @@ WRONG: dict[str, tuple[type[TidemarkError], str]] = {
     with_column("payload", "batch['offset']") + "; return given": (BadOutput, "payload has type int64; the table has bytea"),
     set_column("kafka_offset", "pc.add(batch['offset'], 100)"): (BadOutput, "kafka_offset 100 is outside the range"),
     set_column("kafka_partition", "pc.add(batch['partition'], 1)"): (BadOutput, "a row belongs to another partition"),
-    with_column("disposition", "pa.array(['drop'] * len(batch))"): (BadOutput, "'drop' is not one of load, skip, retry, fail"),
+    with_column("disposition", "pa.array(['drop'] * len(batch))"): (BadOutput, "disposition is not one of load, skip, retry, fail"),
     TWICE.format(words="'skip'"): (BadOutput, "record 0 has rows with dispositions .* give all the same"),
     TWICE.format(words="None"): (BadOutput, "record 0 has rows with dispositions .* give all the same"),
 }

@@ -213,6 +213,9 @@ HELD = """
     UNION ALL
     SELECT privilege, nspname, '' FROM pg_namespace, unnest(ARRAY['USAGE', 'CREATE']) privilege
      WHERE nspname LIKE 'tidemark%' AND has_schema_privilege(oid, privilege)
+    UNION ALL
+    SELECT 'EXECUTE', proname, '' FROM pg_proc
+     WHERE pronamespace = 'tidemark'::regnamespace AND prosecdef AND has_function_privilege(oid, 'EXECUTE')
 """
 """Each privilege that the session's role has, with its column if it has one."""
 CREATES_IN = "SELECT nspname::text FROM pg_namespace WHERE has_schema_privilege(oid, 'CREATE') ORDER BY 1"
@@ -433,7 +436,8 @@ def test_a_role_with_all_profiles_cannot_rewrite_history(roles: Roles) -> None:
     may attach them to a table."""
     roles.give(roles.run, *Profile)
     refuse(roles, roles.run, *REWRITES)
-    functions = "SELECT proname FROM pg_proc WHERE prosecdef AND pronamespace = 'tidemark'::regnamespace"
+    functions = """SELECT proname FROM pg_proc
+                    WHERE prosecdef AND pronamespace = 'tidemark'::regnamespace AND prorettype = 'trigger'::regtype"""
     for (function,) in query(roles, roles.owner, functions):
         trap = "CREATE TEMPORARY TABLE flow (LIKE tidemark.flow); CREATE TRIGGER mine AFTER INSERT ON flow"
         trap = f"{trap} FOR EACH ROW EXECUTE FUNCTION tidemark.{function}()"
@@ -449,12 +453,13 @@ def test_more_grants_than_profiles_give_do_not_open_what_only_grows(roles: Roles
     query(roles, roles.owner, *changes)
 
 
-def made_up(ahead: int, *, loaded: int) -> str:
+def made_up(ahead: int, *, loaded: int, head_of: str = "NULL") -> str:
     """Records a batch of one record, ``ahead`` of each batch, that was either loaded or skipped."""
     columns = "group_id, topic_id, partition, owner_epoch, attempt_id"
     return f"""
-        INSERT INTO tidemark.batch ({columns}, start_offset, end_offset, loaded, sink_rows, skipped, retried, failed, unaccounted)
-        SELECT {columns}, end_offset + {ahead}, end_offset + {ahead + 1}, {loaded}, {loaded}, {1 - loaded}, 0, 0, 0 FROM tidemark.batch
+        INSERT INTO tidemark.batch ({columns}, start_offset, end_offset, loaded, sink_rows, skipped, retried, failed, unaccounted, head_of)
+        SELECT {columns}, end_offset + {ahead}, end_offset + {ahead + 1}, {loaded}, {loaded}, {1 - loaded}, 0, 0, 0, {head_of}
+          FROM tidemark.batch
     """
 
 
@@ -533,7 +538,7 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         ),
         "pause consumers": ("INSERT INTO tidemark.flow (group_id, topic, paused) SELECT group_id, 'other', true FROM tidemark.flow",),
         "fence runs": ("UPDATE tidemark.partition_offset SET owner = NULL, owner_epoch = owner_epoch + 1",),
-        "remove members and groups": (REMOVE, "UPDATE tidemark.consumer_group SET name = name || ' (deleted)'"),
+        "remove members and groups": (REMOVE, "UPDATE tidemark.consumer_group SET name = name || ' (deleted, group ' || group_id || ')'"),
     },
     ("operator", "cannot"): {
         "write to sinks or the ledger": (ROW, MADE_UP, "UPDATE tidemark.batch SET validation_id = NULL"),
@@ -543,11 +548,12 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "UPDATE tidemark.retry_action SET done_by = 'somebody else'",
             "UPDATE tidemark.redrive SET reason = 'another reason'",
             "UPDATE tidemark.redrive SET planned_by = 'somebody else'",
+            "UPDATE tidemark.redrive SET approved_by = 'somebody else'",
+            "UPDATE tidemark.consumer_group SET name = name || '2'",
         ),
     },
     ("rewinder", "can"): {
         "take rows out of sinks, erase them": ("DELETE FROM {sink}",),
-        "record batches that never were": (MADE_UP,),
         "move positions": (MOVE,),
         "drop archives that it made": ("CREATE TABLE tidemark_archive.mine AS SELECT 1; DROP TABLE tidemark_archive.mine; SELECT 1",),
         "read and empty payloads": (
@@ -556,7 +562,14 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         ),
     },
     ("rewinder", "cannot"): {
-        "delete ledger rows or failed records without an archive": ("DELETE FROM tidemark.batch", "DELETE FROM tidemark.failed_record"),
+        "add, change or delete batches and failed records outside a rewind": (
+            MADE_UP,
+            made_up(10, loaded=1, head_of="batch_id"),
+            *(f"INSERT INTO tidemark.{table} DEFAULT VALUES" for table in ("failed_record", "rewound_batch", "rewound_failed_record")),
+            *(f"DELETE FROM tidemark.{table}" for table in ("batch", "failed_record", "rewound_batch", "rewound_failed_record")),
+            "SELECT tidemark.take_from_ledger(rewind_id) FROM tidemark.rewind WHERE state <> 'PLANNED'",
+            "SELECT tidemark.put_back_in_ledger(rewind_id) FROM tidemark.rewind",
+        ),
         "change payloads or verdicts": (
             "UPDATE tidemark.failed_record SET value = 'forged'",
             "UPDATE tidemark.failed_record SET key = NULL, value = NULL, headers = '[{{}}]'",
@@ -566,9 +579,11 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         ),
         "drop archives of other roles": ("DROP TABLE tidemark_archive.another",),
         "create in the other schemas": tuple(one for one in CREATES if "tidemark_archive" not in one),
-        "change reasons and names of earlier plans": (
+        "change reasons, names and times of earlier plans": (
             "UPDATE tidemark.rewind SET reason = 'another reason'",
-            "UPDATE tidemark.rewind SET planned_by = 'somebody else'",
+            *(f"UPDATE tidemark.rewind SET {name} = 'somebody else'" for name in ("planned_by", "decided_by", "applied_by", "dag_id")),
+            "UPDATE tidemark.rewind SET applied_at = now() - interval '900 days' WHERE state = 'APPLIED'",
+            "UPDATE tidemark.rewind SET state = 'PLANNED', applied_by = NULL, applied_at = NULL, applied_no = NULL",
         ),
     },
 }
@@ -598,6 +613,12 @@ def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> No
         "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) SELECT group_id, 'warning', 1, 1 FROM tidemark.flow",
         "INSERT INTO tidemark.validation_result (validation_id, number, expectation, severity, success, detail)"
         """ SELECT validation_id, 1, 'e', 'warning', false, '{"observed": 1}' FROM tidemark.validation""",
+        """INSERT INTO tidemark.rewind (state, scenario, allow_loss, reason, planned_by, expires_at, digest, dag_id, decided_by, decided_at,
+                                        applied_by, applied_at, applied_no)
+           VALUES ('APPLIED', '{}', false, 'a good reason', 'ann', now(), '', 'rewind', 'bob', now(), 'bob', now(), 1)""",
+        """INSERT INTO tidemark.redrive (group_id, consumer, state, destination, reason, planned_by, digest, filter, approved_by,
+                                         started_at, max_redrives)
+           SELECT group_id, 'cities', 'RUNNING', 'ladder', 'a good reason', 'ann', '', '{}', 'bob', now(), 1 FROM tidemark.flow""",
     )
     columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'tidemark' AND is_identity = 'NO'"
     changes = [f"UPDATE tidemark.{table} SET {column} = {column}" for table, column in query(roles, roles.owner, columns)]
@@ -643,7 +664,7 @@ def test_sql_of_its_own_leaves_no_event_and_audit_finds_a_position_without_a_led
     for profile in (Profile.RUNNER, Profile.REWINDER):
         query(roles, story.only[profile], MOVE)
         assert story.call(reader, "audit", story.name).exit_code == 1
-        query(roles, story.only[profile], f"{made_up(0, loaded=0)} ORDER BY batch_id DESC LIMIT 1")
+        query(roles, story.only[Profile.RUNNER], f"{made_up(0, loaded=0)} ORDER BY batch_id DESC LIMIT 1")
         assert story.call(reader, "audit", story.name).exit_code == 0
     query(roles, story.only[Profile.OPERATOR], "UPDATE tidemark.failed_record SET value = 'another'")
     query(roles, story.only[Profile.RUNNER], "UPDATE tidemark.failed_record SET state = 'SKIPPED'")
@@ -677,22 +698,27 @@ def test_rejected_rewinds_stopped_redrives_deleted_offsets_and_migrations_are_ev
     assert found["MIGRATED"].database_role == roles.owner
 
 
-def test_rewinder_moves_batches_into_an_archive_unchanged_and_deletes_none(story: Story) -> None:
-    """The archived row must have the same numbers, and can leave the archive only to return to the ledger."""
+def test_what_a_rewind_moves_is_what_the_ledger_had(story: Story) -> None:
+    """A rewinder's own SQL can only move rows, whatever it has stored as a plan."""
     story.run()
-    archive = """
-        INSERT INTO tidemark.rewind (scenario, allow_loss, reason, planned_by, expires_at, digest)
-        VALUES ('{{}}', false, 'to steal the ledger', 'a thief', now(), '');
-        INSERT INTO tidemark.rewound_batch (rewound_by, batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch,
-                                            attempt_id, loaded, skipped, retried, failed, unaccounted, sink_rows, committed_at, drained)
-        SELECT rewind_id, batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id,
-               {loaded}, skipped, retried, failed, unaccounted, sink_rows, committed_at, drained FROM tidemark.batch, tidemark.rewind;
-    """
-    delete = "DELETE FROM tidemark.batch;"
-    changed = archive.format(loaded="loaded - 1") + delete
-    dropped = archive.format(loaded="loaded") + delete + "DELETE FROM tidemark.rewound_batch"
-    refuse(story.roles, story.only[Profile.REWINDER], delete, changed, dropped, match="neither in the ledger nor in the archive")
-    query(story.roles, story.only[Profile.REWINDER], archive.format(loaded="loaded") + delete)
+    roles, thief = story.roles, story.only[Profile.REWINDER]
+    ledger = {name: f"SELECT row_to_json(kept)::jsonb - 'rewound_by' FROM tidemark.{name} kept" for name in ("batch", "rewound_batch")}
+    before = query(roles, roles.owner, ledger["batch"])
+    plan = """INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, reason, planned_by, expires_at, digest)
+              VALUES ('{{}}', {}, false, 'to steal the ledger', 'a thief', now(), '')"""
+    query(
+        roles, thief, plan.format("NULL"),
+        "INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, told) "
+        "SELECT rewind_id, group_id, 'x', 'x', 'x', '{}', 'Empty', 0, 0, '{}' FROM tidemark.rewind, tidemark.consumer_group",
+        """INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset,
+                                                  superseded_from)
+           SELECT rewind_id, group_id, topic_id, partition, false, 0, 0, 0, 0 FROM tidemark.rewind, tidemark.partition_offset""",
+        "SELECT tidemark.take_from_ledger(1)",
+    )  # fmt: skip
+    assert (query(roles, roles.owner, ledger["batch"]), query(roles, roles.owner, ledger["rewound_batch"])) == ([], before)
+    refuse(roles, thief, "DELETE FROM tidemark.rewound_batch", "UPDATE tidemark.rewound_batch SET loaded = 0")
+    query(roles, thief, plan.format("1"), "SELECT tidemark.put_back_in_ledger(2)")
+    assert (query(roles, roles.owner, ledger["batch"]), query(roles, roles.owner, ledger["rewound_batch"])) == (before, [])
 
 
 def test_event_of_an_action_is_written_without_the_products_code(roles: Roles) -> None:
@@ -735,6 +761,7 @@ def test_each_profile_has_exactly_the_rights_of_its_table(roles: Roles) -> None:
             *(("UPDATE", table, column) for table, some in rights.update.items() for column in some or columns[table]),
             *(("DELETE", table, "") for table in rights.delete),
             *(("USAGE", sequence, "") for sequence in rights.sequences),
+            *(("EXECUTE", function, "") for function in rights.functions),
             *(("USAGE", name, "") for name in SCHEMAS),
             *(("CREATE", rights.creates_in, "") for _ in range(bool(rights.creates_in))),
         }  # fmt: skip
@@ -752,12 +779,22 @@ def test_runner_claims_only_columns_that_its_own_table_has(roles: Roles) -> None
     query(roles, roles.run, claim.format('{"table": "lake.own", "columns": ["a text"]}'))
     for forged in (
         '{"table": "lake.own", "columns": ["c text"]}',
+        '{"table": "lake.own", "columns": ["a bigint"]}',
+        '{"table": "lake.own", "columns": ["a text of anything"]}',
+        '{"table": "lake.own", "columns": []}',
+        '{"table": {"any": "thing"}, "columns": ["a text"]}',
         '{"table": "lake.others", "columns": ["a text"]}',
         '{"table": "tidemark.batch", "columns": ["loaded integer"]}',
         '{"table": "lake.own", "columns": ["a text"], "reason": "anything"}',
         '[{"table": "lake.own", "columns": ["a text"]}, {"table": "lake.own", "columns": ["b text"]}]',
     ):
         refuse(roles, roles.run, claim.format(forged))
+    refuse(
+        roles,
+        roles.run,
+        """INSERT INTO tidemark.attempt (group_id, columns_added)
+        SELECT group_id, '[{"table": "lake.own", "columns": ["a text"]}]' FROM tidemark.consumer_group""",
+    )
     refuse(roles, roles.run, """UPDATE tidemark.attempt SET columns_added = '[{"table": "lake.own", "columns": ["b text"]}]'""")
     assert query(roles, roles.owner, "SELECT count(*) FROM tidemark.audit_event WHERE kind = 'COLUMNS ADDED'") == [(1,)]
 
@@ -771,6 +808,9 @@ def test_a_role_has_exactly_its_profiles_whatever_it_had_before(roles: Roles) ->
     tables = "tidemark.deletion, tidemark.lag_group, tidemark.lag_history, tidemark.lag_partition, tidemark.objective"
     roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")  # as migrations 0019, 0023, 0026 and 0027 do
     roles.own(f"GRANT USAGE, CREATE ON SCHEMA tidemark_staging, tidemark_archive TO {roles.run}")  # as 0032 does
+    roles.own(
+        f"GRANT EXECUTE ON FUNCTION tidemark.take_from_ledger(bigint), tidemark.put_back_in_ledger(bigint) TO {roles.run}"
+    )  # as 0034 does
     assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
     for profile in (*Profile, *reversed(Profile)):
         roles.give(roles.run, profile)

@@ -21,6 +21,8 @@ from confluent_kafka.admin import (
 from tests.support.waiting import until
 
 Value = bytes | str | None
+_ELECTION = {KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+"""Errors of a broker that has just started or whose topic is new: it knows the partition's leader a moment later."""
 
 
 class Topics:
@@ -95,14 +97,14 @@ class Topics:
         self._made += [name for name in names if name not in self._made]
 
     def _end(self, topic: str, partition: int) -> int:
-        """The high watermark, which aborted records and markers move too. A broker that has just started may not know a leader's epoch."""
+        """The high watermark, which aborted records and markers move too."""
 
         def ask() -> tuple[int] | None:
             (asked,) = self._admin.list_offsets({TopicPartition(topic, partition): OffsetSpec.latest()}).values()
             try:
                 return (int(asked.result().offset),)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_LEADER_EPOCH:
+                if error.args[0].code() not in _ELECTION:
                     raise
             return None
 

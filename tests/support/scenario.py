@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,7 @@ class Scenario:
     def transform(self, source: str) -> None:
         """Writes the transform's module, which the next run uses."""
         self.module_file.write_text(textwrap.dedent(source).lstrip())
+        Path(cache_from_source(self.module_file)).unlink(missing_ok=True)  # Python compares sizes, and times in whole seconds
         sys.modules.pop(self.name, None)
 
     @property

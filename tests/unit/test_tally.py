@@ -175,8 +175,8 @@ def test_disposition_and_error_do_not_reach_the_sink() -> None:
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"disposition": pa.array(["held"])}, "disposition 'held' is not one of load, skip, retry, fail"),
-        ({"disposition": pa.array(["later"])}, "disposition 'later' is not one of load, skip, retry, fail"),
+        ({"disposition": pa.array(["held"])}, "a row's disposition is not one of load, skip, retry, fail"),
+        ({"disposition": pa.array(["later"])}, "a row's disposition is not one of load, skip, retry, fail"),
         ({"disposition": pa.array([2])}, "disposition has type int64"),
         ({"disposition": pa.array(["fail"]), "error": pa.array([3])}, "error has type int64"),
         ({"kafka_topic": None}, "lacks the lineage columns kafka_topic"),

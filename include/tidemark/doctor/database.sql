@@ -23,7 +23,7 @@ SELECT array(SELECT wanted FROM unnest(%(privileges)s::text[]) wanted WHERE NOT 
 -- name: kept
 -- What `tidemark maintain` removes: archives and payloads, how many of them it should have removed by now, and when it last ended.
 SELECT (SELECT count(*) FROM tidemark.rewind_archive WHERE put_back_at IS NULL AND removed_at IS NULL) AS archives,
-       (SELECT coalesce(sum(pg_total_relation_size(to_regclass(relation))), 0)::bigint
+       (SELECT coalesce(sum(pg_total_relation_size(CASE WHEN relation ~ '^tidemark(_archive)?\.rewound_\d+_\d+$' THEN to_regclass(relation) END)), 0)::bigint
           FROM tidemark.rewind_archive WHERE put_back_at IS NULL AND removed_at IS NULL) AS archive_bytes,
        (SELECT count(*) FROM tidemark.rewind_archive archive JOIN tidemark.rewind USING (rewind_id)
          WHERE put_back_at IS NULL AND removed_at IS NULL AND applied_at < clock_timestamp() - %(overdue)s::interval) AS overdue,

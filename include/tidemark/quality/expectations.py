@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import without_values
 from tidemark.errors import Refused
 from tidemark.quality.ranges import Partition, Range, covers, predicate
 from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
@@ -298,11 +297,9 @@ def _exception(info: Mapping[str, Any] | None) -> str | None:
 
 
 def _first_words(message: str) -> str:
-    """Postgres' message and hint, without Great Expectations' long statement, DETAIL and values of rows."""
+    """Postgres' message, without the statement that Great Expectations adds. Tidemark's session has removed all values from it."""
     lines = message.split("[SQL:")[0].strip().splitlines() or [message]
-    kind, text = re.fullmatch(r"(?:\(psycopg2\.errors\.(\w+)\) )?(.*)", lines[0]).groups()  # type: ignore[union-attr]
-    safe = text if kind is None else without_values(kind, text)
-    return " ".join([safe, *(line.strip() for line in lines[1:] if line.startswith("HINT"))])
+    return re.sub(r"^\(psycopg2\.errors\.\w+\) ", "", lines[0])
 
 
 def _plain(value: Any) -> Any:

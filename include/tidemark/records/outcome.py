@@ -132,16 +132,26 @@ def skipping(judged: TransformOutput, offsets: Set[int], part: Slice) -> Transfo
     return TransformOutput(kept.rows, [*kept.skipped, *sorted(gone)], kept.rejects)
 
 
+def lineage_as(rows: pa.RecordBatch, kinds: Sequence[pa.DataType], part: Slice) -> list[pa.Array]:
+    """The rows' topic, partition and offset as these types. Raises `BadOutput`, which quotes no value, where a cast fails."""
+    import pyarrow as pa
+
+    arrays = []
+    for name, kind in zip(GIVEN, kinds, strict=True):
+        try:
+            arrays.append(rows.column(name).cast(kind))
+        except pa.ArrowException:
+            problem = f"{name} is not what the transform was given: a value of type {rows.column(name).type} is no {kind}."
+            raise BadOutput(part=part, problem=problem) from None
+    return arrays
+
+
 def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:
     """The rows' offsets. Raises `BadOutput` unless all rows belong to this partition."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    try:
-        kinds = zip(GIVEN, (pa.string(), pa.int64(), pa.int64()), strict=True)
-        topic, partition, offset = (rows.column(name).cast(kind) for name, kind in kinds)
-    except pa.ArrowException as error:
-        raise BadOutput(part=part, problem=f"a row's lineage is not what the transform was given: {error}.") from error
+    topic, partition, offset = lineage_as(rows, (pa.string(), pa.int64(), pa.int64()), part)
     if topic.null_count or partition.null_count or offset.null_count:
         raise BadOutput(part=part, problem=f"a row has no lineage: {', '.join(GIVEN[:-1])} or {GIVEN[-1]} is null.")
     strangers = pc.or_(pc.not_equal(topic, part.partition.topic), pc.not_equal(partition, part.partition.partition))

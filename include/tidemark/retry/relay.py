@@ -57,6 +57,7 @@ REGISTERED_AT_ONCE = 1_000
 """How many records of a portion one statement registers while the rest is being published."""
 MISSING = "it does not exist"
 NOT_ALLOWED = "{} on it is not allowed"
+NOT_OWN = "it is not a topic of this group"
 ANY = 2**63 - 1
 """The largest record number."""
 
@@ -146,7 +147,9 @@ class _Relay:
         """Looks up the outbox's topics in the cluster, before anything is locked, and checks those not seen before."""
         with transaction(self.connection) as cur:
             cur.execute(SQL["outbox_topics"], {"group_id": self.group_id})
-            names = [name for (name,) in cur.fetchall()]
+            stored = [name for (name,) in cur.fetchall()]
+            names = [one.name for one in needed(self.group, stored)]
+            self.blocked |= {name: NOT_OWN for name in stored if name not in names}  # an operator can store any name
             cur.execute(SQL["known"], {"names": names})
             known = {(name, kafka_uuid) for name, kafka_uuid in cur.fetchall()}
         if names:

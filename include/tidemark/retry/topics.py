@@ -8,13 +8,14 @@ The relay checks a topic, or creates it, before it first publishes to it (`tidem
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tidemark.errors import Refused
+from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster, NotAllowed, Setting, Topic, TopicNotMade
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
@@ -93,12 +94,16 @@ def wanted(spec: ConsumerSpec, *, now: bool = False) -> tuple[Wanted, ...]:
 
 
 def needed(group: str, names: Iterable[str]) -> list[Wanted]:
-    """Topics of a group by name, including those of delays that its ladder no longer has."""
-    made = []
+    """Those of the names that are topics of the group, including those of delays that its ladder no longer has."""
+    named = []
     for name in names:
-        delay = name.removeprefix(f"{group}.retry.")
-        made.append(Wanted(name, None if name == failed_topic(group) else timedelta() if delay == "now" else parse_duration(delay)))
-    return made
+        own, _, delay = name.rpartition(".retry.")
+        if name == failed_topic(group):
+            named.append(Wanted(name, None))
+        elif own == group:
+            with contextlib.suppress(BadInput):
+                named.append(Wanted(name, timedelta() if delay == "now" else parse_duration(delay)))
+    return named
 
 
 def ensure_topics(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
 
-from tidemark.db import REWIND_LOCK, rows, statements, transaction
+from tidemark.db import REWIND_LOCK, complaint, rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -138,7 +138,7 @@ def apply(
             positions = [_lock_position(cur, part) for part in planned]  # ③
             for side in backfill.to_lock(cur, key):
                 _lock_position(cur, side)
-            moved = outdated + _expired(locked) + _altered(cur, key, locked, planned) + _moved(cur, key, specs)  # ④
+            moved = outdated + _expired(locked) + _altered(cur, key, locked, planned) + _strange(plan, specs) + _moved(cur, key, specs)  # ④
             moved += _crossed(plan, planned, positions, found)
             if not moved:
                 cur.execute(SQL["keep_before_image"], key)  # ⑤
@@ -164,7 +164,7 @@ def apply(
             with guards.answers(lambda message: RowsStay(table=", ".join(group.table for group in plan.groups), message=message)):
                 cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # deferred constraints fail here, not at ⑪
     except psycopg2.errors.InsufficientPrivilege as error:
-        raise RewindNotAllowed(rewind_id=rewind_id, message=error.diag.message_primary or "no permission") from error
+        raise RewindNotAllowed(rewind_id=rewind_id, message=complaint(error).message) from None
     _mirror(connection, cluster_of, specs.values())
     for group, part in done:
         log.info(
@@ -252,6 +252,20 @@ def _altered(cur: Cursor, key: Mapping[str, Any], locked: Mapping[str, Any], pla
     return ["The plan was altered: its moves, or the state that it was made from, do not match its digest."]
 
 
+def _strange(plan: Plan, specs: Mapping[int, ConsumerSpec]) -> list[str]:
+    """Groups and tables of the stored plan that are not those of the consumer's file. A role that may rewind chooses what is stored, and
+    what this session does with a table runs the table's triggers."""
+    said = []
+    for group in plan.groups:
+        spec = specs[group.group_id]
+        if (group.group, group.tables) != (spec.group, spec.table_names):
+            said.append(
+                f"The plan has the group {group.group} and {group.table} for {group.consumer}; "
+                f"its file has the group {spec.group} and {spec.shown_tables}."
+            )
+    return said
+
+
 def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> list[str]:
     """What has changed since the plan was made: groups, specs, sinks and, for an undo, what it would put back."""
     cur.execute(SQL["groups"], key)
@@ -317,16 +331,15 @@ def _supersede(
             deleted.park(cur, numbers, sink)
             if plan.undo_of is None:  # an undo first puts back what was overwritten
                 deleted.put_back(cur, numbers, sink, columns)
-    for name in ("archive_failed_records", "archive_batches", "archive_lost_ranges", "keep_lost_heads"):
-        cur.execute(SQL[name], key)
+    cur.execute(SQL["take_from_ledger"], key)
+    cur.execute(SQL["keep_lost_heads"], key)
     for group in groups:
         cur.execute(on_tables(SQL["keep_heads"], group.tables), {**key, "group_id": group.group_id, "sinks": list(group.tables)})
 
 
 def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> None:
     assert plan.undo_of is not None
-    for name in ("drop_heads", "drop_lost_heads", "put_batches_back", "put_failed_records_back", "put_lost_ranges_back"):
-        cur.execute(SQL[name], key)
+    cur.execute(SQL["put_back_in_ledger"], key)
     for group in sorted(plan.groups, key=lambda group: group.group_id):
         numbers, keys = {**key, "group_id": group.group_id}, specs[group.group_id].keys
         overwritten.put_back(cur, numbers, keys)

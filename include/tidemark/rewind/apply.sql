@@ -46,49 +46,10 @@ UPDATE tidemark.rewind_partition part
    AND pos.group_id = part.group_id AND pos.topic_id = part.topic_id AND pos.partition = part.partition
 RETURNING part.group_id, part.topic_id, part.partition, part.superseded_from, part.hold;
 
--- name: archive_batches
--- Moves the batches from the rewind's offsets on into its archive. Locks these batches; needs the positions' locks.
-WITH gone AS (
-    DELETE FROM tidemark.batch USING tidemark.rewind_partition part
-     WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
-       AND batch.group_id = part.group_id AND batch.topic_id = part.topic_id AND batch.partition = part.partition
-       AND batch.end_offset > part.superseded_from
-       AND batch.start_offset >= coalesce((SELECT max(start_offset) FROM tidemark.batch before
-                                            WHERE before.group_id = part.group_id AND before.topic_id = part.topic_id
-                                              AND before.partition = part.partition AND before.start_offset <= part.superseded_from),
-                                          part.superseded_from)
-    RETURNING batch.*
-)
-INSERT INTO tidemark.rewound_batch SELECT %(rewind_id)s, gone.* FROM gone;
-
--- name: archive_lost_ranges
--- As `archive_batches`, for lost ranges, including those of forward rewinds.
-WITH gone AS (
-    DELETE FROM tidemark.lost_range USING tidemark.rewind_partition part
-     WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
-       AND lost_range.group_id = part.group_id AND lost_range.topic_id = part.topic_id AND lost_range.partition = part.partition
-       AND (lost_range.end_offset > part.superseded_from OR lost_range.end_offset IS NULL)
-    RETURNING lost_range.*
-)
-INSERT INTO tidemark.rewound_lost_range SELECT %(rewind_id)s, gone.* FROM gone;
-
--- name: archive_failed_records
--- As `archive_batches`, for failed records in any state; pending retries are withdrawn. Stores their number per partition.
-WITH gone AS (
-    DELETE FROM tidemark.failed_record USING tidemark.rewind_partition part
-     WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
-       AND failed_record.group_id = part.group_id AND failed_record.topic_id = part.topic_id AND failed_record.partition = part.partition
-       AND failed_record.record_offset >= part.superseded_from
-    RETURNING failed_record.*
-), kept AS (
-    INSERT INTO tidemark.rewound_failed_record SELECT %(rewind_id)s, gone.* FROM gone
-), counted AS (
-    SELECT group_id, topic_id, partition, count(*) AS records FROM gone GROUP BY group_id, topic_id, partition
-)
-UPDATE tidemark.rewind_partition part SET failed_records = coalesce(records, 0)
-  FROM tidemark.rewind_partition mine LEFT JOIN counted USING (group_id, topic_id, partition)
- WHERE part.rewind_id = %(rewind_id)s AND mine.rewind_id = part.rewind_id
-   AND mine.group_id = part.group_id AND mine.topic_id = part.topic_id AND mine.partition = part.partition;
+-- name: take_from_ledger
+-- Moves the failed records, batches and lost ranges from the rewind's offsets on into its archive (sql/0034_moves_of_the_ledger.sql). Locks
+-- them; needs the positions' locks.
+SELECT tidemark.take_from_ledger(%(rewind_id)s::bigint);
 
 -- name: keep_heads
 -- Adds a batch for the part that stays of each batch that the rewind cuts. Its rows and failed records are counted. What became of the
@@ -150,43 +111,9 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
        AND part.topic_id = whole.topic_id AND part.partition = whole.partition
  WHERE whole.rewound_by = %(rewind_id)s AND whole.start_offset < part.superseded_from;
 
--- name: drop_heads
--- Undo only: removes the parts of cut batches, which come back whole.
-DELETE FROM tidemark.batch WHERE head_of IN (SELECT batch_id FROM tidemark.rewound_batch WHERE rewound_by = %(undo_of)s);
-
--- name: drop_lost_heads
-DELETE FROM tidemark.lost_range WHERE head_of IN (SELECT lost_range_id FROM tidemark.rewound_lost_range WHERE rewound_by = %(undo_of)s);
-
--- name: put_batches_back
-WITH back AS (
-    DELETE FROM tidemark.rewound_batch WHERE rewound_by = %(undo_of)s RETURNING *
-)
-INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-                            failed, unaccounted, sink_rows, deleted, anchor_id, validation_id, committed_at, head_of, drained, began_at)
-OVERRIDING SYSTEM VALUE
-SELECT batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-       failed, unaccounted, sink_rows, deleted, anchor_id, validation_id, committed_at, head_of, drained, began_at FROM back;
-
--- name: put_failed_records_back
--- Where they were published no longer counts, because drains have passed that point: they are published again.
-WITH back AS (
-    DELETE FROM tidemark.rewound_failed_record WHERE rewound_by = %(undo_of)s RETURNING *
-)
-INSERT INTO tidemark.failed_record (failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
-                                    disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
-                                    publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id, tried_at, tried_late,
-                                    emptied_at) OVERRIDING SYSTEM VALUE
-SELECT failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
-       disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
-       publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id, tried_at, tried_late, emptied_at FROM back;
-
--- name: put_lost_ranges_back
-WITH back AS (
-    DELETE FROM tidemark.rewound_lost_range WHERE rewound_by = %(undo_of)s RETURNING *
-)
-INSERT INTO tidemark.lost_range (lost_range_id, group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at,
-                                 rewind_id, head_of) OVERRIDING SYSTEM VALUE
-SELECT lost_range_id, group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at, rewind_id, head_of FROM back;
+-- name: put_back_in_ledger
+-- Undo only: moves back what `take_from_ledger` has moved, and removes the parts of cut batches.
+SELECT tidemark.put_back_in_ledger(%(rewind_id)s::bigint);
 
 -- name: record_lost
 -- Stores what the group will not read, so that the ledger has no unexplained gap: what a forward rewind skips, and, if that was allowed,

@@ -123,7 +123,10 @@ def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Sp
     if not left:
         return
     archive, table = _relation(rewind_id, number), quoted_table(sink)
-    cur.execute(SQL["make_archive"].format(archive=archive, table=table))
+    try:
+        cur.execute(SQL["make_archive"].format(archive=archive, table=table))
+    except psycopg2.errors.DuplicateTable:
+        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"somebody has made a table {archive}") from None
     take = SQL["take_out"].format(archive=archive, table=_escaped(table))
     total = 0
     for span, there in left:

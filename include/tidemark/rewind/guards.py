@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import complaint, is_outage, rows, statements
+from tidemark.db import complaint, in_users_function, is_outage, rows, statements
 from tidemark.errors import Refused
 from tidemark.sink.table import quoted, quoted_table
 from tidemark.text.wording import counted
@@ -31,8 +31,6 @@ TRIAL_WAIT_MS = 1_000
 
 _ACTIONS = {"c": "ON DELETE CASCADE", "n": "ON DELETE SET NULL", "d": "ON DELETE SET DEFAULT", "r": "ON DELETE RESTRICT", "a": "NO ACTION"}
 _CASCADES = frozenset("cnd")
-_USERS_CLASSES = frozenset({"0A", "21", "22", "23", "27", "42", "44", "P0"})
-"""SQLSTATE classes of errors that a table, its triggers or its constraints raise. A missing privilege (42501) is reported elsewhere."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -136,8 +134,8 @@ def answers(as_error: Callable[[str], Refused]) -> Iterator[None]:
     try:
         yield
     except psycopg2.Error as error:
-        if is_outage(error) or error.pgcode is None or error.pgcode[:2] not in _USERS_CLASSES or error.pgcode == "42501":
-            raise
+        if is_outage(error) or error.pgcode is None or (error.pgcode == "42501" and not in_users_function(error)):
+            raise  # a missing privilege is reported elsewhere
         raise as_error(complaint(error).message) from None
 
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from psycopg2.errors import LockNotAvailable
+
 from tidemark.db import rows, statements, transaction
+from tidemark.errors import DatabaseUnavailable
 from tidemark.rewind.archive import ArchiveForged, opened
 from tidemark.rewind.overwritten import KEPT
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SQL = statements("tidemark.rewind", "retention.sql")
+LOCK_WAIT_S = 10
+"""An archive that is locked for this long is left for the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
     for archive in outdated:
         try:
             with transaction(connection) as cur:
+                cur.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'")
                 cur.execute(SQL["remove"], archive)
                 if cur.fetchone() is None:
                     continue
@@ -46,6 +52,11 @@ def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
                     cur.execute(f"DROP TABLE {relation}")
         except ArchiveForged as error:
             forged.append(error)
+            continue
+        except DatabaseUnavailable as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            log.warning("archive not removed, another session holds it rewind=%s table=%s", archive["rewind_id"], archive["relation"])
             continue
         removed.append(Removed(archive["rewind_id"], archive["relation"], archive["rows"]))
         log.info("archive removed rewind=%s table=%s rows=%s", archive["rewind_id"], archive["relation"], archive["rows"])

@@ -63,12 +63,12 @@ class NotVerifiable(Refused):
         return f"Rewind {self.rewind_id} cannot be verified: {self.why}"
 
 
-def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Verified]:
+def verify(connection: Connection, rewind_id: int, tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Verified]:
     """Compare the archive of an applied rewind with the rows that the tables have now, consumer by consumer and table by table. Changes
     nothing.
 
-    ``keys`` are the key columns of each consumer's tables, none for an append sink. Raises `NotVerifiable` if the rewind is not applied, is
-    an undo, or no longer has its archive; `BadInput` if it does not exist.
+    ``tables`` are the key columns of each consumer's tables, none for an append sink. Raises `NotVerifiable` if the rewind is not applied,
+    is an undo, names a table that is not among these, or no longer has its archive; `BadInput` if it does not exist.
     """
     with transaction(connection) as cur:
         plan = read_plan(cur, rewind_id)
@@ -76,8 +76,11 @@ def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Mapping[st
             raise NotVerifiable(rewind_id=rewind_id, why=f"it is {plan.state.lower()}, not applied.")
         if isinstance(plan.scenario, Undo):
             raise NotVerifiable(rewind_id=rewind_id, why="an undo puts rows back as they were; nothing is read again.")
+        for group in plan.groups:  # a role that may rewind chooses what is stored, and a query would run the functions of its view
+            if strange := [table for table in group.tables if table not in tables.get(group.consumer, {})]:
+                raise NotVerifiable(rewind_id=rewind_id, why=f"{strange[0]} is not a table of {group.consumer}, by the consumer's file.")
         return [
-            _verified(cur, rewind_id, replace(group, tables=(table,)), tuple(keys.get(group.consumer, {}).get(table, ())))
+            _verified(cur, rewind_id, replace(group, tables=(table,)), tuple(tables[group.consumer][table]))
             for group in plan.groups
             for table in group.tables
         ]

@@ -23,7 +23,7 @@ from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced
 from tidemark.profiles import STAGING, Profile
-from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, RecordCounts, Reject, reject
+from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, RecordCounts, Reject, lineage_as, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
@@ -125,7 +125,7 @@ def make_staging(target: Target, number: int) -> str:
             cur.execute(SQL["left_behind"])
             left_behind = [name for (name,) in cur.fetchall()]
         for name in left_behind:
-            with contextlib.suppress(DatabaseUnavailable), transaction(connection) as cur:  # a task may still be writing to it
+            with contextlib.suppress(DatabaseUnavailable, psycopg2.Error), transaction(connection) as cur:  # a task may still write to it
                 cur.execute("SET LOCAL lock_timeout = '1s'")
                 cur.execute(f"DROP TABLE IF EXISTS {quoted_table(name)}")
         with transaction(connection) as cur:
@@ -547,12 +547,9 @@ def _lineage(batch: pa.RecordBatch, parts: Sequence[Slice]) -> list[pa.Array]:
     import pyarrow.compute as pc
 
     ids = {part.partition.topic: part.topic_id for part in parts}
-    topic, partition, offset = (batch.column(name) for name in GIVEN)
-    try:
-        known = pc.index_in(topic.cast(pa.string()), value_set=pa.array(list(ids), pa.string()))
-        arrays = [pa.array(list(ids.values()), pa.int16()).take(known), partition.cast(pa.int32()), offset.cast(pa.int64())]
-    except pa.ArrowException as error:
-        raise BadOutput(part=parts[0], problem=f"a row's lineage is not what the transform was given: {error}.") from error
+    topic, partition, offset = lineage_as(batch, (pa.string(), pa.int32(), pa.int64()), parts[0])
+    known = pc.index_in(topic, value_set=pa.array(list(ids), pa.string()))
+    arrays = [pa.array(list(ids.values()), pa.int16()).take(known), partition, offset]
     if any(values.null_count for values in arrays):
         problem = (
             f"a row has no lineage: {', '.join(GIVEN)} must be those of a record of this batch. After an outer join, coalesce both sides."

@@ -18,6 +18,7 @@ import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import FIT, TIME, Headers, Outbox
 from tests.support.deaths import LosingAnswers, deaths, end_session, hooked
+from tests.support.kafka_topics import Topics
 from tests.support.waiting import until
 
 from tidemark.db import Connection, connect
@@ -68,6 +69,19 @@ def test_key_value_and_headers_arrive_byte_for_byte_with_ours_behind_them(outbox
     outbox.check_published()
     assert {number: topic == outbox.tiers[-1] for number, (topic, _, _) in outbox.hops().items()} == numbers
     assert outbox.relay() == Relayed()
+
+
+def test_record_goes_to_no_topic_that_is_not_of_its_group(outbox: Outbox, topics: Topics) -> None:
+    """An operator's own SQL can name any topic. The group's records are published meanwhile."""
+    outbox.make_topics()
+    others = [topics.create(), f"{outbox.group}.retry.soon", f"{outbox.group}x.failed"]
+    for number, other in zip([outbox.add(b"forged") for _ in others], others, strict=True):
+        outbox.sql("UPDATE tidemark.failed_record SET hop_topic = %(name)s WHERE failed_record_id = %(id)s", name=other, id=number)
+    outbox.add(b"good")
+    done = outbox.relay()
+    assert (dict(done.published), set(done.blocked)) == ({outbox.tiers[0]: 1}, set(others))
+    assert set(done.blocked.values()) == {"it is not a topic of this group"}
+    assert outbox.messages(others[0]) == {}
 
 
 def test_our_headers_tell_people_the_truth(outbox: Outbox) -> None:

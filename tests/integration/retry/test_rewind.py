@@ -146,7 +146,7 @@ def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_i
     with ThreadPoolExecutor(1) as pool:
 
         def begin_drain(_cursor: PostgresCursor, _number: int, query: str) -> None:
-            if "INSERT INTO tidemark.rewound_failed_record" in query:
+            if "tidemark.take_from_ledger" in query:
                 drains.append(pool.submit(mixed.drain))
                 until(lambda: waiting(mixed, f"tidemark/{mixed.group_id}/%"))
 

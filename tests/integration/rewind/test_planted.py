@@ -12,12 +12,14 @@ from tests.integration.rewind.lab import Lab, role_on
 from tests.support.erasing import planned
 from tests.support.planted import YES, Trap, run
 
-from tidemark.db import connect
+from tidemark.db import connect, statements
 from tidemark.profiles import Profile
+from tidemark.rewind import retention
+from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.archive import ArchiveForged, opened
 from tidemark.rewind.model import ToOffset, Undo
 from tidemark.rewind.retention import remove_archives
-from tidemark.rewind.verify import verify
+from tidemark.rewind.verify import NotVerifiable, verify
 
 ATTACHED = {
     "view": ("ALTER TABLE {0} RENAME TO hidden; CREATE VIEW {0} AS SELECT * FROM tidemark_archive.hidden WHERE " + YES, "TABLE {0}"),
@@ -67,7 +69,7 @@ def test_what_the_owner_of_an_archive_attaches_to_it_is_never_run(lab: Lab, trap
     trap.calls()
     with lab.session() as connection:
         readers: tuple[Callable[[], object], ...] = (
-            lambda: verify(connection, rewind_id, {}),
+            lambda: verify(connection, rewind_id, {lab.spec.name: lab.spec.keys}),
             lambda: lab.plan(Undo(rewind_id)),
             lambda: lab.apply(undo),
             lambda: planned(lab, "kafka_offset = 25"),
@@ -90,7 +92,7 @@ def test_archive_of_a_role_that_may_not_create_any_is_refused(lab: Lab, trap: Tr
     role = run(trap.attacker, "SELECT current_user")[0][0]
     lab.sql(f"REVOKE CREATE ON SCHEMA tidemark_archive FROM {role}")
     with lab.session() as connection, pytest.raises(ArchiveForged, match=f"belongs to {role}, who may not create archives"):
-        verify(connection, rewind_id, {})
+        verify(connection, rewind_id, {lab.spec.name: lab.spec.keys})
 
 
 def test_archive_stays_as_it_was_checked_until_the_transaction_ends(lab: Lab, trap: Trap) -> None:
@@ -105,3 +107,60 @@ def test_archive_stays_as_it_was_checked_until_the_transaction_ends(lab: Lab, tr
         for attach, _ in (ATTACHED[what] for what in ("view", "rule", "trigger", "policy", "index", "check", "type")):
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 trap.plant("SET LOCAL lock_timeout = '100ms'", attach.format(row["relation"]))
+
+
+def test_table_that_a_stored_rewind_names_is_touched_only_if_the_consumers_file_has_it(lab: Lab, trap: Trap) -> None:
+    """Which table was stored is the choice of a role that may rewind. A query would run what its view calls, a DELETE its triggers."""
+    lab.read(50)
+    trap.plant(
+        f"CREATE TABLE tidemark_archive.mine AS TABLE {lab.table}",
+        "CREATE TRIGGER fires BEFORE DELETE ON tidemark_archive.mine FOR EACH ROW EXECUTE FUNCTION planted.fire()",
+        f"CREATE VIEW tidemark_archive.shown AS SELECT * FROM tidemark_archive.mine WHERE {YES}",
+    )
+    done, plan = rewound(lab, trap), lab.plan(ToOffset(10), f"{lab.topic}:0")
+    trap.calls()
+    forge = "UPDATE tidemark.rewind_group SET sink = %s, sinks = NULL WHERE rewind_id = %s"
+    lab.sql(forge, "tidemark_archive.shown", done)
+    with lab.session() as connection, lab.unchanged(NotVerifiable, "tidemark_archive.shown is not a table of"):
+        verify(connection, done, {lab.spec.name: lab.spec.keys})
+    lab.sql(forge, "tidemark_archive.mine", plan.rewind_id)
+    with lab.unchanged(StalePlan, "tidemark_archive.mine for .*; its file has the group"):
+        lab.apply(plan.rewind_id)
+    assert trap.calls() == 0
+    run(lab.url, "SELECT FROM tidemark_archive.shown", "DELETE FROM tidemark_archive.mine")
+    assert trap.calls() > 0
+
+
+def test_archives_of_a_thief_keep_nobody_else_from_working(lab: Lab, trap: Trap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether he takes the name of the next one, or locks his own, or names no relation at all."""
+    monkeypatch.setattr(retention, "LOCK_WAIT_S", 1)
+    lab.read(50)
+    rewind_id = rewound(lab, trap)
+    plan = lab.plan(ToOffset(10), f"{lab.topic}:0").rewind_id
+    trap.plant(f"CREATE TABLE tidemark_archive.rewound_{plan}_1 ()")
+    with lab.unchanged(ArchiveForged, f"somebody has made a table tidemark_archive.rewound_{plan}_1"):
+        lab.apply(plan)
+    lab.sql("UPDATE tidemark.rewind SET applied_at = applied_at - interval '9 days'")
+    with contextlib.closing(psycopg2.connect(trap.attacker)) as thief, thief.cursor() as cur, lab.session() as connection:
+        cur.execute(f"LOCK TABLE tidemark_archive.rewound_{rewind_id}_1")
+        assert remove_archives(connection, timedelta(days=1)) == []
+        thief.rollback()
+        cur.execute("UPDATE tidemark.rewind_archive SET rows = rows")
+        thief.rollback()
+        assert [one.rewind_id for one in remove_archives(connection, timedelta(days=1))] == [rewind_id]
+    lab.sql("UPDATE tidemark.rewind_archive SET removed_at = NULL, relation = 'a.b.c\".d'")
+    lab.sql(statements("tidemark.doctor", "database.sql")["kept"].replace("%(overdue)s", "'1 day'"))
+
+
+def test_row_that_an_undo_would_put_back_is_added_only_by_who_may_change_the_table(lab: Lab) -> None:
+    lab.read(5)
+    add = """INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
+                                               kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
+             VALUES (1, 1, 1, 0, %s, false, 1, 0, 1, 0, '{}')"""
+    with role_on(lab, Profile.RUNNER, "docs/deployment.md") as url, contextlib.closing(connect(url)) as connection:
+        with connection, connection.cursor() as cur:
+            cur.execute(add, (lab.table,))
+        lab.sql("CREATE TABLE lake.others (a text)")
+        for other in ("lake.others", "lake.none", "nowhere"):
+            with pytest.raises(psycopg2.errors.InsufficientPrivilege), connection, connection.cursor() as cur:
+                cur.execute(add, (other,))

@@ -69,7 +69,7 @@ def test_the_name_of_an_archive_that_was_changed_is_never_executed(lab: Lab, for
             lambda: remove_archives(connection, DAY),
             lambda: lab.apply(planned.rewind_id),
             lambda: lab.plan(Undo(done.rewind_id)),
-            lambda: verify(connection, done.rewind_id, {}),
+            lambda: verify(connection, done.rewind_id, {lab.spec.name: lab.spec.keys}),
         ):
             with pytest.raises(ArchiveForged, match=r"not tidemark_archive\.rewound_"):
                 act()

@@ -16,7 +16,7 @@ import psycopg2
 from tidemark import project
 from tidemark.airflow import connections, dags
 from tidemark.airflow.dags import Declared
-from tidemark.db import Connection, Cursor, read_url, session
+from tidemark.db import Connection, SafeCursor, read_url, session
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.spec import ConsumerSpec
 
@@ -86,7 +86,7 @@ def database(spec: ConsumerSpec) -> Iterator[Connection]:
         yield connection
 
 
-class _Reading(Cursor):
+class _Reading(SafeCursor):
     """Begins each transaction with its limits, also behind a transaction pooler, where a setting of the session could get lost."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
