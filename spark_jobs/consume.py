@@ -20,6 +20,7 @@ from tidemark.connections import from_env
 from tidemark.consume.engine import Engine
 from tidemark.consume.process import die_with_parent
 from tidemark.errors import TidemarkError
+from tidemark.text.wording import indented
 from tidemark.waiting import watch
 
 
@@ -27,16 +28,25 @@ def main() -> int:
     die_with_parent()
     options = _parser().parse_args()
     said = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")  # stderr itself is held back while the JVM starts
-    logging.basicConfig(stream=said, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler(said)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
     for name in ("py4j", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     watch()
     try:
         _consume(options)
     except TidemarkError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{indented(str(error))}\n")
         return 1
     return 0
+
+
+class _Formatter(logging.Formatter):
+    """No text from a record looks like a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return indented(super().format(record))
 
 
 def _consume(options: argparse.Namespace) -> None:

@@ -137,7 +137,7 @@ BEGIN
     FOREACH name IN ARRAY TG_ARGV LOOP
         IF to_jsonb(NEW) -> name IS DISTINCT FROM to_jsonb(OLD) -> name
            AND (to_jsonb(OLD) ->> name IS NOT NULL
-                OR (name LIKE '%\_at' AND (to_jsonb(NEW) ->> name)::timestamptz NOT BETWEEN transaction_timestamp() AND clock_timestamp())) THEN
+                OR (name LIKE '%\_at' AND clock_timestamp() - (to_jsonb(NEW) ->> name)::timestamptz NOT BETWEEN '0' AND '1 minute')) THEN
             RAISE insufficient_privilege USING MESSAGE = format('permission denied for table %s', TG_TABLE_NAME),
                 DETAIL = format('%s is stored once, a time as it is now.', name);
         END IF;

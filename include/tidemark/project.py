@@ -73,8 +73,11 @@ def own_tmp() -> Path:
     """A folder for temporary files that only this user may enter: ``tidemark-UID`` in the temporary folder. Raises `PermissionError` if
     somebody else has made it."""
     folder = Path(tempfile.gettempdir()) / f"tidemark-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:  # a file, or a link that leads nowhere
+        raise PermissionError(f"{folder} cannot be made ({error.strerror})") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a folder of this user alone")
     return folder

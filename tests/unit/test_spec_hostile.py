@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 
 from tidemark.airflow.dags import consume_dags
 from tidemark.sink.table import quoted_table
-from tidemark.spec import ConsumerSpec, SpecInvalid
-from tidemark.spec.load import load_consumer
+from tidemark.spec import ConsumerSpec, SpecInvalid, rules
+from tidemark.spec.load import find_consumer, load_consumer, read_folder
 from tidemark.spec.partial import partial_spec
 from tidemark.text.storable import is_storable
 
@@ -26,6 +28,11 @@ PLACES = [
     "airflow: {{pool: {}}}",
     "spark: {{conf: {{spark.x: {}}}}}",
     "{}: x",
+    "schedule: {}",
+    "members: {}",
+    "columns: {{a: {}}}",
+    "topic_pattern: {}",
+    "reset: {}",
 ]
 
 
@@ -45,6 +52,18 @@ def test_escaped_control_character_is_refused_wherever_it_is(tmp_path: Path, pla
     spec = partial_spec(tmp_path / "orders.yaml")
     shown = f"{spec.description} {spec.airflow} {spec.spark}"
     assert shown.isprintable()
+
+
+def test_description_of_the_longest_schedule_fits_the_tables_of_airflow(tmp_path: Path) -> None:
+    from airflow.models.dag import DagModel
+    from airflow.timetables.interval import CronDataIntervalTimetable
+
+    for field, place in (("WED", "* * * * {}"), ("SEP", "* * * {} *"), ("1-2", "{} * * * *"), ("1/2", "* {} * * *"), ("1", "* * {} * *")):
+        fields = [field]
+        while len(place.format(",".join([*fields, field]))) <= 200:
+            fields.append(field)
+        schedule = loaded(tmp_path, f"{FILE}schedule: '{place.format(','.join(fields))}'\n").schedule
+        assert len(CronDataIntervalTimetable(schedule, timezone="UTC").description) < DagModel.timetable_description.type.length, field
 
 
 @given(st.text(min_size=1), st.sampled_from(PLACES))
@@ -113,6 +132,66 @@ def test_file_with_too_many_values_is_refused_at_once(tmp_path: Path, text: str)
     assert time.process_time() - before < 10
 
 
+DIGITS = "F" * 6000
+COSTLY = {
+    "digits in a name": f"format: {{value: json}}\ncolumns: {{a: 0x{DIGITS}}}",
+    "base 60": "description: " + ":0" * 100_000,
+    "secrets": f"description: [{'token' * 40_000}]",
+    "short secrets": "description: [" + ", ".join(["token" * 1_900] * 90) + "]",
+    "long line": "{" + ", ".join(f"k{n}: 1" for n in range(400)) + "} #" + "x" * 900_000,
+    "names": f"partitions: {{{', '.join(f'u{n}: 0' for n in range(1_600))}}}\ntopics: [{', '.join(f't{n}' for n in range(1_600))}]",
+    "members": "members: 100000000",
+    "schedule": f"schedule: '{','.join('1' * 1_000)} * * * *'",
+}
+
+
+@pytest.mark.parametrize("what", COSTLY)
+def test_costly_file_is_refused_at_once_and_the_others_are_loaded(tmp_path: Path, what: str) -> None:
+    (tmp_path / "good.yaml").write_text(FILE)
+    (tmp_path / "orders.yaml").write_text(FILE + COSTLY[what] + "\n" if what != "names" else FILE.partition("\n")[2] + COSTLY[what])
+    before = time.process_time()
+    good, (error,) = read_folder(tmp_path)
+    assert (list(good), error.consumers) == (["good"], ("orders",))
+    assert len(str(error)) < 200_000
+    partial_spec(tmp_path / "orders.yaml")
+    assert time.process_time() - before < 10
+
+
+def test_file_of_any_size_is_read_only_to_the_limit(tmp_path: Path) -> None:
+    with (tmp_path / "orders.yaml").open("wb") as file:
+        file.truncate(10**13)
+    with pytest.raises(SpecInvalid, match="more than 1,000,000 bytes"):
+        find_consumer("orders", tmp_path)
+    (tmp_path / "good.yaml").write_text(FILE)
+    assert find_consumer("good", tmp_path).name == "good"
+
+
+def test_error_of_a_check_is_a_problem_of_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "good.yaml").write_text(FILE)
+    (tmp_path / "orders.yaml").write_text(FILE + "description: breaks\n")
+    findings = rules.findings
+
+    def broken(data: Mapping[str, Any]) -> Iterator[rules.Finding]:
+        if data.get("description") == "breaks":
+            raise RecursionError
+        return findings(data)
+
+    monkeypatch.setattr(rules, "findings", broken)
+    good, (error,) = read_folder(tmp_path)
+    assert list(good) == ["good"]
+    assert "orders.yaml:1:1: the file cannot be checked (RecursionError)" in str(error)
+
+
+def test_invalid_file_takes_no_dag_from_a_valid_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is made valid for the DAG that shows its problems."""
+    (tmp_path / "team_orders.yaml").write_text(FILE)
+    for name in ("team orders", "team$orders"):
+        (tmp_path / f"{name}.yaml").write_text(FILE)
+    monkeypatch.setenv("TIDEMARK_CONSUMERS", str(tmp_path))
+    (dag,) = consume_dags().values()
+    assert (dag.dag_display_name, "bad spec" in dag.tags) == ("team_orders (consume)", False)
+
+
 @given(st.text(min_size=1, max_size=3_000), st.sampled_from(PLACES))
 def test_dag_of_any_file_can_be_serialized_and_stored(tmp_path_factory: pytest.TempPathFactory, text: str, place: str) -> None:
     """Also the DAG that shows a file's problems. Airflow stores all DAGs in one transaction, so one text that does not fit would stop the
@@ -128,11 +207,15 @@ def test_dag_of_any_file_can_be_serialized_and_stored(tmp_path_factory: pytest.T
         dags = consume_dags()
     assert list(dags) == ["consume__orders"]
     for dag in dags.values():
-        assert is_storable(json.dumps(DagSerialization.to_dict(dag), ensure_ascii=False))
+        serialized = DagSerialization.to_dict(dag)
+        assert is_storable(json.dumps(serialized, ensure_ascii=False))
+        timetable = DagSerialization.from_dict(serialized).timetable
         for column, value in (
             (DagModel.owners, dag.owner),
             (DagModel.dag_display_name, dag.dag_display_name),
             (DagModel.description, dag.description),
+            (DagModel.timetable_summary, timetable.summary),
+            (DagModel.timetable_description, timetable.description),
             *((DagTag.name, tag) for tag in dag.tags),
         ):
             length = getattr(column.type, "length", None)

@@ -333,7 +333,7 @@ SYNTAX = [
     (b"group: a\n---\ngroup: b\n", 2, 1, "the file has several documents (---)"),
     (b"topics: " + b"[" * 100_000, 1, 58, "the file is nested deeper than 50 levels"),
     (b"topics: " + b"{a: " * 100_000, 1, 205, "the file is nested deeper than 50 levels"),
-    (b"x" * 1_000_001, 1, 1, "the file is not a consumer's file: it has 1000001 bytes"),
+    (b"x" * 1_000_001, 1, 1, "the file is not a consumer's file: it has more than 1,000,000 bytes"),
 ]
 
 

@@ -100,12 +100,13 @@ class Declared:
 
 
 def declared(kind: str = "") -> list[Declared]:
-    """The consumers' files. In a task, the one whose DAG of this kind is running, if any."""
+    """The consumers' files, first those that are invalid: if one has the id of a valid one's DAG, the valid one wins. In a task, the one
+    whose DAG of this kind is running, if any."""
     own = get_parsing_context().dag_id
     if own is not None and not own.startswith(f"{kind}__"):
         return []
     good, bad = read_folder(project.consumers(), lambda name: own in (None, dag_id(kind, name)))
-    return [*map(Declared, good.values()), *(Declared(partial_spec(error.problems[0].file), error) for error in bad)]
+    return [*(Declared(partial_spec(error.problems[0].file), error) for error in bad), *map(Declared, good.values())]
 
 
 def general_access() -> AccessControl | None:

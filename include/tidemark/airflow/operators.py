@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, D
 from tidemark import project
 from tidemark.errors import Refused, TidemarkError
 from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.text.wording import visible
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -160,6 +161,7 @@ class ConsumeOperator(BaseOperator):
             self.on_kill()
 
     def _pass_on(self, line: str) -> None:
+        line = visible(line)
         said = DRIVER_LINE.fullmatch(line)
         if said:
             self.log.log(logging.getLevelNamesMapping()[said[1]], said[2])

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tidemark import project
-from tidemark.cli.common import OutputFormat, print_json, stderr, stdout
+from tidemark.cli.common import OutputFormat, print_json, print_raw, stderr, stdout
 from tidemark.cli.sketch import say_left_out
 from tidemark.consume.check import Report, TableDiff, check, sink_ddl, sink_diff
 from tidemark.consume.describe import SparkSchema
@@ -63,7 +61,7 @@ def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partit
         made = sketched_table(spec, partitions)
         say_left_out(made)
         ddl = made.ddl
-    typer.echo(ddl)
+    print_raw(ddl)
 
 
 def print_diff(name: str, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> bool:

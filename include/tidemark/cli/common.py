@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 
@@ -36,12 +37,13 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+            style = segment.style.update_link(None) if segment.style and segment.style.link else segment.style
+            yield segment if segment.control else Segment(visible(segment.text), style)
 
 
-stdout = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+stdout = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 200, emoji=False)
 """Without a terminal, tables keep their full width."""
-stderr = SafeConsole(stderr=True)
+stderr = SafeConsole(stderr=True, emoji=False)
 
 
 class OutputFormat(StrEnum):
@@ -82,7 +84,12 @@ def plain_table(title: str, *headings: str) -> Table:
 
 def print_json(value: Any) -> None:
     """Prints ``value`` as JSON on stdout: dataclasses as objects, times in ISO 8601, durations in seconds."""
-    typer.echo(json.dumps(value, default=json_value, indent=2))
+    print_raw(json.dumps(value, default=json_value, indent=2))
+
+
+def print_raw(text: str, end: str = "\n") -> None:
+    """Prints a text for programs on stdout: no markup, no wrapping. Control characters become escapes."""
+    typer.echo(f"{visible(text)}{end}", nl=False)
 
 
 def json_value(value: Any) -> Any:
@@ -136,7 +143,7 @@ def who() -> str:
 
 def plain(text: str) -> str:
     """Escapes text for rich, so that it prints as is."""
-    return text.replace("[", r"\[")
+    return escape(text)
 
 
 def print_line(text: str, *, style: str | None = None) -> None:

@@ -307,7 +307,7 @@ def export(
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         for record in export_records(connection, spec.group, wanted):
-            typer.echo(json.dumps(record, default=common.json_value, ensure_ascii=False))
+            common.print_raw(json.dumps(record, default=common.json_value))
 
 
 @app.command()

@@ -21,6 +21,7 @@ from tidemark.cli.common import (
     plain,
     plain_table,
     print_json,
+    print_raw,
     stderr,
     stdout,
     who,
@@ -309,7 +310,7 @@ def _print(made: Plan, output: PlanFormat) -> None:
     if output is PlanFormat.JSON:
         print_json(shown.as_json(made))
     elif output is PlanFormat.MARKDOWN:
-        typer.echo(shown.markdown(made), nl=False)
+        print_raw(shown.markdown(made), end="")
     else:
         stdout.print(shown.table(made))
 

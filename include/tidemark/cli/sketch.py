@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from tidemark import project
-from tidemark.cli.common import OutputFormat, print_json, stderr
+from tidemark.cli.common import OutputFormat, print_json, print_raw, stderr
 from tidemark.consume.sketch import Sketch, sketched
 from tidemark.text.wording import quoted
 
@@ -22,7 +20,7 @@ def new_consumer(topic: str, name: str | None, table: str | None, sample: int, c
     if output is OutputFormat.JSON:
         print_json({"consumer": made.name, "files": [str(path) for path in made.files], "ddl": made.ddl, "left_out": made.left_out})
         return
-    typer.echo(made.ddl)
+    print_raw(made.ddl)
     _say(f"Next: read the DDL and run it, then `tidemark consumers check {made.name}` and `tidemark try {made.name}`")
 
 

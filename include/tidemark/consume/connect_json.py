@@ -36,6 +36,8 @@ _AS_IS = {
     "boolean": bool,
 }
 """Types of values that stay as they are in a column."""
+_NONE: Mapping[str, Any] = {}
+"""In place of a record's schema that is none."""
 _MICROS = 3
 """Times with more digits after the second are in microseconds, others in milliseconds."""
 
@@ -77,7 +79,7 @@ def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]
         schema = b"" if found is None else bytes(found.schema)
         if found is not None and schema.startswith(b"{") and bytes(found.payload):
             bare.append(_text(found.payload))
-            types.append(_parsed(schema))
+            types.append(_parsed(schema) or _NONE)
         else:
             bare.append(text)
             types.append(None)
@@ -132,16 +134,15 @@ def _column(
             values.append(None)
             continue
         key = id(types[at])
-        if key not in schemas:
-            schema = _schema_at(types[at], path)
-            schemas[key] = (schema, _plain(postgres, schema))
-        schema, plain = schemas[key]
-        if type(value) is plain and complete[at]:
-            values.append(value)
-            continue
         try:
-            values.append(_converted(value, postgres, schema))
-        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, ArithmeticError) as error:
+            if key not in schemas:
+                schema = _schema_at(types[at], path)
+                schemas[key] = (schema, _plain(postgres, schema))
+            schema, plain = schemas[key]
+            values.append(value if type(value) is plain and complete[at] else _converted(value, postgres, schema))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the record's
             why = str(error) if isinstance(error, Misfit) else f"is of type {type(value).__name__}"
             said = why if why == NOT_SENT else f"does not fit {postgres}: the value {why}"
             errors.setdefault(at, f"Fail: {'.'.join(path)} {said}")
@@ -150,13 +151,21 @@ def _column(
 
 
 def _schema_at(types: Types, path: Sequence[str]) -> Types:
+    """The schema below ``path``, `_NONE` if the record's schema has not the form of one."""
     for name in path:
-        types = None if types is None else next((each for each in types.get("fields") or () if each.get("field") == name), None)
+        if types is None or types is _NONE:
+            return types
+        fields = types.get("fields") or []
+        if not isinstance(fields, list) or not all(isinstance(each, dict) for each in fields):
+            return _NONE
+        types = next((each for each in fields if each.get("field") == name), None)
     return types
 
 
 def _plain(postgres: str, schema: Types) -> type | None:
     """The type of values that need no conversion."""
+    if schema is _NONE:
+        raise Misfit("has a schema that does not have the form of a schema of Kafka Connect")
     if schema is not None and (schema.get("name") in connect.NAMES or schema.get("type") == "bytes"):
         return None
     return _AS_IS.get(base_of(postgres))
@@ -172,7 +181,9 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
 
 def _converted(value: Any, postgres: str, schema: Types) -> Any:
     """As `convert.column_of` takes it for a column of this type."""
-    if value in _UNAVAILABLE:
+    if isinstance(value, Decimal):
+        connect.require_digits(value)
+    elif value in _UNAVAILABLE:
         raise Misfit(NOT_SENT)
     base = base_of(postgres)
     if base in ("json", "jsonb"):
@@ -220,7 +231,10 @@ def _guessed(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(schema: bytes) -> Types:
-    found: Types = msgspec.json.decode(schema)
+    try:
+        found: Types = msgspec.json.decode(schema)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
     return found
 
 

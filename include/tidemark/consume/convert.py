@@ -26,6 +26,7 @@ class Misfit(ValueError):
 
 FLOAT32_MAX = (2 - 2**-24) * 2.0**127
 """Greater values would become infinite in a ``real`` column."""
+_DIGITS = 40  # of a number; writing one with millions of them out takes minutes
 _RESCALED = 38
 """How many digits after the point Arrow removes from a decimal if they are 0. Of more, it may make 0 of the whole value."""
 _TEXT = ("text", "character varying", "character")
@@ -156,6 +157,7 @@ def _check_exact(values: list[Any], target: pa.DataType) -> None:
     elif pa.types.is_time(target):
         _refuse(values, lambda value: isinstance(value, time) and value.tzinfo is not None, "has a time zone")
     elif pa.types.is_integer(target):
+        _refuse(values, lambda value: isinstance(value, Decimal) and value.is_finite() and value.adjusted() > _DIGITS, "is out of range")
         _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is not a whole number")
     elif pa.types.is_decimal(target):
         most = target.scale + _RESCALED

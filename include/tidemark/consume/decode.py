@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from tidemark.retry.admin import Payload
 
+MOST_SHOWN = 200_000
+"""Bytes of a key or a value that is decoded for people. As JSON it repeats the names of fields."""
+
 
 class Decoding:
     """The consumer's decoder, with the schemas that its records have needed so far.
@@ -103,11 +106,16 @@ class Decoding:
             data: bytes | None = getattr(payload, side)
             if data is None or getattr(self._spec.format, side) not in (Encoding.JSON_SCHEMA, *BY_SCHEMA):
                 continue
+            if len(data) > MOST_SHOWN:
+                said[side] = Shown(None, f"it has {len(data):,} bytes; those with more than {MOST_SHOWN:,} are not decoded here")
+                continue
             try:
                 found = self._object(topic, side, data, payload)
                 said[side] = Shown(None, str(found)) if isinstance(found, Verdict) else Shown(json_text(found), None)
             except TidemarkError as error:
                 said[side] = Shown(None, str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it holds, the page shows the record
+                said[side] = Shown(None, f"it cannot be shown: {type(error).__name__}")
         return said
 
     def _object(self, topic: str, side: str, data: bytes, payload: Payload) -> Any:

@@ -20,6 +20,7 @@ from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spec.model import Encoding
 from tidemark.spec.transform import Form
+from tidemark.text.wording import one_line
 from tidemark.transform import Delete, Fail, Record, Skip, To, Verdict
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> 
     try:
         answer = function(batch)
     except Exception as error:
-        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {error}.") from error
+        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {one_line(str(error))}.") from error
     require_batches(answer, where)
     return answer
 

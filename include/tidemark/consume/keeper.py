@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -61,6 +62,8 @@ NEEDED = frozenset({
 """What such processes get of a task's environment, beside Python's and Spark's settings. The rest is for drivers only: Airflow's own
 secrets, connections and the credentials of consumers."""
 PREFIXES = ("PYTHON", "SPARK_", "PYSPARK_", "LC_", "MALLOC_")
+SECRETS = re.compile(r"(?i)passw|secret|token|key|credential")
+"""Names that no variable with one of the prefixes has for such a process."""
 
 
 class KeeperUnavailable(Exception):
@@ -151,7 +154,10 @@ def attached(group: str, master: str, conf: Mapping[str, str]) -> tuple[int, str
     try:
         connection.settimeout(ATTACH_S)
         connection.connect(path)
-        send(connection, {"attach": group, "master": master, "conf": dict(conf)})
+        settings = [master, dict(conf)]
+        key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        with unread(settings) as file:
+            send(connection, {"attach": group, "settings": key}, [file])
         said = receive(connection)
     except OSError:
         said = None
@@ -160,6 +166,23 @@ def attached(group: str, master: str, conf: Mapping[str, str]) -> tuple[int, str
         return None
     connection.detach()  # stays open as long as this process lives
     return said["port"], said["secret"]
+
+
+@contextlib.contextmanager
+def unread(secrets: Any) -> Iterator[int]:
+    """A file in memory with these values, for a fork of the keeper. The keeper itself does not read it: all its later forks, of other
+    consumers, share its memory."""
+    file = os.memfd_create("secrets")
+    try:
+        os.write(file, json.dumps(secrets, sort_keys=True).encode())
+        yield file
+    finally:
+        os.close(file)
+
+
+def read_in_fork(file: int) -> Any:
+    """What `unread` has written."""
+    return json.loads(os.pread(file, os.fstat(file).st_size, 0))
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
@@ -174,7 +197,7 @@ def receive(connection: socket.socket) -> dict[str, Any] | None:
 def receive_files(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """The next message with the file descriptors that came with it."""
     try:
-        said, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
+        said, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
     except ConnectionError:
         return None, []
     return (json.loads(said) if said else None), files
@@ -221,7 +244,8 @@ def _asked(env: Mapping[str, str], what: Mapping[str, Any], file: int) -> tuple[
     """Asks the keeper to fork a process that gets ``file``. If there is no keeper, starts one first. Returns the connection and the pid."""
     connection = _connected(env)
     try:
-        send(connection, {**what, "env": dict(env), "folder": str(Path.cwd())}, [file])
+        with unread(dict(env)) as variables:
+            send(connection, {**what, "folder": str(Path.cwd())}, [file, variables])
         said = receive(connection)
     except OSError as error:
         connection.close()
@@ -260,7 +284,7 @@ def _reached(connection: socket.socket, path: Path) -> bool:
 
 def _started(connection: socket.socket, path: Path, env: Mapping[str, str]) -> None:
     needed = NEEDED | _more(env)
-    own = {name: value for name, value in env.items() if name in needed or name.startswith(PREFIXES)}
+    own = {name: value for name, value in env.items() if name in needed or (name.startswith(PREFIXES) and not SECRETS.search(name))}
     with path.with_suffix(".log").open("w") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", MODULE, str(path)],

@@ -9,6 +9,7 @@ Modules::
     connect   what Kafka Connect's and Debezium's types stand for
     decoder   keys and values of a batch; travels to the workers with the schemas that they need
     limits    what a question to an HTTP server may take
+    memory    how much memory decoding takes
     protobuf  Protobuf data as Arrow arrays
     registry  the schema registry, as the driver asks it; workers never do
     schema    Avro schemas as trees

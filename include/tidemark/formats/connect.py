@@ -10,7 +10,7 @@ import base64
 import binascii
 import datetime as dt
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
 
     try:
         return _converted(array, name, path or "it")
-    except pa.ArrowInvalid:
+    except (pa.ArrowException, ValueError) as error:
+        if isinstance(error, NoValue):
+            raise
         raise NoValue(f"{path or 'it'} is out of range for {name}") from None
 
 
@@ -145,6 +147,24 @@ def _bytes(text: str) -> bytes:
         raise ValueError("not base64") from error
 
 
-def _digits(unscaled: bytes, scale: int) -> str:
-    number = int.from_bytes(unscaled, "big", signed=True)
-    return f"{Decimal(f'{number}E{-scale}'):f}"
+MOST_BEFORE, MOST_AFTER = 131_072, 16_383
+"""Digits that Postgres' ``numeric`` has before and after the point."""
+
+
+def require_digits(number: Decimal) -> None:
+    """Raises ValueError for a number that Postgres cannot have. Writing it out could take all memory."""
+    if number.is_finite() and (number.adjusted() >= MOST_BEFORE or -int(number.as_tuple().exponent) > MOST_AFTER):
+        raise ValueError(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
+
+
+def _digits(unscaled: bytes | None, scale: int | None) -> str:
+    if unscaled is None or scale is None:
+        raise ValueError("has no value or no scale")
+    if len(unscaled) > MOST_BEFORE // 2 or not -MOST_BEFORE <= scale <= MOST_AFTER:
+        raise ValueError(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
+    number = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
+    require_digits(number)
+    return f"{number:f}"
+
+
+_EXACT = Context(prec=MOST_BEFORE + MOST_AFTER + 1, Emax=10**6, Emin=-(10**6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +13,8 @@ import msgspec
 from tidemark.errors import Refused
 from tidemark.formats import avro
 from tidemark.formats.connect import NoValue
-from tidemark.formats.protobuf import BadMessage, Message
+from tidemark.formats.memory import CHUNK_BYTES, RECORD_BYTES, Cost, cost_of_arrow, cost_of_avro
+from tidemark.formats.protobuf import Message
 from tidemark.formats.schema import Node
 from tidemark.formats.shape import Unresolvable, plain, resolved, type_of
 from tidemark.formats.wire import HEADERS, PREFIX_BYTES, SchemaId, id_in, ids_before, indexes_before
@@ -110,8 +112,7 @@ class Decoder:
         import pyarrow as pa
 
         values, wrong = self._decoded(pa.array(data, pa.binary()), headers, topic, side)
-        objects = values.to_pylist(maps_as_pydicts="lossy")
-        objects = [wrong.get(at, value) for at, value in enumerate(objects)]
+        objects = [wrong.get(at, value) for at, value in enumerate(_objects(values))]
         if self.encodings[side] in (Encoding.JSON, Encoding.JSON_SCHEMA):
             return [_parsed(each, msgspec.json.decode, side) if isinstance(each, str) else each for each in objects]
         return objects
@@ -157,7 +158,8 @@ class Decoder:
         bodies = _bodies(data, headers, reader, side, wrong) if self.framed[side] else data
         valid = bodies.is_valid().to_numpy(zero_copy_only=False)
         said = f"its {side} does not have the form of its Protobuf schema"
-        found, bad = _each(bodies.drop_null(), np.flatnonzero(valid), reader.type(), reader.decode, said)
+        target = reader.type()
+        found, bad = _each(bodies.drop_null(), np.flatnonzero(valid), target, reader.decode, said, cost=cost_of_arrow(target))
         return found.take(pa.array(np.cumsum(valid) - 1, mask=~valid)), wrong | bad
 
     def _avro(self, data: pa.Array, headers: Any, reader: Node, side: str) -> tuple[pa.Array, dict[int, Verdict]]:
@@ -172,7 +174,7 @@ class Decoder:
         for where, writer, datums in self._by_schema(data, headers, reader, side, wrong):
             read = _reading(writer, reader, target)
             said = f"its {side} does not have the form of its Avro schema"
-            part, bad = _each(datums, where, target, read, said, partial(avro.unreadable, schema=writer))
+            part, bad = _each(datums, where, target, read, said, partial(avro.unreadable, schema=writer), cost_of_avro(writer))
             wrong |= bad
             if len(part) == len(data):
                 return part, wrong
@@ -240,6 +242,21 @@ def _bodies(data: pa.Array, headers: Any, reader: Message, side: str, wrong: dic
     return pa.array(bodies, pa.binary())
 
 
+def _objects(values: pa.Array) -> list[Any]:
+    """The values as Python objects. In place of a time that Python cannot represent, the exception to raise."""
+    try:
+        return values.to_pylist(maps_as_pydicts="lossy")  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):
+        return [_object(each) for each in values]
+
+
+def _object(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py(maps_as_pydicts="lossy")
+    except (OverflowError, ValueError):
+        return Undecodable("it has a time that Python cannot represent: a year before 1 or after 9999")
+
+
 def _shown(indexes: Sequence[int]) -> str:
     return ".".join(map(str, indexes))
 
@@ -288,11 +305,40 @@ def _each(
     read: Callable[[pa.Array], pa.Array],
     said: str,
     find: Callable[[pa.Array], list[bool]] | None = None,
+    cost: Cost | None = None,
 ) -> tuple[pa.Array, dict[int, Verdict]]:
     """What ``read`` makes of the data. A datum that it refuses becomes null, and its place is returned.
 
     ``find`` says of each datum whether it is bad. It may miss some; those are found by bisection, which takes long if there are many.
+    ``cost`` says what each one takes in memory, and decides how many are read at once.
     """
+    import numpy as np
+    import pyarrow as pa
+
+    if cost is None:
+        return _read_each(data, places, target, read, said, find)
+    costs = cost(data)
+    if (large := costs > RECORD_BYTES).any():
+        why = Undecodable("decoding it may take more than a gigabyte, because its schema has lists of items with many fields")
+        return _of_good(large, why, data, places, target, lambda some, where: _each(some, where, target, read, said, find, cost))
+    ends = np.flatnonzero(np.diff(np.cumsum(costs) // CHUNK_BYTES)) + 1
+    parts: list[pa.Array] = []
+    wrong: dict[int, Verdict] = {}
+    for start, end in itertools.pairwise([0, *ends.tolist(), len(data)]):
+        part, bad = _read_each(data.slice(start, end - start), places[start:end], target, read, said, find)
+        parts.append(part)
+        wrong |= bad
+    return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), wrong
+
+
+def _read_each(
+    data: pa.Array,
+    places: Sequence[int] | np.ndarray,
+    target: pa.DataType,
+    read: Callable[[pa.Array], pa.Array],
+    said: str,
+    find: Callable[[pa.Array], list[bool]] | None,
+) -> tuple[pa.Array, dict[int, Verdict]]:
     import numpy as np
     import pyarrow as pa
 
@@ -305,20 +351,38 @@ def _each(
     except NoValue as error:
         if len(data) == 1:
             return pa.nulls(1, target), {int(places[0]): Undecodable(f"it cannot be decoded: {error}")}
-    except (avro.BadDatum, BadMessage, pa.ArrowInvalid):
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever it is, it is a datum's
         if len(data) == 1:
             return pa.nulls(1, target), {int(places[0]): Undecodable(said)}
     if find is not None and any(bad := find(data)):
-        good = ~np.array(bad)
-        wrong: dict[int, Verdict] = {int(place): Undecodable(said) for place in np.asarray(places)[bad]}
-        if not good.any():
-            return pa.nulls(len(data), target), wrong
-        found, more = _each(data.filter(pa.array(good)), np.asarray(places)[good], target, read, said)
-        return found.take(pa.array(np.cumsum(good) - 1, mask=~good)), wrong | more
+        return _of_good(
+            np.array(bad), Undecodable(said), data, places, target, lambda some, where: _read_each(some, where, target, read, said, None)
+        )
     half = len(data) // 2
-    first, wrong = _each(data.slice(0, half), places[:half], target, read, said)
-    second, more = _each(data.slice(half), places[half:], target, read, said)
+    first, wrong = _read_each(data.slice(0, half), places[:half], target, read, said, None)
+    second, more = _read_each(data.slice(half), places[half:], target, read, said, None)
     return pa.concat_arrays([first, second]), wrong | more
+
+
+def _of_good(
+    bad: np.ndarray,
+    why: Verdict,
+    data: pa.Array,
+    places: Sequence[int] | np.ndarray,
+    target: pa.DataType,
+    read: Callable[[pa.Array, np.ndarray], tuple[pa.Array, dict[int, Verdict]]],
+) -> tuple[pa.Array, dict[int, Verdict]]:
+    """Reads the data that is not bad, with its places. The other data becomes null."""
+    import numpy as np
+    import pyarrow as pa
+
+    wrong: dict[int, Verdict] = {int(place): why for place in np.asarray(places)[bad]}
+    if bad.all():
+        return pa.nulls(len(data), target), wrong
+    found, more = read(data.filter(pa.array(~bad)), np.asarray(places)[~bad])
+    return found.take(pa.array(np.cumsum(~bad) - 1, mask=bad)), wrong | more
 
 
 def _without_ids(data: pa.Array, headers: Any, side: str) -> tuple[pa.Array, dict[int, Verdict]]:

@@ -19,14 +19,15 @@ class AnswerTooLong(Exception):
 
 
 class Limits:
-    """Limits for the requests of one ``httpx.Client``, which it changes."""
+    """Limits for the requests of ``httpx.Client`` objects, which it changes."""
 
-    def __init__(self, client: Any, *, within_s: float, max_bytes: int) -> None:
+    def __init__(self, *clients: Any, within_s: float, max_bytes: int) -> None:
         """``within_s``: for a question with all of its requests. ``max_bytes``: for the body of an answer."""
         self._within_s, self._max_bytes = within_s, max_bytes
         self._sockets: list[socket.socket] = []
         self._until = float("inf")
-        client.event_hooks = {"request": [self._begin], "response": [self._bound]}
+        for client in clients:
+            client.event_hooks = {"request": [self._begin], "response": [self._bound]}
 
     @contextlib.contextmanager
     def question(self) -> Iterator[None]:
@@ -70,9 +71,9 @@ class Limits:
 
 
 def _bounded(stream: Any, most: int) -> Any:
-    from confluent_kafka.schema_registry.common._httpx_compat import httpx
+    base = next(each for each in type(stream).__mro__ if each.__name__ == "SyncByteStream")  # of the client's httpx, of which there are two
 
-    class Bounded(httpx.SyncByteStream):
+    class Bounded(base):  # type: ignore[misc, valid-type]
         def __iter__(self) -> Iterator[bytes]:
             left = most
             for chunk in stream:

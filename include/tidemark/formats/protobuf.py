@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.formats.schema import MAX_DEPTH, MAX_FIELDS, BadSchema, require_small
+from tidemark.formats.schema import MAX_DEPTH, MAX_FIELDS, MAX_NAME, BadSchema, require_small
 from tidemark.formats.shape import struct_of
 from tidemark.text.wording import quoted
 
@@ -191,6 +191,8 @@ def _of_google(name: str) -> FileDescriptorProto:
 
 
 def _message(files: FileDescriptorSet, name: str | None) -> Message:
+    for file in files.file:
+        _require_names(file)
     main = next(file for file in files.file if file.name == MAIN)
     prefix = f"{main.package}." if main.package else ""
     found = {f"{prefix}{path}": indexes for path, indexes in _types(main.message_type)}
@@ -206,6 +208,21 @@ def _message(files: FileDescriptorSet, name: str | None) -> Message:
         raise BadSchema(problem=f"is not valid: {str(error)[:500]}") from error
     _refuse_unreadable(descriptor, ())
     return message
+
+
+def _require_names(file: FileDescriptorProto) -> None:
+    """The full name of each field repeats the package's and the messages' names. The compiler has these limits too."""
+    messages, count = [(each, 0) for each in file.message_type], 0
+    names = [file.package]
+    while messages:
+        message, depth = messages.pop()
+        count += 1 + len(message.field)
+        if count > MAX_FIELDS or depth > MAX_DEPTH:
+            raise BadSchema(problem=f"defines more than {MAX_FIELDS:,} messages and fields, or nests messages more than {MAX_DEPTH} deep")
+        names += [message.name, *(field.name for field in message.field)]
+        messages += [(each, depth + 1) for each in message.nested_type]
+    if not all(len(name) <= MAX_NAME for name in names):
+        raise BadSchema(problem=f"has a name of more than {MAX_NAME} characters")
 
 
 def _types(messages: Any, above: str = "", indexes: tuple[int, ...] = ()) -> list[tuple[str, tuple[int, ...]]]:

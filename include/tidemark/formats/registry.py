@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from tidemark.errors import BadInput, Refused, Unavailable
+from tidemark.errors import BadInput, Refused, TidemarkError, Unavailable
 from tidemark.formats.limits import AnswerTooLong, Limits
 from tidemark.formats.protobuf import Message, compiled
-from tidemark.formats.schema import MAX_CHARACTERS, BadSchema, Node, parse
+from tidemark.formats.schema import MAX_CHARACTERS, BadSchema, Node, parse, require_small
 from tidemark.formats.wire import SchemaId
 from tidemark.jvm.errors import without_password
 
@@ -67,21 +68,43 @@ class SubjectMissing(Refused):
         )
 
 
+def _without_user(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the user and the password that the URLs have as a setting of their own: the client's library logs the URL."""
+    urls = [urlsplit(url.strip()) for url in str(settings["url"]).split(",")]
+    users = [url.netloc.rpartition("@")[0] for url in urls]
+    bare = ",".join(urlunsplit(url._replace(netloc=url.netloc.rpartition("@")[2])) for url in urls)
+    named = {"basic.auth.user.info": unquote(users[0])} if users[0] else {}
+    return {**named, **settings, "url": bare}
+
+
+def _seconds(timeout: Any) -> float:
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError("timeout is not a number of seconds")
+    return seconds
+
+
 class Registry:
     """A client, to be used in a ``with`` block. Raises `BadInput` for settings that it does not know."""
 
     def __init__(self, config: RegistryConfig) -> None:
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
-        self._url = without_password(config["url"])
-        settings = {**OURS, **config}
+        settings = _without_user({**OURS, **config})
+        self._url = without_password(settings["url"])
         try:
             self._client: SchemaRegistryClient = SchemaRegistryClient(settings)
-            session = self._client._rest_client.session  # noqa: SLF001 - the client takes no httpx client of ours
-            self._limits = Limits(session, within_s=WHOLE * float(settings["timeout"]), max_bytes=MAX_BYTES)
-        except (TypeError, ValueError) as error:
+            rest = self._client._rest_client  # noqa: SLF001 - the client takes no httpx client of ours
+            tokens = getattr(getattr(rest, "bearer_field_provider", None), "client", None)
+            clients = [rest.session] if tokens is None else [rest.session, tokens]
+            self._limits = Limits(*clients, within_s=WHOLE * _seconds(settings["timeout"]), max_bytes=MAX_BYTES)
+        except Exception as error:  # noqa: BLE001 - the client's own, and its library's
             fix = "Use the names of confluent-kafka's client: basic.auth.user.info, ssl.ca.location."
-            raise BadInput(what="schema registry", found=f"its settings cannot be used: {error}", fix=fix) from None
+            problem = without_password(str(error)) if isinstance(error, TypeError | ValueError) else type(error).__name__
+            raise BadInput(what="schema registry", found=f"its settings cannot be used: {problem}", fix=fix) from None
 
     def __enter__(self) -> Registry:
         return self
@@ -145,23 +168,25 @@ class Registry:
 
     def _references(self, schema: Schema) -> Iterator[tuple[str, str]]:
         """Names and texts of the schemas that this one refers to, those that are referred to first."""
-        yield from self._further(schema, set(), ())
+        yield from self._further(schema, {}, ())
 
-    def _further(self, schema: Schema, known: set[tuple[str, int]], within: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, str]]:
+    def _further(self, schema: Schema, known: dict[tuple[str, int], str], within: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, str]]:
         for each in schema.references or ():
             version = (str(each.subject), int(each.version or 0))
             if version in within:
                 raise BadSchema(problem=f"refers in a circle to {each.subject} version {each.version}")
             if version in known:
                 continue
-            known.add(version)
+            known[version] = ""
             if len(known) > MAX_REFERENCES:
                 raise BadSchema(problem=f"has more than {MAX_REFERENCES} references, direct and indirect")
             found = self._asked(lambda version=version: self._client.get_version(*version))
             if found is None:
                 raise BadSchema(problem=f"refers to {each.subject} version {each.version}, which the registry does not have")
+            known[version] = self._string(found.schema)
+            require_small(known.values())
             yield from self._further(found.schema, known, (*within, version))
-            yield str(each.name or ""), self._string(found.schema)
+            yield str(each.name or ""), known[version]
 
     @contextlib.contextmanager
     def _question(self) -> Iterator[None]:
@@ -186,5 +211,9 @@ class Registry:
             raise RegistryUnavailable(url=self._url, cause=f"status {error.http_status_code}") from None
         except (httpx.HTTPError, OSError) as error:
             raise RegistryUnavailable(url=self._url, cause=str(error) or type(error).__name__) from None
+        except (AnswerTooLong, TidemarkError, MemoryError):
+            raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             raise RegistryUnavailable(url=self._url, cause=STRANGE) from None
+        except Exception as error:  # noqa: BLE001 - such as those of the library that asks for a token
+            raise RegistryUnavailable(url=self._url, cause=type(error).__name__) from None

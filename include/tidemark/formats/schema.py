@@ -10,6 +10,7 @@ from typing import Any
 
 from tidemark.errors import Refused
 from tidemark.formats import connect
+from tidemark.text.wording import one_line
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 NAMED = frozenset({"record", "error", "enum", "fixed"})
@@ -20,6 +21,16 @@ MAX_FIELDS = 5_000
 """Of a schema whose named types are replaced by their definitions. A row of Postgres has at most 1,600 columns."""
 MAX_DEPTH = 50
 """How deep types are nested."""
+MAX_NAME = 255
+"""Characters of a name. Decoded records repeat the names of fields."""
+MAX_FIXED = 1_000_000
+"""Bytes of a ``fixed``, which a missing value takes too."""
+MAX_DEFAULT = 10_000
+"""Characters of a default, which each record gets."""
+MAX_DIGITS = 76
+"""Of a decimal."""
+MAX_TEXT = 500
+"""Characters of a problem. Names in it come from the schema."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -29,7 +40,8 @@ class BadSchema(Refused):
     problem: str
 
     def __str__(self) -> str:
-        return f"The schema {self.problem}."
+        problem = one_line(self.problem)
+        return f"The schema {problem[:MAX_TEXT]}{'…' if len(problem) > MAX_TEXT else ''}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ def parse(text: str, references: Sequence[str] = ()) -> Node:
         return _parse(given[-1], "", _Within(known, itertools.count(1)))
     except RecursionError:
         raise _too_deep() from None
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, UnicodeError):
         raise BadSchema(problem="does not have the form of an Avro schema") from None
 
 
@@ -203,10 +215,16 @@ def _named(name: str, namespace: str, within: _Within) -> Node:
         raise BadSchema(problem=f"uses the type {name}, which it does not define")
     if full in within.names:
         raise BadSchema(problem=f"is recursive: {full} contains itself, which no table can hold")
+    if len(full) > 2 * MAX_NAME or not full.isprintable():
+        raise BadSchema(problem=f"has a type whose name is not one of at most {2 * MAX_NAME} characters")
     schema, own = within.known[full]
     if schema["type"] != "record" and schema["type"] != "error":
+        if schema["type"] == "fixed" and not 0 <= schema["size"] <= MAX_FIXED:
+            raise BadSchema(problem=f"has a fixed of {schema['size']} bytes; the limit is {MAX_FIXED:,}")
         if schema.get("size") == 0:
             raise _no_value(full)
+        if schema["type"] == "enum":
+            _require_symbols(full, schema["symbols"])
         return Node(schema["type"], full.rpartition(".")[2], _details(schema))
     inside = within.deeper(full)
     fields = tuple(_field(each, own, inside) for each in schema.get("fields") or ())
@@ -215,9 +233,19 @@ def _named(name: str, namespace: str, within: _Within) -> Node:
     return Node("record", full.rpartition(".")[2], _details(schema), fields=fields)
 
 
+def _require_symbols(name: str, symbols: Any) -> None:
+    if not symbols or len(set(symbols)) < len(symbols) or not all(isinstance(each, str) and 0 < len(each) <= MAX_NAME for each in symbols):
+        raise BadSchema(problem=f"has the enum {name} without symbols, or with symbols that are not names")
+
+
 def _field(schema: Mapping[str, Any], namespace: str, within: _Within) -> Field:
-    kind = _parse(schema.get("type"), namespace, within)
-    return Field(str(schema.get("name")), kind, schema.get("default", NO_DEFAULT), tuple(schema.get("aliases") or ()))
+    name, aliases, default = schema["name"], schema.get("aliases") or (), schema.get("default", NO_DEFAULT)
+    for each in (name, *aliases):
+        if not isinstance(each, str) or not 0 < len(each) <= MAX_NAME or not each.isprintable():
+            raise BadSchema(problem=f"has a field whose name is not one of at most {MAX_NAME} characters")
+    if default is not NO_DEFAULT and len(json.dumps(default)) > MAX_DEFAULT:
+        raise BadSchema(problem=f"has a default of more than {MAX_DEFAULT:,} characters, of {name}")
+    return Field(name, _parse(schema.get("type"), namespace, within), default, tuple(aliases))
 
 
 def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -226,7 +254,8 @@ def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         raise BadSchema(problem=f"has {json.dumps(details[wrong[0]])[:60]} as {wrong[0]}")
     if details.get("logicalType") == "uuid" and schema["type"] == "string":
         del details["logicalType"]  # stays text
-    if details.get("logicalType") == "decimal" and not 0 <= details.get("scale", 0) <= details.get("precision", 0):
+    precision = details.get("precision", 0)
+    if details.get("logicalType") == "decimal" and not (0 < precision <= MAX_DIGITS and 0 <= details.get("scale", 0) <= precision):
         del details["logicalType"]  # invalid, so Avro's specification says to ignore it
     return details
 

@@ -133,7 +133,6 @@ def _below(path: str, name: str) -> str:
 
 
 def _field(array: pa.StructArray, target: pa.DataType, reader: Field, path: str) -> pa.Array:
-    import pyarrow as pa
 
     place = _below(path, reader.name)
     for name in (reader.name, *reader.aliases):
@@ -143,7 +142,7 @@ def _field(array: pa.StructArray, target: pa.DataType, reader: Field, path: str)
         raise Unresolvable(f"{place} is missing in its own schema and has no default in the newest")
     try:
         return _defaults(reader, target, len(array))
-    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever it is, it is the default's
         raise Unresolvable(f"the default of {place} does not fit its type {target}") from error
 
 

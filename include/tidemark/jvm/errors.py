@@ -10,8 +10,10 @@ from tidemark.errors import Refused, Unavailable
 
 
 def without_password(text: str) -> str:
-    """The text without the user names and passwords in its URLs."""
-    return re.sub(r"//[^/@]*@", "//", text)
+    """The text without the user names and passwords in its URLs, and without the values of their parameters that name a secret."""
+    bare = re.sub(r"//\S*@", "//", text)  # to the last @: a password may have one, and a slash
+    bare = re.sub(r"(?<![\w/])[^\s/@:,]+:[^\s/@]+@", "", bare)
+    return re.sub(r"(?i)([?&][^=&\s]*(?:passw|secret|token|key)[^=&\s]*=)[^&\s]*", r"\1…", bare)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -25,7 +25,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tidemark.errors import BadInput
-from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsDiffer, JarsUnavailable
+from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsDiffer, JarsUnavailable, without_password
 from tidemark.jvm.java import find_java
 
 __all__ = ["Recipe", "broker_jars", "cache", "jars_of", "registry_jars", "spark_jars"]
@@ -203,7 +203,9 @@ def _resolve(java: Path, ivy: Path, recipe: Recipe, work: Path, target: Path) ->
 def _mirror() -> str | None:
     url = os.environ.get("TIDEMARK_MAVEN_MIRROR")
     if url and urlsplit(url).scheme not in {"http", "https", "file"}:
-        raise BadInput(what="TIDEMARK_MAVEN_MIRROR", found=url, fix="Write the URL of a Maven repository, https://host/path.")
+        raise BadInput(
+            what="TIDEMARK_MAVEN_MIRROR", found=without_password(url), fix="Write the URL of a Maven repository, https://host/path."
+        )
     return url or None
 
 

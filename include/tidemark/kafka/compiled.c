@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+enum { NO_HEADERS = -156 /* RD_KAFKA_RESP_ERR__NOENT */, HEADER_BYTES = 64 /* what an empty header takes, about */ };
+
 /* As librdkafka's public rd_kafka_message_t. */
 struct message {
     int error;
@@ -142,7 +144,10 @@ int64_t tidemark_measure(const struct client *client, struct message **messages,
         void *headers;
         int64_t number = 0, names = 0, values = 0;
         int broken = 0;
-        if (client->message_headers(message, &headers) == 0) {
+        int answer = client->message_headers(message, &headers);
+        if (answer != 0 && answer != NO_HEADERS)
+            broken = 1; /* such as more headers than librdkafka reads */
+        if (answer == 0) {
             const char *name;
             const void *value;
             size_t size;
@@ -156,7 +161,7 @@ int64_t tidemark_measure(const struct client *client, struct message **messages,
                 values += value ? (int64_t)size : 0;
             }
         }
-        bytes += (int64_t)(message->key_size + message->value_size) + names + values;
+        bytes += (int64_t)(message->key_size + message->value_size) + names + values + number * HEADER_BYTES;
         if (at && bytes > limit)
             break;
         if (broken)

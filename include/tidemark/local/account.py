@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -55,6 +56,15 @@ def server_account() -> Account | None:
         cause=f"Postgres refuses to run as root, and its user {NAME} could not be created: {made}",
         fix="Run as an ordinary user, or create the user yourself.",
     )
+
+
+def own_uids() -> set[int]:
+    """The users whose processes can be servers of this caller."""
+    uids = {os.geteuid()}
+    if os.geteuid() == 0:
+        with contextlib.suppress(KeyError):
+            uids.add(pwd.getpwnam(NAME).pw_uid)
+    return uids
 
 
 def _make() -> str:

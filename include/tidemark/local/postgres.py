@@ -117,6 +117,7 @@ class Postgres(Server):
             password=self._password(),
             dbname="postgres",
             sslmode="disable",
+            require_auth="scram-sha-256",  # another program on this port learns nothing
             connect_timeout=_CONNECT_TIMEOUT_S,
         )
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tidemark.local.account import Account
+from tidemark.local.account import Account, own_uids
 
 _POLL_S = 0.05
 _BEFORE = 3
@@ -26,7 +26,8 @@ _SHELL = '"$@" </dev/null >&2 & echo $!'
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Identifies a process by the name of its program and one whole argument of its command line."""
+    """Identifies a process by its user, the name of its program and one whole argument of its command line. Any user can choose the last
+    two for a process of his own."""
 
     program: str
     argument: str
@@ -34,7 +35,8 @@ class Signature:
     def fits(self, process: psutil.Process) -> bool:
         try:
             command = process.cmdline()
-            return bool(command) and Path(command[0]).name == self.program and self.argument in command and not gone(process)
+            named = bool(command) and Path(command[0]).name == self.program and self.argument in command
+            return named and process.uids().real in own_uids() and not gone(process)
         except psutil.Error:
             return False
 
@@ -53,9 +55,16 @@ def find(signature: Signature, pid: int | None) -> psutil.Process | None:
     return min(found, key=lambda process: process.create_time(), default=None)
 
 
+def _private(path: str, flags: int) -> int:
+    file = os.open(path, flags, 0o600)
+    os.fchmod(file, 0o600)  # it may be from an earlier version
+    return file
+
+
 def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: Account | None, environment: Mapping[str, str]) -> int:
-    """Start a process in its own session, with its output in ``log``, and return its pid. It survives the caller."""
-    with log.open("ab") as output:
+    """Start a process in its own session, with its output in ``log``, and return its pid. It survives the caller. Only this user reads
+    the log: a server quotes rows in it."""
+    with open(log, "ab", opener=_private) as output:
         shell = subprocess.run(
             ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)],
             stdin=subprocess.DEVNULL,

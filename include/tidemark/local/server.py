@@ -133,6 +133,7 @@ class Server(ABC):
 
     def remember(self, known: Remembered) -> None:
         fresh = self.folder / "server.json.new"
+        fresh.touch(mode=0o600)
         fresh.write_text(json.dumps(asdict(known)))
         fresh.replace(self.folder / "server.json")
 

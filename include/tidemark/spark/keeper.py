@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import pickle
 import runpy
@@ -32,13 +31,13 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tidemark.consume.keeper import IDLE_S, KEEPER, receive, receive_files, send
+from tidemark.consume.keeper import IDLE_S, KEEPER, read_in_fork, receive, receive_files, send
 from tidemark.consume.process import PARENT, die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.quality.suite import great_expectations
@@ -68,6 +67,7 @@ _PR_SET_NAME = 15
 @dataclass
 class _Application:
     settings: str
+    """A hash of them."""
     channel: socket.socket
     """To its holder."""
     address: dict[str, Any] | None = None
@@ -101,7 +101,7 @@ class Keeper:
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._drivers: dict[socket.socket, _Driver] = {}
         self._applications: dict[str, _Application] = {}
-        """Those for the next runs, by Spark's settings."""
+        """Those for the next runs, by the hash of Spark's settings."""
         self._busy_at = time.monotonic()
         self._stopping = False
 
@@ -133,12 +133,13 @@ class Keeper:
         if said is None:
             self._close(connection)
         elif "run" in said:
-            self._fork(connection, files[0], partial(_become_driver, said))
+            self._fork(connection, files, partial(_become_driver, said))
         elif "call" in said:
             great_expectations()  # once: the fork would import it, and so would the next one
-            self._fork(connection, files[0], partial(_become_call, said))
+            self._fork(connection, files, partial(_become_call, said))
         elif "attach" in said:
-            self._attach(connection, said)
+            self._attach(connection, said, files[0])
+            os.close(files[0])
         elif "stop" in said:
             self._stopping = True
 
@@ -149,14 +150,15 @@ class Keeper:
 
     # Drivers
 
-    def _fork(self, task: socket.socket, file: int, become: Callable[[int, dict[str, str]], NoReturn]) -> None:
-        """A process for a task, which gets ``file``."""
+    def _fork(self, task: socket.socket, files: Sequence[int], become: Callable[[int, dict[str, str]], NoReturn]) -> None:
+        """A process for a task, which gets the first of the files. The second one has its environment."""
         parent = os.getpid()
         gc.freeze()  # forks share what is not looked at
         pid = os.fork()
         if pid == 0:
-            become(file, {KEEPER: str(self._path), PARENT: str(parent)})
-        os.close(file)
+            become(files[0], {**read_in_fork(files[1]), KEEPER: str(self._path), PARENT: str(parent)})
+        for file in files:
+            os.close(file)
         driver = self._drivers[task] = _Driver(task, pid, os.pidfd_open(pid))
         self._selector.modify(task, selectors.EVENT_READ, self._task_gone)
         self._selector.register(driver.ended, selectors.EVENT_READ, lambda _: self._driver_ended(driver))
@@ -180,11 +182,11 @@ class Keeper:
 
     # The application
 
-    def _attach(self, driver: socket.socket, said: dict[str, Any]) -> None:
-        settings = json.dumps([said["master"], said["conf"]], sort_keys=True)
+    def _attach(self, driver: socket.socket, said: dict[str, Any], file: int) -> None:
+        settings = said["settings"]
         application = self._applications.get(settings)
         if application is None or application.served >= RUNS_PER_APPLICATION:
-            full, application = application, self._start_application(settings)
+            full, application = application, self._start_application(settings, file)
             self._applications[settings] = application
             if full is not None:
                 self._release(full)
@@ -209,11 +211,11 @@ class Keeper:
         if application is not self._applications.get(application.settings) and not application.tenants:
             self._close(application.channel)
 
-    def _start_application(self, settings: str) -> _Application:
+    def _start_application(self, settings: str, file: int) -> _Application:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         if os.fork() == 0:
-            _become_holder(settings, theirs, {PARENT: str(parent)})
+            _become_holder(read_in_fork(file), theirs, {PARENT: str(parent)})
         theirs.close()
         application = _Application(settings, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._holder_said(application))
@@ -235,14 +237,14 @@ class Keeper:
                     send(driver, {"error": "the application did not start"})
 
 
-def _become_driver(said: dict[str, Any], output: int, added: dict[str, str]) -> NoReturn:
+def _become_driver(said: dict[str, Any], output: int, env: dict[str, str]) -> NoReturn:
     """Goes on as the driver, as if it had been started with this command, environment, folder and output."""
 
     def run() -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        _take_place(said, added)
+        _take_place(said, env)
         sys.argv = said["run"]
         runpy.run_path(sys.argv[0], run_name="__main__")
 
@@ -251,11 +253,11 @@ def _become_driver(said: dict[str, Any], output: int, added: dict[str, str]) -> 
     _forked(name, keep=output, act=run)
 
 
-def _become_call(said: dict[str, Any], channel: int, added: dict[str, str]) -> NoReturn:
+def _become_call(said: dict[str, Any], channel: int, env: dict[str, str]) -> NoReturn:
     """Calls the function that comes through the channel, and sends its result or error."""
 
     def run() -> None:
-        _take_place(said, added)
+        _take_place(said, env)
         die_with_parent()
         with socket.socket(fileno=channel) as connection, connection.makefile("rb") as given:
             function = pickle.loads(given.read())  # noqa: S301 - pickled by our own caller
@@ -270,21 +272,21 @@ def _become_call(said: dict[str, Any], channel: int, added: dict[str, str]) -> N
     _forked("tidemark call", keep=channel, act=run)
 
 
-def _take_place(said: dict[str, Any], added: dict[str, str]) -> None:
+def _take_place(said: dict[str, Any], env: dict[str, str]) -> None:
     """Sets the environment and the working folder of the process that asks."""
     os.environ.clear()
-    os.environ.update(said["env"] | added)
+    os.environ.update(env)
     time.tzset()
     os.chdir(said["folder"])
 
 
-def _become_holder(settings: str, channel: socket.socket, added: dict[str, str]) -> NoReturn:
+def _become_holder(settings: Sequence[Any], channel: socket.socket, added: dict[str, str]) -> NoReturn:
     def run() -> None:
         from tidemark.spark.shared import hold
 
         os.environ.update(added)
         die_with_parent()
-        hold(channel, *json.loads(settings))
+        hold(channel, *settings)
 
     _forked("tidemark spark", keep=channel.fileno(), act=run)
 

@@ -52,8 +52,10 @@ SETTINGS = {
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
     "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
-    # Spark's default expression, plus the Kafka client's settings that contain credentials
-    "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|private.?key|keystore[.]key",
+    # Spark's default expression, plus what Kafka's client and the clients of object stores call credentials, and passwords in URLs. Spark
+    # looks for it in keys and in values.
+    "spark.redaction.regex": r"(?i)secret|passw|token|(access|account|api|private)[._-]?key|keystore[.]key|jaas|credential|[.]sas[.]"
+    r"|://[^/@\s]*:[^/\s]*@",
 }
 CLASS_PATH = "spark.driver.extraClassPath"
 
@@ -89,6 +91,10 @@ SHARED_SETTINGS = {
     "spark.scheduler.mode": "FAIR",  # a run does not wait until all tasks of another one have started
 }
 
+AT_START = (EXTRA_OPTIONS, OPTIONS)
+OF_LAUNCHER = ("spark.driver.", "spark.jars", "spark.files", "spark.archives", "spark.submit.", "spark.local.dir", "spark.yarn.",
+               "spark.kerberos.", "spark.kubernetes.", "spark.ui.", "spark.log.", DAEMON)  # fmt: skip
+"""What Spark's launcher and its JVM read before there is a session, by its beginning."""
 JVM_LIMIT_S = 300.0
 """A JVM starts within seconds, on an overloaded machine within a minute."""
 
@@ -258,6 +264,7 @@ def _private() -> dict[str, str]:
         folder.mkdir(exist_ok=True)
     except PermissionError:  # another user took the name first, which must not stop this user's runs
         folder = Path(tempfile.mkdtemp(prefix="tidemark-spark-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     if "java.io.tmpdir" not in options:
         os.environ["SPARK_SUBMIT_OPTS"] = f'{options} "-Djava.io.tmpdir={folder}"'.strip()
@@ -315,9 +322,9 @@ def _submitted_with_jars() -> bool:
 
 
 def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
-    """Starts the JVM without the secrets among its settings, which are set once it is up.
+    """Starts the JVM with the settings that it needs at its start and that are no secrets. The others are set once it is up.
 
-    pyspark puts all settings on the JVM's command line, where every user of the machine can read them.
+    pyspark puts these settings on the JVM's command line, where every user of the machine can read them.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -325,7 +332,7 @@ def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
     if master is not None:
         conf.setMaster(master)
     for key, value in settings.items():
-        if not re.search(SETTINGS["spark.redaction.regex"], key):
+        if key in AT_START or (key.startswith(OF_LAUNCHER) and not re.search(SETTINGS["spark.redaction.regex"], f"{key}={value}")):
             conf.set(key, value)
     with _ended_after(JVM_LIMIT_S):
         SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - what SparkContext's constructor would do, and then skips

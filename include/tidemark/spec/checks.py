@@ -37,6 +37,7 @@ _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_$]*")
 _CONNECTION_ID = re.compile(r"[\w#!()\-.:/\\]{1,250}")  # as airflow.models.connection
 _RANDOM_FIELD = re.compile(r"(?i)[rh](\(|/|$)")  # croniter extensions: a random time, different on every read
 _CRON_FIELDS = ("minute", "hour", "day of month", "month", "day of week")
+_CRON_LIMIT = 200  # Airflow stores a description of it, at most 1,000 characters
 _CRON_FIX = 'write five fields, "*/5 * * * *", a preset, @hourly, or null for no schedule'
 _KAFKA_FIX = f'use letters, digits, ".", "_" and "-", at most {KAFKA_NAME_LIMIT} of them'
 _TABLE_FIX = "write schema.table in lower case, as Postgres names it without quotes"
@@ -180,6 +181,8 @@ def schedule(text: str) -> str:
 @functools.cache
 def _cron(text: str) -> str:
     """Five cron fields. Cached, because this check takes two thirds of the time to read a file, and consumers share schedules."""
+    if len(text) > _CRON_LIMIT:
+        raise NotThis(f"is a schedule of more than {_CRON_LIMIT} characters", _CRON_FIX)
     fields = text.split()
     if len(fields) != len(_CRON_FIELDS):
         raise NotThis(f"is not a cron schedule: it has {len(fields)} of 5 fields", _CRON_FIX)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tidemark.spec import model
-from tidemark.spec.problem import SECRET, KeyPath, Problem, key_text
+from tidemark.spec.problem import MAX_PROBLEMS, SECRET, KeyPath, Problem, key_text
 from tidemark.spec.source import Places
 from tidemark.text.wording import nearest, quoted
 
@@ -120,8 +120,9 @@ _REQUIRED = {
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], places: Places) -> list[Problem]:
-    """One problem for each of Pydantic's errors. Pydantic's own texts are never shown."""
-    return [_problem(each["type"], each["loc"], each.get("ctx", {}), data, places) for each in error.errors(include_url=False)]
+    """One problem for each of Pydantic's errors, at most `MAX_PROBLEMS`. Pydantic's own texts are never shown."""
+    errors = error.errors(include_url=False)[:MAX_PROBLEMS]
+    return [_problem(each["type"], each["loc"], each.get("ctx", {}), data, places) for each in errors]
 
 
 def _problem(kind: str, path: KeyPath, context: dict[str, Any], data: Mapping[str, Any], places: Places) -> Problem:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,8 +17,10 @@ from tidemark.errors import BadInput
 from tidemark.spec import checks, rules
 from tidemark.spec.explain import explain, unknown_key
 from tidemark.spec.model import FILLED_IN, ConsumerSpec
-from tidemark.spec.problem import Problem, SpecInvalid, UnknownConsumer, shown
-from tidemark.spec.source import Parsed, read
+from tidemark.spec.problem import MAX_PROBLEMS, Problem, SpecInvalid, UnknownConsumer, shown
+from tidemark.spec.source import Parsed, beginning, read
+
+log = logging.getLogger(__name__)
 
 _ENDINGS = (".yaml", ".yml")
 
@@ -109,7 +113,7 @@ def _read(folder: Path, only: Callable[[str], bool]) -> list[_Loaded]:
 def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
     """Whether this file may claim a group that ``named`` matches. The text contains the group's name literally, unless it has escapes."""
     try:
-        text = path.read_bytes()
+        text = beginning(path)
     except OSError:
         return False
     return b"\\" in text or (b"group" in text and named.search(text) is not None)
@@ -143,7 +147,13 @@ def _load(path: Path) -> _Loaded:
         context = error.context or {}
         loaded.problems.append(parsed.places.problem_at(0, 0, 0, "", f'"{path.stem}" {context["clause"]}', context["fix"]))
     if parsed.data is not None:
-        _judge(loaded, parsed.data)
+        try:
+            _judge(loaded, parsed.data)
+        except Exception as error:
+            log.exception("file not checked file=%s", path)
+            loaded.spec = None
+            message, fix = f"the file cannot be checked ({type(error).__name__})", "write it simpler, and report this file"
+            loaded.problems.append(parsed.places.problem_at(0, 0, 0, "", message, fix))
     return loaded
 
 
@@ -151,9 +161,8 @@ def _judge(loaded: _Loaded, data: Mapping[str, object]) -> None:
     places = loaded.parsed.places
     unread = tuple(loaded.problems)  # values that could not be read; do not report them twice
     loaded.problems += [unknown_key((key,), places) for key in FILLED_IN if key in data]
-    loaded.problems += [
-        places.problem(one.path, one.message, one.fix, at_key=one.at_key) for one in rules.findings({"group": loaded.name, **data})
-    ]
+    findings = islice(rules.findings({"group": loaded.name, **data}), MAX_PROBLEMS)
+    loaded.problems += [places.problem(one.path, one.message, one.fix, at_key=one.at_key) for one in findings]
     values = {"group": loaded.name, **data, "name": loaded.name, "source": places.source}
     loaded.group = values["group"] if isinstance(values["group"], str) else None
     try:

@@ -396,7 +396,7 @@ class ConsumerSpec(_Part):
     partition without a position starts at its earliest record, and a position out of range is refused."""
     assignment: tuple[Annotated[str, AfterValidator(checks.assignor)], ...] = ("cooperative-sticky",)
     """Assignment strategies in order of preference."""
-    members: Annotated[int, Field(ge=1)] = 1
+    members: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of Spark applications that share the group."""
     listeners: tuple[Annotated[str, AfterValidator(checks.listener)], ...] = ()
     """``module:Class`` of each user-defined `tidemark.group.listener.RebalanceListener`."""

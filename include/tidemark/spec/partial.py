@@ -27,6 +27,13 @@ def partial_spec(path: Path) -> ConsumerSpec:
     made up, and rules that span several keys are not checked.
     """
     parsed = read(path)
+    try:
+        return _partial(path, parsed)
+    except Exception:  # noqa: BLE001 - whatever it is, it must not keep other files from being loaded
+        return ConsumerSpec.model_validate({"group": UNKNOWN, **_REQUIRED, "name": path.stem, "source": parsed.places.source})
+
+
+def _partial(path: Path, parsed: Parsed) -> ConsumerSpec:
     data = dict(_blocks(parsed) if parsed.data is None else parsed.data)
     try:
         group = checks.group_id(path.stem)

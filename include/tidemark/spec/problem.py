@@ -16,7 +16,9 @@ KeyPath = tuple[str | int, ...]
 SECRET = re.compile(r"(?i)password|secret|token")
 """Keys whose values must not be in a file and are never printed."""
 
-_SECRET_VALUE = re.compile(r"(?i)((?:password|secret|token)[^\s:=]*\s*[:=]\s*)(.*)")
+_SECRET_VALUE = re.compile(r"(?i)((?:password|secret|token)[^\s:=]{0,100}\s{0,100}[:=]\s*)(.*)")
+MAX_PROBLEMS = 100
+"""Of each kind, as many of a file are explained, which takes a moment."""
 _LINE_LIMIT = 150  # maximum characters shown of the user's line; longer lines are cut around the place
 _BEFORE_PLACE = 60  # how many of them come before the place
 

@@ -20,6 +20,7 @@ from tidemark.text.wording import quoted
 
 MAX_BYTES = 1_000_000  # far more than any declaration needs; keeps a wrong file (a dump, an archive) out of the parser
 MAX_VALUES = 5_000  # keys, values and items of lists, all together; each takes a moment in every process that reads the file
+MAX_TEXT = 10_000  # characters of one key or value
 MAX_DEPTH = 50  # levels of nesting; the declaration has four
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -29,6 +30,8 @@ _BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # YAML 1.1's line breaks, w
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")}
+_NUMBERS = {_TAG + "int", _TAG + "float"}
+MAX_DIGITS = 40  # characters of a number; Python takes minutes to read a long one, or refuses to write it
 _PLAIN = "put the value in quotes"
 _SYNTAX = (
     # part of the parser's text, the message, the fix, whether to point at the start of the broken construct
@@ -48,6 +51,7 @@ _SYNTAX = (
         False,
     ),
     ("too many values", f"has more than {MAX_VALUES:,} keys and values", "select topics with topic_pattern; split the consumer", False),
+    ("too long", f"has a key or value of more than {MAX_TEXT:,} characters", "shorten it", False),
     ("nested too deeply", f"is nested deeper than {MAX_DEPTH} levels", "write it flatter", False),
 )
 
@@ -73,6 +77,7 @@ class Places:
     def __init__(self, source: Source, root: Node | None) -> None:
         self.source = source
         self._lines = source.lines()
+        self._masked: dict[int, str] = {}  # many problems may be in one long line
         self._root = root
 
     def problem(self, path: KeyPath, message: str, fix: str, *, at_key: bool = False) -> Problem:
@@ -88,7 +93,9 @@ class Places:
         text = self._lines[line]
         column = max(0, min(column, len(text) - 1))
         length = min(length, len(text) - column)
-        return Problem(self.source.path, line + 1, column + 1, length, key, message, fix, masked(text))
+        if line not in self._masked:
+            self._masked[line] = masked(text)
+        return Problem(self.source.path, line + 1, column + 1, length, key, message, fix, self._masked[line])
 
     def found(self, path: KeyPath) -> str:
         """The value as the user wrote it, for a message."""
@@ -149,11 +156,11 @@ class Parsed:
 def read(path: Path) -> Parsed:
     """Reads a file. Never raises: problems are part of the result. Lists become tuples, keys become text."""
     try:
-        raw = path.read_bytes()
+        raw = beginning(path)
     except OSError as error:
         return _hopeless(Source(path, ""), 0, 0, 0, f"cannot be read: {error.strerror or error}", "check the path and its permissions")
     if len(raw) > MAX_BYTES:
-        return _hopeless(Source(path, ""), 0, 0, 0, f"is not a consumer's file: it has {len(raw)} bytes", f"keep it below {MAX_BYTES}")
+        return _hopeless(Source(path, ""), 0, 0, 0, f"is not a consumer's file: it has more than {MAX_BYTES:,} bytes", "split the consumer")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -162,6 +169,12 @@ def read(path: Path) -> Parsed:
         byte = raw[error.start]
         return _hopeless(source, len(before) - 1, len(before[-1]), 1, f"is not UTF-8: byte 0x{byte:02x}", "save the file as UTF-8")
     return parse(Source(path, text))
+
+
+def beginning(path: Path) -> bytes:
+    """The bytes of a file, of a longer one one byte more than `MAX_BYTES`."""
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def parse(source: Source) -> Parsed:
@@ -252,12 +265,13 @@ def _compose(text: str) -> Node | None:
     depth = values = 0
     for event in yaml.parse(text, Loader=_LOADER):
         values += isinstance(event, yaml.NodeEvent)
+        mark: Any = event.start_mark
         if values > MAX_VALUES:
-            mark: Any = event.start_mark
             raise yaml.MarkedYAMLError(problem="too many values", problem_mark=mark)
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_TEXT:
+            raise yaml.MarkedYAMLError(problem="too long", problem_mark=mark)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            mark = event.start_mark
             raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=mark)
     node: Node | None = yaml.compose(text, Loader=_LOADER)
     return node
@@ -281,6 +295,8 @@ def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node] | Non
 
 
 def _scalar(node: ScalarNode) -> Any:
+    if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+        return node.value
     try:
         return _CONSTRUCTOR.yaml_constructors.get(node.tag, _TEXT)(_CONSTRUCTOR, node)
     except (ValueError, KeyError, AttributeError, IndexError, TypeError, OverflowError, yaml.YAMLError):

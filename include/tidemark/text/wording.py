@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_DROPPED = {"Cc", "Cf", "Cn", "Cs", "Zl", "Zp", "Zs"}
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` most likely means, or None."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
+    """The known name that ``name`` most likely means, or None. Of many known ones, it compares the first thousand."""
+    by_lower = {candidate.lower(): candidate for candidate in itertools.islice(known, 1000)}
     match = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.6)
     return by_lower[match[0]] if match else None
 
@@ -33,15 +35,22 @@ def visible(text: str) -> str:
     return "".join(repr(char)[1:-1] if unicodedata.category(char) in _OBEYED and char not in "\n\t" else char for char in text)
 
 
+def indented(text: str) -> str:
+    """`visible`, with each line but the first one indented, so that it cannot look like a first one."""
+    return "\n  ".join(visible(text).splitlines())
+
+
 def one_line(text: str) -> str:
     """The text on one line, without control characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def spreadsheet_cell(value: object) -> str:
-    """A CSV cell of this value. A text that a spreadsheet would take for a formula gets an apostrophe."""
+    """A CSV cell of this value. A text that a spreadsheet would take for a formula gets an apostrophe: one that begins with a sign, also a
+    wide one, after what a spreadsheet or its import may drop, such as spaces and quotes."""
     text = "" if value is None else str(value)
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
+    begins = next((char for char in text if unicodedata.category(char) not in _DROPPED and char not in "\"'"), "")
+    return f"'{text}" if text[:1] in {"\t", "\r"} or unicodedata.normalize("NFKC", begins)[:1] in {"=", "+", "-", "@"} else text
 
 
 def escaped(text: str) -> str:

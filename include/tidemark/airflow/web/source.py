@@ -51,7 +51,7 @@ def _shown(path: Path) -> str:
 def _line(text: str, name: str) -> int | None:
     try:
         body = ast.parse(text).body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return next((each.lineno for each in body if isinstance(each, functions) and each.name == name), None)
