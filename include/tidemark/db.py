@@ -365,7 +365,10 @@ def _without_values(error: psycopg2.Error) -> str:
     context = error.diag.context or ""
     if in_users_function(error):
         named = _FUNCTION.search(context)
-        return f"{f'{named[1]}()' if named else 'a trigger or a function of the table'} failed with {kind} ({code})"
+        function = f"the function {named[1]}()" if named else "a trigger or a function of the table"
+        if kind in _OF_NAMES and error.diag.internal_position and _STATIC.search(context.partition("\n")[0]):
+            return f"{function}: {' '.join(said.split())}"
+        return f"{function} {'raised an error of its own' if _raised(error) else f'failed with {kind}'} ({code})"
     if _OURS.match(context) or code[:2] in _SERVER_CLASSES or code in _SERVER_CODES or kind in _OF_OBJECTS:
         return " ".join(said.split())
     if kind in _OF_NAMES and error.diag.statement_position:
@@ -391,6 +394,8 @@ _IN_FUNCTION = re.compile(r"\bPL/|\bSQL\b")
 _FUNCTION = re.compile(r"^PL/pgSQL[^\n(]*?((?:[\w$]+\.)?[\w$]+)\(", re.MULTILINE)
 _OURS = re.compile(r"PL/pgSQL[^\n(]*?(?:inline_code_block|\btidemark\.\w+\()")
 """The function, or the block of a migration, in which an error happened."""
+_STATIC = re.compile(r"at SQL statement$")
+"""A statement that is in the function's text, so that the names in it are not made from values."""
 
 
 def _raised(error: psycopg2.Error) -> bool:

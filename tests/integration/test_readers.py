@@ -114,6 +114,15 @@ def test_name_of_a_header_is_text_for_both_where_python_says_so(topics: Topics) 
     assert found["compiled"]["unreadable"].to_pylist() == [expected(RawRecord(b"", 0, [(name, b"")]))["unreadable"] for name in names]
 
 
+def test_headers_that_kafkas_client_does_not_read_are_unreadable_not_missing(topics: Topics) -> None:
+    """It reads up to 100,000. Python's client does not tell more of them from none, so this holds for the compiled reader only."""
+    topic = topics.create(max_message_bytes="10000000")
+    produce_raw(topics.servers, topic, [RawRecord(b"", 0, [(b"", None)] * 100_001), RawRecord(b"", 0, [(b"a", b"b")])])
+    found = read_with("compiled", topics.servers, topic, 0, 2)
+    assert found["unreadable"].to_pylist() == [True, False]
+    assert found["headers"].null_count == 1
+
+
 @pytest.mark.usefixtures("reader")
 def test_gaps_of_compaction_are_no_records(scenario: Scenario) -> None:
     """This includes ranges that begin, end or lie in a gap."""

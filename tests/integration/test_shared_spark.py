@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -354,6 +355,32 @@ def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenar
                 assert not [name for name in (DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, *FILES.values()) if found.get(name)], process
                 looked_at.add(process.name())
     assert {"tidemark spark", "java"} <= looked_at
+
+
+def test_call_of_one_consumer_finds_no_environment_of_another_in_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a fork of the keeper, so it has whatever the keeper has ever read."""
+    for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", DATABASE_URL, KAFKA_CONFIG, "SPARK_DB_PASSWORD", "PYTHON_TOKEN"):
+        monkeypatch.setenv(name, f"{SECRET}-of-another")
+    assert len(keeper.called(secrets_in_memory)) > 0  # its own
+    for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", DATABASE_URL, KAFKA_CONFIG, "SPARK_DB_PASSWORD", "PYTHON_TOKEN"):
+        monkeypatch.delenv(name)
+    assert keeper.called(secrets_in_memory) == set()
+
+
+SECRET = "s3cr3t"
+
+
+def secrets_in_memory() -> set[bytes]:
+    """Of this process. What it looks for does not match itself."""
+    found: set[bytes] = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, *_ = line.split()
+        if rights.startswith("rw") and "[v" not in line:
+            start, end = (int(each, 16) for each in place.split("-"))
+            with Path("/proc/self/mem").open("rb") as memory, contextlib.suppress(OSError, ValueError):
+                memory.seek(start)
+                found |= set(re.findall(SECRET.encode() + b"-of-[a-z]+", memory.read(end - start)))
+    return found
 
 
 @pytest.mark.thorough

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemark.errors import BadInput
 from tidemark.formats.registry import MAX_BYTES, Registry, RegistryUnavailable
 from tidemark.formats.schema import BadSchema, Node, parse
+from tidemark.jvm.errors import without_password
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Answer = Callable[[str], Iterator[bytes]]
@@ -192,3 +194,65 @@ JSON = st.recursive(
 def test_any_json_is_a_schema_or_is_refused(schema: Any) -> None:
     with contextlib.suppress(BadSchema):
         assert isinstance(parse(json.dumps(schema)), Node)
+
+
+def test_server_that_gives_out_tokens_has_the_same_limits() -> None:
+    oauth = {
+        "bearer.auth.credentials.source": "OAUTHBEARER", "bearer.auth.client.id": "a", "bearer.auth.client.secret": "s3cr3t",
+        "bearer.auth.scope": "s", "bearer.auth.logical.cluster": "l", "bearer.auth.identity.pool.id": "p", "timeout": 0.5, "max.retries": 0,
+    }  # fmt: skip
+    for answer in (endless_body, huge_body, lambda _: iter([whole(b"<html>")])):
+        with serving(answer) as url:
+            before = time.monotonic()
+            settings = {"url": url, "bearer.auth.issuer.endpoint.url": f"{url}/token", **oauth}
+            with pytest.raises(RegistryUnavailable), Registry(settings) as registry:
+                registry.newest("t")
+            assert time.monotonic() - before < 20
+
+
+def test_references_together_have_the_limit_of_a_schema() -> None:
+    text = json.dumps({"type": "record", "name": "r", "doc": "x" * 400_000, "fields": [{"name": "a", "type": "int"}]})
+    asked = []
+
+    def answer(path: str) -> Iterator[bytes]:
+        asked.append(path)
+        references = [{"name": f"n{n}", "subject": f"s{n}", "version": 1} for n in range(50)] if path.endswith("/latest") else []
+        body = {"subject": "t", "version": 1, "id": 1, "schema": text, "schemaType": "AVRO", "references": references}
+        yield whole(json.dumps(body).encode())
+
+    with serving(answer) as url, Registry({"url": url}) as registry, pytest.raises(BadSchema, match="the limit is"):
+        registry.newest("t")
+    assert len(asked) < 6
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:s3cr3t@host", "https://host"),
+        ("https://u:p@s3cr3t@host", "https://host"),
+        ("https://u:p/s3cr3t@host/", "https://host/"),
+        ("u:s3cr3t@host", "host"),
+        ("https://host/x?token=s3cr3t&a=1", "https://host/x?token=…&a=1"),
+        ("https://host:8081/x", "https://host:8081/x"),
+    ],
+)
+def test_no_url_is_shown_with_a_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    "settings", [{"url": "ftp://u:s3cr3t@h"}, {"url": "u:s3cr3t@h"}, {"url": 7}, {"url": "http://h", "timeout": "s3cr3t"},
+                 {"url": "http://h", "timeout": float("inf")}, {"url": "http://h", "timeout": -1}, {"url": "http://a\0b"}]
+)  # fmt: skip
+def test_settings_that_cannot_be_used_are_refused_without_quoting_them(settings: Mapping[str, Any]) -> None:
+    with pytest.raises(BadInput, match="its settings cannot be used") as caught, Registry(settings) as registry:
+        registry.newest("t")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_client_gets_the_user_of_the_url_as_a_setting() -> None:
+    """Its library logs the URL of each request."""
+    with Registry({"url": "http://u%40x:s3cr3t@h:1,http://u%40x:s3cr3t@i:2"}) as registry:
+        rest = registry._client._rest_client
+        assert rest.base_urls == ["http://h:1", "http://i:2"]
+        assert "s3cr3t" not in registry._url

@@ -147,3 +147,17 @@ if os.geteuid() == 0:  # only root starts Postgres as another user
             check_reachable(nobody, Path("/"), closed / "state")
         closed.chmod(0o711)
         check_reachable(nobody, closed / "state")
+
+
+def test_process_of_another_user_is_no_server_of_ours(sleeper, tmp_path, monkeypatch):
+    """He can give it any name and any arguments. It would be asked, with the password."""
+    pid = sleeper()
+    assert processes.find(mark(tmp_path), pid).pid == pid
+    monkeypatch.setattr(processes, "own_uids", lambda: {os.geteuid() + 1})
+    assert processes.find(mark(tmp_path), pid) is None
+
+
+def test_only_this_user_reads_the_log_of_a_server(sleeper, tmp_path):
+    (tmp_path / "log").touch(mode=0o644)
+    sleeper()
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600

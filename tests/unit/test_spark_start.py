@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemark import project
 from tidemark.spark import session
 
 CODE = """
@@ -46,3 +47,52 @@ def test_folder_that_another_user_made_first_does_not_stop_a_run(tmp_path: Path,
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700
     assert str(folder) in os.environ["SPARK_SUBMIT_OPTS"]
+
+
+SECRETS = {
+    "spark.hadoop.fs.azure.account.key.x.dfs.core.windows.net": "leak1",
+    "spark.hadoop.fs.azure.sas.x.blob.core.windows.net": "leak2",
+    "spark.executorEnv.DATABASE_URL": "postgres://u:leak3@h",
+    "spark.executor.extraJavaOptions": "-Djavax.net.ssl.keyStorePassword=leak4",
+    "spark.driver.passwd": "leak5",
+    "spark.kubernetes.driverEnv.API_KEY": "leak6",
+    "spark.jars.repositories": "https://u:leak7@host",
+    "spark.hadoop.fs.s3a.secret.key": "leak8",
+}
+
+
+def test_only_what_the_jvm_needs_at_its_start_is_on_its_command_line(tmp_path: Path) -> None:
+    """Every user of the host can read it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "spark-submit").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words; exit 1\n')
+    (tmp_path / "bin" / "spark-submit").chmod(0o755)
+    given = {**SECRETS, "spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "-Dx=y", "spark.sql.shuffle.partitions": "3",
+             "spark.driver.extraClassPath": "/cache/spark-token-provider.jar"}  # fmt: skip
+    code = f"from tidemark.spark import session\nsession._start_jvm('local[1]', {given!r})"
+    env = {**os.environ, "SPARK_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+    words = (tmp_path / "words").read_text()
+    assert "leak" not in words
+    assert "spark.driver.memory=2g" in words
+    assert "spark.driver.extraClassPath=/cache/spark-token-provider.jar" in words
+    assert "spark.driver.extraJavaOptions=-Dx=y" in words
+    assert "shuffle" not in words
+
+
+@pytest.mark.parametrize("what", ["file", "link to nothing", "link to itself", "link to a folder"])
+def test_file_of_another_user_in_the_place_of_a_folder_does_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "")
+    place, other = tmp_path / f"tidemark-{os.geteuid()}", tmp_path / "other"
+    other.mkdir()
+    if what == "file":
+        place.touch()
+    else:
+        place.symlink_to({"link to nothing": tmp_path / "none", "link to itself": place, "link to a folder": other}[what])
+    with pytest.raises(PermissionError):
+        project.own_tmp()
+    folder = Path(session._private()["spark.local.dir"])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(other.iterdir()) == []

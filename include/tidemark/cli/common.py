@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from tidemark import project
 from tidemark.profiles import Profile
@@ -141,9 +141,9 @@ def who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def plain(text: str) -> str:
-    """Escapes text for rich, so that it prints as is."""
-    return escape(text)
+def plain(text: str) -> Text:
+    """The text for rich, which prints it as it is."""
+    return Text(text)
 
 
 def print_line(text: str, *, style: str | None = None) -> None:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.text import Text
+
 from tidemark import project
 from tidemark.cli.common import OutputFormat, plain, print_json, stdout
 from tidemark.connections import from_env
@@ -42,6 +44,6 @@ def show_findings(names: Sequence[str], consumers: Path | None, output: OutputFo
 
 
 def _print(one: Finding) -> None:
-    stdout.print(f"[{STYLES[one.level]}]{one.level:<8}[/] {plain(one.subject)}: {plain(one.found)}", highlight=False)
+    stdout.print(Text.assemble((f"{one.level:<8}", STYLES[one.level]), f" {one.subject}: {one.found}"))
     if one.fix:
-        stdout.print(f"         {plain(one.fix)}", highlight=False)
+        stdout.print(plain(f"         {one.fix}"))

@@ -11,6 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from tidemark import project
 from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain, plain_table, print_json, spec_of, stderr, stdout
@@ -49,7 +50,7 @@ def show_lag(name: str | None, consumers: Path | None, output: OutputFormat, *, 
             try:
                 while True:
                     found, why = _look(connection, specs, name)
-                    below = [f"not sampled: {plain(text)}" for text in why]
+                    below = [plain(f"not sampled: {text}") for text in why]
                     live.update(Group(_shown(found, single=name is not None), *below), refresh=True)
                     time.sleep(EVERY_S)
             except KeyboardInterrupt:
@@ -95,7 +96,7 @@ def _shown(found: Sequence[GroupLag], *, single: bool) -> RenderableType:
     return Group(*parts) if parts else "no group: the consumer has never run"
 
 
-def _reason(one: Lag) -> str:
+def _reason(one: Lag) -> Text:
     return plain(f"{one.group}: {one.verdict}: {one.why}")
 
 

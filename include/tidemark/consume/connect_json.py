@@ -143,11 +143,15 @@ def _column(
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the record's
-            why = str(error) if isinstance(error, Misfit) else f"is of type {type(value).__name__}"
+            why = str(error) if isinstance(error, Misfit | connect.NoValue) else _problem(error, value)
             said = why if why == NOT_SENT else f"does not fit {postgres}: the value {why}"
             errors.setdefault(at, f"Fail: {'.'.join(path)} {said}")
             values.append(None)
     return values
+
+
+def _problem(error: Exception, value: Any) -> str:
+    return "is nested too deeply" if isinstance(error, RecursionError) else f"is of type {type(value).__name__}"
 
 
 def _schema_at(types: Types, path: Sequence[str]) -> Types:

@@ -78,9 +78,9 @@ def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
 
     try:
         return _converted(array, name, path or "it")
-    except (pa.ArrowException, ValueError) as error:
-        if isinstance(error, NoValue):
-            raise
+    except NoValue:
+        raise
+    except (pa.ArrowException, ValueError):
         raise NoValue(f"{path or 'it'} is out of range for {name}") from None
 
 
@@ -152,16 +152,16 @@ MOST_BEFORE, MOST_AFTER = 131_072, 16_383
 
 
 def require_digits(number: Decimal) -> None:
-    """Raises ValueError for a number that Postgres cannot have. Writing it out could take all memory."""
+    """Raises `NoValue` for a number that Postgres cannot have. Writing it out could take all memory."""
     if number.is_finite() and (number.adjusted() >= MOST_BEFORE or -int(number.as_tuple().exponent) > MOST_AFTER):
-        raise ValueError(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
+        raise NoValue(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
 
 
 def _digits(unscaled: bytes | None, scale: int | None) -> str:
     if unscaled is None or scale is None:
-        raise ValueError("has no value or no scale")
+        raise NoValue("has no value or no scale")
     if len(unscaled) > MOST_BEFORE // 2 or not -MOST_BEFORE <= scale <= MOST_AFTER:
-        raise ValueError(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
+        raise NoValue(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
     number = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
     require_digits(number)
     return f"{number:f}"

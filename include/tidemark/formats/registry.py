@@ -71,6 +71,10 @@ class SubjectMissing(Refused):
 def _without_user(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with the user and the password that the URLs have as a setting of their own: the client's library logs the URL."""
     urls = [urlsplit(url.strip()) for url in str(settings["url"]).split(",")]
+    if not all(url.scheme in ("http", "https") and url.netloc and url.geturl().isprintable() for url in urls):
+        raise BadInput(
+            what="schema registry", found="its settings cannot be used: url is not the URL of a server", fix="Write https://host."
+        )
     users = [url.netloc.rpartition("@")[0] for url in urls]
     bare = ",".join(urlunsplit(url._replace(netloc=url.netloc.rpartition("@")[2])) for url in urls)
     named = {"basic.auth.user.info": unquote(users[0])} if users[0] else {}

@@ -237,19 +237,21 @@ def _resolves(array: pa.Array, target: pa.DataType, reader: Node) -> bool:
 
 
 def _simple(array: pa.Array) -> pa.Array:
+    import numpy as np
     import pyarrow as pa
 
     kind = array.type
     if pa.types.is_dictionary(kind):
         return array.dictionary_decode().cast(pa.string())
     if pa.types.is_timestamp(kind):
-        return array.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=False)
+        return array.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=kind.unit != "ns")  # nanoseconds are cut
     if pa.types.is_time(kind):
         return array.cast(pa.time64("us"), safe=False)
     if kind == pa.month_day_nano_interval():
         return _duration(array)
     if pa.types.is_fixed_size_binary(kind):
-        return array.cast(pa.binary())
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        return array.drop_null().cast(pa.binary()).take(pa.array(np.cumsum(valid) - 1, mask=~valid))  # a null takes no bytes
     return array
 
 

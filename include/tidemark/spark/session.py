@@ -40,6 +40,7 @@ BRINGS_JARS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath
 PYTHON = "spark.pyspark.python"
 """The setting for the executors' Python if it differs from the driver's, as in a packed environment (``spark.archives``)."""
 
+OF_URL_WITH_PASSWORD = r"://[^/@\s]*:[^/\s]*@"  # noqa: S105 - an expression
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "false",  # so that the checked plan is the plan that runs
@@ -54,8 +55,8 @@ SETTINGS = {
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
     # Spark's default expression, plus what Kafka's client and the clients of object stores call credentials, and passwords in URLs. Spark
     # looks for it in keys and in values.
-    "spark.redaction.regex": r"(?i)secret|passw|token|(access|account|api|private)[._-]?key|keystore[.]key|jaas|credential|[.]sas[.]"
-    r"|://[^/@\s]*:[^/\s]*@",
+    "spark.redaction.regex": r"(?i)secret|passw|token|(access|account|api|private)[._-]?key|keystore[.]key|jaas|credential|[.]sas[.]|"
+    + OF_URL_WITH_PASSWORD,
 }
 CLASS_PATH = "spark.driver.extraClassPath"
 
@@ -332,7 +333,8 @@ def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
     if master is not None:
         conf.setMaster(master)
     for key, value in settings.items():
-        if key in AT_START or (key.startswith(OF_LAUNCHER) and not re.search(SETTINGS["spark.redaction.regex"], f"{key}={value}")):
+        secret = re.search(SETTINGS["spark.redaction.regex"], key) or re.search(OF_URL_WITH_PASSWORD, value)
+        if key in AT_START or (key.startswith(OF_LAUNCHER) and not secret):
             conf.set(key, value)
     with _ended_after(JVM_LIMIT_S):
         SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - what SparkContext's constructor would do, and then skips

@@ -34,8 +34,8 @@ def test_what_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> None:
     forbids = "RAISE EXCEPTION 'rows of % stay', OLD.city;"
     for event, body, match in (
         ("BEFORE DELETE", "RETURN NULL;", "keeps"),
-        ("BEFORE DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own\. It has the trigger keeps"),
-        ("AFTER DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own\. It has the trigger keeps"),
+        ("BEFORE DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own \(P0001\)\. It has the trigger keeps"),
+        ("AFTER DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own \(P0001\)\. It has the trigger keeps"),
     ):
         trigger(lab, "keeps", event, body)
         with lab.unchanged(PlanRefused, match):
