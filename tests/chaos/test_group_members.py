@@ -34,6 +34,7 @@ def seats(chaos: Trial) -> list[str]:
     return [seat for (seat,) in chaos.scenario.sql("SELECT instance_id FROM tidemark.group_member")]
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled
 @pytest.mark.parametrize("step", [Step.BEGIN, Step.COMMIT], ids=["before-it-asked-for-the-row", "while-it-held-the-row"])
 def test_member_that_slept_through_its_session_commits_nothing_of_it_and_takes_over_when_the_other_is_killed(team: Trial, step: Step):

@@ -183,6 +183,7 @@ def test_try_with_nothing_left_to_read_validates_and_publishes_what_the_one_befo
 # Deaths in the middle of a run; `tests.e2e.test_consume_steps` covers the task and its supervisor
 
 
+@pytest.mark.thorough  # test_consume_steps.py kills tasks with their drivers
 def test_killed_driver_is_retried_and_every_record_comes_once(lab):
     """A driver is killed with SIGKILL. The task reports that, and the next try continues after what was committed."""
     consumer, run, driver = half_read(lab, "driver-killed")
@@ -220,6 +221,7 @@ def test_task_that_takes_too_long_leaves_no_driver(lab, ended):
     assert consumer.rows() == []
 
 
+@pytest.mark.thorough  # test_local_airflow.py kills schedulers
 def test_scheduler_killed_and_started_again_leaves_no_driver_and_every_record_once(lab):
     """The tasks die with the scheduler's whole process group, and their drivers die with them. The next scheduler retries them."""
     consumer, run, driver = half_read(lab, "scheduler-killed")

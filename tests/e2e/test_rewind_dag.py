@@ -149,6 +149,7 @@ def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored
     assert consumer.position() == RECORDS
 
 
+@pytest.mark.thorough  # tests/integration/rewind/test_deaths.py does it again
 def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(lab, consumers, rewind):
     """If no file requires an approval, the run does not ask for one. The retry moves nothing a second time. The backfill of the next rewind
     reads the records that the rewind skips."""

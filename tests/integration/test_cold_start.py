@@ -112,6 +112,7 @@ def ended(driver: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(drivers: Drivers, archive: Path) -> None:
     """If an option is given twice, the JVM takes the last one. A run with little work for the JVM is compiled by C1."""
     conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -Dmine=1", "spark.driver.defaultJavaOptions": "-Dtheirs=1"}

@@ -130,6 +130,7 @@ def test_log_that_is_truncated_while_it_is_read_refuses_the_slice(scenario: Scen
     scenario.check()
 
 
+@pytest.mark.thorough  # tests/chaos/test_broker.py restarts it during a run
 def test_restarts_of_the_broker_are_no_truncation(scenario: Scenario, broker: OwnBroker) -> None:
     """The leader epoch rises, and with it that of the position, even if there is nothing to read."""
     topic = read_twenty(scenario)

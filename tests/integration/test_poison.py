@@ -307,6 +307,7 @@ QUOTING = {
 }
 
 
+@pytest.mark.sampled  # test_values_in_errors.py tries more of them in less time
 @pytest.mark.parametrize("kind", QUOTING)
 def test_no_log_or_error_quotes_a_value(scenario: Scenario, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     """Whatever Postgres, a constraint or a trigger says of it. A failed record keeps the words that quote it apart from the rest."""

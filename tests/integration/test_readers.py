@@ -114,6 +114,7 @@ def test_name_of_a_header_is_text_for_both_where_python_says_so(topics: Topics) 
     assert found["compiled"]["unreadable"].to_pylist() == [expected(RawRecord(b"", 0, [(name, b"")]))["unreadable"] for name in names]
 
 
+@pytest.mark.thorough  # writing them takes seconds
 def test_headers_that_kafkas_client_does_not_read_are_unreadable_not_missing(topics: Topics) -> None:
     """It reads up to 100,000. Python's client does not tell more of them from none, so this holds for the compiled reader only."""
     topic = topics.create(max_message_bytes="10000000")

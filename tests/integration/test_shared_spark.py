@@ -154,7 +154,9 @@ def victims(mark: Mark) -> dict[str, Callable[[], psutil.Process]]:
 
 
 @pytest.mark.parametrize("form", ["function", "spark"])
-@pytest.mark.parametrize("victim", ["worker", "jvm", pytest.param("holder", marks=pytest.mark.thorough), "keeper"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param("worker", marks=pytest.mark.thorough), "jvm", pytest.param("holder", marks=pytest.mark.thorough), "keeper"]
+)
 @pytest.mark.sampled("form", "victim")
 def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once(
     scenario: Scenario, points: Points, victim: str, form: str
