@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -107,12 +108,19 @@ def stack() -> Iterator[LocalStack]:
             stack.kafka = one_kafka.shared().kafka
         yield stack
         return
-    with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tidemark-tests-", dir=in_memory()) as folder:
         Path(folder).chmod(0o755)  # if root runs the tests, Postgres runs as another user, which cannot access pytest's own folders
         stack = LocalStack(Path(folder))
         with one_kafka.started(stack) if one_kafka.is_shared() else stack.running():
             without_fsync(stack)
             yield stack
+
+
+def in_memory() -> str | None:
+    """A folder in memory, if there is one with room. A database has 500 files: cloning it takes 0.03 s of CPU time there, and up to 0.3 s on
+    a disk."""
+    folder = "/dev/shm"
+    return folder if os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > 8 << 30 else None
 
 
 def without_fsync(stack: LocalStack) -> None:
