@@ -117,8 +117,8 @@ def stack() -> Iterator[LocalStack]:
 
 
 def in_memory() -> str | None:
-    """A folder in memory, if there is one with room. A database has 500 files: cloning it takes 0.03 s of CPU time there, and up to 0.3 s on
-    a disk."""
+    """A folder in memory, if there is one with room. A database has 500 files: to clone it takes 0.03 s of CPU time there, and up to 0.3 s
+    on a disk."""
     folder = "/dev/shm"
     return folder if os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > 8 << 30 else None
 
