@@ -236,8 +236,10 @@ def test_postgres_killed_under_load_comes_back_at_once(stack):
 
 
 def begun(folder):
-    """Starts ``tidemark local up`` in a separate process."""
-    return subprocess.Popen([*COMMAND, "up", "--folder", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Starts ``tidemark local up`` in a separate process, as a terminal does: a shell lets its background jobs, and what they start, ignore
+    Ctrl-C."""
+    command = ["env", "--default-signal=INT", *COMMAND, "up", "--folder", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.thorough
