@@ -108,7 +108,7 @@ DROP TRIGGER keep_failed_records ON tidemark.rewound_failed_record;
 DROP FUNCTION tidemark.keep_failed_records();
 DROP INDEX tidemark.rewound_failed_record_record;
 
--- Who may not load adds a batch only as the head of one that a rewind has cut.
+-- A role that may not load adds a batch only as the part that a rewind leaves of another batch.
 CREATE FUNCTION tidemark.keep_heads() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT tidemark.owns(TG_RELID) AND NOT EXISTS (
@@ -139,7 +139,7 @@ BEGIN
            AND (to_jsonb(OLD) ->> name IS NOT NULL
                 OR (name LIKE '%\_at' AND clock_timestamp() - (to_jsonb(NEW) ->> name)::timestamptz NOT BETWEEN '0' AND '1 minute')) THEN
             RAISE insufficient_privilege USING MESSAGE = format('permission denied for table %s', TG_TABLE_NAME),
-                DETAIL = format('%s is stored once, a time as it is now.', name);
+                DETAIL = format('%s is set once, and a time only to the current time.', name);
         END IF;
     END LOOP;
     IF TG_TABLE_NAME = 'rewind' AND (OLD.state, NEW.state) NOT IN (('PLANNED', 'REJECTED'), ('PLANNED', 'APPLIED'), ('APPLIED', 'UNDONE'))
@@ -167,7 +167,7 @@ CREATE TRIGGER keep_decisions BEFORE UPDATE OF approved_by, started_at ON tidema
     EXECUTE FUNCTION tidemark.only_owner('Who approved a redrive, and when it started, changes with its state.');
 CREATE TRIGGER keep_name BEFORE UPDATE OF name ON tidemark.consumer_group FOR EACH ROW
     WHEN (NEW.name <> OLD.name AND NEW.name <> OLD.name || ' (deleted, group ' || OLD.group_id || ')')
-    EXECUTE FUNCTION tidemark.only_owner('A group loses its name when it is deleted. It gets no other one.');
+    EXECUTE FUNCTION tidemark.only_owner('A group is renamed only when it is deleted.');
 
 -- An undo puts these rows into the sink, so only who may change the sink adds one.
 CREATE FUNCTION tidemark.keep_rows() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -18,7 +18,7 @@ SECRET = re.compile(r"(?i)password|secret|token")
 
 _SECRET_VALUE = re.compile(r"(?i)((?:password|secret|token)[^\s:=]{0,100}\s{0,100}[:=]\s*)(.*)")
 MAX_PROBLEMS = 100
-"""Of each kind, as many of a file are explained, which takes a moment."""
+"""At most this many problems of each kind are explained for a file."""
 _LINE_LIMIT = 150  # maximum characters shown of the user's line; longer lines are cut around the place
 _BEFORE_PLACE = 60  # how many of them come before the place
 

@@ -172,7 +172,7 @@ def read(path: Path) -> Parsed:
 
 
 def beginning(path: Path) -> bytes:
-    """The bytes of a file, of a longer one one byte more than `MAX_BYTES`."""
+    """The bytes of a file, up to one more than `MAX_BYTES`."""
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)
 

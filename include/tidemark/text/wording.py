@@ -15,7 +15,7 @@ _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` most likely means, or None. Of many known ones, it compares the first thousand."""
+    """The known name that ``name`` most likely means, or None. At most a thousand known names are compared."""
     by_lower = {candidate.lower(): candidate for candidate in itertools.islice(known, 1000)}
     match = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.6)
     return by_lower[match[0]] if match else None
