@@ -58,7 +58,7 @@ def test_up_of_a_running_airflow_does_nothing(lab: Lab) -> None:
 
 
 def test_only_a_client_with_the_generated_password_gets_access(lab: Lab) -> None:
-    assert httpx.get(f"{lab.airflow.url}/api/v2/dags", trust_env=False).status_code == 401
+    assert httpx.get(f"{lab.airflow.url}/api/v2/dags", trust_env=False, timeout=60).status_code == 401
     with AirflowClient(lab.airflow.url, user="admin", password="admin") as stranger, pytest.raises(AirflowRefused):
         stranger.token()
 

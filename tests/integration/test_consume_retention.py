@@ -4,7 +4,6 @@ For each position with each ``offset_reset``, see tests/unit/test_reset.py."""
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -180,7 +179,7 @@ def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batc
     scenario.write(AT_LAST, topics=topic, batch={"max_records": 5}).make_sink("payload bytea")
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(scenario.run)
-        module = until(lambda: sys.modules.get(scenario.name))
+        module = scenario.loaded_module()
         assert module.entered.wait(60)
         scenario.topics.recreate(topic)
         scenario.topics.produce(topic, numbers(100, 120))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -178,7 +177,7 @@ def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit
     scenario.write(GATED, topics=topic).make_sink("payload bytea")
     with ThreadPoolExecutor(2) as pool:
         older = pool.submit(scenario.run)
-        module = until(lambda: sys.modules.get(scenario.name))
+        module = scenario.loaded_module()
         assert module.entered.wait(60)
         older_attempt = scenario.attempt_id
         newer = pool.submit(scenario.run)

@@ -65,7 +65,7 @@ def database_url(database_url: str, pooler: Pooler) -> str:
 
 def test_all_kinds_of_work_pass_through_it(stack: LocalStack, mode: str, tmp_path: Path) -> None:
     tests = [f"tests/integration/{name.replace('::', '.py::')}" for name in REPEATED]
-    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tmp'}", *tests]
+    command = [sys.executable, "-m", "pytest", "-vx", "--timeout=240", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tmp'}", *tests]
     env = os.environ | {"TIDEMARK_TEST_STACK": str(stack.folder), "TIDEMARK_TEST_POOLER": mode, "TIDEMARK_TEST_ALL": "1"}
     env.pop("TIDEMARK_TEST_SHARD", None)
     done = subprocess.run(command, cwd=project.root(), env=env, capture_output=True, text=True, timeout=600)

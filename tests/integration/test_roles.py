@@ -39,7 +39,7 @@ from tidemark.connections import DATABASE_URL
 from tidemark.db import session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Finding, Level
-from tidemark.errors import BadInput
+from tidemark.errors import BadInput, TidemarkError
 from tidemark.group.coordinator import Coordinator, JoinRequest
 from tidemark.local import LocalStack
 from tidemark.profiles import PAYLOADS, RIGHTS, SCHEMAS, TABLES, Profile
@@ -306,6 +306,89 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     since = json.loads(story.call(reader, "audit-log", "--since", applied["at"], "--output", "json").stdout)
     assert {one["event_id"] for one in since} <= {one["event_id"] for one in events if one["event_id"] >= applied["event_id"]}
     assert "REWIND UNDONE" in story.call(reader, "audit-log").stdout
+
+
+READING = """
+offsets NAME; lag NAME; audit NAME; assign NAME; groups list; groups describe NAME; retries actions NAME; rewind list; rewind show 1
+rewind show 2; rewind verify 1; redrive list; redrive show 1; erase show 1; erase list; audit-log; retries count NAME; retries list NAME
+retries show NAME 1; retries export NAME; flow NAME
+"""
+STRANGE = {
+    "timestamp with time zone": ("infinity", "-infinity", "0001-01-01 00:00:00+00 BC", "294276-12-31 00:00:00+00"),
+    "interval": ("-178000000 years", "178000000 years"),
+    "bigint": (-(2**63), 2**63 - 1),
+    "integer": (-(2**31), 2**31 - 1),
+    "smallint": (-(2**15), 2**15 - 1),
+    "text": ("", "\x1b[2J"),
+    "jsonb": ("null", "[]", "{}", '"x"', '{"a": 1}', '[[{}, {"a": null}]]', "[1, 2]"),
+    "text[]": ("{}", "{NULL}", '{""}'),
+    "bigint[]": ("{}", "{NULL}"),
+    "double precision": ("NaN", "Infinity", "-Infinity"),
+    "bytea": (b"", b"\xff"),
+}
+"""Values that a column of this type takes, and no command of Tidemark stores."""
+TIMES_OF_RECORDS = {"record_timestamp", "next_at", "base_next_at", "mid_next_at", "losing_from"}
+"""Columns with times that producers choose."""
+WRITABLE = """
+SELECT attrelid::regclass::text, attname::text, format_type(atttypid, NULL) FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+ WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r' AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+   AND (relname = ANY (%s) OR (relname, attname) IN (SELECT * FROM unnest(%s::text[], %s::text[])))
+ ORDER BY attrelid, attnum
+"""
+
+
+def writable(roles: Roles) -> list[tuple[str, str, str]]:
+    """Columns that some profile may write: with table and type."""
+    updated = [(table, column) for right in RIGHTS.values() for table, columns in right.update.items() for column in columns]
+    with contextlib.closing(psycopg2.connect(roles.url(roles.owner))) as connection, connection.cursor() as cur:
+        inserted = [table for right in RIGHTS.values() for table in right.insert]
+        cur.execute(WRITABLE, (inserted, *map(list, zip(*updated, strict=True))))
+        return cur.fetchall()
+
+
+def test_only_times_of_records_may_be_beyond_what_a_clock_shows(roles: Roles) -> None:
+    for table, column, kind in writable(roles):
+        if kind == "timestamp with time zone" and column not in TIMES_OF_RECORDS:
+            checks = query(
+                roles,
+                roles.owner,
+                f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '{table}'::regclass AND conname = 'times'",
+            )
+            assert re.search(rf"\b{column}\b", str(checks)), (table, column)
+
+
+@pytest.mark.thorough
+def test_whatever_a_role_stores_no_command_of_another_one_ends_in_a_traceback(story: Story) -> None:
+    """One value of one row at a time, in every column that a profile may write. Tables that no command here writes have no row."""
+    roles, name = story.roles, story.name
+    story.run()
+    for line in COMMANDS.strip().splitlines()[:-1]:
+        for command in line.partition(": ")[2].split("; "):
+            words = shlex.split(command.replace("NAME", name).replace("TOPIC", story.topic).replace("WHY", shlex.join(WHY)))
+            assert story.call(roles.owner, *words).exit_code == 0, command
+    assert story.call(roles.owner, "rewind", "plan", name, "--to-earliest", *WHY).exit_code == 0
+    roles.own("CREATE TABLE public.kept ()")
+    tracebacks = []
+    for table, column, kind in writable(roles):
+        for value in STRANGE.get(kind, ()):
+            stored = psycopg2.extensions.adapt(value).getquoted().decode()
+            change = f"UPDATE {table} SET {column} = {stored} WHERE ctid = (SELECT max(ctid) FROM {table})"
+            columns = ", ".join(one for other, one, _ in writable(roles) if other == table)
+            try:
+                roles.own(
+                    f"DROP TABLE public.kept; CREATE TABLE public.kept AS TABLE {table}; SET session_replication_role = replica; {change}"
+                )
+            except psycopg2.Error:
+                continue  # a constraint refuses it
+            for command in "; ".join(READING.strip().splitlines()).split("; "):
+                done = story.call(roles.owner, *shlex.split(command.replace("NAME", name)))
+                if not isinstance(done.exception, TidemarkError | SystemExit | None):
+                    tracebacks.append((table, column, value, command, repr(done.exception)))
+            roles.own(
+                f"SET session_replication_role = replica; DELETE FROM {table}; "
+                f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM public.kept"
+            )
+    assert tracebacks == []
 
 
 def test_audit_log_after_an_event_waits_for_events_in_flight_and_misses_none(roles: Roles, monkeypatch: pytest.MonkeyPatch) -> None:

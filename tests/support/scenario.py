@@ -22,6 +22,7 @@ import psycopg2
 import yaml
 
 from tests.support.kafka_topics import Topics
+from tests.support.waiting import until
 from tidemark import project
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, REGISTRY_URL, SPARK_MASTER, Connections
 from tidemark.consume import launch, run
@@ -177,6 +178,10 @@ class Scenario:
         self.module_file.write_text(textwrap.dedent(source).lstrip())
         Path(cache_from_source(self.module_file)).unlink(missing_ok=True)  # Python compares sizes, and times in whole seconds
         sys.modules.pop(self.name, None)
+
+    def loaded_module(self) -> Any:
+        """Waits until a run in this process has imported the transform's module as a whole, and returns it."""
+        return until(lambda: (module := sys.modules.get(self.name)) and hasattr(module, "transform") and module)
 
     @property
     def spec_file(self) -> Path:

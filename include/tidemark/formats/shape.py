@@ -133,7 +133,6 @@ def _below(path: str, name: str) -> str:
 
 
 def _field(array: pa.StructArray, target: pa.DataType, reader: Field, path: str) -> pa.Array:
-
     place = _below(path, reader.name)
     for name in (reader.name, *reader.aliases):
         if (at := array.type.get_field_index(name)) >= 0:
