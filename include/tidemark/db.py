@@ -53,6 +53,7 @@ __all__ = [
     "in_users_function",
     "is_outage",
     "kept_open",
+    "may_be_of_a_row",
     "on_behalf",
     "parsed",
     "pooled",
@@ -417,6 +418,13 @@ def is_outage(error: psycopg2.Error) -> bool:
     if _raised(error):
         return False
     return error.pgcode in {None, "XX000", READ_ONLY} or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
+
+
+def may_be_of_a_row(error: psycopg2.Error) -> bool:
+    """Could the same statement succeed at once without one of its rows? Not if the session was lost or the transaction has to give way, nor
+    without a lock, a disk or a connection. What else `is_outage` calls an outage may also come from one row: a function of the table can
+    fail internally (XX000), find an object in a wrong state (55000) or reach a limit of the session's configuration (53400)."""
+    return error.pgcode in {"XX000", "53000", "53200", "53400", "55000", "55006"} or not is_outage(error)
 
 
 @contextlib.contextmanager

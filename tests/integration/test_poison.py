@@ -198,15 +198,77 @@ def test_the_spec_says_how_many_may_be_refused(scenario: Scenario, limit: int, s
 
 
 def test_an_error_of_the_table_is_nobodys_row(scenario: Scenario) -> None:
-    """If no row caused the error, there is no search for bad rows."""
+    """What a trigger of the table misses is missing for every row. The run is refused, and no record fails."""
     consumer(scenario, ARROW % TEXT, "payload text", *numbers(0, 3))
     scenario.sql("CREATE FUNCTION lake.oops() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing_there(); RETURN NEW; END'")
     scenario.sql(f"CREATE TRIGGER oops BEFORE INSERT ON {scenario.table} FOR EACH ROW EXECUTE FUNCTION lake.oops()")
     with pytest.raises(SinkRejected, match="UndefinedFunction"):
         scenario.run()
-    assert scenario.engine is not None
-    assert len(scenario.engine.batches) == 1
     assert scenario.failed() == []
+    scenario.sql(f"DROP TRIGGER oops ON {scenario.table}")
+    scenario.sql(
+        f"""CREATE FUNCTION lake.closed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'closed' USING ERRCODE = 'XX000'; END $$;
+        CREATE TRIGGER closed BEFORE INSERT ON {scenario.table} FOR EACH STATEMENT EXECUTE FUNCTION lake.closed()"""
+    )
+    with pytest.raises(SinkRejected, match=r"the function lake\.closed\(\)"):
+        scenario.run()
+    assert scenario.failed() == []
+
+
+OF_TRIGGERS = {
+    "InvalidTextRepresentation": "PERFORM NEW.payload::integer",
+    "NoDataFound": "SELECT oid INTO STRICT one FROM pg_class WHERE relname = NEW.payload",
+    "TooManyRows": "SELECT oid INTO STRICT one FROM pg_class",
+    "CardinalityViolation": "one := (SELECT generate_series(1, 2))",
+    "AssertFailure": "ASSERT false",
+    "SyntaxError": "PERFORM to_tsquery('simple', NEW.payload || ' red')",
+    "UndefinedTable": "EXECUTE format('SELECT FROM lake.%I', NEW.payload)",
+    "UndefinedFunction": "EXECUTE format('SELECT lake.%I()', NEW.payload)",
+    "ObjectNotInPrerequisiteState": "PERFORM currval('lake.unused')",
+    "ConfigurationLimitExceeded": "PERFORM count(*) FROM (SELECT g FROM generate_series(1, 200000) g ORDER BY md5(g::text)) sorted",
+    **{
+        name: f"RAISE EXCEPTION 'no' USING ERRCODE = '{code}'"
+        for name, code in {
+            "RaiseException": "P0001", "FeatureNotSupported": "0A000",
+            "InsufficientPrivilege": "42501", "InternalError_": "XX000", "DiskFull": "53100",
+            "SerializationFailure": "40001", "QueryCanceled": "57014", "ConnectionFailure": "08006", "LockNotAvailable": "55P03",
+            "SH001": "SH001",
+        }.items()
+    },
+}  # fmt: skip
+"""What a trigger does with a row, by psycopg2's name of the error."""
+
+
+def make_trigger(scenario: Scenario) -> None:
+    cases = "\n".join(f"WHEN '{name}' THEN {act};" for name, act in OF_TRIGGERS.items())
+    scenario.sql(
+        f"""CREATE SEQUENCE lake.unused;
+        CREATE FUNCTION lake.act() RETURNS trigger LANGUAGE plpgsql SET temp_file_limit = '100kB' SET work_mem = '64kB' AS $$
+        DECLARE one bigint;
+        BEGIN CASE NEW.payload {cases} ELSE NULL; END CASE; RETURN NEW; END $$;
+        CREATE TRIGGER acts BEFORE INSERT ON {scenario.table} FOR EACH ROW EXECUTE FUNCTION lake.act()"""
+    )
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_whatever_a_trigger_raises_for_a_row_its_record_fails_and_the_others_load(scenario: Scenario, mode: str) -> None:
+    """Also what would be an outage if the session had raised it."""
+    names = list(OF_TRIGGERS)
+    values = (*numbers(0, 5), *map(str.encode, names), *numbers(5, 9))
+    key = {"mode": "upsert", "key": ["payload"]} if mode == "upsert" else {}
+    consumer(scenario, ARROW % TEXT, "payload text UNIQUE NOT NULL", *values, sink={"table": scenario.table, **key})
+    make_trigger(scenario)
+    scenario.run()
+    assert scenario.rows() == [f"{number}" for number in range(9)]
+    assert scenario.failed("record_offset, error_type") == [(5 + at, name) for at, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", ["ObjectNotInPrerequisiteState", "SyntaxError", "InternalError_"])
+def test_record_whose_row_a_trigger_refuses_fails_also_if_it_is_alone_in_its_slice(scenario: Scenario, name: str) -> None:
+    consumer(scenario, ARROW % TEXT, "payload text", name.encode())
+    make_trigger(scenario)
+    scenario.run()
+    assert scenario.failed("error_type") == [(name,)]
 
 
 def test_slow_transform_is_not_waited_for_in_a_transaction(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -359,7 +360,7 @@ def test_only_times_of_records_may_be_beyond_what_a_clock_shows(roles: Roles) ->
 
 @pytest.mark.thorough
 def test_whatever_a_role_stores_no_command_of_another_one_ends_in_a_traceback(story: Story) -> None:
-    """One value of one row at a time, in every column that a profile may write. Tables that no command here writes have no row."""
+    """One value of one row at a time. Tables that no command here writes have no row."""
     roles, name = story.roles, story.name
     story.run()
     for line in COMMANDS.strip().splitlines()[:-1]:
@@ -367,27 +368,24 @@ def test_whatever_a_role_stores_no_command_of_another_one_ends_in_a_traceback(st
             words = shlex.split(command.replace("NAME", name).replace("TOPIC", story.topic).replace("WHY", shlex.join(WHY)))
             assert story.call(roles.owner, *words).exit_code == 0, command
     assert story.call(roles.owner, "rewind", "plan", name, "--to-earliest", *WHY).exit_code == 0
-    roles.own("CREATE TABLE public.kept ()")
+    columns = writable(roles)
+    values = [(table, column, value) for table, column, kind in columns for value in STRANGE.get(kind, ())]
     tracebacks = []
-    for table, column, kind in writable(roles):
-        for value in STRANGE.get(kind, ()):
-            stored = psycopg2.extensions.adapt(value).getquoted().decode()
-            change = f"UPDATE {table} SET {column} = {stored} WHERE ctid = (SELECT max(ctid) FROM {table})"
-            columns = ", ".join(one for other, one, _ in writable(roles) if other == table)
-            try:
-                roles.own(
-                    f"DROP TABLE public.kept; CREATE TABLE public.kept AS TABLE {table}; SET session_replication_role = replica; {change}"
-                )
-            except psycopg2.Error:
-                continue  # a constraint refuses it
-            for command in "; ".join(READING.strip().splitlines()).split("; "):
-                done = story.call(roles.owner, *shlex.split(command.replace("NAME", name)))
-                if not isinstance(done.exception, TidemarkError | SystemExit | None):
-                    tracebacks.append((table, column, value, command, repr(done.exception)))
-            roles.own(
-                f"SET session_replication_role = replica; DELETE FROM {table}; "
-                f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM public.kept"
-            )
+    for table, column, value in random.sample(values, 40):
+        names = ", ".join(name for other, name, _ in columns if other == table)
+        stored = psycopg2.extensions.adapt(value).getquoted().decode()
+        change = f"UPDATE {table} SET {column} = {stored} WHERE ctid = (SELECT max(ctid) FROM {table})"
+        without_triggers = "SET session_replication_role = replica"
+        try:
+            roles.own(f"CREATE TABLE public.kept AS TABLE {table}; {without_triggers}; {change}")
+        except psycopg2.Error:  # a constraint refuses it
+            continue
+        for command in "; ".join(READING.strip().splitlines()).split("; "):
+            done = story.call(roles.owner, *shlex.split(command.replace("NAME", name)))
+            if not isinstance(done.exception, TidemarkError | SystemExit | None):
+                tracebacks.append((table, column, value, command, repr(done.exception)))
+        back = f"INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM public.kept"
+        roles.own(f"{without_triggers}; DELETE FROM {table}; {back}; DROP TABLE public.kept")
     assert tracebacks == []
 
 

@@ -30,7 +30,7 @@ from tidemark.errors import BadInput
 from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.poll import chunk_schema
-from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting
+from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, SinkMissing, columns_of
@@ -301,7 +301,7 @@ def _encodable(tally: Tally, rows: pa.RecordBatch, layout: Layout) -> list[pa.Re
             _encode(columns, own)
         except NotEncodable as error:
             text = quoting(f"{error}.", error.detail if layout.error_detail else None)
-            tally.refuse(offset, own.num_rows, type(error).__name__, text, layout.sink)
+            tally.refuse(reject(offset, Disposition.FAIL, text, type(error).__name__), own.num_rows, layout.sink)
         else:
             good.append(own)
     return good

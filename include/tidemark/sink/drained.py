@@ -266,7 +266,7 @@ def _rows(tries: Sequence[_Tries], tallies: Mapping[Place, TallyOfSome], layout:
 
 def _load_by_origin(cur: Cursor, target: Target, part: Slice, tries: Sequence[_Tries], *, isolate: bool) -> dict[Place, TallyOfSome]:
     """Loads one origin at a time: within it rows have an order, and a bad record can be isolated."""
-    refusals = Refusals(target.max_rejected) if isolate else None
+    refusals = Refusals.of(target) if isolate else None
     try:
         return {_place(one.origin): load_all(cur, one.origin, target.layouts, one.outputs, one.tally, refusals) for one in tries}
     except SinkRejected as error:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import complaint, is_outage, statements, unavailable
-from tidemark.errors import Broken, Refused
-from tidemark.records.outcome import Reject, TransformOutput, quoting
+from tidemark.db import complaint, is_outage, may_be_of_a_row, statements, unavailable
+from tidemark.errors import Broken, DatabaseUnavailable, Refused
+from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
 from tidemark.sink import deleted, suppressed
 from tidemark.sink import overwritten as kept
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidemark.db import Cursor
+    from tidemark.sink.target import Target
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Tally)
@@ -39,8 +40,13 @@ SQL = statements("tidemark.sink", "load.sql")
 NOT_FOUND = frozenset({"42P01", "42883", "42704"})
 """SQLSTATEs for a table, a function or operator, and a type that does not exist on the search_path."""
 KEY_OF_OTHER_PARTITION = "KeyOfOtherPartition"
-OF_OTHER_ROWS = frozenset(("UniqueViolation", "ExclusionViolation", "ForeignKeyViolation", "RaiseException", KEY_OF_OTHER_PARTITION))
-"""Errors that may come from rows of other records."""
+OF_OTHER_ROWS = frozenset({"ExclusionViolation", "ForeignKeyViolation", "UniqueViolation"})
+"""Errors that another row can end, so a retry may succeed."""
+_OF_THE_ROW = frozenset({
+    "CheckViolation", "NotEncodable", "NotNullViolation", "ProgramLimitExceeded",
+    *(name for name, kind in vars(psycopg2.errors).items() if isinstance(kind, type) and issubclass(kind, psycopg2.DataError)),
+})  # fmt: skip
+"""Errors that no other row can cause or end. Any other may: a trigger can raise it."""
 MOST_PASSES = 20
 CARE_ROWS = 8192
 """Number of rows that `load_carefully` tries at once."""
@@ -48,7 +54,7 @@ CARE_ROWS = 8192
 
 @dataclass(kw_only=True, eq=False)
 class SinkRejected(Refused):
-    """Postgres rejected rows of a slice. ``of_rows``: some rows are bad, and the others may be fine.
+    """Postgres rejected rows of a slice. ``of_rows``: some rows may be bad, and the others fine: `Bisection` finds out.
 
     ``error_type`` is Postgres' name for the condition (``NotNullViolation``), ``message`` its text without the values of rows. ``detail``
     quotes them. It belongs to no text of an error or a log.
@@ -60,6 +66,9 @@ class SinkRejected(Refused):
     message: str
     detail: str | None = field(default=None, repr=False)
     of_rows: bool
+    misses_object: bool = False
+    outage: DatabaseUnavailable | None = None
+    """What it is if it does not come from the rows."""
 
     def text(self, layout: Layout) -> str:
         """The text to store with the record: with ``detail`` only if the spec allows it."""
@@ -140,7 +149,7 @@ def certain(refused: Mapping[P, Reject], first: P, passes: int) -> dict[P, Rejec
     """The refusals, by place, that do not depend on rows of other refused records, the first of which is at ``first``. In the next pass,
     their rows are missing, so the other refused records are tried again. After `MOST_PASSES`, all refusals are kept."""
     again = passes < MOST_PASSES
-    return {place: reject for place, reject in refused.items() if not (again and place > first and reject.error_type in OF_OTHER_ROWS)}
+    return {place: each for place, each in refused.items() if not (again and place > first and each.error_type not in _OF_THE_ROW)}
 
 
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
@@ -157,23 +166,42 @@ def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBa
 
 
 def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch], tally: Tally, refusals: Refusals) -> None:
-    """Like `load`, but marks a record whose rows cannot be stored as failed in ``tally``, with Postgres' message."""
+    """Like `load`, but marks a record whose rows cannot be stored in ``tally`` as failed, or to be retried, with Postgres' message."""
 
     def refuse(rows: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
-        tally.refuse(rows.column("kafka_offset")[0].as_py(), rows.num_rows, error.error_type, error.text(layout), layout.sink)
+        offset = rows.column("kafka_offset")[0].as_py()
+        tally.refuse(reject(offset, refusals.disposition(error), error.text(layout), error.error_type), rows.num_rows, layout.sink)
+
+    def store(rows: pa.RecordBatch) -> int:
+        load(cur, part, layout, iter((rows,)))
+        return int(rows.num_rows)
 
     check_at_once(cur)
+    bisection = Bisection(cur, store, _halves, lambda rows: rows.slice(0, 0), refuse)
     for rows in _whole_records(batches):
-        halve(cur, rows, lambda rows: load(cur, part, layout, iter((rows,))), _halves, refuse)
+        bisection.store(rows)
+    bisection.end()
 
 
 @dataclass
 class Refusals:
-    """Counts the records that cannot be stored. Raises `TooManyRejected` when there are more than ``limit``."""
+    """Counts the records that cannot be stored. Raises `TooManyRejected` when there are more than ``limit``.
+
+    ``retries``: a record is tried again later if another row may be the cause.
+    """
 
     limit: int
+    retries: bool = False
     refused: int = 0
+
+    @classmethod
+    def of(cls, target: Target) -> Refusals:
+        """With an order of keys, a refused record fails: records after it may have been stored."""
+        return cls(target.max_rejected, retries=bool(target.ladder) and target.max_held is None)
+
+    def disposition(self, error: SinkRejected) -> Disposition:
+        return Disposition.RETRY if self.retries and error.error_type in OF_OTHER_ROWS else Disposition.FAIL
 
     def count(self, error: SinkRejected) -> None:
         self.refused += 1
@@ -188,29 +216,58 @@ def check_at_once(cur: Cursor) -> None:
     cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-def halve(
-    cur: Cursor, whole: T, store: Callable[[T], None], split: Callable[[T], Sequence[T]], refuse: Callable[[T, SinkRejected], None]
-) -> None:
-    """Stores ``whole`` by bisection: if rows are rejected, it stores each half; what cannot be split further goes to ``refuse``.
+class Bisection(Generic[T]):
+    """Stores the rows of a slice in a table, without the records whose rows cannot be stored.
 
-    Each try is a subtransaction: one bad record among n costs O(log n) of them.
+    Postgres' error does not say whether a row is bad or the table. What cannot be split further is the row's fault if the same statement
+    succeeds without any row. An object that does not exist is missed by a trigger of the table for every row, unless others are stored.
     """
-    cur.execute("SAVEPOINT tidemark_rows")
-    try:
-        store(whole)
-    except SinkRejected as error:
-        if not error.of_rows:
-            raise
-        cur.execute("ROLLBACK TO SAVEPOINT tidemark_rows")
-        refused = error
-    else:
-        cur.execute("RELEASE SAVEPOINT tidemark_rows")
-        return
-    halves = split(whole)
-    if not halves:
-        refuse(whole, refused)
-    for half in halves:
-        halve(cur, half, store, split, refuse)
+
+    def __init__(
+        self,
+        cur: Cursor,
+        store: Callable[[T], int],
+        split: Callable[[T], Sequence[T]],
+        nothing: Callable[[T], T],
+        refuse: Callable[[T, SinkRejected], None],
+    ) -> None:
+        """``store`` returns the number of rows. ``split`` returns two halves, or none for a single record. ``nothing`` returns no rows."""
+        self._cur, self._store, self._split, self._nothing, self._refuse = cur, store, split, nothing, refuse
+        self._stored = 0
+        self._missing: SinkRejected | None = None
+
+    def store(self, whole: T) -> None:
+        """Each try is a subtransaction: one bad record among n costs O(log n) of them. Raises an outage, or a `SinkRejected` that is not of
+        rows."""
+        self._cur.execute("SAVEPOINT tidemark_rows")
+        try:
+            self._stored += self._store(whole)
+        except SinkRejected as error:
+            if not error.of_rows:
+                raise
+            self._cur.execute("ROLLBACK TO SAVEPOINT tidemark_rows")
+            refused = error
+        else:
+            self._cur.execute("RELEASE SAVEPOINT tidemark_rows")
+            return
+        halves = self._split(whole)
+        if not halves:
+            self._require_table(whole)
+            self._missing = self._missing or (refused if refused.misses_object else None)
+            self._refuse(whole, refused)
+        for half in halves:
+            self.store(half)
+
+    def _require_table(self, whole: T) -> None:
+        try:
+            self._store(self._nothing(whole))
+        except SinkRejected as error:
+            raise error.outage or replace(error, of_rows=False) from None
+
+    def end(self) -> None:
+        """Raises `SinkRejected` if objects were missing and no row could be stored."""
+        if self._missing is not None and not self._stored:
+            raise replace(self._missing, of_rows=False)
 
 
 def merge(
@@ -316,25 +373,34 @@ def copy(
 
 
 def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool) -> Exception:
-    """Translates a Postgres error: an outage, or rejected rows. ``of_rows``: rows were being sent and may be the cause.
+    """Translates a Postgres error: an outage, or rejected rows. ``of_rows``: rows were being sent and may be the cause. A broken COPY
+    stream (22P04) is Tidemark's own bug.
 
     Raise the result ``from None``: a traceback shows causes, and Postgres' own text quotes values.
     """
-    if is_outage(error):
+    of_rows = of_rows and may_be_of_a_row(error) and error.pgcode != "22P04"
+    if is_outage(error) and not of_rows:
         return unavailable(error)
     said = complaint(error)
     text = said.message
     if error.pgcode in NOT_FOUND:
         text += " Triggers and functions run with search_path pg_catalog: qualify names with schemas, or ALTER FUNCTION … SET search_path."
-    name = type(error).__name__
-    of_rows = of_rows and _of_rows(error.pgcode or "")
-    return SinkRejected(part=part, table=table, error_type=name, message=text, detail=said.detail, of_rows=of_rows)
+    return SinkRejected(
+        part=part,
+        table=table,
+        error_type=_condition(error),
+        message=text,
+        detail=said.detail,
+        of_rows=of_rows,
+        misses_object=error.pgcode in NOT_FOUND,
+        outage=unavailable(error) if is_outage(error) else None,
+    )
 
 
-def _of_rows(sqlstate: str) -> bool:
-    """Classes 22 (data), 23 (constraints), 44 (WITH CHECK OPTION), 54 (too large for an index), and errors raised by the user's trigger.
-    A broken COPY stream (22P04) is Tidemark's own bug."""
-    return (sqlstate[:2] in {"22", "23", "44", "54"} and sqlstate != "22P04") or sqlstate == "P0001"
+def _condition(error: psycopg2.Error) -> str:
+    """The name of Postgres' condition. A code that a function has made up has no name."""
+    known = type(error).__module__ == psycopg2.errors.__name__
+    return type(error).__name__ if known or error.pgcode is None else error.pgcode
 
 
 def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -34,13 +34,13 @@ from tidemark.sink.drained import Outcomes, origins, say_what_became
 from tidemark.sink.hand_off import Payloads, copy_failed
 from tidemark.sink.load import (
     KEY_OF_OTHER_PARTITION,
+    Bisection,
     CopyCountWrong,
     Refusals,
     SinkRejected,
     certain,
     check_at_once,
     copy,
-    halve,
     merge,
     translated,
 )
@@ -150,8 +150,8 @@ def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[
     columns = [*_columns(target), *BESIDE]
     count = 0
 
-    def store_rows(batch: pa.RecordBatch) -> None:
-        copy(cur, part, table, columns, iter((batch,)), sink=target.tables)
+    def store_rows(batch: pa.RecordBatch) -> int:
+        return copy(cur, part, table, columns, iter((batch,)), sink=target.tables)
 
     def refuse(batch: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
@@ -162,12 +162,14 @@ def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[
         ready = stack.enter_context(spooled(staged)) if isolate else staged  # so that no COPY waits for the transform
         connection = stack.enter_context(session(target.database_url, application=target.application))
         cur = stack.enter_context(transaction(connection))
-        refusals = Refusals(target.max_rejected)
+        refusals = Refusals.of(target)
         if not isolate:
             count = copy(cur, part, table, columns, staged, sink=target.tables)
+        bisection = Bisection(cur, store_rows, _halves, lambda batch: batch.slice(0, 0), refuse)
         for batch in ready:
             count += batch.num_rows
-            halve(cur, batch, store_rows, _halves, refuse)
+            bisection.store(batch)
+        bisection.end()
     return Staged(try_id, count)
 
 
@@ -371,7 +373,7 @@ def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: 
 
     Rows of such a record may be in a sink before the one that rejects it, so then all of this starts over without it, as in `load_all`.
     """
-    refusals = Refusals(target.max_rejected)
+    refusals = Refusals.of(target)
     cur.execute(f"CREATE INDEX ON {table} (kafka_topic_id, kafka_partition, kafka_offset)")
     cur.execute("SAVEPOINT tidemark_sinks")
     refused: dict[Place, Reject] = {}
@@ -403,23 +405,28 @@ def _load_part_carefully(
 ) -> None:
     part = parts[number]
 
-    def load_span(span: range) -> None:
-        _load(cur, layout, [part], SQL["ready_span"].format(ready=_ready(layout), span=_of_span(part, span)))
+    def load_span(span: range) -> int:
+        source = SQL["ready_span"].format(ready=_ready(layout), span=_of_span(part, span))
+        _load(cur, layout, [part], source)
+        return _count(cur, source)
 
     def refuse(span: range, error: SinkRejected) -> None:
         refusals.count(error)
         place = number, span.start
-        refused[place] = Reject(span.start, Disposition.FAIL, error.error_type, error.text(layout))
+        refused[place] = Reject(span.start, refusals.disposition(error), error.error_type, error.text(layout))
         _fail(cur, table, parts, place, refused[place])
 
-    halve(cur, range(part.start, part.end), load_span, _half_spans, refuse)
+    bisection = Bisection(cur, load_span, _half_spans, lambda span: span[:0], refuse)
+    bisection.store(range(part.start, part.end))
+    bisection.end()
 
 
 def _fail(cur: Cursor, table: str, parts: Sequence[Slice], place: Place, reject_: Reject) -> None:
-    """Marks a record as failed in the staging table."""
+    """Marks a record in the staging table as failed, or to be retried."""
     number, offset = place
     span = _of_span(parts[number], range(offset, offset + 1))
-    cur.execute(SQL["fail_span"].format(table=table, span=span), {"error": f"{reject_.error_type}: {reject_.error_text}"})
+    error = f"{reject_.error_type}: {reject_.error_text}"
+    cur.execute(SQL["fail_span"].format(table=table, span=span), {"disposition": reject_.disposition.name.lower(), "error": error})
 
 
 def _of_span(part: Slice, span: range) -> str:

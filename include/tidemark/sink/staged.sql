@@ -61,7 +61,7 @@ SELECT topic.name, kafka_partition, min(kafka_offset) FROM {source} AS source JO
 (SELECT * FROM {ready} WHERE {span})
 
 -- name: fail_span
-UPDATE {table} SET disposition = 'fail', error = %(error)s WHERE {span};
+UPDATE {table} SET disposition = %(disposition)s, error = %(error)s WHERE {span};
 
 -- name: in_a_row
 -- The longest run of failed records, with no loaded or skipped record between them.

@@ -172,22 +172,23 @@ class Tally:
             np.add.at(self._deleted, index[rows.column(DELETED).to_numpy(zero_copy_only=False)], 1)
         return self._with_lineage(rows, layout, index, self._number(index, layout))
 
-    def refuse(self, offset: int, rows: int, error_type: str, error: str, sink: str = ONLY) -> None:
-        """Marks a record as failed because its ``rows`` for a sink were rejected."""
+    def refuse(self, why: Reject, rows: int, sink: str = ONLY) -> None:
+        """Marks a record as failed, or to be retried, because its ``rows`` for a sink were rejected."""
         import numpy as np
 
+        offset = why.offset
         index = int(self._places(np.array([offset]))[0])
         if sink in self._rows and self._rows[sink][index] != rows:
-            said = error.partition(DETAIL)[0]
+            said = why.error_text.partition(DETAIL)[0]
             problem = f"rows of record {offset} were rejected ({said}), but its other rows came separately: return them together."
             raise BadOutput(part=self._part, problem=problem)
         if any(written[index] for name, written in self._rows.items() if name != sink):
             self.torn.add(offset)
-        self._said[index] = Disposition.FAIL
+        self._said[index] = why.disposition
         self._deleted[index] = 0
         for written in self._rows.values():
             written[index] = 0
-        self.rejects[offset] = self.refused[offset] = reject(offset, Disposition.FAIL, error, error_type)
+        self.rejects[offset] = self.refused[offset] = why
 
     def counts(self) -> RecordCounts:
         """The outcome of the slice's offsets so far. Offsets that were not mentioned are unaccounted."""
@@ -226,7 +227,7 @@ class Tally:
             offsets = sorted(set(row_offsets(rows.filter(mask), self._part).tolist()))
             judged = without(judged, offsets, self._part)
             for offset in offsets:
-                self.refuse(offset, 0, error_type, text, layout.sink)
+                self.refuse(reject(offset, Disposition.FAIL, text, error_type), 0, layout.sink)
         return judged
 
     def _mark(self, offsets: Any, disposition: Disposition) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 from tests.integration.retry.lab import DELAYS, SERVICE, Lab, lab_on, minutes
@@ -113,6 +114,27 @@ def test_ladder_may_change_while_records_are_on_it(lab: Lab, delays: list[str], 
     lab.drain()
     assert lab.hops() == {0: hop}
     lab.check()
+
+
+@pytest.mark.parametrize("sink", [{}, {"mode": "upsert", "key": ["payload"]}], ids=["append", "upsert"])
+def test_row_that_has_to_wait_for_another_one_climbs_the_ladder(scenario: Scenario, topics: Topics, sink: dict[str, Any]) -> None:
+    """A child before its parent, also if it has to wait longer than for one retry. Without a ladder, such a record fails at once."""
+    scenario.sql("CREATE SCHEMA lake; CREATE TABLE lake.parents (payload bytea PRIMARY KEY)")
+    ddl = "payload bytea NOT NULL UNIQUE REFERENCES lake.parents"
+    with lab_on(scenario, topics, ddl=ddl, sink={"table": scenario.table, **sink}) as lab:
+        lab.sql("INSERT INTO lake.parents VALUES ('a'), ('c')")
+        lab.read("a", "b", "c", answers={})
+        assert lab.failed("record_offset, state, disposition, error_type") == [(1, "WAITING", "retry", "ForeignKeyViolation")]
+        lab.climb(minutes(5))
+        assert lab.failed("state, retry_number") == [("WAITING", 2)]
+        lab.sql("INSERT INTO lake.parents VALUES ('b')")
+        lab.climb(minutes(5))
+        assert lab.loaded() == ["a", "b", "c"]
+        lab.consumer.set(retry=None)
+        lab.produce("d")
+        lab.run()
+        assert lab.failed("record_offset, state, disposition") == [(1, "LOADED", "retry"), (3, "FAILED", "fail")]
+        lab.check()
 
 
 def test_row_that_postgres_refuses_in_a_drain_fails_for_good_and_the_others_are_loaded(scenario: Scenario, topics: Topics) -> None:
