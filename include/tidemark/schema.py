@@ -25,12 +25,24 @@ if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor, DatabaseUrl
     from tidemark.profiles import Profile
 
+OLDEST_POSTGRES = 15
+"""The first major version that takes every migration: 0005 has ``NULLS NOT DISTINCT``."""
 BOOKKEEPING = "tidemark.migration"
 ADDITIVE = ".additive"
 DRIVER = "tidemark driver "  # with the attempt's id the name of a driver's session
 LOCK_WAITS_S = (1, 2, 4, 8, 15, 15, 15, 15)
 """How long each try of a migration waits for its locks. Commits queue behind it meanwhile, so it then pauses for as long, and no wait comes
 near the lock timeout of a commit (120 s)."""
+
+
+@dataclass(kw_only=True, eq=False)
+class PostgresTooOld(Refused):
+    """The server's major version does not take all migrations."""
+
+    version: str
+
+    def __str__(self) -> str:
+        return f"Postgres is version {self.version}; Tidemark needs {OLDEST_POSTGRES} or newer. Nothing was changed; upgrade the server."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -137,12 +149,13 @@ def migrate(url: DatabaseUrl, *, by: str = "", grant_to: str | None = None, prof
     Then grants ``profiles`` to the role ``grant_to``, and to each other role what it was granted before: new tables are included. ``by``
     is for the audit log. Without migrations to apply, a role that does not own the schema may call it; nothing is granted then.
 
-    Idempotent; two that start at once take turns. A migration that fails or is killed leaves the ones before it, and itself not at
-    all. Before changing anything it raises `SchemaMismatch` if the database is newer than this code supports, and `DriversRunning` if a
-    migration is not additive and drivers are running. Raises `MigrationFailed`, and `MigrationBlocked` if it gets no locks; see
-    `tidemark.roles.grant` for what it raises.
+    Idempotent; two that start at once take turns. A migration that fails or is killed leaves the ones before it, and itself not at all.
+    Before changing anything it raises `PostgresTooOld`, `SchemaMismatch` if the database is newer than this code supports, and
+    `DriversRunning` if a migration is not additive and drivers are running. Raises `MigrationFailed`, and `MigrationBlocked` if it gets no
+    locks; see `tidemark.roles.grant` for what it raises.
     """
     with session(url, application="tidemark migrate") as connection, kept_open(connection) as guard:
+        require_version(connection)
         guard.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))  # until this process ends, however it ends
         have, want = applied(connection), known()
         if unknown := _incompatible(have, want):
@@ -166,6 +179,12 @@ def migrate(url: DatabaseUrl, *, by: str = "", grant_to: str | None = None, prof
                     roles.grant(cursor, grant_to, profiles)
                 roles.renew(cursor)
         return todo
+
+
+def require_version(connection: Connection) -> None:
+    """Raises `PostgresTooOld`."""
+    if connection.server_version < OLDEST_POSTGRES * 10_000:
+        raise PostgresTooOld(version=connection.info.parameter_status("server_version") or str(connection.server_version))
 
 
 def _incompatible(have: list[str], want: list[str]) -> list[str]:

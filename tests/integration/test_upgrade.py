@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,10 @@ from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
 from tidemark import project, schema
+from tidemark.db import session
+from tidemark.doctor.database import examine_database
+from tidemark.doctor.finding import Level
+from tidemark.local import LocalStack
 from tidemark.records.ranges import Slice
 from tidemark.sink.steps import Step
 
@@ -105,6 +110,16 @@ def test_migration_that_is_not_additive_is_refused_while_a_driver_runs(
     assert newer(scenario.database_url, "9000_names", breaking) == ["9000_names"]
     with pytest.raises(schema.SchemaMismatch, match="9000_names"):
         scenario.run()
+
+
+def test_server_that_is_too_old_is_refused_before_anything_is_changed(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = stack.create_database(f"old_{uuid.uuid4().hex}")
+    with session(url) as connection:
+        monkeypatch.setattr(schema, "OLDEST_POSTGRES", connection.server_version // 10_000 + 1)
+        with pytest.raises(schema.PostgresTooOld, match=rf"needs {schema.OLDEST_POSTGRES} or newer\. Nothing was changed"):
+            schema.migrate(url)
+        assert schema.applied(connection) == []
+    assert [one.subject for one in examine_database(url, []) if one.level is Level.FAILURE] == ["postgres version"]
 
 
 def test_migration_that_gets_no_lock_gives_up_and_leaves_nothing(

@@ -33,6 +33,11 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
     with session(url, application="tidemark doctor") as connection:
         server = _row(connection, "server")
         yield ok("postgres", f"version {server['version']}, role {server['role']}")
+        try:
+            schema.require_version(connection)
+        except TidemarkError as error:
+            yield failure("postgres version", str(error), "")
+            return
         if pooled(connection):
             yield ok("postgres pooler", "found; runs and members poll instead of listening for notifications")
         yield from _writable(server)
