@@ -309,8 +309,11 @@ def poison(stack: Any) -> Iterator[Any]:
     records=st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=60),
     cuts=st.lists(st.integers(0, 240), max_size=6),
     care=st.integers(1, 40),
+    care_bytes=st.integers(1, 4000),
 )
-def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: list[list[bool]], cuts: list[int], care: int) -> None:
+def test_exactly_the_records_with_a_bad_row_are_left_out(
+    poison: Any, records: list[list[bool]], cuts: list[int], care: int, care_bytes: int
+) -> None:
     """Whichever rows are bad and wherever the batches are split, good records have all of their rows and bad ones none. Each bad record is
     reported once."""
     poison.connection.rollback()
@@ -333,6 +336,7 @@ def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: l
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tidemark.sink.load.CARE_ROWS", care)
+        patch.setattr("tidemark.sink.load.CARE_BYTES", care_bytes)
         load_carefully(poison, PART, LAYOUT, batches(), tally, Refusals(limit=1000))
     poison.execute("SELECT kafka_offset, kafka_seq FROM poison ORDER BY 1, 2")
     good = {offset for offset, record in enumerate(records) if all(record)}

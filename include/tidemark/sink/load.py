@@ -48,8 +48,8 @@ _OF_THE_ROW = frozenset({
 })  # fmt: skip
 """Errors that no other row can cause or end. Any other may: a trigger can raise it."""
 MOST_PASSES = 20
-CARE_ROWS = 8192
-"""Number of rows that `load_carefully` tries at once."""
+CARE_ROWS, CARE_BYTES = 8192, 16 << 20
+"""What `load_carefully` tries at once: at least so many rows or bytes."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -417,18 +417,24 @@ def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of at least `CARE_ROWS`, never splitting a record's rows."""
+    """The same rows in batches of at least `CARE_ROWS` or `CARE_BYTES`, never splitting a record's rows."""
     kept: list[pa.RecordBatch] = []
+    last = None
     for rows in batches:
         offsets: Any = rows.column("kafka_offset").to_numpy()
         inner = int((offsets != offsets[-1]).sum())  # a record's rows are adjacent
-        kept.append(rows.slice(0, inner))
-        if inner and sum(each.num_rows for each in kept) >= CARE_ROWS:
-            yield _joined(kept)
-            kept = []
-        kept.append(rows.slice(inner))
+        for whole, part in ((offsets[0] != last, rows.slice(0, inner)), (bool(inner) or offsets[-1] != last, rows.slice(inner))):
+            if whole and _are_enough(kept):
+                yield _joined(kept)
+                kept = []
+            kept.append(part)
+        last = offsets[-1]
     if kept:
         yield _joined(kept)
+
+
+def _are_enough(batches: Sequence[pa.RecordBatch]) -> bool:
+    return bool(sum(each.num_rows for each in batches) >= CARE_ROWS or sum(each.nbytes for each in batches) >= CARE_BYTES)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
