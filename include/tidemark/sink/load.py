@@ -15,7 +15,7 @@ import psycopg2
 import psycopg2.errors
 
 from tidemark.db import complaint, is_outage, may_be_of_a_row, statements, unavailable
-from tidemark.errors import Broken, DatabaseUnavailable, Refused
+from tidemark.errors import Broken, DatabaseUnavailable, Refused, TidemarkError
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
 from tidemark.sink import deleted, suppressed
@@ -68,7 +68,10 @@ class SinkRejected(Refused):
     of_rows: bool
     misses_object: bool = False
     outage: DatabaseUnavailable | None = None
-    """What it is if it does not come from the rows."""
+
+    def of_table(self) -> TidemarkError:
+        """What it is if no row is at fault."""
+        return self.outage or replace(self, of_rows=False)
 
     def text(self, layout: Layout) -> str:
         """The text to store with the record: with ``detail`` only if the spec allows it."""
@@ -262,12 +265,12 @@ class Bisection(Generic[T]):
         try:
             self._store(self._nothing(whole))
         except SinkRejected as error:
-            raise error.outage or replace(error, of_rows=False) from None
+            raise error.of_table() from None
 
     def end(self) -> None:
         """Raises `SinkRejected` if objects were missing and no row could be stored."""
         if self._missing is not None and not self._stored:
-            raise replace(self._missing, of_rows=False)
+            raise self._missing.of_table()
 
 
 def merge(

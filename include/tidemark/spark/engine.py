@@ -297,8 +297,9 @@ class SparkEngine:
                 drop_staging(target, table)
             if not isinstance(error, SinkRejected):
                 return [error]
-            of_rows = error.of_rows and target.by_record  # otherwise there is no single record to exclude
-            return [replace(error, part=part, of_rows=of_rows) for part in slices]  # the batch is tried again as a whole
+            if not target.by_record:  # there is no single record to exclude
+                return [error.of_table()]
+            return [replace(error, part=part) for part in slices]  # the batch is tried again as a whole
 
     def _drained(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         """Slices of retry topics: the driver reads their few records, of any origin, and the tasks stage the results."""
