@@ -424,7 +424,13 @@ def may_be_of_a_row(error: psycopg2.Error) -> bool:
     """Could the same statement succeed at once without one of its rows? Not if the session was lost or the transaction has to give way, nor
     without a lock, a disk or a connection. What else `is_outage` calls an outage may also come from one row: a function of the table can
     fail internally (XX000), find an object in a wrong state (55000) or reach a limit of the session's configuration (53400)."""
-    return error.pgcode in {"XX000", "53000", "53200", "53400", "55000", "55006"} or not is_outage(error)
+    if error.pgcode == "XX000":
+        return error.diag.source_file not in _STORAGE or _raised(error)
+    return error.pgcode in {"53000", "53200", "53400", "55000", "55006"} or not is_outage(error)
+
+
+_STORAGE = frozenset({"buffile.c", "bufmgr.c", "copydir.c", "fd.c", "freespace.c", "localbuf.c", "md.c", "slru.c", "smgr.c", "xlog.c"})
+"""Files of Postgres' source with internal errors (XX000) that are about files, such as one that cannot grow."""
 
 
 @contextlib.contextmanager

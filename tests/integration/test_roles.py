@@ -347,15 +347,18 @@ def writable(roles: Roles) -> list[tuple[str, str, str]]:
         return cur.fetchall()
 
 
-def test_only_times_of_records_may_be_beyond_what_a_clock_shows(roles: Roles) -> None:
+def test_times_and_lengths_are_those_that_readers_can_represent_except_times_of_records(roles: Roles) -> None:
+    names = {"timestamp with time zone": "times", "interval": "lengths"}
     for table, column, kind in writable(roles):
-        if kind == "timestamp with time zone" and column not in TIMES_OF_RECORDS:
-            checks = query(
-                roles,
-                roles.owner,
-                f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '{table}'::regclass AND conname = 'times'",
-            )
-            assert re.search(rf"\b{column}\b", str(checks)), (table, column)
+        if kind in names and column not in TIMES_OF_RECORDS:
+            named = f"conrelid = '{table}'::regclass AND conname = '{names[kind]}'"
+            ((check,),) = query(roles, roles.owner, f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE {named}")
+            assert re.search(rf"\b{column}\b", check), (table, column)
+    add = "INSERT INTO tidemark.consumer_group (name, state_since) VALUES ('g', '%s')"
+    for value in ("infinity", "-infinity", "1969-12-31 23:59:59Z", "9999-01-01Z"):
+        with pytest.raises(psycopg2.errors.CheckViolation):
+            query(roles, roles.owner, add % value)
+    query(roles, roles.owner, add % "1970-01-01Z")
 
 
 @pytest.mark.thorough

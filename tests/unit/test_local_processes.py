@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -135,18 +136,18 @@ def test_only_folders_that_the_stack_makes_are_closed_to_other_users(tmp_path):
 
 if os.geteuid() == 0:  # only root starts Postgres as another user
 
-    def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command_that_helps(tmp_path):
+    def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command_that_helps():
         """The stack does not change the permissions of folders that it did not create."""
         nobody = Account(name="nobody", uid=65534, gid=65534)
-        closed = tmp_path / "closed"
-        (closed / "state").mkdir(parents=True)
-        for folder in (*list(tmp_path.parents)[:-2], tmp_path):
-            folder.chmod(folder.stat().st_mode | 0o011)
-        closed.chmod(0o700)
-        with pytest.raises(FolderUnusable, match=rf"may not enter {closed} \(mode 0700\)\. .*chmod o\+x {closed}"):
-            check_reachable(nobody, Path("/"), closed / "state")
-        closed.chmod(0o711)
-        check_reachable(nobody, closed / "state")
+        with tempfile.TemporaryDirectory() as open_:  # other test runs of this user close the folder of `tmp_path`
+            Path(open_).chmod(0o711)
+            closed = Path(open_) / "closed"
+            (closed / "state").mkdir(parents=True)
+            closed.chmod(0o700)
+            with pytest.raises(FolderUnusable, match=rf"may not enter {closed} \(mode 0700\)\. .*chmod o\+x {closed}"):
+                check_reachable(nobody, Path("/"), closed / "state")
+            closed.chmod(0o711)
+            check_reachable(nobody, closed / "state")
 
 
 def test_process_of_another_user_is_no_server_of_ours(sleeper, tmp_path, monkeypatch):

@@ -47,6 +47,23 @@ def test_a_filter_reads_back_as_the_same(wanted: Filter) -> None:
     assert str(wanted)
 
 
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from([field.name for field in fields(Filter)]), inner),
+)
+
+
+@given(ANYTHING)
+def test_anything_that_a_role_may_have_stored_is_a_filter_or_refused(stored: Any) -> None:
+    try:
+        wanted = Filter.from_json(stored)
+    except BadInput as refused:
+        assert "stored filter" in str(refused)  # noqa: PT017 - most of what is generated is refused
+    else:
+        assert str(wanted)
+        assert wanted.parameters("group")
+
+
 def test_every_field_is_a_part_of_the_condition() -> None:
     """Every field of the filter is a parameter of the SQL condition."""
     parameters = Filter(tier="failed").parameters("departures")

@@ -201,6 +201,28 @@ def test_any_scenario_survives_json(scenario):
     assert said(scenario).endswith(".")
 
 
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+NAMES = st.sampled_from(["offset", "offsets", "moment", "duration", "group", "kafka", "batch_id", "dag_id", "run_id", "rewind_id"])
+
+
+@given(
+    ANYTHING
+    | st.builds(
+        lambda name, values: {"scenario": name, **values}, st.sampled_from([*WORDS, "undo", "adopt"]), st.dictionaries(NAMES, ANYTHING)
+    )
+)
+def test_anything_that_a_role_may_have_stored_is_a_scenario_or_refused(stored):
+    try:
+        scenario = from_json(stored)
+    except BadInput as refused:
+        assert "stored scenario" in str(refused)  # noqa: PT017 - most of what is generated is refused
+    else:
+        assert said(scenario)
+        assert from_json(to_json(scenario)) == scenario
+
+
 @pytest.mark.parametrize(
     "stored",
     [

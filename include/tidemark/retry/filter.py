@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import functools
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import BadInput
 from tidemark.spec.retry_topics import failed_topic
 from tidemark.text.moment import iso
 from tidemark.text.storable import INTEGER, require_storable
+from tidemark.text.wording import quoted
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 class RecordState(StrEnum):
@@ -106,24 +112,24 @@ class Filter:
         return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Filter:
-        made = dict(values)
-        for name in ("since", "until"):
-            if name in made:
-                made[name] = datetime.fromisoformat(made[name])
-        if "key" in made:
-            made["key"] = base64.b64decode(made["key"])
-        return cls(
-            **{
-                **made,
-                "numbers": tuple(made.get("numbers", ())),
-                "states": tuple(RecordState(state) for state in made.get("states", ())),
-            }
-        )
+    def from_json(cls, stored: Any) -> Filter:
+        """The filter that `as_json` wrote. Raises `BadInput` for anything else: a role may have stored it."""
+        try:
+            return _reader().validate_json(json.dumps(stored), strict=True)
+        except (ValueError, BadInput):
+            fix = "Use the Tidemark version that stored it."
+            raise BadInput(what="stored filter", found=quoted(str(stored)), fix=fix) from None
 
     def __str__(self) -> str:
         said = self.as_json() | ({} if self.key is None else {"key": _key(self.key)})
         return ", ".join(f"{name.replace('_', ' ')} {_words(value)}".strip() for name, value in said.items()) or "all records"
+
+
+@functools.cache
+def _reader() -> TypeAdapter[Filter]:
+    from pydantic import ConfigDict, TypeAdapter, with_config
+
+    return TypeAdapter(with_config(ConfigDict(extra="forbid", val_json_bytes="base64"))(Filter))
 
 
 CONDITION = """(%(numbers)s::bigint[] IS NULL OR record.failed_record_id = ANY (%(numbers)s::bigint[]))

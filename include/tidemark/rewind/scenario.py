@@ -205,22 +205,27 @@ def to_json(scenario: Scenario) -> dict[str, Any]:
     return {"scenario": name_of(scenario), **values}
 
 
-def from_json(stored: Mapping[str, Any]) -> Scenario:
-    """The scenario that `to_json` wrote. Raises `BadInput` for anything else: a newer Tidemark may have more scenarios."""
+def from_json(stored: Any) -> Scenario:
+    """The scenario that `to_json` wrote. Raises `BadInput` for anything else: a newer Tidemark may have more scenarios, and a role may have
+    stored something else."""
     kinds: dict[str, Callable[[Mapping[str, Any]], Scenario]] = {
         "to-datetime": lambda values: ToDatetime(datetime.fromisoformat(values["moment"])),
         "by-duration": lambda values: ByDuration(_length(values["duration"])),
         "from-file": lambda values: FromFile({TopicPartition(topic, number): offset for topic, number, offset in values["offsets"]}),
     }
+    if not isinstance(stored, Mapping):
+        _not_ours(stored)
     values = {key: value for key, value in stored.items() if key != "scenario"}
     name = stored.get("scenario")
     kind = next((kind for kind, known in _NAMES.items() if known == name), None)
     if kind is None:
         _not_ours(stored)
     try:
-        return kinds[name](values) if name in kinds else kind(**values)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        scenario = kinds[name](values) if name in kinds else kind(**values)
+        said(scenario)  # fails for values of other types
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         _not_ours(stored)
+    return scenario
 
 
 def _length(text: str) -> timedelta:
@@ -230,8 +235,8 @@ def _length(text: str) -> timedelta:
     return length
 
 
-def _not_ours(stored: Mapping[str, Any]) -> NoReturn:
-    raise BadInput(what="stored scenario", found=quoted(str(dict(stored))), fix="Use the Tidemark version that stored it.")
+def _not_ours(stored: Any) -> NoReturn:
+    raise BadInput(what="stored scenario", found=quoted(str(stored)), fix="Use the Tidemark version that stored it.")
 
 
 # ---- As a sentence

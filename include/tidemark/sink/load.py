@@ -67,11 +67,12 @@ class SinkRejected(Refused):
     detail: str | None = field(default=None, repr=False)
     of_rows: bool
     misses_object: bool = False
-    outage: DatabaseUnavailable | None = None
+    outage: str | None = None
+    """What Postgres says, if the code is that of an outage."""
 
     def of_table(self) -> TidemarkError:
         """What it is if no row is at fault."""
-        return self.outage or replace(self, of_rows=False)
+        return replace(self, of_rows=False) if self.outage is None else DatabaseUnavailable(cause=self.outage)
 
     def text(self, layout: Layout) -> str:
         """The text to store with the record: with ``detail`` only if the spec allows it."""
@@ -396,7 +397,7 @@ def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool)
         detail=said.detail,
         of_rows=of_rows,
         misses_object=error.pgcode in NOT_FOUND,
-        outage=unavailable(error) if is_outage(error) else None,
+        outage=unavailable(error).cause if is_outage(error) else None,
     )
 
 
