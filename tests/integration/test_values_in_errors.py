@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import psycopg2.errorcodes
 import psycopg2.errors
 import pytest
 
+from tidemark.cli import main
 from tidemark.db import Connection, is_outage, session
 
 LIBRARY = Path(__file__).parents[2] / "include" / "tidemark"
@@ -109,6 +111,28 @@ def test_names_and_types_are_kept(connection: Connection) -> None:
             cursor.execute(statement)
         said[statement] = str(caught.value)
     assert {statement: text[: len(KEPT[statement])] for statement, text in said.items()} == KEPT
+
+
+def test_value_that_postgres_cannot_compute_with_ends_a_command_with_a_text(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A role may have stored it. Everything else that no code expects stays a traceback."""
+
+    def compute(numbers: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {numbers}")
+
+    monkeypatch.setattr(main, "app", lambda: compute(f"{2**63 - 1} + 1"))
+    monkeypatch.setattr("sys.argv", ["tidemark", "lag", "cities", "--output", "json"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, json.loads(printed.out)["error"]["type"]) == (1, "NumericValueOutOfRange")
+    assert printed.err.startswith("Postgres cannot compute this from what is stored: bigint out of range.")
+    connection.rollback()
+    monkeypatch.setattr(main, "app", lambda: compute("nothing"))
+    with pytest.raises(psycopg2.errors.UndefinedColumn):
+        main.main()
 
 
 def test_only_one_module_reads_what_postgres_says() -> None:

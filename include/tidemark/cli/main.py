@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -376,20 +376,29 @@ def maintain(
 
 
 def main() -> None:
-    """Entry point of the ``tidemark`` command. Prints a `TidemarkError` to stderr and exits with status 1.
+    """Entry point of the ``tidemark`` command. Prints a `TidemarkError`, or what Postgres cannot compute from stored values, to stderr and
+    exits with status 1.
 
     With ``--output json``, also prints ``{"error": {"type": ..., "text": ...}}`` to stdout.
     """
     try:
         app()
     except TidemarkError as error:
-        stderr.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        if "json" in (value for flag, value in _options(sys.argv) if flag == "--output"):
-            print_json({"error": {"type": getattr(error, "type", type(error).__name__), "text": str(error)}})
-        sys.exit(1)
+        _end(getattr(error, "type", type(error).__name__), str(error))
+    except Exception as error:
+        if (getattr(error, "pgcode", None) or "")[:2] != "22":  # a data exception of Postgres
+            raise
+        _end(type(error).__name__, f"Postgres cannot compute this from what is stored: {error}. Look for a value that no run stores.")
     except KeyboardInterrupt:
         stderr.print("interrupted")
         sys.exit(130)
+
+
+def _end(kind: str, text: str) -> NoReturn:
+    stderr.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    if "json" in (value for flag, value in _options(sys.argv) if flag == "--output"):
+        print_json({"error": {"type": kind, "text": text}})
+    sys.exit(1)
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
