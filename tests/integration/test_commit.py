@@ -344,8 +344,8 @@ def test_a_failed_record_that_postgres_refuses_names_its_own_table(group: Group)
 
 
 def test_rows_that_can_never_be_stored_are_refused(group: Group) -> None:
-    """Text with a NUL, a date before all of Postgres' dates, or a table that was dropped after the guard: these are not outages. A second
-    try finds out that it is not a row that the last one is about."""
+    """Text with a NUL, a date before all of Postgres' dates, or a table that was dropped after the guard: these are not outages. With
+    ``isolate``, the missing table is not blamed on a row."""
     group.sql(f"ALTER TABLE {TABLE} ADD made date")
     part = group.slice()
     early = rows(part, [1]).append_column("made", pa.array([-(2**31)], pa.int32()).cast(pa.date32()))
