@@ -21,7 +21,12 @@ from confluent_kafka.admin import (
 from tests.support.waiting import until
 
 Value = bytes | str | None
-_ELECTION = {KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+_ELECTION = {
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
 """Errors of a broker that has just started or whose topic is new: it knows the partition's leader a moment later."""
 
 
