@@ -423,9 +423,10 @@ def is_outage(error: psycopg2.Error) -> bool:
 def may_be_of_a_row(error: psycopg2.Error) -> bool:
     """Could the same statement succeed at once without one of its rows? Not if the session was lost or the transaction has to give way, nor
     without a lock, a disk or a connection. What else `is_outage` calls an outage may also come from one row: a function of the table can
-    fail internally (XX000), find an object in a wrong state (55000) or reach a limit of the session's configuration (53400)."""
-    if error.pgcode == "XX000":
-        return error.diag.source_file not in _STORAGE or _raised(error)
+    fail internally (XX000), find an object in a wrong state (55000) or reach a limit of the session's configuration (53400). Corrupted
+    data and indexes (XX001, XX002) are no row's fault."""
+    if (error.pgcode or "")[:2] == "XX":
+        return _raised(error) or (error.pgcode == "XX000" and error.diag.source_file not in _STORAGE)
     return error.pgcode in {"53000", "53200", "53400", "55000", "55006"} or not is_outage(error)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.sampling import examples
 from tests.support.scenario import Scenario
 
-from tidemark.errors import TidemarkError
+from tidemark.errors import DatabaseUnavailable, TidemarkError
 from tidemark.records.outcome import DETAIL, Disposition, TransformOutput, only
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink import commit as commit_module
@@ -212,6 +212,10 @@ def test_an_error_of_the_table_is_nobodys_row(scenario: Scenario) -> None:
     )
     with pytest.raises(SinkRejected, match=r"the function lake\.closed\(\)"):
         scenario.run()
+    act = "CREATE SEQUENCE lake.unused; CREATE OR REPLACE FUNCTION lake.closed() RETURNS trigger LANGUAGE plpgsql"
+    scenario.sql(f"{act} AS 'BEGIN PERFORM currval(''lake.unused''); RETURN NULL; END'")
+    with pytest.raises(DatabaseUnavailable, match="ObjectNotInPrerequisiteState"):  # the code of an outage
+        scenario.run()
     assert scenario.failed() == []
 
 
@@ -230,7 +234,7 @@ OF_TRIGGERS = {
         name: f"RAISE EXCEPTION 'no' USING ERRCODE = '{code}'"
         for name, code in {
             "RaiseException": "P0001", "FeatureNotSupported": "0A000",
-            "InsufficientPrivilege": "42501", "InternalError_": "XX000", "DiskFull": "53100",
+            "InsufficientPrivilege": "42501", "InternalError_": "XX000", "DataCorrupted": "XX001", "DiskFull": "53100",
             "SerializationFailure": "40001", "QueryCanceled": "57014", "ConnectionFailure": "08006", "LockNotAvailable": "55P03",
             "SH001": "SH001",
         }.items()

@@ -388,7 +388,10 @@ def main() -> None:
     except Exception as error:
         if (getattr(error, "pgcode", None) or "")[:2] != "22":  # a data exception of Postgres
             raise
-        _end(type(error).__name__, f"Postgres cannot compute this from what is stored: {error}. Look for a value that no run stores.")
+        _end(
+            type(error).__name__,
+            f"Postgres cannot compute this from what is stored: {error}. A role has stored a value that Tidemark does not store.",
+        )
     except KeyboardInterrupt:
         stderr.print("interrupted")
         sys.exit(130)

@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from tidemark.db import FIX_PATH, RELEASE_IF_LOST, REWIND_LOCK, answering, connect, may_be_of_a_row, read_url, session, transaction
+from tidemark.db import (
+    FIX_PATH,
+    RELEASE_IF_LOST,
+    REWIND_LOCK,
+    answering,
+    connect,
+    is_outage,
+    may_be_of_a_row,
+    read_url,
+    session,
+    transaction,
+)
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait, held_by_writer
@@ -214,7 +225,7 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
             try:
                 connection.commit()
             except psycopg2.Error as error:
-                if may_be_of_a_row(error):
+                if may_be_of_a_row(error) or not is_outage(error):
                     raise translated(error, target.tables, parts[0], of_rows=True) from None
                 log.warning("commit outcome unknown, reading the row slice=%s cause=%s", parts[0], str(error).strip())
                 _require_committed(target, parts[0], error)

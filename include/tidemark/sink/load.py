@@ -170,7 +170,7 @@ def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBa
 
 
 def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch], tally: Tally, refusals: Refusals) -> None:
-    """Like `load`, but marks a record whose rows cannot be stored in ``tally`` as failed, or to be retried, with Postgres' message."""
+    """Like `load`, but ``tally`` marks a record whose rows cannot be stored as failed, or to be retried, with Postgres' message."""
 
     def refuse(rows: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
@@ -427,8 +427,9 @@ def _whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     for rows in batches:
         offsets: Any = rows.column("kafka_offset").to_numpy()
         inner = int((offsets != offsets[-1]).sum())  # a record's rows are adjacent
-        for whole, part in ((offsets[0] != last, rows.slice(0, inner)), (bool(inner) or offsets[-1] != last, rows.slice(inner))):
-            if whole and _are_enough(kept):
+        begins = offsets[0] != last
+        for ends, part in ((begins, rows.slice(0, inner)), (begins or inner > 0, rows.slice(inner))):  # whether the kept record has ended
+            if ends and _are_enough(kept):
                 yield _joined(kept)
                 kept = []
             kept.append(part)
