@@ -16,6 +16,7 @@ import psycopg2
 from confluent_kafka.admin import AdminClient
 
 from tests.support.connect_worker import Worker
+from tests.support.kafka_topics import delete_topics
 from tests.support.waiting import until
 from tidemark.jvm.jars import Recipe, jars_of
 from tidemark.jvm.java import LIGHT
@@ -93,6 +94,7 @@ class ChangeSource:
         self.url = stack.postgres.url()
         self.worker = worker
         self._connection = psycopg2.connect(self.url)
+        self.servers = servers
         self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
     def execute(self, statement: str, *parameters: Any) -> None:
@@ -151,8 +153,8 @@ class ChangeSource:
             until(lambda: not self.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", followed.name))
             self.execute(f"DROP PUBLICATION IF EXISTS {followed.name}")
             topics = [topic for topic in self._admin.list_topics(timeout=10).topics if topic.startswith(f"{followed.name}.")]
-            for deleted in self._admin.delete_topics(topics).values() if topics else ():
-                deleted.result()
+            if topics:
+                delete_topics(self.servers, topics)
 
     def _streams(self, name: str) -> bool:
         self.worker.check(name)

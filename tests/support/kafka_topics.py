@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -21,6 +22,8 @@ from confluent_kafka.admin import (
 from tests.support.waiting import until
 
 Value = bytes | str | None
+TRY_S = 15
+"""How long one request may take before another client repeats it."""
 _ELECTION = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -28,6 +31,35 @@ _ELECTION = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
 """Errors of a broker that has just started or whose topic is new: it knows the partition's leader a moment later."""
+
+
+def administer(servers: str, ask: Callable[[AdminClient], Mapping[Any, Future[Any]]], *, done: int | None = None) -> None:
+    """Sends a request to the cluster's controller until it is answered, each time with another client: one that has met a broker which has
+    just started or missed its heartbeats knows no controller, and waits for one in vain. ``done`` is the error that a request gets if an
+    earlier one, whose answer was lost, had its effect."""
+    lost: list[KafkaError] = []
+
+    def answered() -> bool:
+        client = AdminClient({"bootstrap.servers": servers, "log_level": 0})  # it must outlive the futures
+        for future in ask(client).values():
+            try:
+                future.result()
+            except KafkaException as failure:
+                error = failure.args[0]
+                if lost and error.code() == done:
+                    continue
+                if error.code() >= 0 and not error.retriable():
+                    raise
+                lost.append(error)
+                return False
+        return True
+
+    until(answered, f"{servers} answers a request for the controller")
+
+
+def delete_topics(servers: str, names: Iterable[str]) -> None:
+    wanted = list(names)
+    administer(servers, lambda admin: admin.delete_topics(wanted, request_timeout=TRY_S), done=KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
 class Topics:
@@ -42,7 +74,8 @@ class Topics:
         """Creates a topic with unlimited retention unless ``config`` (``cleanup_policy="compact"``) says otherwise."""
         name = name or f"t-{uuid.uuid4().hex[:10]}"
         settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
-        self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result()
+        wanted = NewTopic(name, partitions, 1, config=settings)
+        administer(self.servers, lambda admin: admin.create_topics([wanted], request_timeout=TRY_S), done=KafkaError.TOPIC_ALREADY_EXISTS)
         self._made.append(name)
         until(lambda: self._led(name))
         return name
@@ -74,18 +107,18 @@ class Topics:
     def alter(self, topic: str, **config: str) -> None:
         """Sets some of a topic's settings. The others stay unchanged."""
         entries = [ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()]
-        (done,) = self._admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values()
-        done.result()
+        wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        administer(self.servers, lambda admin: admin.incremental_alter_configs([wanted], request_timeout=TRY_S))
 
     def trim(self, topic: str, before: Mapping[int, int]) -> None:
         """Deletes the records below an offset in each partition, as retention does."""
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
-        for future in self._admin.delete_records(wanted).values():
-            future.result()
+        administer(self.servers, lambda admin: admin.delete_records(wanted, request_timeout=TRY_S))
 
     def grow(self, topic: str, partitions: int) -> None:
         """Adds partitions, up to this total."""
-        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result()
+        wanted = NewPartitions(topic, partitions)
+        administer(self.servers, lambda admin: admin.create_partitions([wanted], request_timeout=TRY_S), done=KafkaError.INVALID_PARTITIONS)
 
     def recreate(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Deletes a topic and creates it again with the same name."""
@@ -93,7 +126,7 @@ class Topics:
         self.create(partitions, name=topic, **config)
 
     def delete(self, topic: str) -> None:
-        self._admin.delete_topics([topic])[topic].result()
+        delete_topics(self.servers, [topic])
         self._made.remove(topic)
         until(lambda: topic not in self._admin.list_topics(timeout=10).topics)
 
@@ -123,5 +156,4 @@ class Topics:
 
     def delete_all(self) -> None:
         if self._made:
-            for future in self._admin.delete_topics(self._made).values():
-                future.result()
+            delete_topics(self.servers, self._made)

@@ -13,6 +13,7 @@ import psutil
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.kafka_topics import TRY_S, administer
 from tests.support.waiting import until
 from tidemark.local import ports, processes
 from tidemark.local.kafka import Kafka, cluster_id
@@ -79,24 +80,11 @@ class Trio:
 
     def create(self, name: str, partitions: int) -> str:
         """Creates a topic with a replica on each broker. Returns when the brokers list its partitions."""
-        until(lambda: self._created(name, partitions), f"{name} is created")
+        wanted = NewTopic(name, partitions, 3)
+        administer(self.servers, lambda admin: admin.create_topics([wanted], request_timeout=TRY_S), done=KafkaError.TOPIC_ALREADY_EXISTS)
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         until(lambda: len(admin.list_topics(name, timeout=10).topics[name].partitions) == partitions, "the topic is there")
         return name
-
-    def _created(self, name: str, partitions: int) -> bool:
-        """Whether the topic exists now. A client drops its request if a broker's metadata does not list the controller yet, as happens
-        briefly after a restart."""
-        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        try:
-            admin.create_topics([NewTopic(name, partitions, 3)])[name].result()
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return True
-            if error.args[0].code() >= 0 and not error.args[0].retriable():
-                raise
-            return False
-        return True
 
     @property
     def is_complete(self) -> bool:
