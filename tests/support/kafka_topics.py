@@ -25,6 +25,7 @@ Value = bytes | str | None
 TRY_S = 15
 """How long one request may take before another client repeats it."""
 _ELECTION = {
+    KafkaError._NOENT,  # no leader
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -144,6 +145,7 @@ class Topics:
             except KafkaException as error:
                 if error.args[0].code() not in _ELECTION:
                     raise
+            self._admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})  # the old one may keep what it knows
             return None
 
         (end,) = until(ask, f"the end of {topic}/{partition}", within_s=60)

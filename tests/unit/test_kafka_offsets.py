@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka import cluster as module
@@ -34,6 +35,16 @@ class Answers:
         return answers
 
 
+class Stale:
+    """An admin client that keeps the leaders that it knew before an election, as librdkafka's does for up to 5 minutes."""
+
+    def list_offsets(self, asked: Any, **_: Any) -> dict[Any, Future[Any]]:
+        answers = {place: Future[Any]() for place in asked}
+        for answer in answers.values():
+            answer.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+        return answers
+
+
 def cluster_that_answers(*offsets: int, **more: int) -> Cluster:
     cluster = Cluster({"bootstrap.servers": "nowhere:9092"})
     cluster._client = Answers(*offsets, **more)  # type: ignore[assignment]
@@ -49,6 +60,14 @@ def test_an_answer_that_is_no_offset_is_asked_again(answer: int, monkeypatch: py
     for look in (Cluster.stable_ends, Cluster.log_starts, Cluster.logs):
         with pytest.raises(BrokerUnavailable, match=f"flights/3 is {answer}, which is not an offset"):
             look(cluster_that_answers(answer), [PLACE])
+
+
+def test_another_client_asks_if_the_first_one_knows_a_former_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking with the same client again would take minutes."""
+    cluster = Cluster({"bootstrap.servers": "nowhere:9092"})
+    cluster._client = Stale()  # type: ignore[assignment]
+    monkeypatch.setattr(module, "connected", lambda *_: Answers(5))
+    assert cluster.stable_ends([PLACE]) == {PLACE: 5}
 
 
 def test_no_record_of_a_time_is_an_answer_and_an_unknown_offset_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,7 +346,7 @@ class Cluster:
             )
             found = {}
             for part, future in futures.items():
-                partition, answer = TopicPartition(part.topic, part.partition), future.result()
+                partition, answer = TopicPartition(part.topic, part.partition), self._answer(future)
                 if answer.offset < 0 and not (or_none and answer.offset == NO_RECORD):
                     raise _NoOffset(partition=partition, answer=answer.offset)
                 epoch = answer.leader_epoch
@@ -360,6 +360,16 @@ class Cluster:
             return retrying(ask)
         except (KafkaException, _NoOffset) as error:
             raise self._unavailable(error) from error
+
+    def _answer(self, future: Future[Any]) -> Any:
+        """A client that has met an election may keep the leaders that it knew for minutes, so that the next question needs another one."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return future.result()
+        except KafkaException:
+            self._client = None
+            raise
 
     def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
         """The answers for these topics, all complete.
@@ -429,4 +439,5 @@ def _for_a_moment(error: BaseException) -> bool:
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_LEADER_EPOCH,  # the broker has older metadata than the client, as briefly after a restart
         KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError._NOENT,  # noqa: SLF001 - the partition has no leader
     )
