@@ -40,9 +40,9 @@ _SETTINGS = {
     "share.coordinator.state.topic.num.partitions": "4",
     # do not wait for further members of a new group
     "group.initial.rebalance.delay.ms": "0",
-    # 9 s by default, in which a busy laptop may not send a heartbeat: the broker then has no leaders for a moment, and clients wait.
-    # After kill -9, the broker can register again once its old session has expired
-    "broker.session.timeout.ms": "18000",
+    # 9 s by default. After kill -9, the broker registers again when its old session has expired, and must do so before it looks for
+    # transactions that timed out, 10 s after its start: it drops the markers of those that it ends without leaders, and they stay open
+    "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "500",
     # a mistyped topic is an error, not a new topic
     "auto.create.topics.enable": "false",
