@@ -45,8 +45,7 @@ class Table:
         for arrays in batches:
             for array, (_, kind) in zip(arrays, columns, strict=True):
                 assert fits(array.type, kind), f"{array.type} -> {kind}"
-            conformed = [conform(array, kind) for array, (_, kind) in zip(arrays, columns, strict=True)]
-            made.append(pa.RecordBatch.from_arrays(conformed, names=[name for name, _ in columns]))
+            made.append(pa.RecordBatch.from_arrays(list(arrays), names=[name for name, _ in columns]))
         stream = CopyStream(columns, iter(made))
         names = ", ".join(quoted(name) for name, _ in columns)
         self.cur.copy_expert(f"COPY it ({names}) FROM STDIN (FORMAT binary)", stream)

@@ -98,7 +98,7 @@ def test_a_function_with_and_without_a_table(scenario: Scenario, topic: str) -> 
     assert outcomes(found) == expected
     assert found["notes"] == ["TIDEMARK_DATABASE_URL is not set, so values are not compared with the table"]
     scenario.make_sink("payload uuid, number int")
-    bad = "ArrowInvalid: payload does not fit uuid: the value is of type str."
+    bad = "Misfit: payload does not fit uuid: the value is not a uuid."
     assert outcomes(tried(scenario, "--records", "3")) == [(3, "fail", bad), (4, "skip", []), (5, "fail", bad)]
 
 

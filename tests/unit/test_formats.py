@@ -50,7 +50,7 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 LOCAL = DAY.replace(tzinfo=None)
-NANOS = 1_767_323_045_678_901_234
+NANOS = 1_767_323_045_678_901_000
 TYPES: dict[str, tuple[Any, Any, str]] = {
     # Avro type, value, Arrow type
     "boolean": ("boolean", True, "bool"),

@@ -166,9 +166,9 @@ def test_the_records_beside_a_bad_one_are_loaded() -> None:
 @pytest.mark.parametrize(
     ("postgres", "value", "text"),
     [
-        ("integer", "secret", "x does not fit integer: the value is of type str."),
-        ("integer", 4_000_000_007, "x does not fit integer: the value is of type int."),
-        ("date", 4_000_007, "x does not fit date: the value is a number."),
+        ("integer", "secret", "x does not fit integer: the value is not a number."),
+        ("integer", 4_000_000_007, "x does not fit integer: the value is out of range."),
+        ("date", 4_000_007, "x does not fit date: the value is an integer."),
     ],
 )
 def test_value_that_does_not_fit_is_not_quoted_unless_the_file_allows_it(postgres: str, value: Any, text: str) -> None:
@@ -176,7 +176,7 @@ def test_value_that_does_not_fit_is_not_quoted_unless_the_file_allows_it(postgre
     (default,) = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),))).rejects
     assert default.error_text == text
     allowed = stored(postgres, value)
-    assert allowed.startswith(f"{text}\nDETAIL: {value!r}: ")
+    assert allowed == f"{text}\nDETAIL: {value!r}"
 
 
 def test_a_column_that_the_table_has_not_stops_the_slice() -> None:
@@ -221,13 +221,16 @@ KEPT: list[tuple[str, Any, Any]] = [
     ("double precision", 3, 3.0),
     ("real", 1.5, 1.5),
     ("real", float("inf"), float("inf")),
-    ("numeric(5,2)", decimal.Decimal("1.5"), decimal.Decimal("1.50")),
-    ("numeric(5,2)", 3, decimal.Decimal("3.00")),
+    ("numeric(5,2)", decimal.Decimal("1.5"), "1.5"),
+    ("numeric(5,2)", 3, "3"),
+    ("numeric", decimal.Decimal("NaN"), "NaN"),
+    ("integer", "3", 3),
+    ("text", 3, "3"),
     ("text", "", ""),
     ("bytea", b"\0\xff", b"\0\xff"),
     ("uuid", UUID, UUID.bytes),
     ("uuid", str(UUID), UUID.bytes),
-    ("jsonb", {"a": [1, None]}, '{"a": [1, null]}'),
+    ("jsonb", {"a": [1, None]}, '{"a":[1,null]}'),
     ("jsonb", '{"a": 1}', '{"a": 1}'),
     ("json", [1], "[1]"),
     ("json", True, "true"),
@@ -251,35 +254,39 @@ def test_a_python_value_is_stored_as_it_is(postgres: str, value: Any, expected: 
 
 LOST: list[tuple[str, Any, str]] = [
     # type, value, why
-    ("smallint", 40_000, "too large"),
+    ("smallint", 40_000, "is out of range"),
     ("integer", 2.5, "is not a whole number"),
     ("bigint", decimal.Decimal("1.5"), "is not a whole number"),
-    ("integer", float("nan"), "NaN"),
-    ("integer", float("inf"), "infinity"),
-    ("integer", "3", "str"),
-    ("integer", True, "bool"),
+    ("integer", float("nan"), "is not a finite number"),
+    ("integer", float("inf"), "is not a finite number"),
+    ("integer", "3_0", "is not a number"),
+    ("integer", decimal.Decimal("1e100000000"), "is out of range"),
+    ("integer", True, "is a boolean"),
     ("integer[]", [1, 2.5], "is not a whole number"),
-    ("double precision", 2**53 + 1, "outside of the range"),
+    ("double precision", 2**53 + 1, "has more digits than double precision keeps"),
     ("real", 1e300, "is out of range"),
-    ("numeric(5,2)", decimal.Decimal("1.555"), "Rescaling"),
-    ("numeric(5,2)", decimal.Decimal("1000"), "precision"),
-    ("numeric(5,2)", 1.5, "float"),
-    ("text", 3, "int"),
-    ("text", b"\xff", "utf8"),
-    ("text", "\ud800", "surrogates not allowed"),
-    ("bytea", 3, "int"),
-    ("boolean", 2, "2"),
+    ("numeric(5,2)", decimal.Decimal("1.555"), "has more than 2 digits after the point"),
+    ("numeric(5,2)", decimal.Decimal("1000"), "has more than 3 digits before the point"),
+    ("numeric(5,2)", 1.5, "is a floating-point number"),
+    ("numeric(5,2)", decimal.Decimal("Infinity"), "is infinite"),
+    ("text", b"\xff", "is not UTF-8 text"),
+    ("text", "\ud800", "is not Unicode text"),
+    ("bytea", 3, "is an integer"),
+    ("bytea", "abc", "is text"),
+    ("boolean", 2, "is an integer"),
     ("uuid", "no uuid", "is not a uuid"),
-    ("jsonb", {1j}, "not JSON serializable"),
-    ("jsonb", float("nan"), "not JSON compliant"),
-    ("timestamp with time zone", NAIVE, "has no time zone"),
-    ("timestamp without time zone", NOON, "has a time zone"),
-    ("timestamp with time zone", 1_714_564_800_000, "is a number"),
-    ("timestamp with time zone", dt.date(2024, 5, 1), "date"),
-    ("timestamp with time zone", "2024-05-01", "str"),
-    ("date", NAIVE, "has a time of day"),
-    ("time without time zone", 5, "is a number"),
-    ("time without time zone", dt.time(1, tzinfo=dt.UTC), "has a time zone"),
+    ("jsonb", {1j}, "is of type set"),
+    ("jsonb", float("nan"), "has NaN or an infinite number"),
+    ("jsonb", {"a": [float("inf")]}, "has NaN or an infinite number"),
+    ("timestamp with time zone", NAIVE, "is a time stamp without zone"),
+    ("timestamp without time zone", NOON, "is a time stamp with zone"),
+    ("timestamp with time zone", 2**62, "is out of range"),
+    ("timestamp with time zone", dt.date(2024, 5, 1), "is a date"),
+    ("timestamp with time zone", "2024-05-01", "is not a time stamp with zone in ISO 8601"),
+    ("timestamp with time zone", "2024-05-01T00:00:00.0000001Z", "has more than 6 digits after the second"),
+    ("date", NAIVE, "is a time stamp without zone"),
+    ("time without time zone", 5, "is an integer"),
+    ("time without time zone", dt.time(1, tzinfo=dt.UTC), "is a time of day with a zone"),
 ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from tidemark.consume import json_fields
 from tidemark.consume.convert import Misfit, json_text
 from tidemark.formats import connect
 from tidemark.sink.types import base_of, digits_of
@@ -184,7 +185,7 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
 
 
 def _converted(value: Any, postgres: str, schema: Types) -> Any:
-    """As `convert.column_of` takes it for a column of this type."""
+    """As `convert.from_python` takes it for a column of this type."""
     if isinstance(value, Decimal):
         connect.require_digits(value)
     elif value in _UNAVAILABLE:
@@ -199,15 +200,7 @@ def _converted(value: Any, postgres: str, schema: Types) -> Any:
     found = connect.value_of(value, schema if schema is not None else _guessed(value, base, digits_of(postgres) or ()))
     if found in _UNAVAILABLE:
         raise Misfit(NOT_SENT)
-    if base == "bytea" and not isinstance(found, bytes):
-        raise Misfit("is not bytes in base64")
-    if base in ("text", "character varying", "character") and isinstance(found, int | Decimal) and not isinstance(found, bool):
-        return f"{found:f}" if isinstance(found, Decimal) else str(found)
-    if base in ("real", "double precision") and isinstance(found, str | Decimal):
-        return float(found)
-    if base == "numeric" and isinstance(found, str):
-        return Decimal(found)
-    return found
+    return json_fields.from_base64s(found) if base == "bytea" else found
 
 
 def _guessed(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:

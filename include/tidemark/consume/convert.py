@@ -1,177 +1,629 @@
-"""Converts values to the types of a table's columns, where nothing is lost: Python's for the function form, decoded ones for consumers
-without code. A value that does not fit concerns its record only."""
+"""The conversion table: which kinds of values a column takes, and how. One for all formats, for change data, for consumers without code and
+for the function form of a transform.
+
+A cell is `Rule.ALWAYS` if each value of the kind is stored as it was sent, `Rule.CHECKED` if that depends on the value. A kind without a cell
+is refused. A value that does not fit its column fails its record, and no other.
+"""
 
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
-import json
+import datetime as dt
+import enum
+import functools
 import math
-from collections.abc import Callable
-from datetime import datetime, time
+import numbers
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemark.sink.types import arrow_type, base_of, conform, fits
+from tidemark.sink import numeric
+from tidemark.sink.types import arrow_type, base_of, conform, cut, fits, is_bytes, is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class Misfit(ValueError):
-    """Arrow would change a value silently. The text says why, and does not quote the value."""
+    """A value does not fit its column. The text continues "the value ..." and does not quote it."""
 
 
-FLOAT32_MAX = (2 - 2**-24) * 2.0**127
-"""Greater values would become infinite in a ``real`` column."""
-_DIGITS = 40  # of a number; writing one with millions of them out takes minutes
-_RESCALED = 38
-"""How many digits after the point Arrow removes from a decimal if they are 0. Of more, it may make 0 of the whole value."""
-_TEXT = ("text", "character varying", "character")
+class Kind(enum.Enum):
+    """Kinds of values. The text is what `docs/formats.md` calls them."""
+
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    DECIMAL = "decimal number"
+    FLOAT = "floating-point number"
+    TEXT = "text"
+    BYTES = "bytes"
+    UUID = "uuid"
+    DATE = "date"
+    TIME = "time"
+    TIMESTAMP = "time stamp without zone"
+    TIMESTAMPTZ = "time stamp with zone"
+    INTERVAL = "interval"
+    RECORD = "record or map"
+    LIST = "list"
+
+
+class Rule(enum.Enum):
+    ALWAYS = "always"
+    CHECKED = "checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """``convert`` gets a value and the column's type. It returns what `arrow_type` of the column takes, or raises `Misfit`."""
+
+    rule: Rule
+    convert: Callable[[Any, str], Any]
+
+
+_INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
+_FLOATS = ("real", "double precision")
+_TEXTS = ("text", "character varying", "character", "name")
 _JSON = ("json", "jsonb")
-_ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=lambda value: base64.b64encode(value).decode())
+_EXACT_DIGITS = {"real": 6, "double precision": 15}
+"""A number of at most so many digits is the nearest one to a float, and is shown again as it was sent."""
+_MOST_DIGITS = 1_100
+"""A double has at most 767 significant digits."""
+_DATE = r"\d{4}-\d\d-\d\d"
+_TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
+_ZONE = r"(?:Z|z|[+-]\d\d(?::?\d\d(?::?\d\d)?)?)"
+_TOO_FINE = "is out of range, or has more digits after the second than the column"
+_TOO_LONG = "has more characters than the column"
+_FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
+_FRACTION = re.compile(r"([.,]\d{6})\d+")
+
+
+def _same(value: Any, _: str) -> Any:
+    return value
+
+
+def _integer(value: int, postgres: str) -> int:
+    limit = _INTEGERS[base_of(postgres)]
+    if not -limit <= value < limit:
+        raise Misfit("is out of range")
+    return int(value)
+
+
+def _whole(value: Decimal | float, postgres: str) -> int:
+    number = value if isinstance(value, Decimal) else Decimal(value)
+    if not number.is_finite():
+        raise Misfit("is not a finite number")
+    if number.adjusted() > 20:  # before it is written out, which takes minutes for a large exponent
+        raise Misfit("is out of range")
+    if number != number.to_integral_value():
+        raise Misfit("is not a whole number")
+    return _integer(int(number), postgres)
+
+
+def _float_of_integer(value: int, postgres: str) -> float:
+    return _float_of_decimal(Decimal(value), postgres)
+
+
+def _float_of_decimal(value: Decimal, postgres: str) -> float:
+    """The nearest float, if it has the digits that were sent."""
+    base = base_of(postgres)
+    if not value.is_finite():
+        return float("nan") if value.is_nan() else float(value)
+    digits = len("".join(map(str, value.as_tuple().digits)).rstrip("0")) or 1
+    if digits > _MOST_DIGITS:
+        raise Misfit(f"has more digits than {base} keeps")
+    nearest = _float32(float(value)) if base == "real" else float(value)
+    if math.isinf(nearest) or (nearest == 0) is not (value == 0):
+        raise Misfit("is out of range")
+    if digits > _EXACT_DIGITS[base] and Decimal(f"{nearest:.{digits - 1}e}") != value:
+        raise Misfit(f"has more digits than {base} keeps")
+    return nearest
+
+
+def _real(value: float, postgres: str) -> float:
+    """A double in a ``real`` column: what has the digits that Python shows of it."""
+    if not math.isfinite(value) or _float32(value) == value:
+        return value
+    return _float_of_decimal(Decimal(repr(value)), postgres)
+
+
+def _float32(value: float) -> float:
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def _double(value: float, postgres: str) -> float:
+    return _real(value, postgres) if base_of(postgres) == "real" else value
+
+
+def _numeric(value: Decimal | int, postgres: str) -> str:
+    number = value if isinstance(value, Decimal) else Decimal(value)
+    try:
+        numeric.require_fits(number, postgres)
+    except numeric.NotNumeric as error:
+        raise Misfit(str(error)) from None
+    return str(number)
+
+
+def _number(text: str) -> Decimal:
+    try:
+        return numeric.number_of(text)
+    except numeric.NotNumeric as error:
+        raise Misfit(str(error)) from None
+
+
+def _parsed_float(text: str, postgres: str) -> float:
+    return _float_of_decimal(_number(text), postgres)
+
+
+def _parsed_uuid(text: str, _: str) -> bytes:
+    try:
+        return uuid.UUID(text).bytes
+    except ValueError:
+        raise Misfit("is not a uuid") from None
+
+
+def _uuid_bytes(value: bytes, _: str) -> bytes:
+    if len(value) != 16:
+        raise Misfit("does not have 16 bytes")
+    return value
+
+
+def _utf8(value: bytes, _: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Misfit("is not UTF-8 text") from None
+
+
+@functools.lru_cache(maxsize=16)
+def _form(*parts: str) -> re.Pattern[str]:
+    return re.compile("".join(parts), re.ASCII)
+
+
+def _iso(text: str, pattern: re.Pattern[str], parse: Callable[[str], Any], what: str) -> Any:
+    if not pattern.fullmatch(text):
+        raise Misfit(f"is not {what} in ISO 8601")
+    if _FINER.search(text):
+        raise Misfit("has more than 6 digits after the second")
+    try:
+        return parse(_FRACTION.sub(r"\1", text))
+    except ValueError:
+        raise Misfit(f"is not {what} that exists") from None
+
+
+def _parsed_date(text: str, _: str) -> dt.date:
+    found: dt.date = _iso(text, _form(_DATE), dt.date.fromisoformat, "a date")
+    return found
+
+
+def _parsed_time(text: str, _: str) -> dt.time:
+    found: dt.time = _iso(text, _form(_TIME), dt.time.fromisoformat, "a time without zone")
+    return found
+
+
+def _parsed_timestamp(text: str, _: str) -> dt.datetime:
+    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME), dt.datetime.fromisoformat, "a time stamp without zone")
+    return found
+
+
+def _parsed_timestamptz(text: str, _: str) -> dt.datetime:
+    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME, _ZONE), _in_utc, "a time stamp with zone")
+    return found
+
+
+def _in_utc(text: str) -> dt.datetime:
+    try:
+        return dt.datetime.fromisoformat(text.upper()).astimezone(dt.UTC)
+    except OverflowError as error:
+        raise ValueError from error
+
+
+def _parsed_interval(text: str, _: str) -> dt.timedelta:
+    if _FINER.search(text):
+        raise Misfit("has more than 6 digits after the second")
+    try:
+        return msgspec.convert(text, dt.timedelta)
+    except (msgspec.ValidationError, OverflowError):
+        raise Misfit("is not a time of days, hours, minutes and seconds in ISO 8601") from None
+
+
+def _moment(milliseconds: int, _: str) -> int:
+    """In microseconds, as Arrow takes it too."""
+    if not -(2**63) <= milliseconds * 1_000 < 2**63:
+        raise Misfit("is out of range for milliseconds since 1970")
+    return int(milliseconds) * 1_000
+
+
+def _whole_moment(milliseconds: Decimal, postgres: str) -> int:
+    return _moment(_whole(milliseconds, "bigint"), postgres)
+
+
+def _decimal_text(value: Decimal, _: str) -> str:
+    """Written out, unless most of it would be zeros."""
+    exponent = value.as_tuple().exponent
+    return f"{value:f}" if isinstance(exponent, int) and -100 <= exponent <= 0 else str(value)
+
+
+def _float_text(value: float, _: str) -> str:
+    return _SPECIAL_TEXT.get(text := repr(float(value)), text)
+
+
+_SPECIAL_TEXT = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _json(value: Any, _: str) -> str:
+    return json_text(value, strict=True)
+
+
+def _unquoted(value: Any, _: str) -> str:
+    return json_text(value).strip('"')
+
+
+def _uuid_text(value: uuid.UUID, _: str) -> str:
+    return str(value)
+
+
+_ALWAYS, _CHECKED = Rule.ALWAYS, Rule.CHECKED
+
+
+def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
+    """The table: by kind of value, then by column, without its digits."""
+
+    def row(*cells: tuple[Iterable[str] | str, Rule, Callable[[Any, str], Any]]) -> Mapping[str, Cell]:
+        return {
+            column: Cell(rule, convert)
+            for columns, rule, convert in cells
+            for column in ([columns] if isinstance(columns, str) else columns)
+        }
+
+    return {
+        Kind.BOOLEAN: row(("boolean", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.INTEGER: row(
+            (_INTEGERS, _CHECKED, _integer),
+            (_FLOATS, _CHECKED, _float_of_integer),
+            ("numeric", _CHECKED, _numeric),
+            (_TEXTS, _ALWAYS, _unquoted),
+            ("timestamp with time zone", _CHECKED, _moment),
+            (_JSON, _ALWAYS, _json),
+        ),
+        Kind.DECIMAL: row(
+            (_INTEGERS, _CHECKED, _whole),
+            (_FLOATS, _CHECKED, _float_of_decimal),
+            ("numeric", _CHECKED, _numeric),
+            (_TEXTS, _ALWAYS, _decimal_text),
+            ("timestamp with time zone", _CHECKED, _whole_moment),
+            (_JSON, _CHECKED, _json),
+        ),
+        Kind.FLOAT: row(
+            (_INTEGERS, _CHECKED, _whole),
+            ("real", _CHECKED, _real),
+            ("double precision", _ALWAYS, _same),
+            (_TEXTS, _ALWAYS, _float_text),
+            (_JSON, _CHECKED, _json),
+        ),
+        Kind.TEXT: row(
+            (_INTEGERS, _CHECKED, lambda text, postgres: _whole(_number(text), postgres)),
+            (_FLOATS, _CHECKED, _parsed_float),
+            ("numeric", _CHECKED, lambda text, postgres: _numeric(_number(text), postgres)),
+            ((*_TEXTS, "enum", *_JSON), _ALWAYS, _same),
+            ("uuid", _CHECKED, _parsed_uuid),
+            ("date", _CHECKED, _parsed_date),
+            ("time without time zone", _CHECKED, _parsed_time),
+            ("timestamp without time zone", _CHECKED, _parsed_timestamp),
+            ("timestamp with time zone", _CHECKED, _parsed_timestamptz),
+            ("interval", _CHECKED, _parsed_interval),
+        ),
+        Kind.BYTES: row(("bytea", _ALWAYS, _same), (_TEXTS, _CHECKED, _utf8), ("uuid", _CHECKED, _uuid_bytes), (_JSON, _ALWAYS, _json)),
+        Kind.UUID: row(("uuid", _ALWAYS, lambda value, _: value.bytes), (_TEXTS, _ALWAYS, _uuid_text), (_JSON, _ALWAYS, _json)),
+        Kind.DATE: row(("date", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.TIME: row(("time without time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.TIMESTAMP: row(("timestamp without time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.TIMESTAMPTZ: row(("timestamp with time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.INTERVAL: row(("interval", _CHECKED, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.RECORD: row((_TEXTS, _CHECKED, _json), (_JSON, _CHECKED, _json)),
+        Kind.LIST: row((_TEXTS, _CHECKED, _json), (_JSON, _CHECKED, _json)),
+    }
+
+
+CELLS = _cells()
+
+
+def cell(kind: Kind, postgres: str) -> Cell | None:
+    """`None` if a column of this type, as ``format_type`` spells it, takes no values of this kind, or only lists."""
+    return CELLS[kind].get(base_of(postgres))
 
 
 def converts(source: pa.DataType, postgres: str) -> bool:
-    """Whether values of this type can be converted to a column of this type, as ``format_type`` spells it."""
+    """Whether a column of this type takes values of the Arrow type. For `Rule.CHECKED`, each value decides."""
     import pyarrow as pa
 
-    target = arrow_type(postgres)
-    if target is None:
+    if arrow_type(postgres) is None:
         return False
-    if fits(source, postgres) or base_of(postgres) in _JSON or (base_of(postgres) in _TEXT and pa.types.is_nested(source)):
+    if pa.types.is_null(source):
         return True
-    if pa.types.is_floating(source) and not pa.types.is_floating(target) and base_of(postgres) not in _TEXT:
-        return False  # would be rounded
-    if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
-        return False  # one has a time zone, the other has not
-    if pa.types.is_temporal(target) and pa.types.is_integer(source):
-        return _is_moment(target) and source.bit_width == 64
-    if pa.types.is_boolean(target) or pa.types.is_binary(target) or (pa.types.is_boolean(source) and base_of(postgres) not in _TEXT):
+    if postgres.endswith("[]"):
+        return bool(pa.types.is_list(source) or pa.types.is_large_list(source)) and converts(source.value_type, postgres[:-2])
+    kind = kind_of(source)
+    return kind is not None and cell(kind, postgres) is not None
+
+
+def kind_of(source: pa.DataType) -> Kind | None:
+    """The kind of values of an Arrow type."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(source):
+        return kind_of(source.value_type)
+    if pa.types.is_timestamp(source):
+        return Kind.TIMESTAMPTZ if source.tz else Kind.TIMESTAMP
+    simple = {
+        Kind.BOOLEAN: pa.types.is_boolean,
+        Kind.INTEGER: pa.types.is_integer,
+        Kind.DECIMAL: pa.types.is_decimal,
+        Kind.FLOAT: pa.types.is_floating,
+        Kind.TEXT: is_text,
+        Kind.BYTES: is_bytes,
+        Kind.DATE: pa.types.is_date,
+        Kind.TIME: pa.types.is_time,
+        Kind.INTERVAL: pa.types.is_duration,
+        Kind.LIST: lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
+        Kind.RECORD: lambda kind: pa.types.is_struct(kind) or pa.types.is_map(kind),
+    }
+    return next((kind for kind, matches in simple.items() if matches(source)), None)
+
+
+_KINDS: Mapping[type, Kind] = {
+    bool: Kind.BOOLEAN,
+    int: Kind.INTEGER,
+    Decimal: Kind.DECIMAL,
+    float: Kind.FLOAT,
+    str: Kind.TEXT,
+    bytes: Kind.BYTES,
+    uuid.UUID: Kind.UUID,
+    dt.date: Kind.DATE,
+    dt.timedelta: Kind.INTERVAL,
+    dict: Kind.RECORD,
+    list: Kind.LIST,
+    tuple: Kind.LIST,
+}
+
+
+def _kind(value: Any) -> Kind:
+    """The kind of a Python value. Raises `Misfit` for one that is none of them."""
+    if (known := _KINDS.get(type(value))) is not None:
+        return known
+    if isinstance(value, dt.datetime):
+        if getattr(value, "nanosecond", 0):  # of pandas
+            raise Misfit("has more than 6 digits after the second")
+        return Kind.TIMESTAMP if value.tzinfo is None else Kind.TIMESTAMPTZ
+    if isinstance(value, dt.time):
+        if value.tzinfo is not None:
+            raise Misfit("is a time of day with a zone")
+        return Kind.TIME
+    others = ((numbers.Integral, Kind.INTEGER), (numbers.Real, Kind.FLOAT), (Mapping, Kind.RECORD), (bytearray | memoryview, Kind.BYTES))
+    found = next((kind for known, kind in _KINDS.items() if isinstance(value, known)), None)
+    found = found or next((kind for known, kind in others if isinstance(value, known)), None)
+    if found is None:
+        raise Misfit(f"is of type {type(value).__name__}")
+    return found
+
+
+def _converted(value: Any, postgres: str) -> Any:
+    if value is None:
+        return None
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()
+    kind = _kind(value)
+    if postgres.endswith("[]"):
+        if kind is not Kind.LIST:
+            raise Misfit(f"is {_A[kind]}, not a list")
+        return [_converted(each, postgres[:-2]) for each in value]
+    known = cell(kind, postgres)
+    if known is None:
+        raise Misfit(f"is {_A[kind]}")
+    return known.convert(_plain(value, kind), postgres)
+
+
+_A = {kind: kind.value if kind in (Kind.TEXT, Kind.BYTES) else f"{'an' if kind.value[0] in 'aeio' else 'a'} {kind.value}" for kind in Kind}
+_PLAIN: Mapping[Kind, Callable[[Any], Any]] = {
+    Kind.BOOLEAN: bool,
+    Kind.INTEGER: int,
+    Kind.FLOAT: float,
+    Kind.TEXT: str.__str__,
+    Kind.BYTES: bytes,
+}
+
+
+def _plain(value: Any, kind: Kind) -> Any:
+    """A subclass's value as one of the kind's own type: of numpy, or of an enum."""
+    return value if type(value) in _KINDS else _PLAIN.get(kind, lambda same: same)(value)
+
+
+_NATIVE: Mapping[str, type] = {
+    "boolean": bool,
+    **dict.fromkeys(_INTEGERS, int),
+    "double precision": float,
+    **dict.fromkeys((*_TEXTS, "enum", *_JSON), str),
+    "bytea": bytes,
+    "date": dt.date,
+    "time without time zone": dt.time,
+    "timestamp without time zone": dt.datetime,
+    "timestamp with time zone": dt.datetime,
+    "interval": dt.timedelta,
+}
+
+
+def _are_native(values: list[Any], postgres: str) -> bool:
+    """Whether Arrow stores all of them as they are, or refuses them."""
+    base = base_of(postgres)
+    native = _NATIVE.get(base)
+    if native is None or not {*map(type, values)} <= {native, type(None)}:
         return False
-    try:
-        pa.array([], source).cast(target)
-    except pa.ArrowException:
-        return False
+    if native in (dt.datetime, dt.time):
+        naive = base != "timestamp with time zone"
+        return all(value is None or (value.tzinfo is None) is naive for value in values)
     return True
 
 
-def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
-    """The values for a column of this type, and the places of those that do not fit it, which are null, with the reason. Requires
-    `converts`."""
-    import pyarrow as pa
-
-    try:
-        return _converted(array, postgres), {}
-    except pa.ArrowException:
-        pass
-    parts, wrong = [], {}
-    for at in range(len(array)):
-        try:
-            parts.append(_converted(array.slice(at, 1), postgres))
-        except pa.ArrowException:
-            wrong[at] = f"is a {array.type}"
-            parts.append(pa.nulls(1, arrow_type(postgres)))
-    return pa.concat_arrays([part.cast(arrow_type(postgres)) for part in parts]), wrong
-
-
-def _converted(array: pa.Array, postgres: str) -> pa.Array:
-    import pyarrow as pa
-
-    target = arrow_type(postgres)
-    assert target is not None
-    source, base = array.type, base_of(postgres)
-    if fits(source, postgres):
-        return conform(array, postgres)
-    if base in _JSON or (pa.types.is_nested(source) and base in _TEXT):
-        return pa.array([None if value is None else json_text(value) for value in array.to_pylist(maps_as_pydicts="lossy")], pa.string())
-    if pa.types.is_integer(source) and pa.types.is_timestamp(target):
-        return array.cast(pa.timestamp("ms", target.tz)).cast(target)
-    return array.cast(target)
-
-
-def json_text(value: Any) -> str:
-    """A decoded value as JSON: bytes in base64, times in ISO 8601, decimals as numbers."""
-    return _ENCODER.encode(value).decode()
-
-
-def _is_moment(target: pa.DataType) -> bool:
-    """Whether this is a timestamp with time zone, which a number of milliseconds since 1970 can be."""
-    import pyarrow as pa
-
-    return bool(pa.types.is_timestamp(target) and target.tz)
-
-
 def from_python(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
-    """`column_of` the values, and the places of those that do not fit, which are null, with the reason."""
+    """Python values for a column of this type, and the places of those that do not fit it, which are null, with the reason."""
+    found, wrong = _fitted(values, postgres)
+    return _without(found, wrong, cut(found, postgres))
+
+
+def _without(array: pa.Array, wrong: dict[int, str], more: Mapping[int, str]) -> tuple[pa.Array, dict[int, str]]:
     import pyarrow as pa
 
-    misfits = (pa.ArrowException, TypeError, ValueError, OverflowError)
-    with contextlib.suppress(*misfits):
-        return column_of(values, postgres), {}
+    if more:
+        array = array.take(pa.array([None if at in more else at for at in range(len(array))], pa.int64()))
+    return array, {**more, **wrong}
+
+
+def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
+    import pyarrow as pa
+
+    base = base_of(postgres)
+    target = {"numeric": pa.string(), "numeric[]": pa.list_(pa.string())}.get(base) or arrow_type(postgres)
+    if _are_native(values, postgres):
+        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):  # out of range
+            return pa.array(values, target), {}
     wrong: dict[int, str] = {}
+    found: list[Any] = []
     for at, value in enumerate(values):
         try:
-            column_of([value], postgres)
-        except misfits as error:
-            wrong[at] = str(error) if isinstance(error, Misfit) else f"is of type {type(value).__name__}"
-    return column_of([None if at in wrong else value for at, value in enumerate(values)], postgres), wrong
+            found.append(_converted(value, postgres))
+        except (Misfit, RecursionError) as error:
+            wrong[at] = str(error) if isinstance(error, Misfit) else "is nested too deeply"
+            found.append(None)
+    try:
+        return pa.array(found, target), wrong
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a time beyond Arrow's range, text that is no Unicode
+        parts = []
+        for at, value in enumerate(found):
+            try:
+                parts.append(pa.array([value], target))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                wrong[at] = "is not Unicode text" if isinstance(value, str) else "is out of range"
+                parts.append(pa.nulls(1, target))
+        return pa.concat_arrays(parts), wrong
 
 
-def column_of(values: list[Any], postgres: str) -> pa.Array:
-    """Python values as the column's Arrow type. JSON columns take any value, numeric columns what ``Decimal`` holds exactly."""
+def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
+    """Like `from_python`, for an array of a type that `converts`."""
     import pyarrow as pa
 
     target = arrow_type(postgres)
     assert target is not None
-    if postgres in ("json", "jsonb"):
-        values = [value if value is None or isinstance(value, str) else json.dumps(value, allow_nan=False) for value in values]
-    elif postgres == "uuid":
-        return conform(pa.array([None if value is None else str(value) for value in values], pa.string()), postgres)
-    else:
-        _check_exact(values, target)
-    return pa.array(values, target)
+    source = array.type
+    if base_of(postgres).removesuffix("[]") == "numeric":
+        inner = source if not postgres.endswith("[]") or pa.types.is_null(source) else source.value_type
+        if pa.types.is_decimal(inner) and fits(source, postgres):
+            return array, {}
+    elif fits(source, postgres):
+        try:
+            return conform(array, postgres), {}
+        except pa.ArrowException:
+            return _one_by_one(array, postgres)
+    with contextlib.suppress(pa.ArrowException):  # out of range
+        if pa.types.is_integer(source) and pa.types.is_integer(target):
+            return array.cast(target), {}
+        if pa.types.is_int64(source) and pa.types.is_timestamp(target):
+            return array.cast(pa.timestamp("ms", target.tz)).cast(target), {}
+    values, wrong = _python_values(array)
+    found, misfits = from_python(values, postgres)
+    return found, misfits | wrong
 
 
-def _check_exact(values: list[Any], target: pa.DataType) -> None:
-    """Refuses values that Arrow would change silently: it truncates fractions, reads naive times as UTC and numbers as times, and turns
-    some decimals with many more digits after the point than the type has into 0."""
+def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
     import pyarrow as pa
 
-    if pa.types.is_list(target):
-        _refuse(values, lambda value: isinstance(value, str | bytes), "is text, not a list")
-        _check_exact([each for value in values if isinstance(value, list | tuple) for each in value], target.value_type)
-    elif pa.types.is_temporal(target):
-        _refuse(values, lambda value: isinstance(value, int | float), "is a number")
-    if pa.types.is_timestamp(target):
-        aware = target.tz is not None
-        _refuse(
-            values,
-            lambda value: isinstance(value, datetime) and (value.tzinfo is not None) is not aware,
-            "has no time zone" if aware else "has a time zone",
-        )
-    elif pa.types.is_date(target):
-        _refuse(values, lambda value: isinstance(value, datetime), "has a time of day")
-    elif pa.types.is_time(target):
-        _refuse(values, lambda value: isinstance(value, time) and value.tzinfo is not None, "has a time zone")
-    elif pa.types.is_integer(target):
-        _refuse(values, lambda value: isinstance(value, Decimal) and value.is_finite() and value.adjusted() > _DIGITS, "is out of range")
-        _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is not a whole number")
-    elif pa.types.is_decimal(target):
-        most = target.scale + _RESCALED
-        _refuse(values, lambda value: isinstance(value, Decimal) and _scale(value) > most, "has too many digits after the point")
-    elif pa.types.is_float32(target):
-        _refuse(values, lambda value: isinstance(value, int | float) and FLOAT32_MAX < abs(value) < math.inf, "is out of range")
+    target = arrow_type(postgres)
+    parts, wrong = [], {}
+    for at in range(len(array)):
+        one = array.slice(at, 1)
+        try:
+            parts.append(conform(one, postgres).cast(target))
+        except pa.ArrowException:
+            wrong[at] = "is not a uuid" if base_of(postgres) == "uuid" else _TOO_FINE if pa.types.is_temporal(array.type) else _TOO_LONG
+            parts.append(pa.nulls(1, target))
+    return pa.concat_arrays(parts), wrong
 
 
-def _scale(value: Decimal) -> int:
-    exponent = value.as_tuple().exponent
-    return -exponent if isinstance(exponent, int) else 0
+def _python_values(array: pa.Array) -> tuple[list[Any], dict[int, str]]:
+    """The values as Python's, and the places of those that Python has not, with the reason."""
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_float16(array.type) or pa.types.is_float32(array.type):  # with the digits of a float32, not those of its double
+        return [None if value is None else float(str(np.float32(value))) for value in array.to_pylist()], {}
+    with contextlib.suppress(KeyError, ValueError, OverflowError, pa.ArrowException):
+        return array.to_pylist(maps_as_pydicts="strict"), {}
+    values: list[Any] = []
+    wrong: dict[int, str] = {}
+    for at in range(len(array)):
+        try:
+            values += array.slice(at, 1).to_pylist(maps_as_pydicts="strict")
+        except (KeyError, ValueError, OverflowError, pa.ArrowException) as error:
+            wrong[at] = "has a key twice" if isinstance(error, KeyError) else _TOO_FINE
+            values.append(None)
+    return values, wrong
 
 
-def _refuse(values: list[Any], wrong: Callable[[Any], bool], why: str) -> None:
-    for value in values:
-        if wrong(value):
-            raise Misfit(why)
+def json_text(value: Any, *, strict: bool = False) -> str:
+    """A decoded value as JSON: bytes in base64, times in ISO 8601, decimals as numbers.
+
+    ``strict``: raises `Misfit` for what JSON has not (NaN, infinite numbers); else they are null.
+    """
+    try:
+        text = _ENCODER.encode(value).decode()
+    except (TypeError, ValueError, OverflowError) as error:
+        if not strict:
+            raise
+        raise Misfit(f"holds what JSON has not: {type(error).__name__}") from None
+    if _OFFSET.search(text):  # msgspec drops the seconds of an offset, as zones had them before 1972
+        text = _ENCODER.encode(_with_utc(value)).decode()
+    if strict and any(word in text for word in ("null", "NaN", "Infinity")) and not _is_finite(value):
+        raise Misfit("has NaN or an infinite number, which JSON has not")
+    return text
+
+
+_OFFSET = re.compile(r"[+-]\d\d:\d\d\"")
+
+
+def _with_utc(value: Any) -> Any:
+    """Time stamps with an offset of seconds in UTC."""
+    if isinstance(value, dt.datetime):
+        offset = value.utcoffset()
+        return value.astimezone(dt.UTC) if offset is not None and offset.total_seconds() % 60 else value
+    if isinstance(value, Mapping):
+        return {key: _with_utc(each) for key, each in value.items()}
+    return [_with_utc(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=lambda value: base64.b64encode(value).decode())
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
+
+
+def from_base64(text: str) -> bytes:
+    """JSON's form of bytes. Raises `Misfit`."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Misfit("is not bytes in base64") from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tidemark.consume.convert import Misfit, column_of
+from tidemark.consume.convert import Misfit, from_python
 from tidemark.consume.fields import Fields
 from tidemark.consume.messages import Unreadable, keyed, records, unreadable, without_offsets
 from tidemark.errors import Refused
@@ -268,10 +268,20 @@ def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], lay
             raise TransformFailed(
                 where=f"{part.partition} offset {offset}", problem=f"it returned {stranger!r}, which is not a column of {layout.table}."
             )
-    try:
-        arrays = [column_of([row.get(column.name) for row in rows], column.type) for column in layout.columns]
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return _without_misfits(part, rows, offsets, layout)
+    arrays = []
+    bad: dict[int, Reject] = {}
+    for column in layout.columns:
+        values = [row.get(column.name) for row in rows]
+        array, wrong = from_python(values, column.type)
+        arrays.append(array)
+        for at, why in wrong.items():
+            text = f"{column.name} does not fit {column.type}: the value {why}."
+            detail = repr(values[at]) if layout.error_detail else None
+            bad.setdefault(offsets[at], reject(offsets[at], Disposition.FAIL, quoting(text, detail), Misfit.__name__))
+    if bad:
+        good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]
+        batch, _ = _columns(part, [row for row, _ in good], [offset for _, offset in good], layout)
+        return batch, list(bad.values())
     count = len(rows)
     arrays += [
         pa.repeat(pa.scalar(part.partition.topic), count),
@@ -283,25 +293,3 @@ def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], lay
         names.append(DELETED)
         arrays.append(pa.array([isinstance(row, Delete) for row in rows]))
     return pa.RecordBatch.from_arrays(arrays, names=names), []
-
-
-def _without_misfits(
-    part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout
-) -> tuple[pa.RecordBatch | None, list[Reject]]:
-    import pyarrow as pa
-
-    bad: dict[int, Reject] = {}
-    for row, offset in zip(rows, offsets, strict=True):
-        for column in layout.columns:
-            try:
-                column_of([row.get(column.name)], column.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                why = error if isinstance(error, Misfit) else f"is of type {type(row[column.name]).__name__}"
-                text = f"{column.name} does not fit {column.type}: the value {why}."
-                detail = f"{row[column.name]!r}: {error}" if layout.error_detail else None
-                bad.setdefault(offset, reject(offset, Disposition.FAIL, quoting(text, detail), type(error).__name__))
-    good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]
-    if len(good) == len(rows):
-        raise TransformFailed(where=str(part), problem="its values fit their columns one by one but not as a batch.")
-    batch, _ = _columns(part, [row for row, _ in good], [offset for _, offset in good], layout)
-    return batch, list(bad.values())

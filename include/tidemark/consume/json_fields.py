@@ -1,44 +1,32 @@
-"""Reads fields of JSON texts in the types of a table's columns. Fields that are missing are null, others are ignored."""
+"""Reads fields of JSON texts for the columns of a table. Fields that are missing are null, others are ignored.
+
+A value is the Python value of its JSON: numbers with a point or an exponent as ``Decimal``. For text columns, all that is no text is its
+JSON as it was written; for JSON columns, everything is; bytes are base64. The rest is `tidemark.consume.convert`'s.
+"""
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 import operator
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-UNIX_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+from tidemark.consume.convert import Misfit, from_base64
+from tidemark.sink.types import base_of
+
 UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
 """Characters that msgspec refuses in the name of a field to read."""
 ANY = "any"
 """In place of a column's type: whatever the JSON has."""
-_AWARE, _NAIVE = msgspec.Meta(tz=True), msgspec.Meta(tz=False)
 _TYPES: dict[str, Any] = {
-    ANY: Any,
-    "boolean": bool,
-    "smallint": int,
-    "integer": int,
-    "bigint": int,
-    "real": float,
-    "double precision": float,
-    "numeric": Decimal,
-    "json": msgspec.Raw,
-    "jsonb": msgspec.Raw,
-    "bytea": bytes,  # base64
-    "uuid": uuid.UUID,
-    "date": dt.date,
-    "time without time zone": Annotated[dt.time, _NAIVE],
-    "timestamp with time zone": Annotated[dt.datetime, _AWARE] | int,
-    "timestamp without time zone": Annotated[dt.datetime, _NAIVE],
-    "interval": dt.timedelta,  # ISO 8601
+    **dict.fromkeys(("text", "character varying", "character", "name", "enum"), str),
+    **dict.fromkeys(("json", "jsonb"), msgspec.Raw),
 }
-"""What a column's type, without its modifier, reads. All other types read text."""
+"""What is read for a column's type, without its modifier, if not anything."""
 
 Leaf = tuple[tuple[str, ...], str]
 """A path of one or more names, and the type of the column, as ``format_type`` spells it."""
@@ -51,15 +39,16 @@ def read(texts: Sequence[str | None], leaves: Sequence[Leaf]) -> tuple[list[list
     for reader in _readers(tuple(leaves)):
         found = _parsed(reader, texts, errors)
         for at, attributes in reader.places:
-            columns[at] = _finished(_walked(found, attributes), leaves[at][1], errors)
+            columns[at] = _finished(_walked(found, attributes), *leaves[at], errors)
     return columns, errors
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads some leaves: their numbers and attributes. ``blank`` has none of the fields."""
+    """Reads some leaves: their numbers and attributes. ``raw`` reads them as JSON. ``blank`` has none of the fields."""
 
     decode: Callable[[str], Any]
+    raw: Callable[[str], Any]
     blank: Any
     places: tuple[tuple[int, tuple[str, ...]], ...]
 
@@ -81,8 +70,17 @@ def _readers(leaves: tuple[Leaf, ...]) -> list[_Reader]:
 
 
 def _reader(tree: dict[str, Any], paths: list[tuple[int, tuple[str, ...]]]) -> _Reader:
-    kind = _struct(tree)
-    return _Reader(msgspec.json.Decoder(kind).decode, kind(), tuple((at, tuple(_attributes(tree, path))) for at, path in paths))
+    kind, raw = _struct(tree), _struct(_each(tree, lambda _: msgspec.Raw))
+    return _Reader(
+        msgspec.json.Decoder(kind, float_hook=Decimal).decode,
+        msgspec.json.Decoder(raw).decode,
+        kind(),
+        tuple((at, tuple(_attributes(tree, path))) for at, path in paths),
+    )
+
+
+def _each(tree: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: _each(kind, change) if isinstance(kind, dict) else change(kind) for name, kind in tree.items()}
 
 
 def _is_free(tree: dict[str, Any], path: tuple[str, ...]) -> bool:
@@ -114,14 +112,15 @@ def _attributes(tree: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _type(postgres: str) -> Any:
-    if postgres.endswith("[]"):
-        return list[_type(postgres[:-2]) | None]  # type: ignore[misc]
-    name, bracket, rest = postgres.partition("(")
-    base = (name + rest.partition(")")[2]).strip() if bracket else name
-    return _TYPES.get(base, str)
+    base = base_of(postgres)
+    if base.endswith("[]"):
+        inner = _type(postgres[:-2])
+        return Any if inner is Any else list[inner | None]  # type: ignore[valid-type]
+    return _TYPES.get(base, Any)
 
 
 def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]) -> list[Any]:
+    """The fields of each text. Of one whose fields have other types than most, the fields are JSON."""
     decode, blank = reader.decode, reader.blank
     try:
         return list(map(decode, texts))  # type: ignore[arg-type]
@@ -130,13 +129,16 @@ def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]
     found = []
     for at, text in enumerate(texts):
         value = blank
-        try:
-            if text is not None:
+        if text is not None:
+            try:
                 value = decode(text)
-        except msgspec.ValidationError as error:
-            errors[at] = f"Fail: {error}"
-        except (msgspec.DecodeError, RecursionError) as error:
-            errors[at] = f"Undecodable: it is not JSON: {error}"
+            except msgspec.ValidationError:
+                try:
+                    value = reader.raw(text)
+                except msgspec.ValidationError as error:
+                    errors[at] = f"Fail: {error}"
+            except (msgspec.DecodeError, RecursionError) as error:
+                errors[at] = f"Undecodable: it is not JSON: {error}"
         found.append(value)
     return found
 
@@ -148,19 +150,45 @@ def _walked(rows: list[Any], attributes: Sequence[str]) -> list[Any]:
     return values
 
 
-def _finished(values: list[Any], postgres: str, errors: dict[int, str]) -> list[Any]:
-    """JSON as text, and times that are numbers of milliseconds as times."""
-    if postgres in ("json", "jsonb"):
-        texts = [None if value is None else bytes(value).decode() for value in values]
-        return [None if text == "null" else text for text in texts]
-    if postgres.endswith("with time zone"):
-        return [_moment(value, at, errors) if isinstance(value, int) else value for at, value in enumerate(values)]
+def _finished(values: list[Any], path: Sequence[str], postgres: str, errors: dict[int, str]) -> list[Any]:
+    """What is still JSON as values, and base64 as bytes."""
+    base = base_of(postgres)
+    is_json = base in ("json", "jsonb")
+    for at, value in enumerate(values):
+        if type(value) is msgspec.Raw:
+            values[at] = _text(value) if is_json else _value(bytes(value), base)
+    if base.removesuffix("[]") == "bytea":
+        for at, value in enumerate(values):
+            try:
+                values[at] = from_base64s(value)
+            except Misfit as error:
+                values[at] = None
+                errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: the value {error}")
     return values
 
 
-def _moment(milliseconds: int, at: int, errors: dict[int, str]) -> dt.datetime | None:
-    try:
-        return UNIX_EPOCH + dt.timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        errors[at] = "Fail: a number is out of range for milliseconds since 1970"
+def from_base64s(value: Any) -> Any:
+    """Texts, and texts in lists, as the bytes of which they are the base64. Raises `Misfit`."""
+    if isinstance(value, str):
+        return from_base64(value)
+    return [from_base64s(each) for each in value] if isinstance(value, list) else value
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    text = bytes(raw).decode()
+    return None if text == "null" else text
+
+
+def _value(raw: bytes, base: str) -> Any:
+    """JSON as a value. An absent field is null."""
+    if not raw or raw == b"null":
         return None
+    if _TYPES.get(base) is str and not raw.startswith(b'"'):
+        return raw.decode()
+    if base.endswith("[]") and _TYPES.get(base[:-2]) is str and raw.startswith(b"["):
+        return [_value(bytes(each), base[:-2]) for each in _RAWS.decode(raw)]
+    return _ANYTHING.decode(raw)
+
+
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+_ANYTHING = msgspec.json.Decoder(float_hook=Decimal)

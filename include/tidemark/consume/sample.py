@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidemark.consume import change, connect_json
+from tidemark.consume.convert import from_python
 from tidemark.errors import Refused
 from tidemark.formats import connect
 from tidemark.formats.decoder import Decoder
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 BIGINT = range(-(2**63), 2**63)
 WRITE_ONE = "Write a transform that reads it: format: {value: bytes}, or {value: string} for text, and transform: module:function."
-_MOMENT = Annotated[datetime, msgspec.Meta(tz=True)]
 _OF_CONNECT = {
     "boolean": "boolean",
     "int8": "smallint",
@@ -149,8 +148,4 @@ def column_type(values: Sequence[Any]) -> str:
 
 def _is_moment(text: str) -> bool:
     """Whether this is a time in ISO 8601 with a time zone, as a run reads it."""
-    try:
-        msgspec.convert(text, _MOMENT)
-    except msgspec.ValidationError:
-        return False
-    return True
+    return not from_python([text], "timestamp with time zone")[1]

@@ -38,7 +38,7 @@ _UNITS = {
     CONNECT_TIME: 1_000,
     CONNECT_TIMESTAMP: 1_000,
 }
-"""Microseconds in one. Nanoseconds are cut, as in Avro."""
+"""Microseconds in one."""
 NAMES = frozenset((*_UNITS, DATE, CONNECT_DATE, NANO_TIME, NANO_TIMESTAMP, ZONED_TIMESTAMP, DECIMAL, VARIABLE_DECIMAL))
 """Those that stand for something else than the value."""
 _INFINITE = (9_223_372_036_825_200_000, -9_223_372_036_832_400_000)
@@ -68,6 +68,18 @@ def postgres_type(name: str) -> str | None:
     return {JSON: "jsonb", UUID: "uuid", VARIABLE_DECIMAL: "numeric"}.get(name)
 
 
+TOO_FINE = "has more than 6 digits after the second, which Postgres does not store"
+
+
+def has_nanoseconds(array: pa.Array) -> bool:
+    """Whether a time in nanoseconds is no whole number of microseconds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    nanos = array.cast(pa.int64())
+    return bool(pc.any(pc.not_equal(nanos, pc.multiply(pc.divide(nanos, 1_000), 1_000))).as_py())
+
+
 class NoValue(ValueError):
     """Data that stands for no value of its type. The text says of which field and does not quote the data."""
 
@@ -94,7 +106,9 @@ def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
     if name == VARIABLE_DECIMAL:
         return pa.array([None if each is None else _digits(each["value"], each["scale"]) for each in array.to_pylist()], target)
     if name in (NANO_TIME, NANO_TIMESTAMP):
-        return array.cast(pa.time64("ns") if name == NANO_TIME else pa.timestamp("ns")).cast(target, safe=False)
+        if has_nanoseconds(array):
+            raise NoValue(f"{path} {TOO_FINE}")
+        array = pc.divide(array.cast(pa.int64()), 1_000)
     if _UNITS.get(name) == 1_000:
         array = pc.multiply_checked(array.cast(pa.int64()), 1_000)
     if name in (TIMESTAMP, MICRO_TIMESTAMP) and pc.any(pc.is_in(array, pa.array(_INFINITE))).as_py():
@@ -113,11 +127,11 @@ def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
     if name in (DATE, CONNECT_DATE):
         return (EPOCH + dt.timedelta(days=value)).date()
     if name in (NANO_TIME, NANO_TIMESTAMP):
+        if value % 1_000:
+            raise NoValue(TOO_FINE)
         return _moment(dt.timedelta(microseconds=value // 1_000), name)
     if name in _UNITS:
         return _moment(dt.timedelta(microseconds=value * _UNITS[name]), name)
-    if name == ZONED_TIMESTAMP:
-        return dt.datetime.fromisoformat(value)
     if name == DECIMAL:
         return Decimal(_digits(_bytes(value), int(schema["parameters"]["scale"])))
     if name == VARIABLE_DECIMAL:
@@ -164,7 +178,8 @@ def _digits(unscaled: bytes | None, scale: int | None) -> str:
         raise NoValue(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
     number = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
     require_digits(number)
-    return f"{number:f}"
+    return f"{number:f}" if 0 <= scale <= _MOST_ZEROS else str(number)  # without zeros that nobody sent
 
 
+_MOST_ZEROS = 100
 _EXACT = Context(prec=MOST_BEFORE + MOST_AFTER + 1, Emax=10**6, Emin=-(10**6))

@@ -252,14 +252,25 @@ def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     details = {name: schema[name] for name in DETAILS if name in schema}
     if wrong := [name for name, value in details.items() if not isinstance(value, DETAILS[name]) or isinstance(value, bool)]:
         raise BadSchema(problem=f"has {json.dumps(details[wrong[0]])[:60]} as {wrong[0]}")
-    if details.get("logicalType") == "uuid" and schema["type"] == "string":
-        del details["logicalType"]  # stays text
+    if schema["type"] not in LOGICAL.get(details.get("logicalType", ""), ()):
+        details.pop("logicalType", None)  # unknown, or of another type, so that Avro's specification says to ignore it
     precision = details.get("precision", 0)
     if details.get("logicalType") == "decimal" and not (0 < precision <= MAX_DIGITS and 0 <= details.get("scale", 0) <= precision):
         del details["logicalType"]  # invalid, so Avro's specification says to ignore it
     return details
 
 
+_TIMES = ("millis", "micros", "nanos")
+LOGICAL: Mapping[str, tuple[str, ...]] = {
+    "decimal": ("bytes", "fixed"),
+    "uuid": ("fixed",),
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    **{f"{zone}timestamp-{unit}": ("long",) for zone in ("", "local-") for unit in _TIMES},
+    "duration": ("fixed",),
+}
+"""Logical types that are read as such, with the types that may have them. A uuid in a string stays text."""
 DETAILS: Mapping[str, type] = {
     "logicalType": str,
     "precision": int,

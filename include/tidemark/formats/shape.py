@@ -76,13 +76,15 @@ def _logical(node: Node) -> pa.DataType | None:
 def plain(array: pa.Array, node: Node, path: str = "") -> pa.Array:
     """A decoded array in the types that ``docs/formats.md`` lists. Raises `connect.NoValue`, which names the field.
 
-    Enums become text, nanoseconds become microseconds, a duration becomes a struct of months, days and milliseconds. A union of several
-    types becomes a struct with a field for each of them, of which one is not null.
+    Enums become text, nanoseconds become microseconds if nothing is lost, a duration becomes a struct of months, days and milliseconds. A
+    union of several types becomes a struct with a field for each of them, of which one is not null.
     """
 
     if node.kind == "union" and len(node.branches) > 1:
         return _union(array, node, path)
     (node,) = node.branches
+    if node.details.get("logicalType", "").endswith("timestamp-nanos") and connect.has_nanoseconds(array):
+        raise connect.NoValue(f"{path or 'it'} {connect.TOO_FINE}")
     return connect.converted(_by_kind(array, node, path), node.details.get(connect.NAME, ""), path)
 
 
@@ -243,7 +245,7 @@ def _simple(array: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return array.dictionary_decode().cast(pa.string())
     if pa.types.is_timestamp(kind):
-        return array.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=kind.unit != "ns")  # nanoseconds are cut
+        return array.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=kind.unit != "ns")
     if pa.types.is_time(kind):
         return array.cast(pa.time64("us"), safe=False)
     if kind == pa.month_day_nano_interval():

@@ -12,6 +12,9 @@ import re
 import uuid
 from typing import TYPE_CHECKING
 
+from tidemark.sink import numeric
+from tidemark.sink.numeric import limits
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -31,6 +34,10 @@ _IN_ARRAYS = {
     "interval",
 }
 """Element types that pgpq can name in an array. Binary COPY names the element type, and Postgres rejects a mismatch."""
+_DECIMAL128 = 38
+"""Digits of it."""
+_MICROS = 6
+"""Digits after the second that Postgres stores at most."""
 _TEXT = {"text", "character varying", "character", "json", "jsonb", "name"}
 
 
@@ -80,11 +87,12 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
     if base == "uuid":
         return is_text(arrow) or arrow == pa.binary(16)
     if base == "numeric":
+        if is_text(arrow):
+            return True
         if not (pa.types.is_decimal(arrow) and arrow.scale >= 0):
             return False
-        limits = re.search(r"\((\d+),(-?\d+)\)", postgres)
-        precision, scale = (int(limits[1]), int(limits[2])) if limits else (1000, 1000)
-        return bool(arrow.scale <= scale and arrow.precision - arrow.scale <= precision - scale) if limits else True
+        precision, scale = limits(postgres)
+        return precision is None or bool(arrow.scale <= scale and arrow.precision - arrow.scale <= precision - scale)
     if postgres.endswith("[]"):
         is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
         return is_list and base_of(postgres[:-2]) in _IN_ARRAYS and fits(arrow.value_type, postgres[:-2])
@@ -95,7 +103,8 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
 
 
 def arrow_type(postgres: str) -> pa.DataType | None:
-    """The Arrow type that the encoder accepts for a column of this type. `None`: Tidemark cannot write such a column."""
+    """The Arrow type for a column of this type that holds all its values, or nearly all: a ``numeric`` column takes text too, for NaN and
+    for more digits than Arrow's decimals have. `None`: Tidemark cannot write such a column."""
     import pyarrow as pa
 
     if postgres.endswith("[]"):
@@ -104,8 +113,9 @@ def arrow_type(postgres: str) -> pa.DataType | None:
     if base in _TEXT or base == "enum":
         return pa.string()
     if base == "numeric":
-        limits = re.search(r"\((\d+),(-?\d+)\)", postgres)
-        return pa.decimal128(min(int(limits[1]), 38), max(int(limits[2]), 0)) if limits else pa.decimal128(38, 18)
+        precision, scale = limits(postgres)
+        is_small = precision is not None and precision <= _DECIMAL128 and 0 <= scale <= _DECIMAL128
+        return pa.decimal128(precision, scale) if is_small else pa.string()
     return {
         "boolean": pa.bool_(),
         "smallint": pa.int16(),
@@ -153,8 +163,41 @@ def rewrites(column: str, wider: str) -> bool:
 def conform(column: pa.Array, postgres: str) -> pa.Array:
     """Converts a column's values to the encoder's form for this Postgres type. Requires `fits`.
 
-    Raises ``pyarrow.ArrowInvalid`` if a value cannot be stored (a timestamp finer than a microsecond, an invalid uuid).
+    Raises ``pyarrow.ArrowInvalid`` if a value cannot be stored (a timestamp finer than a microsecond, an invalid uuid), or if Postgres
+    would cut or round it.
     """
+    import pyarrow as pa
+
+    made = _conformed(column, postgres)
+    if cut(made, postgres):
+        raise pa.ArrowInvalid(f"a value is longer or finer than {postgres}")
+    return made
+
+
+def cut(column: pa.Array, postgres: str) -> dict[int, str]:
+    """The places of values that Postgres would cut or round without an error, with the reason: spaces after the text of a ``varchar(3)``,
+    digits after the second in a ``timestamp(3)``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    digits = digits_of(postgres)
+    if not digits or pa.types.is_null(column.type):
+        return {}
+    flat = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    if pa.types.is_string(flat.type) and base_of(postgres) in ("character varying", "character"):
+        bad, why = pc.greater(pc.utf8_length(flat), digits[0]), f"has more than {digits[0]} characters"
+    elif pa.types.is_temporal(flat.type) and digits[0] < _MICROS:
+        unit, whole = 10 ** (_MICROS - digits[0]), flat.cast(pa.int64())
+        bad, why = pc.not_equal(whole, pc.multiply(pc.divide(whole, unit), unit)), f"has more than {digits[0]} digits after the second"
+    else:
+        return {}
+    places = pc.indices_nonzero(bad.fill_null(False))
+    if flat is not column:
+        places = pc.list_parent_indices(column).take(places)
+    return dict.fromkeys(places.to_pylist(), why)
+
+
+def _conformed(column: pa.Array, postgres: str) -> pa.Array:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -162,9 +205,15 @@ def conform(column: pa.Array, postgres: str) -> pa.Array:
     target = arrow_type(postgres)
     assert target is not None
     inner = column.type.value_type if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) else column.type
-    if pa.types.is_decimal(inner):  # pgpq writes each value with its own scale
-        exact = inner if inner.bit_width <= 128 else pa.decimal128(38, inner.scale)
-        return column.cast(exact if inner is column.type else pa.list_(exact))
+    if pa.types.is_decimal(inner) and inner.bit_width <= 128:  # pgpq writes each value with its own scale
+        return column if inner is column.type else column.cast(pa.list_(inner))
+    if base_of(postgres).removesuffix("[]") == "numeric":
+        text = pa.string() if inner is column.type else pa.list_(pa.string())
+        encode = numeric.encoded if inner is column.type else numeric.encoded_lists
+        found, wrong = encode(column.cast(text), postgres)
+        if wrong:
+            raise pa.ArrowInvalid(next(iter(wrong.values())))
+        return found
     if base_of(postgres) == "uuid" and is_text(column.type):
         return pa.array([_uuid(value) for value in column.to_pylist()], target)
     return column if column.type == target else column.cast(target)
