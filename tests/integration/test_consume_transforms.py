@@ -200,7 +200,7 @@ def test_declared_result_that_does_not_fit_the_table_is_refused_before_a_record_
     scenario.write(topics=topic).make_sink("payload bytea, delay bigint")
     said = {
         ("carier", "str"): "the table has no column carier",
-        ("delay", "str"): "column delay: the output is string, the table is bigint",
+        ("delay", "bytes"): "column delay: the output is binary, the table is bigint",
         ("kafka_offset", "int"): "the output has the column kafka_offset 2 times",
     }
     for (column, kind), text in said.items():

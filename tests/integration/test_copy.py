@@ -22,7 +22,7 @@ from tests.support.sampling import examples
 from tidemark.local import LocalStack
 from tidemark.sink.encode import ROWS_A_CHUNK, CopyStream
 from tidemark.sink.table import LINEAGE, create_ddl, has_unique_index, match, quoted, read_columns
-from tidemark.sink.types import arrow_type, conform, fits, postgres_type
+from tidemark.sink.types import arrow_type, fits, postgres_type
 
 GIVEN = [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
 

@@ -131,7 +131,7 @@ def test_a_python_type_goes_into_every_column_that_holds_its_values(kind: Any, p
 @pytest.mark.parametrize(
     ("kind", "postgres"),
     [
-        *((str, "integer"), (float, "integer"), (int, "text"), (dt.datetime, "date")),
+        *((str, "bytea"), (float, "numeric"), (bool, "integer"), (dt.datetime, "date")),
         *((list[int], "integer"), (int, "integer[]"), (dict, "bytea")),
     ],
     ids=str,

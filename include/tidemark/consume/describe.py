@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tidemark.consume.convert import converts
 from tidemark.consume.fields import Fields
 from tidemark.consume.forms import TransformFailed, require_batches, require_sinks
 from tidemark.db import transaction
@@ -30,7 +31,7 @@ from tidemark.sink.table import (
     read_columns,
     require_table,
 )
-from tidemark.sink.types import arrow_type, fits
+from tidemark.sink.types import arrow_type, base_of
 from tidemark.spec import Sink
 from tidemark.spec.model import Evolve
 from tidemark.spec.transform import Form, Transform
@@ -246,18 +247,14 @@ def _function_schema(declared: Mapping[str, pa.DataType] | None, columns: Sequen
 
 
 def _agrees(declared: pa.DataType, postgres: str) -> bool:
-    """Whether Python values of the declared type fit the column: an ``int`` fits every numeric type, a ``datetime`` either timestamp."""
+    """Whether the column takes Python values of the declared type: a ``datetime`` may have a zone or none."""
     import pyarrow as pa
 
-    target = arrow_type(postgres)
-    assert target is not None
-    if pa.types.is_list(declared) and pa.types.is_list(target):
+    if pa.types.is_list(declared) and postgres.endswith("[]"):
         return _agrees(declared.value_type, postgres[:-2])
-    same = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_timestamp)
-    number = any(kind(declared) and kind(target) for kind in same) or (
-        pa.types.is_integer(declared) and (pa.types.is_floating(target) or pa.types.is_decimal(target))
-    )
-    return number or fits(declared, postgres) or (postgres in ("json", "jsonb") and pa.types.is_string(declared))
+    if pa.types.is_timestamp(declared) and base_of(postgres).startswith("timestamp"):
+        return True
+    return converts(declared, postgres)
 
 
 _PYTHON: Mapping[Any, str] = {
@@ -281,7 +278,7 @@ def _arrow_of(kind: Any) -> pa.DataType:
 
     for each in _members(kind):
         if isinstance(each, typing.Hashable) and each in _PYTHON:
-            found = arrow_type(_PYTHON[each])
+            found = pa.decimal128(38, 18) if each is decimal.Decimal else arrow_type(_PYTHON[each])
             assert found is not None
             return found
         if typing.get_origin(each) is list and (inner := typing.get_args(each)) and inner[0] in _PYTHON:

@@ -32,11 +32,12 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.poll import chunk_schema
 from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
+from tidemark.sink import numeric
 from tidemark.sink.encode import CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, SinkMissing, columns_of
 from tidemark.sink.tally import Tally, data_columns, split_output
 from tidemark.sink.target import Target
-from tidemark.sink.types import conform
+from tidemark.sink.types import base_of, conform
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform, load_permanent
 from tidemark.transform import To
@@ -338,9 +339,18 @@ def _values(rows: pa.RecordBatch, types: Mapping[str, str]) -> list[Row]:
     columns = {}
     for name, values in zip(rows.schema.names, rows.columns, strict=True):
         postgres = types.get(name)
-        plain = values if postgres is None else conform(values, postgres)
-        columns[name] = [_plain(value, postgres) for value in _python(plain)]
+        if postgres is not None and base_of(postgres).removesuffix("[]") == "numeric":
+            columns[name] = [_number(value, postgres.removesuffix("[]")) for value in _python(values)]
+        else:
+            plain = values if postgres is None else conform(values, postgres)
+            columns[name] = [_plain(value, postgres) for value in _python(plain)]
     return [{name: values[at] for name, values in columns.items()} for at in range(rows.num_rows)]
+
+
+def _number(value: Any, postgres: str) -> Any:
+    if isinstance(value, list):
+        return [_number(each, postgres) for each in value]
+    return None if value is None else numeric.shown(Decimal(value), postgres)
 
 
 def _python(values: pa.Array) -> list[Any]:

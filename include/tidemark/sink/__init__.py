@@ -10,6 +10,7 @@ Modules::
     encode         Arrow to binary COPY
     hand_off       step ④: the records that are not loaded
     load           COPY, or COPY and merge; isolates refused rows
+    numeric        numbers of any size in Postgres' binary form
     overwritten    rows that are overwritten while a rewind can be undone
     spool          transform output kept outside the transaction
     staged         the commit of a whole batch by the driver

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,6 +67,16 @@ def require_fits(number: Decimal, postgres: str) -> None:
     most_before = MOST_BEFORE if precision is None else precision - scale
     if number.adjusted() >= most_before:
         raise NotNumeric(f"has more than {most_before:,} digits before the point" if most_before > 0 else f"is not below 10^{most_before}")
+
+
+def shown(number: Decimal, postgres: str) -> str:
+    """A number that fits, with the digits after the point that the column shows."""
+    precision, scale = limits(postgres)
+    if precision is None or not number.is_finite():
+        return str(number)
+    with localcontext() as context:
+        context.prec = MOST_BEFORE + MOST_AFTER
+        return f"{number.quantize(Decimal(1).scaleb(-max(scale, 0))):f}"
 
 
 @functools.lru_cache(maxsize=1024)
