@@ -65,7 +65,7 @@ class Envelopes:
 
 _RECORD = msgspec.json.Decoder(_Record)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
-_ROW = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
+_ROW = msgspec.json.Decoder(dict[str, Any], float_hook=json_fields.number)
 
 
 def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]]:
@@ -186,9 +186,7 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
 
 def _converted(value: Any, postgres: str, schema: Types) -> Any:
     """As `convert.from_python` takes it for a column of this type."""
-    if isinstance(value, Decimal):
-        connect.require_digits(value)
-    elif value in _UNAVAILABLE:
+    if not isinstance(value, Decimal) and value in _UNAVAILABLE:
         raise Misfit(NOT_SENT)
     base = base_of(postgres)
     if base in ("json", "jsonb"):

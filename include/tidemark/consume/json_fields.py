@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
@@ -27,6 +28,16 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("json", "jsonb"), msgspec.Raw),
 }
 """What is read for a column's type, without its modifier, if not anything."""
+
+
+
+def number(text: str) -> Decimal:
+    """A number of JSON. Raises ValueError if its exponent has more digits than Python counts."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError("a number is out of range") from None
+
 
 Leaf = tuple[tuple[str, ...], str]
 """A path of one or more names, and the type of the column, as ``format_type`` spells it."""
@@ -72,7 +83,7 @@ def _readers(leaves: tuple[Leaf, ...]) -> list[_Reader]:
 def _reader(tree: dict[str, Any], paths: list[tuple[int, tuple[str, ...]]]) -> _Reader:
     kind, raw = _struct(tree), _struct(_each(tree, lambda _: msgspec.Raw))
     return _Reader(
-        msgspec.json.Decoder(kind, float_hook=Decimal).decode,
+        msgspec.json.Decoder(kind, float_hook=number).decode,
         msgspec.json.Decoder(raw).decode,
         kind(),
         tuple((at, tuple(_attributes(tree, path))) for at, path in paths),
@@ -154,16 +165,17 @@ def _finished(values: list[Any], path: Sequence[str], postgres: str, errors: dic
     """What is still JSON as values, and base64 as bytes."""
     base = base_of(postgres)
     is_json = base in ("json", "jsonb")
+    is_bytes = base.removesuffix("[]") == "bytea"
     for at, value in enumerate(values):
-        if type(value) is msgspec.Raw:
-            values[at] = _text(value) if is_json else _value(bytes(value), base)
-    if base.removesuffix("[]") == "bytea":
-        for at, value in enumerate(values):
-            try:
-                values[at] = from_base64s(value)
-            except Misfit as error:
-                values[at] = None
-                errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: the value {error}")
+        try:
+            if type(value) is msgspec.Raw:
+                values[at] = _text(value) if is_json else _value(bytes(value), base)
+            if is_bytes:
+                values[at] = from_base64s(values[at])
+        except (Misfit, msgspec.MsgspecError) as error:
+            values[at] = None
+            why = f"the value {error}" if isinstance(error, Misfit) else str(error)
+            errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: {why}")
     return values
 
 
@@ -187,8 +199,9 @@ def _value(raw: bytes, base: str) -> Any:
         return raw.decode()
     if base.endswith("[]") and _TYPES.get(base[:-2]) is str and raw.startswith(b"["):
         return [_value(bytes(each), base[:-2]) for each in _RAWS.decode(raw)]
-    return _ANYTHING.decode(raw)
+    return number(raw.decode()) if _MANY_DIGITS.fullmatch(raw) else _ANYTHING.decode(raw)
 
 
+_MANY_DIGITS = re.compile(rb"-?\d{20,}")
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
-_ANYTHING = msgspec.json.Decoder(float_hook=Decimal)
+_ANYTHING = msgspec.json.Decoder(float_hook=number)

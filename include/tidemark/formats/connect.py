@@ -10,7 +10,7 @@ import base64
 import binascii
 import datetime as dt
 from collections.abc import Mapping
-from decimal import Context, Decimal
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -161,25 +161,20 @@ def _bytes(text: str) -> bytes:
         raise ValueError("not base64") from error
 
 
-MOST_BEFORE, MOST_AFTER = 131_072, 16_383
-"""Digits that Postgres' ``numeric`` has before and after the point."""
-
-
-def require_digits(number: Decimal) -> None:
-    """Raises `NoValue` for a number that Postgres cannot have. Writing it out could take all memory."""
-    if number.is_finite() and (number.adjusted() >= MOST_BEFORE or -int(number.as_tuple().exponent) > MOST_AFTER):
-        raise NoValue(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
+MOST_BYTES = 65_536
+"""Of the digits of a decimal. Postgres' ``numeric`` takes fewer."""
 
 
 def _digits(unscaled: bytes | None, scale: int | None) -> str:
+    """The number as text, in a size that does not depend on the scale."""
     if unscaled is None or scale is None:
         raise NoValue("has no value or no scale")
-    if len(unscaled) > MOST_BEFORE // 2 or not -MOST_BEFORE <= scale <= MOST_AFTER:
-        raise NoValue(f"has more than {MOST_BEFORE:,} digits before or {MOST_AFTER:,} after the point")
-    number = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
-    require_digits(number)
+    if len(unscaled) > MOST_BYTES:
+        raise NoValue(f"has more than {MOST_BYTES:,} bytes of digits")
+    number = Decimal(int.from_bytes(unscaled, "big", signed=True))
+    sign, digits, _ = number.as_tuple()
+    number = Decimal((sign, digits, -scale))
     return f"{number:f}" if 0 <= scale <= _MOST_ZEROS else str(number)  # without zeros that nobody sent
 
 
 _MOST_ZEROS = 100
-_EXACT = Context(prec=MOST_BEFORE + MOST_AFTER + 1, Emax=10**6, Emin=-(10**6))
