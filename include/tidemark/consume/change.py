@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidemark.consume import connect_json
 from tidemark.consume.connect_json import UNAVAILABLE, Types
@@ -97,23 +97,40 @@ def opened(batch: pa.RecordBatch) -> Opened:
 
 
 def not_sent(array: pa.Array) -> set[int]:
-    """The places of values that Debezium could not send, in decoded Avro."""
+    """The places of values that Debezium could not send, in decoded data: of `UNAVAILABLE`, or with it anywhere within."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = array.type
     if pa.types.is_struct(kind):
         return {at for number in range(kind.num_fields) for at in not_sent(pc.struct_field(array, [number]))}
+    if pa.types.is_map(kind):
+        lists = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+        return not_sent(lists)
     if pa.types.is_list(kind):
-        wanted = _placeholders(kind.value_type)
-        return set() if wanted is None else {at for at, each in enumerate(array.to_pylist()) if each == wanted}
+        parents = pc.list_parent_indices(array)
+        found = {parents[at].as_py() for at in not_sent(array.flatten())}
+        return found | _written_in_numbers(array)
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         return set()
-    found = pc.equal(array, pa.scalar(UNAVAILABLE.encode(), pa.binary()).cast(kind)).fill_null(False)
-    return set(found.to_numpy(zero_copy_only=False).nonzero()[0].tolist())
+    same = pc.equal(array, pa.scalar(UNAVAILABLE.encode(), pa.binary()).cast(kind)).fill_null(False)
+    return set(same.to_numpy(zero_copy_only=False).nonzero()[0].tolist())
 
 
-def _placeholders(kind: pa.DataType) -> list[Any] | None:
+def _written_in_numbers(array: pa.Array) -> set[int]:
+    """The places of lists of numbers, or of what has become of them (days, times), that are the placeholder's bytes."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    return list(UNAVAILABLE.encode()) if pa.types.is_integer(kind) else [UNAVAILABLE] if pa.types.is_string(kind) else None
+    kind = array.type.value_type
+    if not (pa.types.is_primitive(kind) or pa.types.is_decimal(kind)) or pa.types.is_boolean(kind):
+        return set()
+    long = pc.equal(pc.list_value_length(array), len(UNAVAILABLE)).fill_null(False)
+    found = set()
+    for at in pc.indices_nonzero(long).to_pylist():
+        values = array[at].values
+        if pa.types.is_temporal(kind):
+            values = values.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+        if connect_json.is_written_in_numbers(values.to_pylist()):
+            found.add(at)
+    return found

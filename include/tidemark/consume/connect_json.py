@@ -28,8 +28,9 @@ NOT_SENT = (
 )
 Types = Mapping[str, Any] | None
 """The schema of a struct, as JsonConverter writes it; None if the record has none."""
-_UNAVAILABLE = (UNAVAILABLE, UNAVAILABLE.encode(), [UNAVAILABLE], [*UNAVAILABLE.encode()])
-_MARKS = (f'"{UNAVAILABLE}"', base64.b64encode(UNAVAILABLE.encode()).decode(), ",".join(map(str, UNAVAILABLE.encode())))
+_BYTES = [*UNAVAILABLE.encode()]
+_BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
+_MARKS = (f'"{UNAVAILABLE}"', _BASE64, ",".join(map(str, _BYTES)), ",".join(f"{byte}.0" for byte in _BYTES))
 """One of these is in the text of a row with such a value."""
 _AS_IS = {
     **dict.fromkeys(("smallint", "integer", "bigint"), int),
@@ -115,6 +116,40 @@ def read(
     return [_column(rows, path, postgres, types, complete, errors) for path, postgres in leaves], errors
 
 
+def not_sent(
+    texts: Sequence[str | None], columns: Sequence[Sequence[Any]], leaves: Sequence[tuple[tuple[str, ...], str]]
+) -> dict[int, str]:
+    """The records of which Debezium has not sent one of the values read from them, with ``Type: reason``."""
+    found: dict[int, str] = {}
+    for at, text in enumerate(texts):
+        if text is not None and UNAVAILABLE in text:
+            for values, (path, _) in zip(columns, leaves, strict=True):
+                if is_not_sent(values[at]) or (isinstance(values[at], str) and f'"{UNAVAILABLE}"' in values[at]):
+                    found[at] = f"Fail: {'.'.join(path)} {NOT_SENT}"
+    return found
+
+
+def is_not_sent(value: Any) -> bool:
+    """Whether a value is the placeholder, or has it within."""
+    if isinstance(value, str):
+        return value in (UNAVAILABLE, _BASE64)
+    if isinstance(value, bytes):
+        return value == UNAVAILABLE.encode()
+    if isinstance(value, Mapping):
+        return any(is_not_sent(each) for pair in value.items() for each in pair)
+    if isinstance(value, list):
+        return is_written_in_numbers(value) or any(map(is_not_sent, value))
+    return False
+
+
+def is_written_in_numbers(values: Sequence[Any]) -> bool:
+    """Whether numbers are the placeholder's bytes, or a multiple of them: milliseconds become microseconds."""
+    if len(values) != len(_BYTES) or not all(isinstance(value, int | float | Decimal) and value for value in values):
+        return False
+    first = values[0]
+    return all(value * _BYTES[0] == first * byte for value, byte in zip(values, _BYTES, strict=True))
+
+
 def _column(
     rows: Sequence[Mapping[str, Any]],
     path: Sequence[str],
@@ -186,7 +221,7 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
 
 def _converted(value: Any, postgres: str, schema: Types) -> Any:
     """As `convert.from_python` takes it for a column of this type."""
-    if not isinstance(value, Decimal) and value in _UNAVAILABLE:
+    if is_not_sent(value):
         raise Misfit(NOT_SENT)
     base = base_of(postgres)
     if base in ("json", "jsonb"):
@@ -196,8 +231,6 @@ def _converted(value: Any, postgres: str, schema: Types) -> Any:
         items = None if schema is None else schema.get("items")
         return [None if each is None else _converted(each, postgres[:-2], items) for each in value]
     found = connect.value_of(value, schema if schema is not None else _guessed(value, base, digits_of(postgres) or ()))
-    if found in _UNAVAILABLE:
-        raise Misfit(NOT_SENT)
     return json_fields.from_base64s(found) if base == "bytea" else found
 
 

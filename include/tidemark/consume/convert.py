@@ -1,8 +1,8 @@
 """The conversion table: which kinds of values a column takes, and how. One for all formats, for change data, for consumers without code and
 for the function form of a transform.
 
-A cell is `Rule.ALWAYS` if each value of the kind is stored as it was sent, `Rule.CHECKED` if that depends on the value. A kind without a cell
-is refused. A value that does not fit its column fails its record, and no other.
+A cell is `Rule.ALWAYS` if each value of the kind is stored as it was sent, `Rule.CHECKED` if that depends on the value. A kind without a
+cell is refused. A value that does not fit its column fails its record, and no other.
 """
 
 from __future__ import annotations

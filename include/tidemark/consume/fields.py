@@ -6,8 +6,10 @@ JSON, where only the table says what a field is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL
 from tidemark.sink.table import LINEAGE, Column
 from tidemark.sink.types import arrow_type, postgres_type
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.checks import POSTGRES_NAME_LIMIT
 from tidemark.spec.model import Deletes, Encoding, Envelope
 from tidemark.spec.transform import Form, Transform, load_transform
 
@@ -83,6 +86,45 @@ class FieldUnreadable(Refused):
         )
 
 
+@dataclass(kw_only=True, eq=False)
+class NotARecord(Refused):
+    """The values have no fields that could become columns."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"The values have no fields: they are {self.kind}. Load each as a whole, columns: {{value: $value}}, or write a transform."
+
+
+@dataclass(kw_only=True, eq=False)
+class FieldsClash(Refused):
+    """Two fields would become one column."""
+
+    column: str
+    paths: tuple[str, str]
+
+    def __str__(self) -> str:
+        first, second = self.paths
+        return (
+            f"The fields {first} and {second} would both be the column {self.column}. Name one of them, "
+            f"columns: {{{self.column}_: {second}}}, or drop it: drop: [{second}]."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class NameTooLong(Refused):
+    """Postgres would cut a column's name."""
+
+    column: str
+    path: str
+
+    def __str__(self) -> str:
+        return (
+            f"The column {self.column} has a name of {len(self.column.encode())} bytes; Postgres has names of at most "
+            f"{POSTGRES_NAME_LIMIT}. Name it, columns: {{shorter: {self.path}}}, or drop it: drop: [{self.path}]."
+        )
+
+
 def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
     """The user's transform, or what stands in its place if the consumer has none. Raises what `load_transform` raises."""
     if spec.transform is not None:
@@ -133,8 +175,8 @@ class Fields:
     def output(self, given: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
         """The columns of the rows, for input of the schema ``given``. ``table``: the table's columns, None if there is no table.
 
-        Raises `FieldMissing`, `FieldReserved`, for change data `NoEnvelope`, and for JSON `FieldUnreadable`, or `ColumnsUnknown` without a
-        table.
+        Raises `FieldMissing`, `FieldReserved`, `FieldsClash`, `NameTooLong`, `NotARecord`, for change data `NoEnvelope`, and for JSON
+        `FieldUnreadable`, or `ColumnsUnknown` without a table.
         """
         import pyarrow as pa
 
@@ -173,7 +215,7 @@ class Fields:
         arrays = []
         for column in self.table:
             array, wrong = _column(batch, paths[column.name], column, parsed)
-            if self.changes and paths[column.name][0] == "value" not in self.json:
+            if paths[column.name][0] == "value" not in self.json:
                 absent = dict.fromkeys(change.not_sent(_at(batch, paths[column.name])), f"Fail: {column.name} {connect_json.NOT_SENT}")
                 errors = absent | errors
             if column.name in deleting:
@@ -232,10 +274,18 @@ class Fields:
                     continue
                 if self.flatten is not None and pa.types.is_struct(each.type):
                     add(each.type, steps, f"{name}{self.flatten}")
+                elif name in found:
+                    raise FieldsClash(column=name, paths=(".".join(found[name][1:]), ".".join(steps[1:])))
+                elif len(name.encode()) > POSTGRES_NAME_LIMIT:
+                    raise NameTooLong(column=name, path=".".join(steps[1:]))
                 else:
                     found[name] = steps
 
-        add(given.field("value").type, ("value",), "")
+        kind = given.field("value").type
+        if pa.types.is_struct(kind):
+            add(kind, ("value",), "")
+        elif not self.columns:
+            raise NotARecord(kind=str(kind))
         return found
 
     def _field_at(self, given: pa.Schema, steps: Steps) -> pa.Field | None:
@@ -264,9 +314,16 @@ class Fields:
         for side in self.json:
             leaves = list(dict.fromkeys(leaf for leaf in wanted if leaf[0][0] == side and leaf[0][1:]))
             if leaves:
-                texts, named = opened.batch[side].to_pylist(), [(steps[1:], kind) for steps, kind in leaves]
+                texts = opened.batch[side].to_pylist()
+                if side == "key":
+                    read = {steps for steps in (*paths.values(), *(steps for _, steps, _ in self.skip_if)) if steps[0] == side}
+                    alone = deleting[self.key[0]][1:] if len(self.key) == 1 and deleting else ()
+                    texts = _keys(texts, alone, [False] * len(texts) if read else opened.batch["value"].is_valid().to_pylist())
+                named = [(steps[1:], kind) for steps, kind in leaves]
                 types = opened.types.get(side)
                 values, wrong = json_fields.read(texts, named) if types is None else connect_json.read(texts, named, types)
+                if types is None:
+                    wrong = connect_json.not_sent(texts, values, named) | wrong
                 found |= dict(zip(leaves, values, strict=True))
                 errors = wrong | errors
         return found, errors
@@ -277,8 +334,27 @@ class Fields:
         gone = np.full(len(batch), bool(self.skip_if))
         for _, steps, wanted in self.skip_if:
             values = parsed.get((steps, json_fields.ANY))
-            gone &= np.array([value in wanted for value in (_at(batch, steps).to_pylist() if values is None else values)], bool)
+            found = _at(batch, steps).to_pylist() if values is None else values
+            gone &= np.array([any(_is_same(value, each) for each in wanted) for value in found], bool)
         return gone
+
+
+def _keys(texts: list[str | None], alone: Steps, unread: list[bool]) -> list[str | None]:
+    """Keys in JSON, null where ``unread``. A key that is no object is the value at the path ``alone``."""
+    before = "".join(f"{{{json.dumps(name)}: " for name in alone)
+    return [
+        None if text is None or skip else text if not alone or text.lstrip().startswith("{") else f"{before}{text}{'}' * len(alone)}"
+        for text, skip in zip(texts, unread, strict=True)
+    ]
+
+
+def _is_same(value: Any, wanted: Any) -> bool:
+    """Whether a value of a record is the one in the consumer's file, of the same type: 1 is 1.0, but neither true nor "1"."""
+    if isinstance(value, bool) is not isinstance(wanted, bool):
+        return False
+    if isinstance(value, Decimal) and isinstance(wanted, float):
+        value = float(value)
+    return bool(value == wanted)
 
 
 def _output_field(name: str, field: pa.Field | None, column: Column | None) -> pa.Field:

@@ -30,7 +30,6 @@ _TYPES: dict[str, Any] = {
 """What is read for a column's type, without its modifier, if not anything."""
 
 
-
 def number(text: str) -> Decimal:
     """A number of JSON. Raises ValueError if its exponent has more digits than Python counts."""
     try:

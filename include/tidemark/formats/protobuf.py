@@ -68,8 +68,8 @@ class Message:
     def decode(self, data: pa.Array) -> pa.Array:
         """The messages, none of which is null, as structs. Raises `BadMessage` if one of them is not of this type."""
 
-        descriptor, handler = _handler(self)
         try:
+            descriptor, handler = _handler(self)
             rows = handler.array_to_record_batch(data)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -194,6 +194,8 @@ def _message(files: FileDescriptorSet, name: str | None) -> Message:
     for file in files.file:
         _require_names(file)
     main = next(file for file in files.file if file.name == MAIN)
+    if any(file.syntax == "editions" for file in files.file):
+        raise BadSchema(problem='uses an edition of Protobuf, which is not supported: write syntax = "proto3" or "proto2"')
     prefix = f"{main.package}." if main.package else ""
     found = {f"{prefix}{path}": indexes for path, indexes in _types(main.message_type)}
     if not found:
@@ -207,6 +209,10 @@ def _message(files: FileDescriptorSet, name: str | None) -> Message:
     except (TypeError, KeyError) as error:
         raise BadSchema(problem=f"is not valid: {str(error)[:500]}") from error
     _refuse_unreadable(descriptor, ())
+    try:
+        message.type()
+    except BadMessage as error:
+        raise BadSchema(problem=f"cannot be read by the decoder: {str(error.__cause__)[:500]}") from error
     return message
 
 

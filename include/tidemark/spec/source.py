@@ -32,6 +32,15 @@ _TAG = "tag:yaml.org,2002:"
 _SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")}
 _NUMBERS = {_TAG + "int", _TAG + "float"}
 MAX_DIGITS = 40  # characters of a number; Python takes minutes to read a long one, or refuses to write it
+_AS_WRITTEN = {("skip_if",)}
+"""Keys whose values may be of any type, so that nothing else notices that ``NO`` is false and ``12:30`` is 750."""
+_CORE = (
+    (re.compile("(true|True|TRUE|false|False|FALSE)"), "bool"),
+    (re.compile("[-+]?(0|[1-9][0-9]*)"), "int"),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), "float"),
+    (re.compile("0o[0-7]+|0x[0-9a-fA-F]+"), "int"),
+)
+"""What YAML 1.2 takes plain text for, if not for text or null."""
 _PLAIN = "put the value in quotes"
 _SYNTAX = (
     # part of the parser's text, the message, the fix, whether to point at the start of the broken construct
@@ -227,6 +236,9 @@ class _Builder:
         if isinstance(node, ScalarNode) and node.tag in _SCALARS:
             if control := _UNPRINTABLE.search(node.value):  # escaped, as in "\0": neither Postgres nor Airflow can store it
                 return self._refuse(path, f"contains the control character {quoted(control[0])[1:-1]}", "remove it")
+            if path[:1] in _AS_WRITTEN and node.style is None and _is_ambiguous(node):
+                meaning = f"is {_scalar(node)!r} in YAML 1.1, which most people do not mean by {node.value}"
+                return self._refuse(path, meaning, f'write "{node.value}" in quotes for text, or the value that is meant')
             return _scalar(node)
         return self._refuse(path, f"has the YAML tag {quoted(node.tag.removeprefix(_TAG))[1:-1]}", "write a plain value without a tag")
 
@@ -292,6 +304,13 @@ def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node] | Non
     if isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
         return None, node.value[part]
     return None
+
+
+def _is_ambiguous(node: ScalarNode) -> bool:
+    """Whether YAML 1.1, which PyYAML reads, and YAML 1.2 take a plain value for different types or numbers."""
+    kind = node.tag.removeprefix(_TAG)
+    core = next((kind for pattern, kind in _CORE if pattern.fullmatch(node.value)), "str")
+    return kind not in ("null", core) or (kind == "int" and not _CORE[1][0].fullmatch(node.value))
 
 
 def _scalar(node: ScalarNode) -> Any:
