@@ -35,10 +35,11 @@ VALUES_AT_ONCE = 25
 VALUES_IN_ALL = 5_000 if ALL else 200
 """For each cell."""
 COLUMNS = [
-    "boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric", "numeric(78,0)", "numeric(12,2)", "numeric(5,-2)",
-    "numeric(10,20)", "text", "character varying(8)", "bytea", "uuid", "mood", "date", "time without time zone", "time(3) without time zone",
-    "timestamp without time zone", "timestamp(0) without time zone", "timestamp with time zone", "timestamp(3) with time zone", "interval",
-    "json", "jsonb",
+    "boolean", "smallint", "integer", "bigint", "real", "double precision",
+    "numeric", "numeric(78,0)", "numeric(12,2)", "numeric(5,-2)", "numeric(10,20)",
+    "text", "character varying(8)", "bytea", "uuid", "mood", "json", "jsonb",
+    "date", "time without time zone", "time(3) without time zone", "interval",
+    "timestamp without time zone", "timestamp(0) without time zone", "timestamp with time zone", "timestamp(3) with time zone",
 ]  # fmt: skip
 MOODS = ["sad", "ok"]
 
@@ -49,17 +50,19 @@ INTEGERS = st.sampled_from(EDGES) | st.integers(-(2**70), 2**70)
 FLOATS = (
     st.sampled_from([0.1, 0.1 + 0.2, 1e300, 5e-324, 3.0, 2.0**63, float("nan"), float("inf"), -0.0]) | st.floats() | st.floats(width=32)
 )
-DECIMALS = (
-    st.sampled_from(["12.50", "3.0", "1e2", "1e-30", "1e100000000", "-1e100000000", "1e-100000000", "0e-400000", "1e131071", "1e131072", "1e-16383", "1e-16384", "NaN", "Infinity"])
-    .map(Decimal)
-    | st.decimals(allow_nan=False, allow_infinity=False)
-    | FLOATS.filter(math.isfinite).map(repr).map(Decimal)
-    | st.builds(lambda digits, exponent: Decimal((0, digits, exponent)), st.lists(st.integers(0, 9), min_size=1, max_size=60).map(tuple), st.integers(-60, 60))
-)  # fmt: skip
+HUGE = ["1e100000000", "-1e100000000", "1e-100000000", "0e-400000", "1e131071", "1e131072", "1e-16383", "1e-16384"]
+DIGITS = st.lists(st.integers(0, 9), min_size=1, max_size=60).map(tuple)
+DECIMALS = st.one_of(
+    st.sampled_from(["12.50", "3.0", "1e2", "1e-30", "NaN", "Infinity", *HUGE]).map(Decimal),
+    st.decimals(allow_nan=False, allow_infinity=False),
+    FLOATS.filter(math.isfinite).map(repr).map(Decimal),
+    st.builds(lambda digits, exponent: Decimal((0, digits, exponent)), DIGITS, st.integers(-60, 60)),
+)
 ZONES = st.sampled_from(["Z", "+00:00", "+05:30", "-09:00", "+14:00"])
 TIMES = st.times() | st.times().map(lambda value: value.replace(microsecond=value.microsecond // 1000 * 1000))
 STAMPS = st.datetimes() | st.datetimes().map(lambda value: value.replace(microsecond=0))
-AWARE = st.datetimes(dt.datetime(2, 1, 1), dt.datetime(9998, 12, 30), timezones=st.timezones() | st.just(dt.UTC), allow_imaginary=False)
+FIRST, LAST = map(dt.datetime.fromisoformat, ("0002-01-01", "9998-12-30"))
+AWARE = st.datetimes(FIRST, LAST, timezones=st.timezones() | st.just(dt.UTC), allow_imaginary=False)
 ISO = st.one_of(
     st.dates().map(str), TIMES.map(str), STAMPS.map(dt.datetime.isoformat), STAMPS.map(str), AWARE.map(dt.datetime.isoformat),
     st.builds("{}{}{}".format, STAMPS.map(dt.datetime.isoformat), st.sampled_from(["", ".5", ".123456789", ".120000000"]), ZONES),
@@ -95,11 +98,19 @@ TEXTS = st.one_of(
     st.sampled_from([*ODD, "", " 1", "1 ", "٣", "abcdefgh ", "2026-W01-1", "20260101T000000Z"]),
     PRINTABLE, ISO, INTEGERS.map(str), DECIMALS.map(str), FLOATS.map(repr), st.uuids().map(str), st.uuids().map(lambda value: value.hex),
 )  # fmt: skip
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | INTEGERS
+    | FLOATS
+    | PRINTABLE
+    | DECIMALS.filter(lambda number: str(number) not in map(str, map(Decimal, HUGE)))
+)
 NESTED: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | INTEGERS | FLOATS | PRINTABLE | DECIMALS.filter(lambda number: abs(number.adjusted()) < 100 if number.is_finite() else True),
+    LEAVES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PRINTABLE, inner, max_size=3),
     max_leaves=5,
-)  # fmt: skip
+)
 VALUES: Mapping[Kind, st.SearchStrategy[Any]] = {
     Kind.BOOLEAN: st.booleans(),
     Kind.INTEGER: INTEGERS,
@@ -243,7 +254,7 @@ def moment(value: Any, column: str) -> Any:
 
 
 FIRST_MS, END_MS = -210_866_803_200_000, 9_224_318_016_000_000
-"""Postgres' time stamps begin in 4714 BC and end with the year 294276."""
+"""Postgres' timestamps begin in 4714 BC and end with the year 294276."""
 
 
 def interval(value: dt.timedelta, _: str) -> Any:
@@ -310,17 +321,32 @@ def loaded(text: str) -> Any:
     return json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=lambda _: 1 / 0)
 
 
+def bytes_of_uuid(value: bytes, _: str) -> Any:
+    return uuid.UUID(bytes=value) if len(value) == 16 else REFUSED
+
+
+def iso_text(value: Any, _: str) -> str:
+    return str(value.isoformat())
+
+
+def iso_stamp(value: Any, _: str) -> Any:
+    return ("time", value)
+
+
+def plain_number(value: Any, _: str) -> Any:
+    return ("number", Decimal(repr(value)) if isinstance(value, float) else Decimal(value))
+
+
+def of_text(reference: Reference) -> Mapping[str, Reference]:
+    """For kinds that JSON has as text."""
+    return dict.fromkeys(("text", *JSON), reference)
+
+
 EXPECTED: Mapping[Kind, Mapping[str, Reference]] = {
     Kind.BOOLEAN: {"boolean": same, "text": lambda value, _: str(value).lower(), **JSON},
-    Kind.INTEGER: {**WHOLE, **FLOATING, **NUMERIC, "text": lambda value, _: str(value), "timestamp with time zone": moment, **JSON},
-    Kind.DECIMAL: {**WHOLE, **FLOATING, **NUMERIC, "text": lambda value, _: ("number", value), "timestamp with time zone": moment, **JSON},
-    Kind.FLOAT: {
-        **WHOLE,
-        "real": real_of_double,
-        "double precision": same,
-        "text": lambda value, _: ("number", Decimal(repr(value))),
-        **JSON,
-    },
+    Kind.INTEGER: {**WHOLE, **FLOATING, **NUMERIC, "text": plain_number, "timestamp with time zone": moment, **JSON},
+    Kind.DECIMAL: {**WHOLE, **FLOATING, **NUMERIC, "text": plain_number, "timestamp with time zone": moment, **JSON},
+    Kind.FLOAT: {**WHOLE, "real": real_of_double, "double precision": same, "text": plain_number, **JSON},
     Kind.TEXT: {
         **PARSED,
         "text": same,
@@ -330,17 +356,17 @@ EXPECTED: Mapping[Kind, Mapping[str, Reference]] = {
         "json": parsed_json,
         "jsonb": parsed_json,
     },
-    Kind.BYTES: {"bytea": same, "text": utf8, "character varying": utf8, "uuid": lambda value, _: uuid.UUID(bytes=value) if len(value) == 16 else REFUSED, **JSON},
+    Kind.BYTES: {"bytea": same, "text": utf8, "character varying": utf8, "uuid": bytes_of_uuid, **JSON},
     Kind.UUID: {"uuid": same, "text": lambda value, _: str(value), **JSON},
-    Kind.DATE: {"date": same, "text": lambda value, _: value.isoformat(), **JSON},
-    Kind.TIME: {"time without time zone": finer, "text": lambda value, _: value.isoformat(), **dict.fromkeys(JSON, lambda value, _: value.isoformat())},
-    Kind.TIMESTAMP: {"timestamp without time zone": finer, "text": lambda value, _: ("time", value), **dict.fromkeys(JSON, lambda value, _: ("time", value))},
-    Kind.TIMESTAMPTZ: {"timestamp with time zone": finer, "text": lambda value, _: ("time", value), **dict.fromkeys(JSON, lambda value, _: ("time", value))},
+    Kind.DATE: {"date": same, **of_text(iso_text)},
+    Kind.TIME: {"time without time zone": finer, **of_text(iso_text)},
+    Kind.TIMESTAMP: {"timestamp without time zone": finer, **of_text(iso_stamp)},
+    Kind.TIMESTAMPTZ: {"timestamp with time zone": finer, **of_text(iso_stamp)},
     Kind.INTERVAL: {"interval": interval},
     Kind.RECORD: {"text": json_text_of, **JSON},
     Kind.LIST: {"text": json_text_of, **JSON},
-}  # fmt: skip
-"""By kind and column; what is missing is refused, or, for the text of a kind, not looked at more closely."""
+}
+"""By kind and column. Of an interval as text, only that it is stored is tested."""
 
 # ---- what is stored
 
@@ -428,6 +454,7 @@ def cur(stack: LocalStack) -> Iterator[Any]:
     connection.close()
 
 
+IN_JSON = (Kind.BOOLEAN, Kind.INTEGER, Kind.DECIMAL, Kind.TEXT, Kind.RECORD, Kind.LIST)
 CASES = [
     (kind, column)
     for kind in Kind
@@ -461,9 +488,7 @@ def test_value_is_stored_as_it_was_sent_or_refused_with_a_reason(cur: Any, kind:
     @given(st.lists(VALUES[kind], min_size=VALUES_AT_ONCE, max_size=VALUES_AT_ONCE))
     def tried(values: list[Any]) -> None:
         check("function", values, *from_python(values, table.sent))
-        if kind in (Kind.BOOLEAN, Kind.INTEGER, Kind.DECIMAL, Kind.TEXT, Kind.RECORD, Kind.LIST) and not (
-            kind is Kind.TEXT and "json" in column
-        ):
+        if kind in IN_JSON and not (kind is Kind.TEXT and "json" in column):
             sent = [value for value in values if json_of(value, "json") is not REFUSED]
             texts = [f'{{"x": {written(value)}}}' for value in sent]
             (found,), errors = json_fields.read(texts, [(("x",), table.sent)])
@@ -477,9 +502,9 @@ def test_value_is_stored_as_it_was_sent_or_refused_with_a_reason(cur: Any, kind:
     def check(way: str, values: list[Any], array: pa.Array, wrong: Mapping[int, str]) -> None:
         stored = table.stored(array, wrong)
         for at, (value, text) in enumerate(zip(values, stored, strict=True)):
-            expected = REFUSED if expect is None else expect(value, column)
             if expect is None:
                 continue
+            expected = expect(value, column)
             if expected is REFUSED:
                 assert text is None, f"{way}: {value!r} is stored as {text}"
             else:

@@ -130,7 +130,7 @@ def test_json_is_read_in_the_tables_types(scenario: Scenario, topic: str, encodi
     ]
     assert scenario.failed("record_offset, error_type, error_text") == [
         (1, "Fail", "id does not fit bigint: the value is not a number"),
-        (2, "Fail", "at does not fit timestamp with time zone: the value is not a time stamp with zone in ISO 8601"),
+        (2, "Fail", "at does not fit timestamp with time zone: the value is not a timestamp with zone in ISO 8601"),
         (3, "Fail", "price does not fit numeric(10,2): the value has more than 2 digits after the point"),
         (4, "Fail", "Expected `object | null`, got `int` - at `$.place.geo`"),
         (5, "Fail", "id does not fit bigint: the value is out of range"),

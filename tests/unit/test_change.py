@@ -145,6 +145,17 @@ def test_types_of_avro(name: str) -> None:
     assert found == [{"x": as_text, "y": as_text}, {"x": None, "y": as_text}]
 
 
+@pytest.mark.parametrize("name", ["io.debezium.time.NanoTime", "io.debezium.time.NanoTimestamp"])
+def test_nanoseconds_that_postgres_does_not_store_fail_their_record(name: str) -> None:
+    """They would be cut."""
+    (row,) = result(fields({"x": TYPES[name][3]}), [with_schema({"x": 1_001}, {"x": {"type": "int64", "name": name}})])
+    assert row["error"].endswith("has more than 6 digits after the second, which Postgres does not store")
+    schema = record("R", x={"type": "long", "connect.name": name})
+    writer = parse(json.dumps(schema))
+    with pytest.raises(NoValue, match=r"^x has more than 6 digits after the second"):
+        plain(avro.decode(pa.array([written(schema, {"x": 1_001})]), writer), writer)
+
+
 @pytest.mark.parametrize(("name", "per_ms"), [("io.debezium.time.Timestamp", 1), ("io.debezium.time.MicroTimestamp", 1_000)])
 def test_infinite_timestamp_is_no_moment(name: str, per_ms: int) -> None:
     """Debezium writes infinite timestamps as values near the limits of 64 bits, in the year 294247."""
@@ -209,6 +220,12 @@ def test_bytes_arrays_and_numbers_in_text() -> None:
         ("bytea", base64.b64encode(UNAVAILABLE.encode()).decode()),
         ("text[]", [UNAVAILABLE]),
         ("integer[]", [*UNAVAILABLE.encode()]),
+        ("date[]", [*UNAVAILABLE.encode()]),
+        ("timestamp(3) without time zone[]", [*UNAVAILABLE.encode()]),
+        ("double precision[]", [float(byte) for byte in UNAVAILABLE.encode()]),
+        ("jsonb", {UNAVAILABLE: UNAVAILABLE}),
+        ("jsonb", {"inner": [{"a": UNAVAILABLE}]}),
+        ("jsonb", [["a"], [UNAVAILABLE]]),
     ],
 )
 def test_value_that_was_not_sent_fails_the_record_unless_the_column_is_dropped(kind: str, value: Any) -> None:
@@ -227,6 +244,16 @@ def test_value_that_was_not_sent_fails_the_record_unless_the_column_is_dropped(k
         (pa.list_(pa.string()), "text[]", [UNAVAILABLE]),
         (pa.list_(pa.int32()), "integer[]", [*UNAVAILABLE.encode()]),
         (pa.struct([("inner", pa.string())]), "jsonb", {"inner": UNAVAILABLE}),
+        (pa.list_(pa.date32()), "date[]", [dt.date(1970, 1, 1) + dt.timedelta(byte) for byte in UNAVAILABLE.encode()]),
+        (
+            pa.list_(pa.timestamp("us")),
+            "timestamp without time zone[]",
+            [EPOCH + dt.timedelta(0, 0, 0, byte) for byte in UNAVAILABLE.encode()],
+        ),
+        (pa.list_(pa.float64()), "double precision[]", [float(byte) for byte in UNAVAILABLE.encode()]),
+        (pa.list_(pa.decimal128(10, 2)), "numeric[]", [Decimal(byte) for byte in UNAVAILABLE.encode()]),
+        (pa.list_(pa.list_(pa.string())), "jsonb", [["a"], [UNAVAILABLE]]),
+        (pa.map_(pa.string(), pa.string()), "jsonb", [(UNAVAILABLE, UNAVAILABLE)]),
     ],
 )
 def test_value_of_avro_that_was_not_sent_fails_the_record(kind: pa.DataType, column: str, value: Any) -> None:

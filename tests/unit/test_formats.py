@@ -20,6 +20,7 @@ from tests.support.sampling import examples
 
 from tidemark.formats import avro
 from tidemark.formats.avro import BadDatum, decode
+from tidemark.formats.connect import NoValue
 from tidemark.formats.decoder import Decoder, SchemasMissing, SchemaUnknown, Undecodable
 from tidemark.formats.schema import BadSchema, parse
 from tidemark.formats.shape import Unresolvable, plain, resolved, type_of
@@ -97,6 +98,34 @@ READ: dict[str, Any] = {
     "duration": {"months": 1, "days": 2, "milliseconds": 3},
 }
 """Values that are read as others than were written."""
+
+
+@pytest.mark.parametrize("name", ["timestamp-nanos", "local-timestamp-nanos"])
+def test_nanoseconds_that_postgres_does_not_store_are_no_value(name: str) -> None:
+    """They would be cut. Others of the batch are not affected, because the decoder then reads one by one."""
+    schema = record("Whole", it=["null", logical("long", name)])
+    node = parse(json.dumps(schema))
+    with pytest.raises(NoValue, match=r"^it has more than 6 digits after the second"):
+        plain(decode(pa.array([written(schema, {"it": NANOS}), written(schema, {"it": NANOS + 1})], pa.binary()), node), node)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [
+        ("long", {"logicalType": "date"}),
+        ("int", {"logicalType": "timestamp-millis"}),
+        ("string", {"logicalType": "timestamp-millis"}),
+        ("string", {"logicalType": "decimal", "precision": 10, "scale": 2}),
+        ("bytes", {"logicalType": "decimal"}),
+        ("bytes", {"logicalType": "decimal", "precision": 100, "scale": 2}),
+        ("bytes", {"logicalType": "decimal", "precision": 4, "scale": 5}),
+        ("long", {"logicalType": "time-millis"}),
+        ("int", {"logicalType": "decimal", "precision": 4}),
+    ],
+)
+def test_logical_type_that_is_not_valid_is_ignored(kind: str, attributes: Any) -> None:
+    """As Avro's specification says: the data have the type below it."""
+    assert type_of(parse(json.dumps(record("R", it={"type": kind, **attributes})))) == type_of(parse(json.dumps(record("R", it=kind))))
 
 
 @pytest.mark.parametrize("name", TYPES | UNIONS)

@@ -159,6 +159,13 @@ def test_schema_that_cannot_be_used_says_why(text: str, said: str) -> None:
     assert "/tmp" not in caught.value.problem
 
 
+@pytest.mark.parametrize("edition", ["2023", "2024"])
+def test_edition_is_refused(edition: str) -> None:
+    """The decoder panics on one."""
+    with pytest.raises(BadSchema, match=r"uses an edition of Protobuf|cannot be compiled"):
+        compiled(f'edition = "{edition}"; package shop; message Order {{ int64 id = 1; }}', {})
+
+
 def test_message_may_be_named() -> None:
     assert order("shop.Order.Note").indexes == (0, 0)
     assert order("shop.Parcel").indexes == (1,)

@@ -47,8 +47,8 @@ class Kind(enum.Enum):
     UUID = "uuid"
     DATE = "date"
     TIME = "time"
-    TIMESTAMP = "time stamp without zone"
-    TIMESTAMPTZ = "time stamp with zone"
+    TIMESTAMP = "timestamp without zone"
+    TIMESTAMPTZ = "timestamp with zone"
     INTERVAL = "interval"
     RECORD = "record or map"
     LIST = "list"
@@ -211,12 +211,12 @@ def _parsed_time(text: str, _: str) -> dt.time:
 
 
 def _parsed_timestamp(text: str, _: str) -> dt.datetime:
-    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME), dt.datetime.fromisoformat, "a time stamp without zone")
+    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME), dt.datetime.fromisoformat, "a timestamp without zone")
     return found
 
 
 def _parsed_timestamptz(text: str, _: str) -> dt.datetime:
-    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME, _ZONE), _in_utc, "a time stamp with zone")
+    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME, _ZONE), _in_utc, "a timestamp with zone")
     return found
 
 

@@ -236,7 +236,7 @@ class _Builder:
         if isinstance(node, ScalarNode) and node.tag in _SCALARS:
             if control := _UNPRINTABLE.search(node.value):  # escaped, as in "\0": neither Postgres nor Airflow can store it
                 return self._refuse(path, f"contains the control character {quoted(control[0])[1:-1]}", "remove it")
-            if path[:1] in _AS_WRITTEN and node.style is None and _is_ambiguous(node):
+            if path[:1] in _AS_WRITTEN and not node.style and _is_ambiguous(node):
                 meaning = f"is {_scalar(node)!r} in YAML 1.1, which most people do not mean by {node.value}"
                 return self._refuse(path, meaning, f'write "{node.value}" in quotes for text, or the value that is meant')
             return _scalar(node)

@@ -1,0 +1,149 @@
+"""Consumers without code: what becomes a column, which records are skipped, and where keys come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidemark.consume.connect_json import UNAVAILABLE
+from tidemark.consume.fields import Fields, FieldsClash, NameTooLong, NotARecord, steps_of
+from tidemark.sink.table import Column
+from tidemark.spec import SpecInvalid, load_consumer
+
+LINEAGE = [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
+FILE = "topics: [t]\nformat: {value: json}\nsink: {table: lake.t}\n"
+LONG = "payment_instruction_" * 4
+
+
+def given(value: pa.DataType, key: pa.DataType | None = None) -> pa.Schema:
+    return pa.schema([*LINEAGE, ("key", key or pa.string()), ("value", value)])
+
+
+def results(fields: Fields, values: Sequence[Any], keys: Sequence[str | None] | None = None) -> list[dict[str, Any]]:
+    """The rows of records in JSON, with disposition and error."""
+    count = len(values)
+    texts = [None if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
+    columns = [["t"] * count, [0] * count, list(range(count)), list(keys or [None] * count), texts]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, given(pa.string()), strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=given(pa.string()))
+    found: list[dict[str, Any]] = fields(batch).to_pylist()
+    return [{"disposition": None, "error": None} | row for row in found]
+
+
+def of_json(columns: dict[str, str], **more: Any) -> Fields:
+    return Fields(json=frozenset({"key", "value"}), table=tuple(Column(*each) for each in columns.items()), **more)
+
+
+# ---- columns
+
+
+@pytest.mark.parametrize(("first", "second"), [("user_id", "user"), ("user", "user_id")])
+def test_two_fields_with_the_name_of_one_column_are_refused(first: str, second: str) -> None:
+    """Either of them would be lost without a word."""
+    types = {"user_id": pa.int64(), "user": pa.struct([("id", pa.string())])}
+    with pytest.raises(FieldsClash) as caught:
+        Fields(flatten="_").output(given(pa.struct([(name, types[name]) for name in (first, second)])), None)
+    assert "both be the column user_id" in str(caught.value)
+    assert "user.id" in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [{"drop": frozenset({"user.id"})}, {"columns": (("owner", steps_of("user.id")),)}])
+def test_the_ways_out_that_the_text_names_are_ways_out(more: Any) -> None:
+    schema = given(pa.struct([("user_id", pa.int64()), ("user", pa.struct([("id", pa.string())]))]))
+    assert "user_id" in Fields(flatten="_", **more).output(schema, None).names
+
+
+@pytest.mark.parametrize("flatten", [None, "_"])
+def test_name_that_postgres_would_cut_is_refused_with_its_path(flatten: str | None) -> None:
+    kind = pa.struct([(LONG, pa.int64())]) if flatten is None else pa.struct([("p", pa.struct([(LONG, pa.int64())]))])
+    path = LONG if flatten is None else f"p.{LONG}"
+    with pytest.raises(NameTooLong, match=f"columns: {{shorter: {path}}}"):
+        Fields(flatten=flatten).output(given(kind), None)
+    assert Fields(flatten=flatten, columns=(("short", steps_of(path)),)).output(given(kind), None).names[0] == "short"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.list_(pa.string()), pa.map_(pa.string(), pa.int64())], ids=str)
+def test_values_without_fields_are_loaded_as_a_whole_or_refused(kind: pa.DataType) -> None:
+    with pytest.raises(NotARecord, match=r"columns: \{value: \$value\}"):
+        Fields().output(given(kind), None)
+    assert Fields(columns=(("doc", steps_of("$value")),)).output(given(kind), None).names[0] == "doc"
+
+
+# ---- records that are skipped
+
+
+@pytest.mark.parametrize(
+    ("wanted", "skipped"),
+    [
+        (1, [1, 1.0]),
+        (0, [0]),
+        (True, [True]),
+        (0.1, [0.1]),
+        ("1", ["1"]),
+        (None, [None]),
+    ],
+)
+def test_skip_if_compares_types_as_well(wanted: Any, skipped: list[Any]) -> None:
+    """In Python, 1 is True."""
+    values = [1, 1.0, 0, True, False, 0.1, "1", None]
+    rows = results(of_json({}, skip_if=(("x", steps_of("x"), (wanted,)),)), [{"x": value} for value in values])
+    found = [value for value, row in zip(values, rows, strict=True) if row["disposition"] == "skip"]
+    assert [(type(value), value) for value in found] == [(type(value), value) for value in skipped]
+
+
+@pytest.mark.parametrize(
+    ("written", "is_refused"),
+    [
+        *((text, True) for text in ("NO", "on", "yes", "12:30", "010", "1_000", "0x1F", "1e3", "0b11", "190:20:30")),
+        *((text, False) for text in ("true", "false", "10", "-1", "1.5", "null", "~", "SE", '"NO"', "'010'", "1.0e+3")),
+    ],
+)
+def test_plain_text_that_yaml_takes_for_something_else_is_refused(tmp_path: Path, written: str, is_refused: bool) -> None:
+    """YAML 1.1 takes NO for false and 12:30 for 750."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"{FILE}skip_if: {{country: [{written}, DE]}}\n")
+    if is_refused:
+        with pytest.raises(SpecInvalid, match=r"in YAML 1\.1"):
+            load_consumer(path)
+    else:
+        load_consumer(path)
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize(("kind", "key", "expected"), [("text", '"a1"', "a1"), ("bigint", "17", 17), ("bigint", '{"id": 17}', 17)])
+def test_key_of_a_tombstone_may_be_one_value_or_an_object(kind: str, key: str, expected: Any) -> None:
+    (row,) = results(of_json({"id": kind}, upsert=True, key=("id",)), [None], [key])
+    assert (row["disposition"], row["id"], row["error"]) == ("delete", expected, None)
+
+
+def test_tombstone_changes_nothing_for_its_neighbours() -> None:
+    """The keys of records that do not delete are not read, so they need not be JSON."""
+    fields = of_json({"id": "bigint"}, upsert=True, key=("id",))
+    rows = results(fields, [{"id": 1}, None, {"id": 3}], ["no JSON", '{"id": 2}', None])
+    assert [(row["disposition"], row["id"]) for row in rows] == [(None, 1), ("delete", 2), (None, 3)]
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("value", [UNAVAILABLE, [UNAVAILABLE], {"a": UNAVAILABLE}])
+def test_placeholder_of_debezium_is_not_stored_from_a_topic_without_envelopes(value: Any) -> None:
+    """ExtractNewRecordState leaves it in."""
+    rows = results(of_json({"id": "bigint", "x": "jsonb"}), [{"id": 1, "x": value}, {"id": 2, "x": "a"}])
+    assert rows[0]["error"].startswith("Fail: x is not in the record, because the value is large (TOAST)")
+    assert rows[1]["disposition"] is None
+
+
+@pytest.mark.parametrize("text", ["9" * 5_000, "1e9999999999999999999", "1e100000000"])
+def test_number_of_any_size_costs_what_its_digits_cost(text: str) -> None:
+    rows = results(of_json({"id": "bigint", "x": "numeric"}), [f'{{"id": 1, "x": {text}}}', {"id": 2, "x": 1}])
+    assert (rows[0]["disposition"], rows[1]["x"]) in ((None, "1"), ("fail", "1"))
+    assert rows[0]["x"] is None or Decimal(rows[0]["x"]) == Decimal(text)
