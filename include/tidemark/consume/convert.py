@@ -71,8 +71,8 @@ _INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 _FLOATS = ("real", "double precision")
 _TEXTS = ("text", "character varying", "character", "name")
 _JSON = ("json", "jsonb")
-_EXACT_DIGITS = {"real": 6, "double precision": 15}
-"""A number of at most so many digits is the nearest one to a float, and is shown again as it was sent."""
+_EXACT_DIGITS = {"real": (6, 2.0**-126), "double precision": (15, 2.0**-1022)}
+"""A float keeps so many digits, if it is not less than this."""
 _MOST_DIGITS = 1_100
 """A double has at most 767 significant digits."""
 _DATE = r"\d{4}-\d\d-\d\d"
@@ -121,7 +121,8 @@ def _float_of_decimal(value: Decimal, postgres: str) -> float:
     nearest = _float32(float(value)) if base == "real" else float(value)
     if math.isinf(nearest) or (nearest == 0) is not (value == 0):
         raise Misfit("is out of range")
-    if digits > _EXACT_DIGITS[base] and Decimal(f"{nearest:.{digits - 1}e}") != value:
+    most, least = _EXACT_DIGITS[base]
+    if (digits > most or abs(nearest) < least) and Decimal(f"{nearest:.{digits - 1}e}") != value:
         raise Misfit(f"has more digits than {base} keeps")
     return nearest
 

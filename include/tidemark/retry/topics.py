@@ -190,8 +190,13 @@ def settings_of(one: Wanted, largest: int) -> dict[str, str]:
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": "-1" if one.delay is None else str((one.delay + KEEP) // _MILLISECOND),
         "retention.bytes": "-1",
-        "max.message.bytes": str(largest + HEADER_BYTES),
+        "max.message.bytes": str(_with_headers(largest)),
     }
+
+
+def _with_headers(largest: int) -> int:
+    """Kafka's limits are numbers of 32 bits, and no record is larger."""
+    return min(largest + HEADER_BYTES, 2**31 - 1)
 
 
 def unfit(found: Found, spec: ConsumerSpec, largest: int) -> list[str]:
@@ -229,7 +234,7 @@ def _retention(found: Found) -> list[str]:
 
 
 def _size(found: Found, largest: int) -> list[str]:
-    least, limit = largest + HEADER_BYTES, int(found.settings["max.message.bytes"].value)
+    least, limit = _with_headers(largest), int(found.settings["max.message.bytes"].value)
     if limit >= least:
         return []
     return [

@@ -158,6 +158,14 @@ def test_partitions_are_those_of_the_spec(outbox: Outbox) -> None:
     assert all("it has 4 partitions" in problem for problem in problems(outbox))
 
 
+def test_topics_with_the_largest_limit_that_kafka_has_get_a_ladder(outbox: Outbox) -> None:
+    """Nothing is left for headers, and Kafka's limits have 32 bits."""
+    outbox.topics.alter(outbox.topic, max_message_bytes=str(2**31 - 1))
+    assert set(ensure(outbox, create=True).values()) == {True}
+    assert {settings["max.message.bytes"].value for settings in outbox.cluster.settings(outbox.tiers).values()} == {str(2**31 - 1)}
+    assert set(ensure(outbox).values()) == {False}
+
+
 def test_a_pattern_that_matches_the_retry_topics_too_does_not_mean_them(outbox: Outbox) -> None:
     """The consumer does not read them, so their ``max.message.bytes`` does not raise the required limit."""
     own, source = outbox.group.replace(".", r"\."), outbox.topic
