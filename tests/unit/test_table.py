@@ -161,7 +161,9 @@ def test_the_ddl_of_a_sink_has_its_columns_its_lineage_and_the_unique_index() ->
     assert ddl.startswith('CREATE SCHEMA IF NOT EXISTS "analytics";\nCREATE TABLE "analytics"."departures" (\n')
     assert '"od""d"           numeric(9,2),' in ddl
     assert '"kafka_seq"       integer NOT NULL,' in ddl
-    assert "UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)" in ddl
+    assert "PRIMARY KEY (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)" in ddl
+    upsert = create_ddl(TABLE, output(("city", pa.string())), "", key=["city"])
+    assert 'PRIMARY KEY ("city"),\n    UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)' in upsert
     assert '"departures_p1" PARTITION OF "analytics"."departures" FOR VALUES IN (1);' in ddl
     assert '"departures_rest" PARTITION OF "analytics"."departures" DEFAULT;' in ddl
     assert ddl.endswith("-- view")

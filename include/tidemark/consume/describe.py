@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemark.consume.convert import converts
 from tidemark.consume.fields import Fields
@@ -26,6 +26,7 @@ from tidemark.sink.table import (
     SinkMismatch,
     SinkMissing,
     SinkNoTable,
+    blocking_publication,
     has_unique_index,
     match,
     read_columns,
@@ -169,7 +170,8 @@ def compare(
     compared = {}
     for name, sink in sinks.items():
         try:
-            columns, by_lineage, by_key = _found(connection, sink)
+            found = _found(connection, sink)
+            columns = found.columns
         except (SinkMissing, SinkHidden, SinkNoTable) as error:
             compared[name] = Compared(refused=error)
             continue
@@ -187,9 +189,10 @@ def compare(
             match,
             sink.table,
             output=output,
-            lineage_index=by_lineage,
+            lineage_index=found.by_lineage,
             key=sink.key,
-            key_index=by_key,
+            key_index=found.by_key,
+            publication=found.publication,
             aggregates=transform.form is Form.SPARK,
             deletes=sink.deletes,
         )
@@ -203,16 +206,25 @@ def compare(
     return compared
 
 
-def _found(connection: Connection, sink: Sink) -> tuple[list[Column], bool, bool]:
-    """The table's columns, and whether it has the unique indexes on its lineage and its key."""
+class _Found(NamedTuple):
+    """A table's columns, whether it has the unique indexes on its lineage and its key, and its `blocking_publication`."""
+
+    columns: list[Column]
+    by_lineage: bool
+    by_key: bool
+    publication: str | None
+
+
+def _found(connection: Connection, sink: Sink) -> _Found:
     with transaction(connection) as cur:
         columns = read_columns(cur, sink.table)
         require_table(cur, sink.table)
         by_lineage = has_unique_index(cur, sink.table, [name for name, _ in LINEAGE])
         by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)
+        publication = blocking_publication(cur, sink.table)
     if not columns:
         raise SinkMissing(table=sink.table)
-    return columns, by_lineage, by_key
+    return _Found(columns, by_lineage, by_key, publication)
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:

@@ -7,6 +7,7 @@ SELECT coalesce(max(number), 0) FROM tidemark.rewind_archive WHERE rewind_id = %
 -- name: make_archive
 -- A table with the sink's columns, without its indexes and constraints. Locks the sink only against changes of its columns.
 CREATE TABLE {archive} (LIKE {table});
+ALTER TABLE {archive} REPLICA IDENTITY FULL; -- so that a publication of all tables lets erasures delete from it
 
 -- name: drop_archive
 DROP TABLE {archive};

@@ -223,10 +223,19 @@ def has_unique_index(cur: Cursor, table: str, columns: Sequence[str]) -> bool:
     return bool(row and row[0])
 
 
+def blocking_publication(cur: Cursor, table: str) -> str | None:
+    """A publication because of which Postgres refuses updates and deletes of the table's rows."""
+    cur.execute(SQL["publication"], {"table": quoted_table(table)})
+    row = cur.fetchone()
+    return row[0] if row else None
+
+
 def create_ddl(
     table: str, output: pa.Schema, view: str, *, key: Sequence[str] = (), soft: bool = False, partitions: int | None = None
 ) -> str:
-    """The complete DDL of a sink for this output: schema, table, unique lineage index, view of validated rows.
+    """The complete DDL of a sink for this output: schema, table, primary key, unique lineage index, view of validated rows.
+
+    The primary key, of the key or of the lineage, lets Postgres publish changes of the rows.
 
     ``key`` are the key columns of an upsert sink; ``soft``: it keeps deleted rows. With ``partitions``, the table is LIST-partitioned by
     Kafka partition, so that each writer has its own index. Raises `SinkMismatch` for a column whose type has no counterpart in Postgres,
@@ -250,7 +259,8 @@ def create_ddl(
     width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in own])
     lines = [f"    {quoted(field.name):<{width}} {_kind(field)}{' NOT NULL' * (field.name in key)}" for field in data]
     lines += [f"    {quoted(name):<{width}} {kind} NOT NULL{' DEFAULT false' * ((name, kind) == MARK)}" for name, kind in own]
-    lines += [f"    {_unique(columns)}" for columns in (key, _LINEAGE_NAMES) if columns]
+    lines.append(f"    PRIMARY KEY ({_listed(key or _LINEAGE_NAMES)})")
+    lines += [f"    {_unique(_LINEAGE_NAMES)}"] if key else []
     schema = table.split(".")[0]
     parts = [f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};"] if schema != "public" else []
     parts.append(f"CREATE TABLE {quoted_table(table)} (\n" + ",\n".join(lines) + "\n)" + (_PARTITIONED if partitions else "") + ";")
@@ -280,12 +290,14 @@ def match(
     lineage_index: bool,
     key: Sequence[str] = (),
     key_index: bool = True,
+    publication: str | None = None,
     aggregates: bool = False,
     deletes: Deletes = Deletes.REFUSE,
 ) -> Layout:
     """Matches this output to these columns. Raises `SinkMismatch` with every difference and the DDL that fixes the table.
 
-    ``lineage_index`` and ``key_index`` say whether the unique indexes exist. ``aggregates``: the output may lack the lineage columns,
+    ``lineage_index`` and ``key_index`` say whether the unique indexes exist. ``publication``: `blocking_publication`.
+    ``aggregates``: the output may lack the lineage columns,
     because no single record produced a row.
     """
     have = {column.name: column for column in columns}
@@ -297,6 +309,7 @@ def match(
         *_not_given(columns, output),
         *_key_differences(table, have, output, key, key_index=key_index),
         *_deletes_differences(table, have, output, deletes),
+        *_publication_differences(table, key, publication),
     ]
     if found:
         raise SinkMismatch(
@@ -355,6 +368,15 @@ def _deletes_differences(table: str, have: Mapping[str, Column], output: pa.Sche
         yield Difference(f"the table lacks the column {name}, which soft deletes set", alter)
     elif deletes is Deletes.SOFT and have[name].type != kind:
         yield Difference(f"the table's {name} is {have[name].type}, but must be {kind}")
+
+
+def _publication_differences(table: str, key: Sequence[str], publication: str | None) -> Iterator[Difference]:
+    if publication is not None:
+        problem = (
+            f"the publication {publication} has the table, which has no primary key and no other replica identity, "
+            "so Postgres refuses to change or delete its rows"
+        )
+        yield Difference(problem, f"ALTER TABLE {quoted_table(table)} ADD PRIMARY KEY ({_listed(key or _LINEAGE_NAMES)});")
 
 
 def _output_differences(output: pa.Schema) -> Iterator[Difference]:
@@ -420,7 +442,11 @@ _PARTITIONED = " PARTITION BY LIST (kafka_partition)"
 
 
 def _unique(columns: Sequence[str]) -> str:
-    return f"UNIQUE ({', '.join(quoted(name) if name not in _LINEAGE_NAMES else name for name in columns)})"
+    return f"UNIQUE ({_listed(columns)})"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(quoted(name) if name not in _LINEAGE_NAMES else name for name in columns)
 
 
 def _kind(field: pa.Field) -> str | None:

@@ -26,6 +26,18 @@ SELECT EXISTS (
            = (SELECT array_agg(name ORDER BY name) FROM unnest(%(columns)s::text[]) AS name)
 );
 
+-- name: publication
+-- A publication with which Postgres refuses to change or delete rows of the table, or of one of its partitions: there is no replica identity.
+SELECT pubname
+  FROM (SELECT to_regclass(%(table)s)::oid AS relid UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))) AS part
+  JOIN pg_class ON pg_class.oid = relid
+  JOIN pg_namespace ON pg_namespace.oid = relnamespace
+  JOIN pg_publication_tables ON schemaname = nspname AND tablename = relname
+  JOIN pg_publication USING (pubname)
+ WHERE (pubupdate OR pubdelete)
+   AND (relreplident = 'n' OR (relreplident = 'd' AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = relid AND indisprimary)))
+ ORDER BY pubname LIMIT 1;
+
 -- name: kind
 -- The kind of a relation that is not a table; null for a table or partitioned table.
 SELECT CASE relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END
