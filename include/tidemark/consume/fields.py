@@ -101,13 +101,13 @@ class FieldsClash(Refused):
     """Two fields would become one column."""
 
     column: str
-    paths: tuple[str, str]
+    first: str
+    second: str
 
     def __str__(self) -> str:
-        first, second = self.paths
         return (
-            f"The fields {first} and {second} would both be the column {self.column}. Name one of them, "
-            f"columns: {{{self.column}_: {second}}}, or drop it: drop: [{second}]."
+            f"The fields {self.first} and {self.second} would both be the column {self.column}. Name one of them, "
+            f"columns: {{{self.column}_: {self.second}}}, or drop it: drop: [{self.second}]."
         )
 
 
@@ -275,7 +275,7 @@ class Fields:
                 if self.flatten is not None and pa.types.is_struct(each.type):
                     add(each.type, steps, f"{name}{self.flatten}")
                 elif name in found:
-                    raise FieldsClash(column=name, paths=(".".join(found[name][1:]), ".".join(steps[1:])))
+                    raise FieldsClash(column=name, first=".".join(found[name][1:]), second=".".join(steps[1:]))
                 elif len(name.encode()) > POSTGRES_NAME_LIMIT:
                     raise NameTooLong(column=name, path=".".join(steps[1:]))
                 else:
