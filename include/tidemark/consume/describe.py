@@ -28,7 +28,9 @@ from tidemark.sink.table import (
     SinkNoTable,
     blocking_publication,
     has_unique_index,
+    lineage_index_columns,
     match,
+    partition_key,
     read_columns,
     require_table,
 )
@@ -193,6 +195,7 @@ def compare(
             key=sink.key,
             key_index=found.by_key,
             publication=found.publication,
+            partitioned_by=found.partitioned_by,
             aggregates=transform.form is Form.SPARK,
             deletes=sink.deletes,
         )
@@ -207,24 +210,26 @@ def compare(
 
 
 class _Found(NamedTuple):
-    """A table's columns, whether it has the unique indexes on its lineage and its key, and its `blocking_publication`."""
+    """A table's columns, whether it has the unique indexes on its lineage and its key, its `blocking_publication` and `partition_key`."""
 
     columns: list[Column]
     by_lineage: bool
     by_key: bool
     publication: str | None
+    partitioned_by: list[str]
 
 
 def _found(connection: Connection, sink: Sink) -> _Found:
     with transaction(connection) as cur:
         columns = read_columns(cur, sink.table)
         require_table(cur, sink.table)
-        by_lineage = has_unique_index(cur, sink.table, [name for name, _ in LINEAGE])
+        partitioned_by = partition_key(cur, sink.table)
+        by_lineage = has_unique_index(cur, sink.table, lineage_index_columns(partitioned_by))
         by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)
         publication = blocking_publication(cur, sink.table)
     if not columns:
         raise SinkMissing(table=sink.table)
-    return _Found(columns, by_lineage, by_key, publication)
+    return _Found(columns, by_lineage, by_key, publication, partitioned_by)
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:

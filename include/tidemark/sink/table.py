@@ -216,6 +216,12 @@ def require_table(cur: Cursor, table: str) -> None:
         raise SinkNoTable(table=table, kind=row[0])
 
 
+def partition_key(cur: Cursor, table: str) -> list[str]:
+    """The columns by which the table is partitioned."""
+    cur.execute(SQL["partition_key"], {"table": quoted_table(table)})
+    return [name for (name,) in cur.fetchall()]
+
+
 def has_unique_index(cur: Cursor, table: str, columns: Sequence[str]) -> bool:
     """Whether there is a unique index on exactly these columns that ``ON CONFLICT`` can use."""
     cur.execute(SQL["unique_index"], {"table": quoted_table(table), "columns": list(columns)})
@@ -291,12 +297,14 @@ def match(
     key: Sequence[str] = (),
     key_index: bool = True,
     publication: str | None = None,
+    partitioned_by: Sequence[str] = (),
     aggregates: bool = False,
     deletes: Deletes = Deletes.REFUSE,
 ) -> Layout:
     """Matches this output to these columns. Raises `SinkMismatch` with every difference and the DDL that fixes the table.
 
-    ``lineage_index`` and ``key_index`` say whether the unique indexes exist. ``publication``: `blocking_publication`.
+    ``lineage_index`` and ``key_index`` say whether the unique indexes exist; that of the lineage has the columns of ``partitioned_by`` as
+    well, which is the table's `partition_key`. ``publication``: `blocking_publication`.
     ``aggregates``: the output may lack the lineage columns,
     because no single record produced a row.
     """
@@ -304,12 +312,12 @@ def match(
     by_record = not aggregates or any(name in output.names for name in (*GIVEN, *OPTIONAL))
     found = [
         *(_output_differences(output) if by_record else ()),
-        *_lineage_differences(table, have, output, lineage_index=lineage_index),
+        *_lineage_differences(table, have, output, lineage_index=lineage_index, partitioned_by=partitioned_by),
         *(found for field in data_fields(output) if (found := _difference(table, field, have.get(field.name))) is not None),
         *_not_given(columns, output),
-        *_key_differences(table, have, output, key, key_index=key_index),
+        *_key_differences(table, have, output, key, key_index=key_index, partitioned_by=partitioned_by),
         *_deletes_differences(table, have, output, deletes),
-        *_publication_differences(table, key, publication),
+        *_publication_differences(table, key, publication, partitioned_by),
     ]
     if found:
         raise SinkMismatch(
@@ -328,7 +336,13 @@ def offers(table: str, columns: Sequence[Column], output: pa.Schema) -> list[Dif
     return [each for each in wider if each is not None and each.change is Change.WIDEN]
 
 
-def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool) -> Iterator[Difference]:
+def lineage_index_columns(partitioned_by: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys((*_LINEAGE_NAMES, *partitioned_by)))
+
+
+def _lineage_differences(
+    table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool, partitioned_by: Sequence[str]
+) -> Iterator[Difference]:
     alter = f"ALTER TABLE {quoted_table(table)}"
     for name in dict.fromkeys(output.names):
         if output.names.count(name) > 1:
@@ -340,14 +354,16 @@ def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Sche
             problem = f"the table's {name} is {have[name].type}, but must be {kind}"
             yield Difference(problem, f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};")
     if not lineage_index:
-        yield Difference("the table has no unique index on its lineage columns", f"{alter} ADD {_unique(_LINEAGE_NAMES)};")
+        beside = f" and {', '.join(more)}" if (more := lineage_index_columns(partitioned_by)[len(_LINEAGE_NAMES) :]) else ""
+        unique = _unique(lineage_index_columns(partitioned_by))
+        yield Difference(f"the table has no unique index on its lineage columns{beside}", f"{alter} ADD {unique};")
     for field in output:
         if field.name in _FILLED_IN:
             yield Difference(f"the output has the lineage column {field.name}, which Tidemark fills in: remove it")
 
 
 def _key_differences(
-    table: str, have: Mapping[str, Column], output: pa.Schema, key: Sequence[str], *, key_index: bool
+    table: str, have: Mapping[str, Column], output: pa.Schema, key: Sequence[str], *, key_index: bool, partitioned_by: Sequence[str]
 ) -> Iterator[Difference]:
     alter = f"ALTER TABLE {quoted_table(table)}"
     for name in key:
@@ -355,7 +371,10 @@ def _key_differences(
             yield Difference(f"the output lacks the key column {name}")
         if name in have and not have[name].not_null:
             yield Difference(f"the key column {name} is nullable", f"{alter} ALTER COLUMN {quoted(name)} SET NOT NULL;")
-    if key and not key_index:
+    if key and (outside := [name for name in partitioned_by if name not in key]):
+        names = ", ".join(outside)
+        yield Difference(f"the table is partitioned by {names}, so Postgres cannot keep a key without {names} unique: add it to sink.key")
+    elif key and not key_index:
         yield Difference(f"the table has no unique index on the key {', '.join(key)}", f"{alter} ADD {_unique(key)};")
 
 
@@ -370,13 +389,16 @@ def _deletes_differences(table: str, have: Mapping[str, Column], output: pa.Sche
         yield Difference(f"the table's {name} is {have[name].type}, but must be {kind}")
 
 
-def _publication_differences(table: str, key: Sequence[str], publication: str | None) -> Iterator[Difference]:
+def _publication_differences(
+    table: str, key: Sequence[str], publication: str | None, partitioned_by: Sequence[str]
+) -> Iterator[Difference]:
     if publication is not None:
         problem = (
             f"the publication {publication} has the table, which has no primary key and no other replica identity, "
             "so Postgres refuses to change or delete its rows"
         )
-        yield Difference(problem, f"ALTER TABLE {quoted_table(table)} ADD PRIMARY KEY ({_listed(key or _LINEAGE_NAMES)});")
+        primary = _listed(key or lineage_index_columns(partitioned_by))
+        yield Difference(problem, f"ALTER TABLE {quoted_table(table)} ADD PRIMARY KEY ({primary});")
 
 
 def _output_differences(output: pa.Schema) -> Iterator[Difference]:

@@ -15,6 +15,12 @@ SELECT attname AS name, CASE WHEN kind.typtype = 'e' THEN 'enum' ELSE format_typ
  WHERE kind.typtype <> 'd'
  ORDER BY attnum;
 
+-- name: partition_key
+-- The columns by which a table is partitioned. Postgres requires them in each unique index of such a table.
+SELECT attname::text FROM pg_partitioned_table
+  JOIN pg_attribute ON attrelid = partrelid AND attnum = ANY (partattrs::int2[])
+ WHERE partrelid = to_regclass(%(table)s) ORDER BY attnum;
+
 -- name: unique_index
 -- Whether there is a valid unique index on exactly these columns, in any order, that is not deferrable.
 SELECT EXISTS (
