@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tidemark.consume.connect_json import UNAVAILABLE
-from tidemark.consume.fields import Fields, FieldsClash, NameTooLong, NotARecord, steps_of
+from tidemark.consume.fields import Fields, FieldsClash, NameTooLong, NotARecord, steps_of, transform_of
 from tidemark.sink.table import Column
 from tidemark.spec import SpecInvalid, load_consumer
 
@@ -140,6 +140,34 @@ def test_placeholder_of_debezium_is_not_stored_from_a_topic_without_envelopes(va
     rows = results(of_json({"id": "bigint", "x": "jsonb"}), [{"id": 1, "x": value}, {"id": 2, "x": "a"}])
     assert rows[0]["error"].startswith("Fail: x is not in the record, because the value is large (TOAST)")
     assert rows[1]["disposition"] is None
+
+
+def test_placeholder_that_the_connector_was_given_is_not_stored_either(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(FILE.replace("json}", "json, placeholder: __gone__}"))
+    fields = transform_of(load_consumer(path), ()).function
+    assert isinstance(fields, Fields)
+    rows = results(fields.bound([Column("x", "text")]), [{"x": "__gone__"}, {"x": UNAVAILABLE}])
+    assert [(row["disposition"], row["x"]) for row in rows] == [("fail", "__gone__"), (None, UNAVAILABLE)]
+
+
+@pytest.mark.parametrize("mark", ["true", True])
+def test_row_that_unwrapped_change_data_marks_as_deleted_is_deleted(mark: Any) -> None:
+    """Only its key is needed: other columns may be null, or may not have been sent."""
+    fields = of_json({"id": "bigint", "n": "integer"}, upsert=True, key=("id",))
+    deleted = {"id": 1, "n": "not sent", "__deleted": mark}
+    rows = results(fields, [deleted, {"id": 2, "n": 5, "__deleted": "false"}, deleted | {"id": "x"}])
+    assert [(row["disposition"], row["id"], row["n"]) for row in rows] == [("delete", 1, None), (None, 2, 5), ("fail", None, None)]
+    (row,) = results(of_json({"id": "bigint"}, upsert=True), [deleted])
+    assert (row["disposition"], "set sink.deletes" in row["error"]) == ("fail", True)
+    (row,) = results(of_json({"id": "bigint"}), [deleted])
+    assert row["disposition"] is None
+
+
+def test_mark_of_deleted_rows_is_no_column_of_an_upsert_sink() -> None:
+    schema = given(pa.struct([("id", pa.int64()), ("__deleted", pa.string())]))
+    assert "__deleted" not in Fields(upsert=True, key=("id",)).output(schema, None).names
+    assert "__deleted" in Fields().output(schema, None).names
 
 
 @pytest.mark.parametrize("text", ["9" * 5_000, "1e9999999999999999999", "1e100000000"])

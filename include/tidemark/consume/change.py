@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemark.consume import connect_json
-from tidemark.consume.connect_json import UNAVAILABLE, Types
+from tidemark.consume.connect_json import Placeholder, Types
 from tidemark.errors import Refused
 
 if TYPE_CHECKING:
@@ -96,28 +96,27 @@ def opened(batch: pa.RecordBatch) -> Opened:
     return Opened(rows, skipped, errors, types)
 
 
-def not_sent(array: pa.Array) -> set[int]:
-    """The places of values that Debezium could not send, in decoded data: of `UNAVAILABLE`, or with it anywhere within."""
+def not_sent(array: pa.Array, placeholder: Placeholder) -> set[int]:
+    """The places of values that Debezium could not send, in decoded data: of the placeholder, or with it anywhere within."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = array.type
     if pa.types.is_struct(kind):
-        return {at for number in range(kind.num_fields) for at in not_sent(pc.struct_field(array, [number]))}
+        return {at for number in range(kind.num_fields) for at in not_sent(pc.struct_field(array, [number]), placeholder)}
     if pa.types.is_map(kind):
-        lists = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
-        return not_sent(lists)
+        return not_sent(array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))), placeholder)
     if pa.types.is_list(kind):
         parents = pc.list_parent_indices(array)
-        found = {parents[at].as_py() for at in not_sent(array.flatten())}
-        return found | _written_in_numbers(array)
+        found = {parents[at].as_py() for at in not_sent(array.flatten(), placeholder)}
+        return found | _written_in_numbers(array, placeholder)
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         return set()
-    same = pc.equal(array, pa.scalar(UNAVAILABLE.encode(), pa.binary()).cast(kind)).fill_null(False)
+    same = pc.equal(array, pa.scalar(placeholder.text.encode(), pa.binary()).cast(kind)).fill_null(False)
     return set(same.to_numpy(zero_copy_only=False).nonzero()[0].tolist())
 
 
-def _written_in_numbers(array: pa.Array) -> set[int]:
+def _written_in_numbers(array: pa.Array, placeholder: Placeholder) -> set[int]:
     """The places of lists of numbers, or of what has become of them (days, times), that are the placeholder's bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -125,12 +124,12 @@ def _written_in_numbers(array: pa.Array) -> set[int]:
     kind = array.type.value_type
     if not (pa.types.is_primitive(kind) or pa.types.is_decimal(kind)) or pa.types.is_boolean(kind):
         return set()
-    long = pc.equal(pc.list_value_length(array), len(UNAVAILABLE)).fill_null(False)
+    long = pc.equal(pc.list_value_length(array), len(placeholder.bytes)).fill_null(False)
     found = set()
     for at in pc.indices_nonzero(long).to_pylist():
         values = array[at].values
         if pa.types.is_temporal(kind):
             values = values.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
-        if connect_json.is_written_in_numbers(values.to_pylist()):
+        if placeholder.is_written_in(values.to_pylist()):
             found.add(at)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TOMBSTONE = "its value is null, which deletes the row of its key; the sink refuses deletes: set sink.deletes to hard or soft"
+MARKED = "it says that its row is deleted (__deleted), and the sink refuses deletes: set sink.deletes to hard or soft"
 RESERVED = frozenset((*GIVEN, *OPTIONAL, *(name for name, _ in LINEAGE)))
 """Columns with a meaning of their own."""
 _LINEAGE = frozenset(name for name, _ in LINEAGE)
 _ROOTS = {"$key": "key", "$timestamp": "timestamp", "$value": "value", "$change": "change"}
 
+_MARK = ("value", "__deleted")
+"""The field of unwrapped change data that says whether its row is deleted."""
 Steps = tuple[str, ...]
 """A path: the column of the input (``key``, ``value``, ``timestamp``, ``change``), then the fields."""
 
@@ -143,6 +146,7 @@ def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         key=() if sink.deletes is Deletes.REFUSE else sink.key,
         json=frozenset(jsons),
         changes=changes,
+        placeholder=connect_json.Placeholder(spec.format.placeholder or connect_json.UNAVAILABLE),
     )
     return Transform(Form.ARROW, fields, "", "")
 
@@ -158,8 +162,8 @@ class Fields:
 
     ``columns``: columns with paths of their own. ``drop``: fields that do not become columns. ``skip_if``: records whose fields all have
     one of these values are skipped. ``key``: the key columns of a sink with deletes, in which a record without a value deletes the row of
-    its key. ``json``: the sides that are JSON texts. ``changes``: values are change data. ``table``: the columns to write, once they are
-    known.
+    its key. ``json``: the sides that are JSON texts. ``changes``: values are change data. ``placeholder``: of values that Debezium has
+    not sent. ``table``: the columns to write, once they are known.
     """
 
     columns: tuple[tuple[str, Steps], ...] = ()
@@ -170,6 +174,7 @@ class Fields:
     key: tuple[str, ...] = ()
     json: frozenset[str] = frozenset()
     changes: bool = False
+    placeholder: connect_json.Placeholder = field(default_factory=connect_json.Placeholder)
     table: tuple[Column, ...] = ()
 
     def output(self, given: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
@@ -212,32 +217,37 @@ class Fields:
         null = pc.is_null(batch["value"])
         deleting = self._key_paths(batch.schema, paths) if pc.any(null).as_py() else {}
         parsed, errors = self._parsed(opened, paths, deleting)
+        marked = self._marked(batch, parsed)
         arrays = []
         for column in self.table:
             array, wrong = _column(batch, paths[column.name], column, parsed)
             if paths[column.name][0] == "value" not in self.json:
-                absent = dict.fromkeys(change.not_sent(_at(batch, paths[column.name])), f"Fail: {column.name} {connect_json.NOT_SENT}")
-                errors = absent | errors
+                absent = change.not_sent(_at(batch, paths[column.name]), self.placeholder)
+                errors = {at: f"Fail: {column.name} {connect_json.NOT_SENT}" for at in absent if not marked[at]} | errors
             if column.name in deleting:
                 keys, wrong_keys = _column(batch, deleting[column.name], column, parsed)
                 array = pc.if_else(null, keys, array)
                 wrong |= {at: why for at, why in wrong_keys.items() if null[at].as_py()}
             arrays.append(array)
             for at, why in wrong.items():
+                if marked[at] and column.name not in self.key:
+                    continue  # a delete needs its key only
                 errors.setdefault(at, f"Fail: {column.name} does not fit {column.type}: the value {why}")
         tombstones = null.to_numpy(zero_copy_only=False)
-        gone = self._skipped(batch, parsed) & ~tombstones
+        deletes = tombstones | marked
+        gone = self._skipped(batch, parsed) & ~deletes
         gone[list(opened.skipped)] = True
         if self.upsert and not self.key:
             errors |= dict.fromkeys(tombstones.nonzero()[0].tolist(), f"Fail: {TOMBSTONE}")
+            errors |= dict.fromkeys(marked.nonzero()[0].tolist(), f"Fail: {MARKED}")
         elif not self.upsert:
             gone |= tombstones
         names = [*(column.name for column in self.table), *GIVEN]
         arrays += [batch[name] for name in GIVEN]
-        if errors or gone.any() or tombstones.any():
+        if errors or gone.any() or deletes.any():
             said = [
-                "skip" if skipped else "fail" if at in errors else "delete" if deletes else None
-                for at, (skipped, deletes) in enumerate(zip(gone.tolist(), tombstones.tolist(), strict=True))
+                "skip" if skipped else "fail" if at in errors else "delete" if deleted else None
+                for at, (skipped, deleted) in enumerate(zip(gone.tolist(), deletes.tolist(), strict=True))
             ]
             names += ["disposition", "error"]
             arrays += [pa.array(said, pa.string()), pa.array([errors.get(at) for at in range(len(batch))], pa.string())]
@@ -270,7 +280,7 @@ class Fields:
         def add(kind: pa.DataType, above: Steps, prefix: str) -> None:
             for each in kind:
                 steps, name = (*above, each.name), f"{prefix}{each.name}"
-                if steps in used or ".".join(steps[1:]) in self.drop:
+                if steps in used or ".".join(steps[1:]) in self.drop or (self._reads_marks and steps == _MARK):
                     continue
                 if self.flatten is not None and pa.types.is_struct(each.type):
                     add(each.type, steps, f"{name}{self.flatten}")
@@ -309,6 +319,7 @@ class Fields:
         """The values that are within JSON, and the errors of records whose JSON cannot be read."""
         wanted = [(paths[column.name], column.type) for column in self.table] + [(steps, json_fields.ANY) for _, steps, _ in self.skip_if]
         wanted += [(deleting[column.name], column.type) for column in self.table if column.name in deleting]
+        wanted += [(_MARK, json_fields.ANY)] * self._reads_marks
         found: dict[tuple[Steps, str], list[Any]] = {}
         errors = dict(opened.errors)
         for side in self.json:
@@ -321,12 +332,30 @@ class Fields:
                     texts = _keys(texts, alone, [False] * len(texts) if read else opened.batch["value"].is_valid().to_pylist())
                 named = [(steps[1:], kind) for steps, kind in leaves]
                 types = opened.types.get(side)
-                values, wrong = json_fields.read(texts, named) if types is None else connect_json.read(texts, named, types)
-                if types is None:
-                    wrong = connect_json.not_sent(texts, values, named) | wrong
+                if types is not None:
+                    values, wrong = connect_json.read(texts, named, types, self.placeholder)
+                else:
+                    values, wrong = json_fields.read(texts, named)
+                    wrong = connect_json.not_sent(texts, values, named, self.placeholder) | wrong
                 found |= dict(zip(leaves, values, strict=True))
                 errors = wrong | errors
         return found, errors
+
+    @property
+    def _reads_marks(self) -> bool:
+        """Whether values may say that their row is deleted, as Debezium's ExtractNewRecordState lets them."""
+        return self.upsert and not self.changes
+
+    def _marked(self, batch: pa.RecordBatch, parsed: Mapping[tuple[Steps, str], list[Any]]) -> np.ndarray:
+        """Whether each value says that its row is deleted."""
+        import numpy as np
+        import pyarrow as pa
+
+        kind = batch["value"].type
+        values = parsed.get((_MARK, json_fields.ANY))
+        if values is None and self._reads_marks and pa.types.is_struct(kind) and kind.get_field_index(_MARK[1]) >= 0:
+            values = _at(batch, _MARK).to_pylist()
+        return np.array([value is True or value == "true" for value in values or [None] * len(batch)], bool)
 
     def _skipped(self, batch: pa.RecordBatch, parsed: Mapping[tuple[Steps, str], list[Any]]) -> np.ndarray:
         import numpy as np

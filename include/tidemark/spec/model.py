@@ -177,6 +177,8 @@ class Format(_Part):
     """As ``value_message``, for the keys."""
     envelope: Annotated[Annotated[Envelope, Field(strict=False)] | None, _GIVEN] = None
     """``debezium``: the values are change data, whose rows are loaded and deleted. See ``docs/changes.md``."""
+    placeholder: Annotated[Text | None, _GIVEN] = None
+    """Debezium's ``unavailable.value.placeholder``, if the connector has another one than the default. Such a value fails its record."""
 
     @property
     def uses_registry(self) -> bool:
