@@ -80,6 +80,14 @@ _TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
 _ZONE = r"(?:Z|z|[+-]\d\d(?::?\d\d(?::?\d\d)?)?)"
 _TOO_FINE = "is out of range, or has more digits after the second than the column"
 _TOO_LONG = "has more characters than the column"
+_MOST = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])\d*-\d\d-\d\d"
+_CLOCK = r"[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?"
+_ISO = {
+    "date": rf"{_MOST}$",
+    "timestamp without time zone": rf"{_MOST}{_CLOCK}$",
+    "timestamp with time zone": rf"{_MOST}{_CLOCK}(?:Z|[+-]\d\d:\d\d)$",
+}
+"""Texts that Arrow reads as Python does."""
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
 _FRACTION = re.compile(r"([.,]\d{6})\d+")
 
@@ -113,6 +121,8 @@ def _float_of_integer(value: int, postgres: str) -> float:
 def _float_of_decimal(value: Decimal, postgres: str) -> float:
     """The nearest float, if it has the digits that were sent."""
     base = base_of(postgres)
+    if base == "double precision" and repr(float(value)) == str(value):
+        return float(value)
     if not value.is_finite():
         return float("nan") if value.is_nan() else float(value)
     digits = len("".join(map(str, value.as_tuple().digits)).rstrip("0")) or 1
@@ -417,6 +427,13 @@ def _kind(value: Any) -> Kind:
     return found
 
 
+@functools.lru_cache(maxsize=1024)
+def _converter(kind: type, postgres: str) -> Callable[[Any, str], Any]:
+    """What converts values of exactly this Python type."""
+    known = cell(_KINDS[kind], postgres) if kind in _KINDS and not postgres.endswith("[]") else None
+    return known.convert if known is not None else _converted
+
+
 def _converted(value: Any, postgres: str) -> Any:
     if value is None:
         return None
@@ -496,11 +513,15 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
     if _are_native(values, postgres):
         with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):  # out of range
             return pa.array(values, target), {}
+    if (at_once := _at_once(values, base, postgres)) is not None:
+        return at_once, {}
     wrong: dict[int, str] = {}
     found: list[Any] = []
     for at, value in enumerate(values):
         try:
-            found.append(_converted(value, postgres))
+            kind: Any = type(value)
+            convert = _converter(kind, postgres)
+            found.append(convert(value, postgres))
         except (Misfit, RecursionError) as error:
             wrong[at] = str(error) if isinstance(error, Misfit) else "is nested too deeply"
             found.append(None)
@@ -515,6 +536,27 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
                 wrong[at] = "is not Unicode text" if isinstance(value, str) else "is out of range"
                 parts.append(pa.nulls(1, target))
         return pa.concat_arrays(parts), wrong
+
+
+def _at_once(values: list[Any], base: str, postgres: str) -> pa.Array | None:
+    """Numbers and times in text, which JSON has most, converted together. `None` if some of the values may be others, or may not fit."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = {*map(type, values)} - {type(None)}
+    if base == "numeric" and kinds <= {Decimal, int}:
+        texts = pa.array([None if value is None else str(value) for value in values], pa.string())
+        return None if numeric.encoded(texts, postgres)[1] else texts
+    if base == "double precision" and kinds == {Decimal}:
+        floats = [None if value is None else float(value) for value in values]
+        same = list(map(repr, floats)) == list(map(str, values))
+        return pa.array(floats, pa.float64()) if same else None
+    if base in _ISO and kinds == {str}:
+        texts = pa.array(values, pa.string())
+        if pc.all(pc.match_substring_regex(texts, _ISO[base])).as_py() in (True, None):
+            with contextlib.suppress(pa.ArrowInvalid):
+                return texts.cast(arrow_type(postgres))
+    return None
 
 
 def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:

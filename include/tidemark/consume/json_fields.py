@@ -28,6 +28,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("json", "jsonb"), msgspec.Raw),
 }
 """What is read for a column's type, without its modifier, if not anything."""
+_UNFINISHED = ("json", "jsonb", "bytea")
 
 
 def number(text: str) -> Decimal:
@@ -47,9 +48,11 @@ def read(texts: Sequence[str | None], leaves: Sequence[Leaf]) -> tuple[list[list
     columns: list[list[Any]] = [[]] * len(leaves)
     errors: dict[int, str] = {}
     for reader in _readers(tuple(leaves)):
-        found = _parsed(reader, texts, errors)
+        found, has_raw = _parsed(reader, texts, errors)
         for at, attributes in reader.places:
-            columns[at] = _finished(_walked(found, attributes), *leaves[at], errors)
+            columns[at] = _walked(found, attributes)
+            if has_raw or base_of(leaves[at][1]).removesuffix("[]") in _UNFINISHED:
+                columns[at] = _finished(columns[at], *leaves[at], errors)
     return columns, errors
 
 
@@ -129,14 +132,14 @@ def _type(postgres: str) -> Any:
     return _TYPES.get(base, Any)
 
 
-def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]) -> list[Any]:
-    """The fields of each text. Of one whose fields have other types than most, the fields are JSON."""
+def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]) -> tuple[list[Any], bool]:
+    """The fields of each text, and whether there are some that have other types than most: their fields are JSON."""
     decode, blank = reader.decode, reader.blank
     try:
-        return list(map(decode, texts))  # type: ignore[arg-type]
+        return list(map(decode, texts)), False  # type: ignore[arg-type]
     except (msgspec.MsgspecError, RecursionError, TypeError):  # TypeError: a null
         pass
-    found = []
+    found, has_raw = [], False
     for at, text in enumerate(texts):
         value = blank
         if text is not None:
@@ -144,13 +147,13 @@ def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]
                 value = decode(text)
             except msgspec.ValidationError:
                 try:
-                    value = reader.raw(text)
+                    value, has_raw = reader.raw(text), True
                 except msgspec.ValidationError as error:
                     errors[at] = f"Fail: {error}"
             except (msgspec.DecodeError, RecursionError) as error:
                 errors[at] = f"Undecodable: it is not JSON: {error}"
         found.append(value)
-    return found
+    return found, has_raw
 
 
 def _walked(rows: list[Any], attributes: Sequence[str]) -> list[Any]:
