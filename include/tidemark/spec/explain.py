@@ -30,6 +30,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "format.key_schema": ("is not a schema's file", "write the name of a file in include/schemas: order.avsc"),
     "format.value_message": ("is not the name of a message", "write its full name: shop.Order"),
     "format.key_message": ("is not the name of a message", "write its full name: shop.Order"),
+    "format.placeholder": ("is not text", "write the connector's unavailable.value.placeholder, in quotes if in doubt"),
     "format.envelope": ("is not an envelope", "write debezium, or remove the key"),
     "transform": ("is not module:function", "write module:function"),
     "columns": ("is not a mapping", "write a column and its field: {country: place.country}"),
