@@ -193,7 +193,7 @@ def test_sink_is_what_a_dict_would_be(cities: Scenario, runs: list[list[tuple[st
 def test_table_must_find_a_row_by_its_key(cities: Scenario) -> None:
     """Without the unique index, or with a nullable key, a key could have several rows. The error has the DDL that fixes the table. The
     transform must return the key."""
-    cities.sql(f"ALTER TABLE {cities.table} DROP CONSTRAINT {cities.name}_city_key, ALTER city DROP NOT NULL")
+    cities.sql(f"ALTER TABLE {cities.table} DROP CONSTRAINT {cities.name}_pkey, ALTER city DROP NOT NULL")
     produce(cities, ["ulm=1"])
     with pytest.raises(SinkMismatch) as refused:
         cities.run()
@@ -210,7 +210,7 @@ def test_table_must_find_a_row_by_its_key(cities: Scenario) -> None:
 @pytest.mark.parametrize("index", ["(city) WHERE people > 0", "(city, people)", "(lower(city))"])
 def test_index_that_is_not_on_exactly_the_key_does_not_count(cities: Scenario, index: str) -> None:
     """``ON CONFLICT`` could not use it."""
-    cities.sql(f"ALTER TABLE {cities.table} DROP CONSTRAINT {cities.name}_city_key")
+    cities.sql(f"ALTER TABLE {cities.table} DROP CONSTRAINT {cities.name}_pkey")
     cities.sql(f"CREATE UNIQUE INDEX ON {cities.table} {index}")
     produce(cities, ["ulm=1"])
     with pytest.raises(SinkMismatch, match="no unique index on the key city"):

@@ -185,7 +185,9 @@ def cut(column: pa.Array, postgres: str) -> dict[int, str]:
         return {}
     flat = pc.list_flatten(column) if pa.types.is_list(column.type) else column
     if pa.types.is_string(flat.type) and base_of(postgres) in ("character varying", "character"):
-        bad, why = pc.greater(pc.utf8_length(flat), digits[0]), f"has more than {digits[0]} characters"
+        beyond = pc.utf8_slice_codeunits(flat, digits[0])
+        bad = pc.and_(pc.not_equal(beyond, ""), pc.equal(pc.utf8_rtrim(beyond, " "), ""))
+        why = f"has spaces after its {digits[0]} characters, which Postgres would cut"
     elif pa.types.is_temporal(flat.type) and digits[0] < _MICROS:
         unit, whole = 10 ** (_MICROS - digits[0]), flat.cast(pa.int64())
         bad, why = pc.not_equal(whole, pc.multiply(pc.divide(whole, unit), unit)), f"has more than {digits[0]} digits after the second"
