@@ -241,6 +241,9 @@ def test_value_that_was_not_sent_fails_the_record_unless_the_column_is_dropped(k
     [
         (pa.string(), "text", UNAVAILABLE),
         (pa.binary(), "bytea", UNAVAILABLE.encode()),
+        (pa.large_string(), "text", UNAVAILABLE),
+        (pa.binary(len(UNAVAILABLE)), "bytea", UNAVAILABLE.encode()),
+        (pa.large_list(pa.string()), "text[]", [UNAVAILABLE]),
         (pa.list_(pa.string()), "text[]", [UNAVAILABLE]),
         (pa.list_(pa.int32()), "integer[]", [*UNAVAILABLE.encode()]),
         (pa.struct([("inner", pa.string())]), "jsonb", {"inner": UNAVAILABLE}),

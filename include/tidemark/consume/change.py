@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tidemark.consume import connect_json
 from tidemark.consume.connect_json import Placeholder, Types
 from tidemark.errors import Refused
+from tidemark.sink.types import is_bytes, is_text, parents
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,12 +107,15 @@ def not_sent(array: pa.Array, placeholder: Placeholder) -> set[int]:
         return {at for number in range(kind.num_fields) for at in not_sent(pc.struct_field(array, [number]), placeholder)}
     if pa.types.is_map(kind):
         return not_sent(array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))), placeholder)
-    if pa.types.is_list(kind):
-        parents = pc.list_parent_indices(array)
-        found = {parents[at].as_py() for at in not_sent(array.flatten(), placeholder)}
+    if pa.types.is_dictionary(kind):
+        return not_sent(array.dictionary_decode(), placeholder)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        found = set(parents(array)[[*not_sent(array.flatten(), placeholder)]].tolist())
         return found | _written_in_numbers(array, placeholder)
-    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+    if not (is_text(kind) or is_bytes(kind)):
         return set()
+    if pa.types.is_fixed_size_binary(kind):
+        array, kind = array.cast(pa.binary()), pa.binary()
     same = pc.equal(array, pa.scalar(placeholder.text.encode(), pa.binary()).cast(kind)).fill_null(False)
     return set(same.to_numpy(zero_copy_only=False).nonzero()[0].tolist())
 

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from tidemark.consume import json_fields
-from tidemark.consume.convert import Misfit, json_text
+from tidemark.consume.convert import json_text
+from tidemark.consume.plain import Misfit
 from tidemark.formats import connect
 from tidemark.sink.types import base_of, digits_of
 
@@ -34,6 +35,8 @@ _AS_IS = {
     "boolean": bool,
 }
 """Types of values that stay as they are in a column."""
+_MOST_DIGITS = 30
+"""Of a number that can be a byte, or a byte times what turns milliseconds into microseconds."""
 _NONE: Mapping[str, Any] = {}
 """In place of a record's schema that is none."""
 _MICROS = 3
@@ -64,22 +67,32 @@ class Placeholder:
 
     def is_in(self, value: Any) -> bool:
         """Whether a value is the placeholder, or has it within."""
-        if isinstance(value, str):
-            return value in (self.text, self.base64)
-        if isinstance(value, bytes):
-            return value == self.text.encode()
-        if isinstance(value, Mapping):
-            return any(self.is_in(each) for pair in value.items() for each in pair)
-        if isinstance(value, list):
-            return self.is_written_in(value) or any(map(self.is_in, value))
+        pending = [value]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, str | bytes):
+                if each in (self.text, self.base64, self.text.encode()):
+                    return True
+            elif isinstance(each, Mapping):
+                pending += [*each, *each.values()]
+            elif isinstance(each, list):
+                if self.is_written_in(each):
+                    return True
+                pending += each
         return False
 
     def is_written_in(self, values: Sequence[Any]) -> bool:
         """Whether numbers are its bytes, or a multiple of them: milliseconds become microseconds."""
-        if len(values) != len(self.bytes) or not all(isinstance(value, int | float | Decimal) and value for value in values):
+        if len(values) != len(self.bytes) or not all(map(_can_be_multiplied, values)):
             return False
         first, least = values[0], self.bytes[0]
         return all(value * least == first * byte for value, byte in zip(values, self.bytes, strict=True))
+
+
+def _can_be_multiplied(value: Any) -> bool:
+    if isinstance(value, Decimal):
+        return value.is_finite() and bool(value) and abs(value.adjusted()) < _MOST_DIGITS
+    return isinstance(value, int | float) and 0 < abs(value) < 10**_MOST_DIGITS
 
 
 class _Record(msgspec.Struct):

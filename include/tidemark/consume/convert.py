@@ -14,7 +14,6 @@ import datetime as dt
 import enum
 import functools
 import math
-import numbers
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -24,15 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidemark.consume.plain import Misfit, plain
 from tidemark.sink import numeric
-from tidemark.sink.types import arrow_type, base_of, conform, cut, fits, is_bytes, is_text
+from tidemark.sink.types import arrow_type, base_of, conformed, cut, fits, is_bytes, is_text, uuid_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-class Misfit(ValueError):
-    """A value does not fit its column. The text continues "the value ..." and does not quote it."""
 
 
 class Kind(enum.Enum):
@@ -77,15 +73,15 @@ _MOST_DIGITS = 1_100
 """A double has at most 767 significant digits."""
 _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
-_ZONE = r"(?:Z|z|[+-]\d\d(?::?\d\d(?::?\d\d)?)?)"
+_ZONE = r"(?:Z|z|[+-]\d\d(?::?[0-5]\d(?::?[0-5]\d)?)?)"
 _TOO_FINE = "is out of range, or has more digits after the second than the column"
-_TOO_LONG = "has spaces that Postgres would cut"
 _MOST = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])\d*-\d\d-\d\d"
+_INNER = r"^(?:000[2-9]|00[1-9]\d|0[1-9]\d\d|[1-8]\d\d\d|9[0-8]\d\d|99[0-8]\d|999[0-8])-\d\d-\d\d"
 _CLOCK = r"[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?"
 _ISO = {
     "date": rf"{_MOST}$",
     "timestamp without time zone": rf"{_MOST}{_CLOCK}$",
-    "timestamp with time zone": rf"{_MOST}{_CLOCK}(?:Z|[+-]\d\d:\d\d)$",
+    "timestamp with time zone": rf"{_INNER}{_CLOCK}(?:Z|[+-]\d\d:[0-5]\d)$",
 }
 """Texts that Arrow reads as Python does."""
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
@@ -121,10 +117,10 @@ def _float_of_integer(value: int, postgres: str) -> float:
 def _float_of_decimal(value: Decimal, postgres: str) -> float:
     """The nearest float, if it has the digits that were sent."""
     base = base_of(postgres)
+    if not value.is_finite():
+        return float(_loud(value))
     if base == "double precision" and repr(float(value)) == str(value):
         return float(value)
-    if not value.is_finite():
-        return float("nan") if value.is_nan() else float(value)
     digits = len("".join(map(str, value.as_tuple().digits)).rstrip("0")) or 1
     if digits > _MOST_DIGITS:
         raise Misfit(f"has more digits than {base} keeps")
@@ -135,6 +131,13 @@ def _float_of_decimal(value: Decimal, postgres: str) -> float:
     if (digits > most or abs(nearest) < least) and Decimal(f"{nearest:.{digits - 1}e}") != value:
         raise Misfit(f"has more digits than {base} keeps")
     return nearest
+
+
+def _loud(value: Decimal) -> Decimal:
+    """A number that is not finite, without the sign and the payload of a NaN, which Postgres has not."""
+    if value.is_snan():
+        raise Misfit("is a signaling NaN")
+    return Decimal("NaN") if value.is_nan() else value
 
 
 def _real(value: float, postgres: str) -> float:
@@ -157,6 +160,7 @@ def _double(value: float, postgres: str) -> float:
 
 def _numeric(value: Decimal | int, postgres: str) -> str:
     number = value if isinstance(value, Decimal) else Decimal(value)
+    number = number if number.is_finite() else _loud(number)
     try:
         numeric.require_fits(number, postgres)
     except numeric.NotNumeric as error:
@@ -176,10 +180,9 @@ def _parsed_float(text: str, postgres: str) -> float:
 
 
 def _parsed_uuid(text: str, _: str) -> bytes:
-    try:
-        return uuid.UUID(text).bytes
-    except ValueError:
-        raise Misfit("is not a uuid") from None
+    if (found := uuid_bytes(text)) is None:
+        raise Misfit("is not a uuid")
+    return found
 
 
 def _uuid_bytes(value: bytes, _: str) -> bytes:
@@ -261,7 +264,16 @@ def _whole_moment(milliseconds: Decimal, postgres: str) -> int:
 def _decimal_text(value: Decimal, _: str) -> str:
     """Written out, unless most of it would be zeros."""
     exponent = value.as_tuple().exponent
-    return f"{value:f}" if isinstance(exponent, int) and -100 <= exponent <= 0 else str(value)
+    if not isinstance(exponent, int):
+        return str(_loud(value))
+    return f"{value:f}" if -100 <= exponent <= 0 else str(value)
+
+
+def _integer_text(value: int, _: str) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python writes 4,300 digits at most
+        return str(Decimal(value))
 
 
 def _float_text(value: float, _: str) -> str:
@@ -302,9 +314,8 @@ def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
             (_INTEGERS, _CHECKED, _integer),
             (_FLOATS, _CHECKED, _float_of_integer),
             ("numeric", _CHECKED, _numeric),
-            (_TEXTS, _ALWAYS, _unquoted),
+            ((*_TEXTS, *_JSON), _ALWAYS, _integer_text),
             ("timestamp with time zone", _CHECKED, _moment),
-            (_JSON, _ALWAYS, _json),
         ),
         Kind.DECIMAL: row(
             (_INTEGERS, _CHECKED, _whole),
@@ -403,42 +414,32 @@ _KINDS: Mapping[type, Kind] = {
     dt.timedelta: Kind.INTERVAL,
     dict: Kind.RECORD,
     list: Kind.LIST,
-    tuple: Kind.LIST,
 }
 
 
 def _kind(value: Any) -> Kind:
-    """The kind of a Python value. Raises `Misfit` for one that is none of them."""
+    """The kind of a plain value."""
     if (known := _KINDS.get(type(value))) is not None:
         return known
     if isinstance(value, dt.datetime):
-        if getattr(value, "nanosecond", 0):  # of pandas
-            raise Misfit("has more than 6 digits after the second")
         return Kind.TIMESTAMP if value.tzinfo is None else Kind.TIMESTAMPTZ
-    if isinstance(value, dt.time):
-        if value.tzinfo is not None:
-            raise Misfit("is a time of day with a zone")
-        return Kind.TIME
-    others = ((numbers.Integral, Kind.INTEGER), (numbers.Real, Kind.FLOAT), (Mapping, Kind.RECORD), (bytearray | memoryview, Kind.BYTES))
-    found = next((kind for known, kind in _KINDS.items() if isinstance(value, known)), None)
-    found = found or next((kind for known, kind in others if isinstance(value, known)), None)
-    if found is None:
-        raise Misfit(f"is of type {type(value).__name__}")
-    return found
+    assert isinstance(value, dt.time)
+    if value.tzinfo is not None:
+        raise Misfit("is a time of day with a zone")
+    return Kind.TIME
 
 
 @functools.lru_cache(maxsize=1024)
 def _converter(kind: type, postgres: str) -> Callable[[Any, str], Any]:
     """What converts values of exactly this Python type."""
-    known = cell(_KINDS[kind], postgres) if kind in _KINDS and not postgres.endswith("[]") else None
-    return known.convert if known is not None else _converted
+    is_plain = kind in _KINDS and kind not in (dict, list) and not postgres.endswith("[]")
+    known = cell(_KINDS[kind], postgres) if is_plain else None
+    return known.convert if known is not None else lambda value, postgres: _converted(plain(value), postgres)
 
 
 def _converted(value: Any, postgres: str) -> Any:
     if value is None:
         return None
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        value = value.item()
     kind = _kind(value)
     if postgres.endswith("[]"):
         if kind is not Kind.LIST:
@@ -447,22 +448,10 @@ def _converted(value: Any, postgres: str) -> Any:
     known = cell(kind, postgres)
     if known is None:
         raise Misfit(f"is {_A[kind]}")
-    return known.convert(_plain(value, kind), postgres)
+    return known.convert(value, postgres)
 
 
 _A = {kind: kind.value if kind in (Kind.TEXT, Kind.BYTES) else f"{'an' if kind.value[0] in 'aeio' else 'a'} {kind.value}" for kind in Kind}
-_PLAIN: Mapping[Kind, Callable[[Any], Any]] = {
-    Kind.BOOLEAN: bool,
-    Kind.INTEGER: int,
-    Kind.FLOAT: float,
-    Kind.TEXT: str.__str__,
-    Kind.BYTES: bytes,
-}
-
-
-def _plain(value: Any, kind: Kind) -> Any:
-    """A subclass's value as one of the kind's own type: of numpy, or of an enum."""
-    return value if type(value) in _KINDS else _PLAIN.get(kind, lambda same: same)(value)
 
 
 _NATIVE: Mapping[str, type] = {
@@ -513,8 +502,9 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
     if _are_native(values, postgres):
         with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):  # out of range
             return pa.array(values, target), {}
-    if (at_once := _at_once(values, base, postgres)) is not None:
-        return at_once, {}
+    with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
+        if (at_once := _at_once(values, base, postgres)) is not None:
+            return at_once, {}
     wrong: dict[int, str] = {}
     found: list[Any] = []
     for at, value in enumerate(values):
@@ -522,8 +512,10 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
             kind: Any = type(value)
             convert = _converter(kind, postgres)
             found.append(convert(value, postgres))
-        except (Misfit, RecursionError) as error:
-            wrong[at] = str(error) if isinstance(error, Misfit) else "is nested too deeply"
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the value's
+            wrong[at] = _reason(error)
             found.append(None)
     try:
         return pa.array(found, target), wrong
@@ -538,14 +530,22 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
         return pa.concat_arrays(parts), wrong
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, Misfit):
+        return str(error)
+    return "is nested too deeply" if isinstance(error, RecursionError) else f"cannot be converted: {type(error).__name__}"
+
+
 def _at_once(values: list[Any], base: str, postgres: str) -> pa.Array | None:
     """Numbers and times in text, which JSON has most, converted together. `None` if some of the values may be others, or may not fit."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kinds = {*map(type, values)} - {type(None)}
+    if Decimal in kinds and not all(value.is_finite() for value in values if type(value) is Decimal):
+        return None
     if base == "numeric" and kinds <= {Decimal, int}:
-        texts = pa.array([None if value is None else str(value) for value in values], pa.string())
+        texts = pa.array([None if value is None else str(Decimal(value)) for value in values], pa.string())
         return None if numeric.encoded(texts, postgres)[1] else texts
     if base == "double precision" and kinds == {Decimal}:
         floats = [None if value is None else float(value) for value in values]
@@ -571,18 +571,20 @@ def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]
         if pa.types.is_decimal(inner) and fits(source, postgres):
             return array, {}
     elif fits(source, postgres):
+        wrong: dict[int, str] = {}
         try:
-            return conform(array, postgres), {}
+            found = conformed(array, postgres)
         except pa.ArrowException:
-            return _one_by_one(array, postgres)
+            found, wrong = _one_by_one(array, postgres)
+        return _without(found, wrong, cut(found, postgres))
     with contextlib.suppress(pa.ArrowException):  # out of range
         if pa.types.is_integer(source) and pa.types.is_integer(target):
             return array.cast(target), {}
         if pa.types.is_int64(source) and pa.types.is_timestamp(target):
             return array.cast(pa.timestamp("ms", target.tz)).cast(target), {}
-    values, wrong = _python_values(array)
+    values, unreadable = _python_values(array)
     found, misfits = from_python(values, postgres)
-    return found, misfits | wrong
+    return found, misfits | unreadable
 
 
 def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
@@ -593,31 +595,51 @@ def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str
     for at in range(len(array)):
         one = array.slice(at, 1)
         try:
-            parts.append(conform(one, postgres).cast(target))
+            parts.append(conformed(one, postgres).cast(target))
         except pa.ArrowException:
-            wrong[at] = "is not a uuid" if base_of(postgres) == "uuid" else _TOO_FINE if pa.types.is_temporal(array.type) else _TOO_LONG
+            wrong[at] = "is not a uuid" if base_of(postgres).startswith("uuid") else _TOO_FINE
             parts.append(pa.nulls(1, target))
     return pa.concat_arrays(parts), wrong
 
 
 def _python_values(array: pa.Array) -> tuple[list[Any], dict[int, str]]:
     """The values as Python's, and the places of those that Python has not, with the reason."""
+    import pyarrow as pa
+
+    values: list[Any] = []
+    wrong: dict[int, str] = {}
+    try:
+        values = array.to_pylist(maps_as_pydicts="strict")
+    except (KeyError, ValueError, OverflowError, pa.ArrowException):
+        for at in range(len(array)):
+            try:
+                values += array.slice(at, 1).to_pylist(maps_as_pydicts="strict")
+            except (KeyError, ValueError, OverflowError, pa.ArrowException) as error:
+                wrong[at] = _UNREADABLE.get(type(error), _TOO_FINE)
+                values.append(None)
+    if _SHORT_FLOAT.search(str(array.type)):
+        values = [_with_own_digits(value, array.type) for value in values]
+    return values, wrong
+
+
+_UNREADABLE: Mapping[type, str] = {KeyError: "has a key twice", UnicodeDecodeError: "is not UTF-8 text"}
+_SHORT_FLOAT = re.compile(r"\b(?:half)?float\b")
+
+
+def _with_own_digits(value: Any, kind: pa.DataType) -> Any:
+    """Floats of 32 and 16 bits with their own digits, not those of a double."""
     import numpy as np
     import pyarrow as pa
 
-    if pa.types.is_float16(array.type) or pa.types.is_float32(array.type):  # with the digits of a float32, not those of its double
-        return [None if value is None else float(str(np.float32(value))) for value in array.to_pylist()], {}
-    with contextlib.suppress(KeyError, ValueError, OverflowError, pa.ArrowException):
-        return array.to_pylist(maps_as_pydicts="strict"), {}
-    values: list[Any] = []
-    wrong: dict[int, str] = {}
-    for at in range(len(array)):
-        try:
-            values += array.slice(at, 1).to_pylist(maps_as_pydicts="strict")
-        except (KeyError, ValueError, OverflowError, pa.ArrowException) as error:
-            wrong[at] = "has a key twice" if isinstance(error, KeyError) else _TOO_FINE
-            values.append(None)
-    return values, wrong
+    if value is None:
+        return None
+    if pa.types.is_float32(kind) or pa.types.is_float16(kind):
+        return float(str(np.float32(value) if pa.types.is_float32(kind) else np.float16(value)))
+    if pa.types.is_struct(kind):
+        return {each.name: _with_own_digits(value[each.name], each.type) for each in kind}
+    if pa.types.is_map(kind):
+        return {key: _with_own_digits(each, kind.item_type) for key, each in value.items()}
+    return [_with_own_digits(each, kind.value_type) for each in value] if isinstance(value, list) else value
 
 
 def json_text(value: Any, *, strict: bool = False) -> str:
@@ -631,27 +653,12 @@ def json_text(value: Any, *, strict: bool = False) -> str:
         if not strict:
             raise
         raise Misfit(f"holds what JSON has not: {type(error).__name__}") from None
-    if _OFFSET.search(text):  # msgspec drops the seconds of an offset, as zones had them before 1972
-        text = _ENCODER.encode(_with_utc(value)).decode()
     if strict and any(word in text for word in ("null", "NaN", "Infinity")) and not _is_finite(value):
         raise Misfit("has NaN or an infinite number, which JSON has not")
     return text
 
 
-_OFFSET = re.compile(r"[+-]\d\d:\d\d\"")
-
-
-def _with_utc(value: Any) -> Any:
-    """Time stamps with an offset of seconds in UTC."""
-    if isinstance(value, dt.datetime):
-        offset = value.utcoffset()
-        return value.astimezone(dt.UTC) if offset is not None and offset.total_seconds() % 60 else value
-    if isinstance(value, Mapping):
-        return {key: _with_utc(each) for key, each in value.items()}
-    return [_with_utc(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-_ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=lambda value: base64.b64encode(value).decode())
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 def _is_finite(value: Any) -> bool:
@@ -661,7 +668,7 @@ def _is_finite(value: Any) -> bool:
         return value.is_finite()
     if isinstance(value, Mapping):
         return all(map(_is_finite, value.values()))
-    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
+    return not isinstance(value, list) or all(map(_is_finite, value))
 
 
 def from_base64(text: str) -> bytes:

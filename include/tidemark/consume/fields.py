@@ -370,11 +370,13 @@ class Fields:
 
 def _keys(texts: list[str | None], alone: Steps, unread: list[bool]) -> list[str | None]:
     """Keys in JSON, null where ``unread``. A key that is no object is the value at the path ``alone``."""
-    before = "".join(f"{{{json.dumps(name)}: " for name in alone)
-    return [
-        None if text is None or skip else text if not alone or text.lstrip().startswith("{") else f"{before}{text}{'}' * len(alone)}"
-        for text, skip in zip(texts, unread, strict=True)
-    ]
+    before, after = "".join(f"{{{json.dumps(name)}: " for name in alone), "}" * len(alone)
+
+    def placed(text: str) -> str:
+        is_value = bool(alone) and not text.lstrip().startswith("{") and json_fields.is_json(text)
+        return f"{before}{text}{after}" if is_value else text
+
+    return [None if text is None or skip else placed(text) for text, skip in zip(texts, unread, strict=True)]
 
 
 def _is_same(value: Any, wanted: Any) -> bool:

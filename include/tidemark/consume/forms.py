@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tidemark.consume.convert import Misfit, from_python
+from tidemark.consume.convert import from_python
 from tidemark.consume.fields import Fields
 from tidemark.consume.messages import Unreadable, keyed, records, unreadable, without_offsets
+from tidemark.consume.plain import Misfit
 from tidemark.errors import Refused
 from tidemark.formats.decoder import Decoder
 from tidemark.kafka.config import KafkaConfig

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tidemark.consume.convert import Misfit, from_base64
+from tidemark.consume.convert import from_base64
+from tidemark.consume.plain import Misfit
 from tidemark.sink.types import base_of
 
 UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
@@ -37,6 +38,15 @@ def number(text: str) -> Decimal:
         return Decimal(text)
     except InvalidOperation:
         raise ValueError("a number is out of range") from None
+
+
+def is_json(text: str) -> bool:
+    """Whether the text is one value in JSON, and nothing else."""
+    try:
+        _RAW.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True
 
 
 Leaf = tuple[tuple[str, ...], str]
@@ -144,12 +154,12 @@ def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]
         value = blank
         if text is not None:
             try:
-                value = decode(text)
-            except msgspec.ValidationError:
                 try:
+                    value = decode(text)
+                except msgspec.ValidationError:
                     value, has_raw = reader.raw(text), True
-                except msgspec.ValidationError as error:
-                    errors[at] = f"Fail: {error}"
+            except msgspec.ValidationError as error:
+                errors[at] = f"Fail: {error}"
             except (msgspec.DecodeError, RecursionError) as error:
                 errors[at] = f"Undecodable: it is not JSON: {error}"
         found.append(value)
@@ -174,9 +184,10 @@ def _finished(values: list[Any], path: Sequence[str], postgres: str, errors: dic
                 values[at] = _text(value) if is_json else _value(bytes(value), base)
             if is_bytes:
                 values[at] = from_base64s(values[at])
-        except (Misfit, msgspec.MsgspecError) as error:
+        except (Misfit, msgspec.MsgspecError, RecursionError) as error:
             values[at] = None
-            why = f"the value {error}" if isinstance(error, Misfit) else str(error)
+            why = "the value is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            why = f"the value {error}" if isinstance(error, Misfit) else why
             errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: {why}")
     return values
 
@@ -205,5 +216,6 @@ def _value(raw: bytes, base: str) -> Any:
 
 
 _MANY_DIGITS = re.compile(rb"-?\d{20,}")
+_RAW = msgspec.json.Decoder(msgspec.Raw)
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 _ANYTHING = msgspec.json.Decoder(float_hook=number)

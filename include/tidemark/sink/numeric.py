@@ -124,8 +124,7 @@ def _fit(unscaled: np.ndarray, scale: np.ndarray, precision: int | None, most: i
 
     if precision is None:
         return np.ones(len(unscaled), bool)
-    before = min(max(precision - most, 0), 18)
-    fits: np.ndarray = (scale <= most) & (np.abs(unscaled) < 10 ** np.minimum(before + scale, 18))
+    fits: np.ndarray = (scale <= most) & (np.abs(unscaled) < 10 ** np.clip(precision - most + scale, 0, 18))
     return fits
 
 

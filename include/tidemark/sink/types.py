@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import re
-import uuid
 from typing import TYPE_CHECKING
 
 from tidemark.sink import numeric
 from tidemark.sink.numeric import limits
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 _IN_ARRAYS = {
@@ -168,7 +168,7 @@ def conform(column: pa.Array, postgres: str) -> pa.Array:
     """
     import pyarrow as pa
 
-    made = _conformed(column, postgres)
+    made = conformed(column, postgres)
     if cut(made, postgres):
         raise pa.ArrowInvalid(f"a value is longer or finer than {postgres}")
     return made
@@ -183,23 +183,40 @@ def cut(column: pa.Array, postgres: str) -> dict[int, str]:
     digits = digits_of(postgres)
     if not digits or pa.types.is_null(column.type):
         return {}
-    flat = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    is_list = pa.types.is_list(column.type)
+    flat = column.flatten() if is_list else column
     if pa.types.is_string(flat.type) and base_of(postgres) in ("character varying", "character"):
-        beyond = pc.utf8_slice_codeunits(flat, digits[0])
-        bad = pc.and_(pc.not_equal(beyond, ""), pc.equal(pc.utf8_rtrim(beyond, " "), ""))
+        long = pc.indices_nonzero(pc.greater(pc.binary_length(flat), digits[0]).fill_null(False)).to_pylist()
+        places = [at for at in long if _has_spaces_after(flat[at].as_buffer().to_pybytes(), digits[0])]
         why = f"has spaces after its {digits[0]} characters, which Postgres would cut"
     elif pa.types.is_temporal(flat.type) and digits[0] < _MICROS:
         unit, whole = 10 ** (_MICROS - digits[0]), flat.cast(pa.int64())
         bad, why = pc.not_equal(whole, pc.multiply(pc.divide(whole, unit), unit)), f"has more than {digits[0]} digits after the second"
+        places = pc.indices_nonzero(bad.fill_null(False)).to_pylist()
     else:
         return {}
-    places = pc.indices_nonzero(bad.fill_null(False))
-    if flat is not column:
-        places = pc.list_parent_indices(column).take(places)
-    return dict.fromkeys(places.to_pylist(), why)
+    return dict.fromkeys(parents(column)[places].tolist() if is_list else places, why)
 
 
-def _conformed(column: pa.Array, postgres: str) -> pa.Array:
+def parents(lists: pa.Array) -> np.ndarray:
+    """For each value of ``lists.flatten()``, the place of its list."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    found: np.ndarray = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).fill_null(0).to_numpy())
+    return found
+
+
+def _has_spaces_after(text: bytes, length: int) -> bool:
+    try:
+        beyond = text.decode()[length:]
+    except UnicodeDecodeError:  # Postgres says so
+        return False
+    return bool(beyond) and not beyond.strip(" ")
+
+
+def conformed(column: pa.Array, postgres: str) -> pa.Array:
+    """As `conform`, but with the values that Postgres would cut."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -217,7 +234,10 @@ def _conformed(column: pa.Array, postgres: str) -> pa.Array:
             raise pa.ArrowInvalid(next(iter(wrong.values())))
         return found
     if base_of(postgres) == "uuid" and is_text(column.type):
-        return pa.array([_uuid(value) for value in column.to_pylist()], target)
+        found = [None if text is None else uuid_bytes(text.decode(errors="replace")) for text in column.cast(pa.binary()).to_pylist()]
+        if found.count(None) > column.null_count:
+            raise pa.ArrowInvalid("a value is not a uuid")
+        return pa.array(found, target)
     return column if column.type == target else column.cast(target)
 
 
@@ -247,10 +267,10 @@ def digits_of(postgres: str) -> tuple[int, ...] | None:
     return tuple(int(each) for each in found[1].split(",")) if found else None
 
 
-def _uuid(text: str | None) -> bytes | None:
-    import pyarrow as pa
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", re.IGNORECASE | re.ASCII)
 
-    try:
-        return None if text is None else uuid.UUID(text).bytes
-    except ValueError as error:
-        raise pa.ArrowInvalid(f"{text!r} is not a uuid") from error
+
+def uuid_bytes(text: str) -> bytes | None:
+    """The bytes of a uuid that is written in groups of digits or in one, with or without braces. `None` for other text."""
+    bare = text[1:-1] if text[:1] == "{" and text[-1:] == "}" else text
+    return bytes.fromhex(bare.replace("-", "")) if _UUID.fullmatch(bare) else None
