@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -161,13 +161,15 @@ def read(
     leaves: Sequence[tuple[tuple[str, ...], str]],
     types: Sequence[Types],
     placeholder: Placeholder = Placeholder(),
+    with_default: Set[json_fields.Leaf] = frozenset(),
 ) -> tuple[list[list[Any]], dict[int, str]]:
     """The value at each path, for a column of the type, one for each text; and the places of texts that cannot be read so, with
     ``Type: reason``. Like `json_fields.read`, but by the records' schemas."""
     errors: dict[int, str] = {}
     rows = [_row(text, at, errors) for at, text in enumerate(texts)]
     complete = [text is None or not placeholder.may_be_in(text) for text in texts]
-    return [_column(rows, path, postgres, types, complete, placeholder, errors) for path, postgres in leaves], errors
+    missing = {leaf: json_fields.ABSENT if leaf in with_default else None for leaf in leaves}
+    return [_column(rows, *leaf, types, complete, placeholder, errors, missing[leaf]) for leaf in leaves], errors
 
 
 def not_sent(
@@ -196,17 +198,18 @@ def _column(
     complete: Sequence[bool],
     placeholder: Placeholder,
     errors: dict[int, str],
+    missing: Any,
 ) -> list[Any]:
-    """``complete``: whether Debezium has sent all values of a row."""
+    """``complete``: whether Debezium has sent all values of a row. ``missing``: in place of a field that a row does not have."""
     first, below = path[0], path[1:]
     schemas: dict[int, tuple[Types, type | None]] = {}  # by the identity of the record's schema, which is cached
     values: list[Any] = []
     for at, row in enumerate(rows):
-        value = row.get(first)
+        value = row.get(first, missing)
         for name in below:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is None:
-            values.append(None)
+            value = value.get(name, missing) if isinstance(value, Mapping) else missing
+        if value is None or value is missing:
+            values.append(value)
             continue
         key = id(types[at])
         try:

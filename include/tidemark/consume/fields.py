@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.consume import change, connect_json, json_fields
 from tidemark.consume.convert import as_column, converts, from_python
 from tidemark.errors import Refused
-from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL
+from tidemark.records.outcome import ABSENT, DELETED, GIVEN, ONLY, OPTIONAL
 from tidemark.sink.table import LINEAGE, Column
 from tidemark.sink.types import arrow_type, postgres_type
 from tidemark.spec import ConsumerSpec
@@ -32,7 +32,8 @@ TOMBSTONE = "its value is null, which deletes the row of its key; the sink refus
 MARKED = "it says that its row is deleted (__deleted), and the sink refuses deletes: set sink.deletes to hard or soft"
 RESERVED = frozenset((*GIVEN, *OPTIONAL, *(name for name, _ in LINEAGE)))
 """Columns with a meaning of their own."""
-_LINEAGE = frozenset(name for name, _ in LINEAGE)
+_ADDED = frozenset((*(name for name, _ in LINEAGE), DELETED))
+"""Columns of the table that hold nothing of the records' values."""
 _ROOTS = {"$key": "key", "$timestamp": "timestamp", "$value": "value", "$change": "change"}
 
 _MARK = ("value", "__deleted")
@@ -208,6 +209,7 @@ class Fields:
         return replace(self, table=tuple(table))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -219,8 +221,13 @@ class Fields:
         parsed, errors = self._parsed(opened, paths, deleting)
         marked = self._marked(batch, parsed)
         arrays = []
+        bits = np.zeros(len(batch), np.int64)
+        with_default = [column.name for column in self.table if column.has_default]
         for column in self.table:
             array, wrong = _column(batch, paths[column.name], column, parsed)
+            if column.name in with_default:
+                has_none = [value is json_fields.ABSENT for value in parsed.get((paths[column.name], column.type), ())]
+                bits |= np.array(has_none or [False] * len(batch)).astype(np.int64) << with_default.index(column.name)
             if paths[column.name][0] == "value" not in self.json:
                 absent = change.not_sent(_at(batch, paths[column.name]), self.placeholder)
                 errors = {at: f"Fail: {column.name} {connect_json.NOT_SENT}" for at in absent if not marked[at]} | errors
@@ -244,6 +251,9 @@ class Fields:
             gone |= tombstones
         names = [*(column.name for column in self.table), *GIVEN]
         arrays += [batch[name] for name in GIVEN]
+        if "value" in self.json and with_default:
+            names.append(ABSENT)
+            arrays.append(pa.array(np.where(deletes, 0, bits)))
         if errors or gone.any() or deletes.any():
             said = [
                 "skip" if skipped else "fail" if at in errors else "delete" if deleted else None
@@ -266,9 +276,8 @@ class Fields:
         return {name: ("key",) if whole else ("key", *paths.get(name, ("value", name))[1:]) for name in self.key}
 
     def _of_table(self, table: Sequence[Column]) -> dict[str, Steps]:
-        """A column that the table fills by itself is left to it."""
-        names = [column.name for column in table if not column.generated and not column.has_default]
-        return {name: ("value", name) for name in names if name not in _LINEAGE and name not in self.drop}
+        names = [column.name for column in table if not column.generated]
+        return {name: ("value", name) for name in names if name not in _ADDED and name not in self.drop}
 
     def _of_schema(self, given: pa.Schema) -> dict[str, Steps]:
         """Without the fields that ``columns`` loads into others."""
@@ -331,11 +340,12 @@ class Fields:
                     alone = deleting[self.key[0]][1:] if len(self.key) == 1 and deleting else ()
                     texts = _keys(texts, alone, [False] * len(texts) if read else opened.batch["value"].is_valid().to_pylist())
                 named = [(steps[1:], kind) for steps, kind in leaves]
+                with_default = {(paths[column.name][1:], column.type) for column in self.table if column.has_default}
                 types = opened.types.get(side)
                 if types is not None:
-                    values, wrong = connect_json.read(texts, named, types, self.placeholder)
+                    values, wrong = connect_json.read(texts, named, types, self.placeholder, with_default)
                 else:
-                    values, wrong = json_fields.read(texts, named)
+                    values, wrong = json_fields.read(texts, named, with_default)
                     wrong = connect_json.not_sent(texts, values, named, self.placeholder) | wrong
                 found |= dict(zip(leaves, values, strict=True))
                 errors = wrong | errors
@@ -406,7 +416,9 @@ def _column(
 ) -> tuple[pa.Array, dict[int, str]]:
     """The values of a column, and what is wrong with those that do not fit it, by their places in the batch."""
     values = parsed.get((steps, column.type))
-    return as_column(_at(batch, steps), column.type) if values is None else from_python(values, column.type)
+    if values is None:
+        return as_column(_at(batch, steps), column.type)
+    return from_python([None if value is json_fields.ABSENT else value for value in values] if column.has_default else values, column.type)
 
 
 def _at(batch: pa.RecordBatch, steps: Steps) -> pa.Array:

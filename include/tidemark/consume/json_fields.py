@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -22,6 +22,8 @@ from tidemark.sink.types import base_of
 
 UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
 """Characters that msgspec refuses in the name of a field to read."""
+ABSENT = msgspec.UNSET
+"""In place of a value: the record has no such field."""
 ANY = "any"
 """In place of a column's type: whatever the JSON has."""
 _TYPES: dict[str, Any] = {
@@ -53,14 +55,17 @@ Leaf = tuple[tuple[str, ...], str]
 """A path of one or more names, and the type of the column, as ``format_type`` spells it."""
 
 
-def read(texts: Sequence[str | None], leaves: Sequence[Leaf]) -> tuple[list[list[Any]], dict[int, str]]:
-    """The values of each path, one for each text, and the places of texts that cannot be read so, with ``Type: reason``."""
+def read(
+    texts: Sequence[str | None], leaves: Sequence[Leaf], with_default: Set[Leaf] = frozenset()
+) -> tuple[list[list[Any]], dict[int, str]]:
+    """The values of each path, one for each text, and the places of texts that cannot be read so, with ``Type: reason``. A missing field
+    is None, or `ABSENT` for the leaves ``with_default``."""
     columns: list[list[Any]] = [[]] * len(leaves)
     errors: dict[int, str] = {}
-    for reader in _readers(tuple(leaves)):
+    for reader in _readers(tuple(leaves), frozenset(with_default)):
         found, has_raw = _parsed(reader, texts, errors)
         for at, attributes in reader.places:
-            columns[at] = _walked(found, attributes)
+            columns[at] = _walked(found, attributes, ABSENT if leaves[at] in with_default else None)
             if has_raw or base_of(leaves[at][1]).removesuffix("[]") in _UNFINISHED:
                 columns[at] = _finished(columns[at], *leaves[at], errors)
     return columns, errors
@@ -77,7 +82,7 @@ class _Reader:
 
 
 @functools.lru_cache(maxsize=64)
-def _readers(leaves: tuple[Leaf, ...]) -> list[_Reader]:
+def _readers(leaves: tuple[Leaf, ...], with_default: frozenset[Leaf]) -> list[_Reader]:
     """One reader; several, if a path goes on below another one."""
     trees: list[tuple[dict[str, Any], list[tuple[int, tuple[str, ...]]]]] = []
     for at, (path, postgres) in enumerate(leaves):
@@ -87,13 +92,13 @@ def _readers(leaves: tuple[Leaf, ...]) -> list[_Reader]:
         node = tree[0]
         for name in path[:-1]:
             node = node.setdefault(name, {})
-        node[path[-1]] = _type(postgres)
+        node[path[-1]] = (_type(postgres), ABSENT if (path, postgres) in with_default else None)
         tree[1].append((at, path))
     return [_reader(*each) for each in trees]
 
 
 def _reader(tree: dict[str, Any], paths: list[tuple[int, tuple[str, ...]]]) -> _Reader:
-    kind, raw = _struct(tree), _struct(_each(tree, lambda _: msgspec.Raw))
+    kind, raw = _struct(tree), _struct(_each(tree, lambda leaf: (msgspec.Raw, leaf[1])))
     return _Reader(
         msgspec.json.Decoder(kind, float_hook=number).decode,
         msgspec.json.Decoder(raw).decode,
@@ -119,10 +124,10 @@ def _is_free(tree: dict[str, Any], path: tuple[str, ...]) -> bool:
 
 
 def _struct(tree: dict[str, Any]) -> Any:
-    kinds = {name: _struct(kind) if isinstance(kind, dict) else kind for name, kind in tree.items()}
+    leaves = {name: (_struct(leaf), None) if isinstance(leaf, dict) else leaf for name, leaf in tree.items()}
     fields = [
-        (f"f{at}", kind if kind in (msgspec.Raw, Any) else kind | None, msgspec.field(default=None, name=name))
-        for at, (name, kind) in enumerate(kinds.items())
+        (f"f{at}", kind if kind in (msgspec.Raw, Any) else kind | None, msgspec.field(default=default, name=name))
+        for at, (name, (kind, default)) in enumerate(leaves.items())
     ]
     return msgspec.defstruct("Fields", fields)
 
@@ -166,10 +171,10 @@ def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]
     return found, has_raw
 
 
-def _walked(rows: list[Any], attributes: Sequence[str]) -> list[Any]:
+def _walked(rows: list[Any], attributes: Sequence[str], missing: Any) -> list[Any]:
     values = list(map(operator.attrgetter(attributes[0]), rows))
     for name in attributes[1:]:
-        values = [None if value is None else getattr(value, name) for value in values]
+        values = [missing if value is None else getattr(value, name) for value in values]
     return values
 
 

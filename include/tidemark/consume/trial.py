@@ -30,12 +30,24 @@ from tidemark.errors import BadInput
 from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.poll import chunk_schema
-from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting, reject
+from tidemark.records.outcome import (
+    ABSENT,
+    DELETED,
+    GIVEN,
+    ONLY,
+    OPTIONAL,
+    BadOutput,
+    Disposition,
+    Reject,
+    TransformOutput,
+    quoting,
+    reject,
+)
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink import numeric
 from tidemark.sink.encode import CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, SinkMissing, columns_of
-from tidemark.sink.tally import Tally, data_columns, split_output
+from tidemark.sink.tally import Tally, by_absent, data_columns, split_output
 from tidemark.sink.target import Target
 from tidemark.sink.types import base_of, conform
 from tidemark.spec import ConsumerSpec
@@ -261,17 +273,18 @@ def _rows_of_all(batch: pa.RecordBatch, layout: Layout | None, part: Slice) -> l
 def _settled(judged: TransformOutput, part: Slice, layouts: Sequence[Layout]) -> _Outcome:
     """The outcome of each record: what a commit would store, up to the COPY. Raises `BadOutput`."""
     outcome = _Outcome(skipped=set(judged.skipped), rejects={reject.offset: reject for reject in judged.rejects})
-    found: list[tuple[Layout, pa.RecordBatch]] = []
+    found: list[tuple[Layout, tuple[str, ...], pa.RecordBatch]] = []
     if not layouts:
-        found = [(Layout("", (), sink=sink), rows) for sink, rows in judged.rows.items()]
+        found = [(Layout("", (), sink=sink), (), rows) for sink, rows in judged.rows.items()]
     else:
         tally = Tally(part)
         for layout in layouts:
             taken = tally.take(judged, layout)
-            found += [] if taken is None else [(layout, rows) for rows in _encodable(tally, taken, layout)]
+            if taken is not None:
+                found += [(layout, *each) for rows in _encodable(tally, taken, layout) for each in by_absent(rows, layout)]
         outcome.rejects = tally.rejects
-    for layout, batch in found:
-        data = batch.drop_columns([name for name in batch.schema.names if name in _ADDED])
+    for layout, absent, batch in found:
+        data = batch.drop_columns([name for name in batch.schema.names if name in _ADDED or name in absent])
         types = {column.name: column.type for column in layout.columns}
         for offset, row in zip(batch["kafka_offset"].to_pylist(), _values(data, types), strict=True):
             if offset in outcome.rejects:  # another sink would refuse its rows
@@ -310,7 +323,7 @@ def _encodable(tally: Tally, rows: pa.RecordBatch, layout: Layout) -> list[pa.Re
 
 def _encode(columns: Sequence[tuple[str, str]], rows: pa.RecordBatch) -> None:
     """Raises `NotEncodable` or `TypesChanged`."""
-    stream = CopyStream(columns, iter([rows]))
+    stream = CopyStream(columns, iter([rows.drop_columns([ABSENT]) if ABSENT in rows.schema.names else rows]))
     while stream.read():
         pass
 

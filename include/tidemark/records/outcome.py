@@ -25,6 +25,9 @@ ONLY = ""
 """The name of a consumer's only sink."""
 DELETED = "kafka_deleted"
 """The column of rows that says which ones delete their key's row; missing if none does."""
+ABSENT = "kafka_absent"
+"""The column of rows that says which of the table's columns with a default a record has nothing for, as bits in the columns' order; missing
+if the rows have values, or nulls, for all."""
 
 
 class Disposition(IntEnum):
@@ -50,8 +53,8 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class TransformOutput:
-    """The transform's output for part of a slice: rows to load for each sink (its columns, `GIVEN` and maybe `DELETED`), skipped
-    offsets, rejects."""
+    """The transform's output for part of a slice: rows to load for each sink (its columns, `GIVEN` and maybe `DELETED` and `ABSENT`),
+    skipped offsets, rejects."""
 
     rows: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
     skipped: Sequence[int] = ()

@@ -7,6 +7,7 @@ transaction, it finds the records whose rows cannot be stored, marks them as fai
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -22,7 +23,7 @@ from tidemark.sink import deleted, suppressed
 from tidemark.sink import overwritten as kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import Layout, listed, quoted, quoted_table
-from tidemark.sink.tally import Tally
+from tidemark.sink.tally import Tally, by_absent
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -159,12 +160,14 @@ def certain(refused: Mapping[P, Reject], first: P, passes: int) -> dict[P, Rejec
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
     """Stores rows in the form that `Tally.take` returns. Raises `SinkRejected`, `CopyCountWrong`, or what ``batches`` raises."""
     if not layout.key:
-        copy(cur, part, layout.table, layout.copy_columns, batches, sink=layout.table)
+        _copy_rows(cur, part, layout.table, layout, batches)
         return
     name = f"tidemark_slice_{layout.sink}" if layout.sink else "tidemark_slice"
     slice_ = quoted_table(f"pg_temp.{name}")
     cur.execute(SQL["make_slice"].format(name=quoted(name), columns=deleted.slice_columns(layout), sink=quoted_table(layout.table)))
-    rows = copy(cur, part, f"pg_temp.{name}", layout.copy_columns, batches, sink=layout.table)
+    for column, default in _defaults(cur, layout):
+        cur.execute(SQL["default_of_slice"].format(slice=slice_, column=quoted(column), default=default))
+    rows = _copy_rows(cur, part, f"pg_temp.{name}", layout, batches)
     merge(cur, [part], layout, slice_, rows=rows)
     cur.execute(f"TRUNCATE {slice_}")  # more batches may follow in the same transaction
 
@@ -345,6 +348,25 @@ def _counted(cur: Cursor, statement: str) -> tuple[int, ...]:
     row = cur.fetchone()
     assert row is not None
     return row
+
+
+def _defaults(cur: Cursor, layout: Layout) -> list[tuple[str, str]]:
+    """The sink's columns that are written and have a default, with the default's expression."""
+    if not layout.with_default:
+        return []
+    cur.execute(SQL["defaults"], {"table": layout.table, "columns": layout.with_default})
+    return cur.fetchall()
+
+
+def _copy_rows(cur: Cursor, part: Slice, table: str, layout: Layout, batches: Iterator[pa.RecordBatch]) -> int:
+    """One COPY; more, if rows have nothing for columns with a default: their COPY leaves these out. Returns the number of rows."""
+    divided = (each for rows in batches for each in by_absent(rows, layout))
+    stored = copies = 0
+    for absent, group in itertools.groupby(divided, operator.itemgetter(0)):
+        names = [column for column in layout.copy_columns if column[0] not in absent]
+        rows = (each.drop_columns([*absent]) for _, each in group)
+        stored, copies = stored + copy(cur, part, table, names, rows, sink=layout.table), copies + 1
+    return stored if copies else copy(cur, part, table, layout.copy_columns, iter(()), sink=layout.table)
 
 
 def copy(

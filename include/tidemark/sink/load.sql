@@ -4,6 +4,15 @@
 -- The temporary table for an upsert's rows before the merge. Dropped at the end of the transaction.
 CREATE TEMP TABLE IF NOT EXISTS {name} ON COMMIT DROP AS SELECT {columns} FROM {sink} WITH NO DATA;
 
+-- name: defaults
+-- The defaults of columns of a table, as expressions. Locks nothing.
+SELECT attname, pg_get_expr(adbin, adrelid) FROM pg_attrdef JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
+ WHERE adrelid = to_regclass(%(table)s) AND attname = ANY (%(columns)s);
+
+-- name: default_of_slice
+-- Gives a column of the temporary table the default of the sink's.
+ALTER TABLE {slice} ALTER COLUMN {column} SET DEFAULT {default};
+
 -- name: merge
 -- Writes the last row of each key, replacing the sink's row if that is older. Locks the rows that it finds.
 INSERT INTO {sink} AS present ({columns})

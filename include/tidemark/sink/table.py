@@ -72,6 +72,11 @@ class Layout:
         return [(column.name, column.type) for column in self.columns] + [*LINEAGE, *deleted]
 
     @property
+    def with_default(self) -> list[str]:
+        """The data columns whose default the table gives to rows that have nothing for them."""
+        return [column.name for column in self.columns if column.has_default]
+
+    @property
     def sink_columns(self) -> list[str]:
         """The columns of the sink that are written."""
         deleted = (MARK,) if self.deletes is Deletes.SOFT else ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tidemark.records.outcome import (
+    ABSENT,
     DELETED,
     DETAIL,
     GIVEN,
@@ -86,7 +87,7 @@ def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.A
         if not fits(values.type, column.type):
             raise BadOutput(part=part, problem=f"column {column.name} has type {values.type}; the table has {column.type}.")
         arrays.append(values)
-    extra = sorted(set(rows.schema.names) - {column.name for column in layout.columns} - {*GIVEN, *OPTIONAL, DELETED})
+    extra = sorted(set(rows.schema.names) - {column.name for column in layout.columns} - {*GIVEN, *OPTIONAL, DELETED, ABSENT})
     if extra:
         raise BadOutput(part=part, problem=f"the output has a column that the table lacks: {extra[0]}.")
     return arrays
@@ -147,7 +148,8 @@ class Tally:
         return index + self._part.start
 
     def take(self, judged: TransformOutput, layout: Layout) -> pa.RecordBatch | None:
-        """Accounts for an output and returns its rows for one sink in COPY form (`Layout.copy_columns`), or `None` if it has none.
+        """Accounts for an output and returns its rows for one sink in COPY form, or `None` if it has none: `Layout.copy_columns`, and
+        maybe `ABSENT`.
 
         With several sinks, all outputs are taken for the first one, then for the next. Raises `BadOutput` for a row of another partition,
         an offset outside the slice, or a record with two dispositions.
@@ -276,7 +278,25 @@ class Tally:
         if layout.deletes is not Deletes.REFUSE:
             said = rows.schema.names
             arrays.append(rows.column(DELETED) if DELETED in said else pa.array(np.zeros(count, dtype=bool)))
-        return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in layout.copy_columns])
+        names = [name for name, _ in layout.copy_columns]
+        if ABSENT in rows.schema.names:
+            arrays.append(rows.column(ABSENT))
+            names.append(ABSENT)
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def by_absent(rows: pa.RecordBatch, layout: Layout) -> Iterator[tuple[tuple[str, ...], pa.RecordBatch]]:
+    """Rows in COPY form, divided by the columns that they have nothing for, which stay in them as nulls."""
+    import numpy as np
+    import pyarrow as pa
+
+    if ABSENT not in rows.schema.names:
+        yield (), rows
+        return
+    bits, rows = rows.column(ABSENT).fill_null(0).to_numpy(), rows.drop_columns([ABSENT])
+    for absent in np.unique(bits).tolist() or [0]:
+        names = tuple(name for at, name in enumerate(layout.with_default) if absent >> at & 1)
+        yield names, rows.filter(pa.array(bits == absent))
 
 
 def _text(batch: pa.RecordBatch, name: str, part: Slice) -> pa.Array:
