@@ -225,3 +225,22 @@ def test_times_that_python_does_not_have_are_shown(scenario: Scenario) -> None:
         assert (record["timestamp"], record["rows"]) == (None, [{"far": "11476-08-15 05:20:00.000000Z", "day": "11476-08-15"}])
         scenario.sql(f"DROP TABLE IF EXISTS {scenario.table}")
         scenario.make_sink("far timestamptz, day date")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "note"),
+    [
+        ([1_767_323_045, 1_767_323_046], "at: all times are in the first weeks of 1970"),
+        ([1_767_323_045_678_000], "at: all times are after the year 9999"),
+        ([1_767_323_045_678], None),
+        ([1_767_323_045, 1_767_323_045_678], None),
+        ([None], None),
+    ],
+)
+def test_numbers_in_another_unit_than_milliseconds_are_noticed(
+    scenario: Scenario, topic: str, numbers: list[int | None], note: str | None
+) -> None:
+    scenario.topics.produce(topic, [json.dumps({"at": number}) for number in numbers])
+    scenario.write(None, topics=topic, format={"value": "json"}).make_sink("at timestamptz")
+    notes = tried(scenario)["notes"]
+    assert notes == [] if note is None else notes[0].startswith(f"{note}; is their unit right?")

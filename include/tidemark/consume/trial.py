@@ -10,7 +10,7 @@ Only Postgres knows which rows it would refuse (constraints, triggers), so these
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -61,6 +61,8 @@ T = TypeVar("T")
 Row = Mapping[str, Any]
 LAST_SHOWN_MS = 253_402_300_799_999
 """The end of the year 9999, Python's last. Later timestamps are not shown."""
+_FIRST_WEEKS_US = 60 * 86_400_000_000
+"""Seconds that are taken for milliseconds, and milliseconds that are taken for microseconds, are times of these weeks until 2130."""
 _ADDED = frozenset((*GIVEN, *(name for name, _ in LINEAGE)))
 
 
@@ -104,6 +106,8 @@ class _Outcome:
     rows: dict[int, list[Row]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     rejects: dict[int, Reject] = field(default_factory=dict)
+    times: dict[str, list[int]] = field(default_factory=dict)
+    """By column, in microseconds since 1970."""
 
 
 def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: LocalSpark) -> Trial:
@@ -129,9 +133,32 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     else:
         found = {part: _by_function(work, decoding, part, own, layouts) for part, own in by_slice.items()}
     outcomes = {part.partition: outcome for part, outcome in found.items()}
+    trial.notes += _notes_on_times(outcomes.values())
     places = zip(_places(newest), newest["offset"].to_pylist(), newest["millis"].to_pylist(), strict=True)
     trial.records = [_tried(TopicPartition(*place), offset, millis, outcomes[TopicPartition(*place)]) for place, offset, millis in places]
     return trial
+
+
+def _notes_on_times(outcomes: Iterable[_Outcome]) -> list[str]:
+    """Columns of which all times are so early or so late that numbers were probably in another unit."""
+    times: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        for name, some in outcome.times.items():
+            times.setdefault(name, []).extend(some)
+    notes = []
+    for name, some in times.items():
+        early, late = all(0 <= each < _FIRST_WEEKS_US for each in some), all(each > LAST_SHOWN_MS * 1_000 for each in some)
+        if some and (early or late):
+            when = "in the first weeks of 1970" if early else "after the year 9999"
+            notes.append(f"{name}: all times are {when}; is their unit right? Numbers in a timestamptz are milliseconds since 1970")
+    return notes
+
+
+def _micros(times: pa.Array) -> list[int]:
+    import pyarrow as pa
+
+    found: list[int] = times.drop_null().cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_pylist()
+    return found
 
 
 def _layouts(spec: ConsumerSpec, transform: Transform, given: pa.Schema, spark: LocalSpark, trial: Trial) -> tuple[Layout, ...]:
@@ -272,6 +299,8 @@ def _rows_of_all(batch: pa.RecordBatch, layout: Layout | None, part: Slice) -> l
 
 def _settled(judged: TransformOutput, part: Slice, layouts: Sequence[Layout]) -> _Outcome:
     """The outcome of each record: what a commit would store, up to the COPY. Raises `BadOutput`."""
+    import pyarrow as pa
+
     outcome = _Outcome(skipped=set(judged.skipped), rejects={reject.offset: reject for reject in judged.rejects})
     found: list[tuple[Layout, tuple[str, ...], pa.RecordBatch]] = []
     if not layouts:
@@ -286,6 +315,9 @@ def _settled(judged: TransformOutput, part: Slice, layouts: Sequence[Layout]) ->
     for layout, absent, batch in found:
         data = batch.drop_columns([name for name in batch.schema.names if name in _ADDED or name in absent])
         types = {column.name: column.type for column in layout.columns}
+        for name in data.schema.names:
+            if pa.types.is_timestamp(data[name].type) and name in types:
+                outcome.times.setdefault(name, []).extend(_micros(data[name]))
         for offset, row in zip(batch["kafka_offset"].to_pylist(), _values(data, types), strict=True):
             if offset in outcome.rejects:  # another sink would refuse its rows
                 continue
