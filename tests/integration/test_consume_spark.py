@@ -17,7 +17,7 @@ from tidemark.errors import TidemarkError
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import BadOutput
 from tidemark.sink.table import SinkMismatch
-from tidemark.spark.errors import DataLoss, SparkFailed
+from tidemark.spark.errors import DataLoss, NotATime, SparkFailed
 
 LOOKS_AT_HEADERS = """
     from pyspark.sql import DataFrame
@@ -78,12 +78,12 @@ def test_what_only_java_makes_of_a_record(scenario: Scenario) -> None:
     assert scenario.failed("record_offset, record_timestamp") == [(1, None)]
 
 
-def test_timestamp_that_is_no_moment_of_any_calendar_cannot_be_read_by_sparks_connector(scenario: Scenario) -> None:
-    """Nanoseconds written as milliseconds overflow in the connector, whatever the transform reads: the batch fails, and no offset moves."""
+def test_timestamp_that_is_no_time_cannot_be_read_by_sparks_connector(scenario: Scenario) -> None:
+    """Nanoseconds written as milliseconds overflow in the connector, whatever the transform reads: the run is refused, no offset moves."""
     topic = scenario.topics.create(message_timestamp_after_max_ms=str(2**63 - 1))
-    produce_raw(scenario.topics.servers, topic, [RawRecord(b"x", 1_600_000_000_000_000_000)])
+    produce_raw(scenario.topics.servers, topic, [RawRecord(b"w", 1_600_000_000_000), RawRecord(b"x", 1_600_000_000_000_000_000)])
     scenario.write(SPARK, topics=topic)
-    refused(scenario, SparkFailed, "could not finish the batch: long overflow")
+    refused(scenario, NotATime, f"cannot read the timestamp of {topic}/0 offset 1: it is not a time")
 
 
 def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:

@@ -117,6 +117,18 @@ def no_such_time(millis: int) -> Fail:
     return Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999")
 
 
+def without_time(kafka: KafkaConfig, parts: Iterable[Slice]) -> str | None:
+    """The first record whose timestamp is no time in microseconds of 64 bits."""
+    import pyarrow.compute as pc
+
+    for part in parts:
+        for chunk in read(kafka, part.partition, part.start, part.end, part.leader_epoch):
+            odd = pc.or_(pc.greater(chunk["millis"], LAST_MS), pc.less(chunk["millis"], -LAST_MS))
+            if pc.any(odd).as_py():
+                return f"{part.partition} offset {chunk['offset'].filter(odd)[0]}"
+    return None
+
+
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
     """Reads records of a slice again by their offsets, with everything that a retry needs: the `Payloads` of a commit."""
     return _chosen(read(kafka, part.partition, min(offsets), max(offsets) + 1, part.leader_epoch), offsets)

@@ -25,7 +25,7 @@ from tidemark.consume.decode import Decoding, decoded_here, learning, undecodabl
 from tidemark.consume.describe import layouts_of
 from tidemark.consume.drained import batch_of, read_all_tries
 from tidemark.consume.forms import TransformFailed, Work
-from tidemark.consume.messages import payloads, records
+from tidemark.consume.messages import payloads, records, without_time
 from tidemark.consume.work import SliceWorker, collect_less_garbage
 from tidemark.errors import TidemarkError
 from tidemark.formats.decoder import Decoder, SchemasMissing
@@ -42,7 +42,7 @@ from tidemark.sink.table import Layout
 from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
-from tidemark.spark.errors import lost_jvm, translated
+from tidemark.spark.errors import NotATime, lost_jvm, translated
 from tidemark.spark.plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import is_shared, name_of, start_session
 from tidemark.spark.shared import with_environment
@@ -137,9 +137,12 @@ class SparkEngine:
                 return learning(self._decoding, slices, lambda some: self._by_worker(target, some, isolate))
             if slices[0].drained:
                 return self._drained(target, slices, isolate)
-            answers = self._tried(target, slices, isolate)
-            if answers is None:
-                answers = self._by_plan(target, slices, isolate, self._undecodable(slices))
+            try:
+                answers = self._tried(target, slices, isolate)
+                if answers is None:
+                    answers = self._by_plan(target, slices, isolate, self._undecodable(slices))
+            except NotATime:
+                raise NotATime(place=without_time(self._connections.kafka, slices)) from None
             if large := [answer.part for answer in answers if isinstance(answer, LargeRows)]:
                 log.info("rows of more than %s bytes, counting bytes from now on group=%s", LARGE_B, self._spec.group)
                 self._count_bytes = True

@@ -41,6 +41,20 @@ class DataLoss(Refused):
         return f"Part of the planned range is no longer in the log: {self.cause} The next run reports what is lost."
 
 
+@dataclass(kw_only=True, eq=False)
+class NotATime(Refused):
+    """Spark's connector fails on the timestamp of a record. ``place``: the partition and offset, once they are known."""
+
+    place: str | None = None
+
+    def __str__(self) -> str:
+        where = "a record's timestamp" if self.place is None else f"the timestamp of {self.place}"
+        return (
+            f"Spark's Kafka connector cannot read {where}: it is not a time (nanoseconds written as milliseconds?). The function form "
+            "fails only this record, and the Arrow form loads it with a null timestamp."
+        )
+
+
 @contextlib.contextmanager
 def lost_jvm() -> Iterator[None]:
     """Raises `SparkFailed` if the JVM dies during any call. Exceptions from a running JVM pass unchanged."""
@@ -78,6 +92,8 @@ class translated:
             said = damaged.groupdict()
             offset = int(said["offset"]) if "offset" in said else None  # the second message has only the offset at which the fetch began
             raise BatchDamaged(partition=f"{said['topic']}/{said['partition']}", offset=offset, cause=said["cause"].strip()) from error
+        if "long overflow" in message and "KafkaRecordToRowConverter" in str(error):
+            raise NotATime from error
         if any(name.startswith("org.apache.kafka.common.errors.") for name in names):
             raise BrokerUnavailable(cause=message) from error
         if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):
