@@ -131,6 +131,47 @@ def test_each_type_has_one_arrow_type(declared: str) -> None:
     assert str(order().type().field(field).type) == arrow
 
 
+TIMES = compiled(
+    'syntax = "proto3"; import "google/protobuf/timestamp.proto"; import "google/protobuf/duration.proto";'
+    " message Times { google.protobuf.Timestamp at = 1; repeated google.protobuf.Duration took = 2;"
+    " map<string, google.protobuf.Timestamp> by_name = 3; oneof one { google.protobuf.Duration last = 4; string text = 5; } }",
+    {},
+)
+
+
+def time(seconds: int, nanos: int) -> bytes:
+    """A message of `TIMES` with the same time in each field."""
+    made = google_of(TIMES)()
+    for each in (made.at, made.took.add(), made.by_name["a"], made.last):
+        each.seconds, each.nanos = seconds, nanos
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def google_of(message: Message) -> Any:
+    files = DescriptorPool()
+    for file in FileDescriptorSet.FromString(message.files).file:
+        files.Add(file)
+    return GetMessageClass(files.FindMessageTypeByName(message.name))
+
+
+@given(st.integers(-62_135_596_800, 253_402_300_799), st.integers(0, 999_999))
+def test_time_has_its_microseconds(seconds: int, micros: int) -> None:
+    (found,) = TIMES.decode(pa.array([time(seconds, micros * 1_000)], pa.binary())).to_pylist()
+    took = dt.timedelta(seconds=seconds, microseconds=micros)
+    at = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + took
+    assert found == {"at": at, "took": [took], "by_name": [("a", at)], "last": took, "text": None}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "problem"),
+    [(0, 1, "more than 6 digits"), (-1, -999_999_999, "more than 6 digits"), (2**62, 0, "out of range"), (-(2**63), 0, "out of range")],
+)
+def test_time_that_cannot_be_stored_is_no_other_time(seconds: int, nanos: int, problem: str) -> None:
+    with pytest.raises(BadMessage, match=problem):
+        TIMES.decode(pa.array([time(seconds, nanos)], pa.binary()))
+
+
 def test_fields_of_other_versions_are_ignored_or_empty() -> None:
     """A newer producer writes fields that are unknown here, and an older one does not write all fields that are known here. The unknown
     number of an enum is its text."""

@@ -49,7 +49,9 @@ WELL_KNOWN = frozenset(
 """Google's own files, which every schema may import."""
 AS_JSON = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"})
 """Messages that stand for JSON. They are recursive, so they are read as bytes, and parsed one by one."""
-AS_THEY_ARE = frozenset({"google.protobuf.Timestamp", "google.protobuf.Duration"})
+TIMES = frozenset({"google.protobuf.Timestamp", "google.protobuf.Duration"})
+"""Messages of seconds and nanoseconds. The decoder would cut the nanoseconds, so it reads them as messages of the schema's own."""
+_SECONDS = "tidemark.seconds.proto"
 _WRONG_FORM = "it does not have the form that its Protobuf schema says"
 
 
@@ -274,22 +276,38 @@ def _pool(files: bytes) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _handler(message: Message) -> tuple[Descriptor, Any]:
-    """The message as its schema has it, and ptars' handler of a schema that has bytes in place of `AS_JSON`."""
+    """The message as its schema has it, and ptars' handler of a schema that has bytes in place of `AS_JSON`, and a message of its own in
+    place of `TIMES`."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from ptars import HandlerPool, PtarsConfig
 
-    files = FileDescriptorSet.FromString(message.files)
-    for file in files.file:
-        for each in file.message_type if not file.name.startswith(GOOGLE) else ():
-            _read_as_bytes(each)
+    files = FileDescriptorSet(file=[_seconds()])
+    for file in FileDescriptorSet.FromString(message.files).file:
+        if not file.name.startswith(GOOGLE):
+            file.dependency.append(_SECONDS)
+            for each in file.message_type:
+                _read_otherwise(each)
+        files.file.append(file)
     pool = _pool(files.SerializeToString())
-    config = PtarsConfig(timestamp_unit="us", time_unit="us", duration_unit="us", enum_repr="string")
-    handlers = HandlerPool([pool.FindFileByName(MAIN)], config=config)
+    handlers = HandlerPool([pool.FindFileByName(MAIN)], config=PtarsConfig(enum_repr="string"))
     return _pool(message.files).FindMessageTypeByName(message.name), handlers.get_for_message(pool.FindMessageTypeByName(message.name))
 
 
-def _read_as_bytes(message: Any) -> None:
+def _seconds() -> FileDescriptorProto:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    file = FileDescriptorProto(name=_SECONDS, package="tidemark.seconds", syntax="proto3")
+    message = file.message_type.add(name="Time")
+    message.field.add(name="seconds", number=1, type=Field.TYPE_INT64, label=Field.LABEL_OPTIONAL)
+    message.field.add(name="nanos", number=2, type=Field.TYPE_INT32, label=Field.LABEL_OPTIONAL)
+    return file
+
+
+def _read_otherwise(message: Any) -> None:
     for field in message.field:
+        if field.type_name.lstrip(".") in TIMES:
+            field.type_name = ".tidemark.seconds.Time"
         if field.type_name.lstrip(".") in AS_JSON:
             field.type = field.TYPE_BYTES
             field.ClearField("type_name")
@@ -298,7 +316,7 @@ def _read_as_bytes(message: Any) -> None:
                 message.oneof_decl.add(name=f"_{field.name}")
                 field.proto3_optional = True
     for each in message.nested_type:
-        _read_as_bytes(each)
+        _read_otherwise(each)
 
 
 def _column(array: pa.Array, field: FieldDescriptor) -> pa.Array:
@@ -321,12 +339,29 @@ def _single(array: pa.Array, field: FieldDescriptor) -> pa.Array:
     inner = field.message_type
     if inner is not None and inner.full_name in AS_JSON:
         return _json(array, inner)
-    if inner is not None and inner.full_name not in AS_THEY_ARE and pa.types.is_struct(array.type):
+    if inner is not None and inner.full_name in TIMES:
+        return _time(array, pa.timestamp("us", "UTC") if inner.full_name.endswith("Timestamp") else pa.duration("us"))
+    if inner is not None and pa.types.is_struct(array.type):
         columns = [_column(array.field(at), each) for at, each in enumerate(inner.fields)]
         return struct_of(columns, [each.name for each in inner.fields], array.is_valid())
     if pa.types.is_unsigned_integer(array.type):
         return array.cast(pa.decimal128(20, 0) if array.type.bit_width == 64 else pa.int64())
     return array
+
+
+def _time(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Seconds and nanoseconds as one time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    seconds, nanos = (pc.struct_field(array, name) for name in ("seconds", "nanos"))
+    micros = pc.divide(nanos, 1_000)
+    if pc.any(pc.not_equal(nanos, pc.multiply(micros, 1_000))).as_py():
+        raise BadMessage("it has a time with more than 6 digits after the second")
+    try:
+        return pc.add_checked(pc.multiply_checked(seconds, 1_000_000), micros.cast(pa.int64())).cast(kind)
+    except pa.ArrowInvalid as error:
+        raise BadMessage("it has a time that is out of range") from error
 
 
 def _json(array: pa.Array, kind: Descriptor) -> pa.Array:
