@@ -154,6 +154,15 @@ def test_json_that_is_skipped_and_keys_as_columns(scenario: Scenario, topic: str
     scenario.check()
 
 
+@pytest.mark.parametrize(("encoding", "column", "stored"), [("string", "text", "Zürich"), ("bytes", "bytea", "Zürich".encode())])
+def test_value_without_fields_is_loaded_as_a_whole(scenario: Scenario, topic: str, encoding: str, column: str, stored: Any) -> None:
+    scenario.topics.produce(topic, ["Zürich", None], key=b"k")
+    scenario.write(None, topics=topic, format={"value": encoding, "key": "string"}, columns={"payload": "$value", "name": "$key"})
+    scenario.make_sink(f"payload {column}, name text")
+    scenario.run()
+    assert [(bytes(each) if column == "bytea" else each, name) for each, name in scenario.rows("payload, name")] == [(stored, "k")]
+
+
 def test_upsert_keeps_the_last_record_of_a_key_and_refuses_tombstones(scenario: Scenario, orders: Orders) -> None:
     orders.produce(order(1), order(1, city="Bern"), None)
     scenario.write(None, topics=orders.topic, format=AVRO)

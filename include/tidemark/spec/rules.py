@@ -316,8 +316,11 @@ def _without_code(data: Mapping[str, Any]) -> Iterator[Finding]:
     said = data.get("format")
     value = said.get("value") if isinstance(said, Mapping) else None
     if "transform" not in data:
-        if value not in _STRUCTURED:
-            fix = "name the function, transform: module:function, or load fields without one: format: {value: avro}, protobuf or json"
+        if value not in _STRUCTURED and "columns" not in data:
+            fix = (
+                "name the function, transform: module:function; or load fields without one: format: {value: avro}, protobuf or json; or "
+                "load each value as a whole: columns: {payload: $value}"
+            )
             yield Finding(("transform",), "transform is missing", fix)
         elif value not in _OF_SCHEMAS and "flatten" in data:
             fix = "name the fields in columns: {country: place.country}"
