@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
+from tidemark.formats import limits
 from tidemark.formats.registry import MAX_BYTES, Registry, RegistryUnavailable
 from tidemark.formats.schema import BadSchema, Node, parse
 from tidemark.jvm.errors import without_password
@@ -208,6 +212,28 @@ def test_server_that_gives_out_tokens_has_the_same_limits() -> None:
             with pytest.raises(RegistryUnavailable), Registry(settings) as registry:
                 registry.newest("t")
             assert time.monotonic() - before < 20
+
+
+def test_connection_that_comes_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0])  # when the question begins, and its request
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: next(clock, 10.0**9)))
+    gc.disable()
+    try:
+        with serving(endless_head) as url:
+            with (
+                pytest.raises(RegistryUnavailable, match="has not answered completely"),
+                Registry({"url": url, "max.retries": 0}) as registry,
+            ):
+                registry.newest("t")
+            assert to_port(url) == 0
+    finally:
+        gc.enable()
+
+
+def to_port(url: str) -> int:
+    """How many connections this process has to the server."""
+    port = int(url.rpartition(":")[2])
+    return sum(bool(each.raddr) and each.raddr[1] == port for each in psutil.Process().net_connections("tcp4"))
 
 
 def test_references_together_have_the_limit_of_a_schema() -> None:

@@ -44,6 +44,11 @@ class Limits:
         finally:
             clock.cancel()
 
+    def close(self) -> None:
+        """Closes the connections, also those that a client does not know: confluent-kafka's never closes that to the server of tokens."""
+        for each in self._sockets:
+            each.close()
+
     def _require_time(self, cause: Exception | None = None) -> None:
         if time.monotonic() >= self._until:
             raise AnswerTooLong(f"it has not answered completely within {self._within_s:g} s") from cause

@@ -115,6 +115,7 @@ class Registry:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+        self._limits.close()
 
     def newest(self, subject: str) -> tuple[SchemaId, Node]:
         """The id of a subject's newest schema, and the schema, in Avro.
