@@ -255,6 +255,10 @@ def test_numbers_that_are_not_a_placeholder(value: list[Any]) -> None:
     assert not connect_json.Placeholder().is_in(value)
 
 
+def test_byte_order_mark_is_named() -> None:
+    assert json_fields.read(['\ufeff{"id": 1}'], LEAVES)[1] == {0: "Undecodable: it is not JSON: it begins with a byte order mark"}
+
+
 @pytest.mark.parametrize("text", ['5, "id": 7', "5}", "5 5", '"a', "5, 5", ""])
 def test_key_that_is_not_json_adds_no_fields(text: str) -> None:
     columns, errors = json_fields.read(_keys([text], ("number",), [False]), [(("number",), "bigint"), (("id",), "bigint")])

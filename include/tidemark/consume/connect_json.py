@@ -150,7 +150,7 @@ def envelopes(texts: Sequence[str | None], errors: dict[int, str]) -> Envelopes:
             if text is not None:
                 found = _ENVELOPE.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
-            errors[at] = f"Undecodable: it is not an envelope in JSON: {error}"
+            errors[at] = f"Undecodable: it is not an envelope in JSON: {json_fields.problem(text or '', error)}"
         rows.append(_text(found.after))
         operations.append(found.op)
     return Envelopes(bare, rows, operations, [_schema_at(each, ("after",)) for each in types])
@@ -259,7 +259,7 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
     try:
         return {} if text is None else _ROW.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        errors[at] = f"Undecodable: it is not a JSON object: {error}"
+        errors[at] = f"Undecodable: it is not a JSON object: {json_fields.problem(text or '', error)}"
         return {}
 
 

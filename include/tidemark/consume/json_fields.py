@@ -42,6 +42,11 @@ def number(text: str) -> Decimal:
         raise ValueError("a number is out of range") from None
 
 
+def problem(text: str, error: Exception) -> str:
+    """Why a text cannot be parsed."""
+    return "it begins with a byte order mark" if text.startswith("\ufeff") else str(error)
+
+
 def is_json(text: str) -> bool:
     """Whether the text is one value in JSON, and nothing else."""
     try:
@@ -166,7 +171,7 @@ def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]
             except msgspec.ValidationError as error:
                 errors[at] = f"Fail: {error}"
             except (msgspec.DecodeError, RecursionError) as error:
-                errors[at] = f"Undecodable: it is not JSON: {error}"
+                errors[at] = f"Undecodable: it is not JSON: {problem(text, error)}"
         found.append(value)
     return found, has_raw
 
