@@ -278,8 +278,8 @@ def test_record_whose_row_a_trigger_refuses_fails_also_if_it_is_alone_in_its_sli
 def test_slow_transform_is_not_waited_for_in_a_transaction(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for bad rows takes several COPYs. The transform ends before the transaction begins, so it may take longer than a session
     may be idle in a transaction."""
-    monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1500)
-    slow = PIECES.replace("for piece", "__import__('time').sleep(0.1)\n        for piece")
+    monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 5000)
+    slow = PIECES.replace("for piece", "__import__('time').sleep(0.2)\n        for piece")
     consumer(scenario, slow, "payload text", *numbers(0, 12), b"a\0b", *numbers(12, 30))
     scenario.run()
     assert scenario.counts() == {"loaded": 30, "failed": 1, "sink_rows": 30}
