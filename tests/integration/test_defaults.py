@@ -105,3 +105,35 @@ def test_try_shows_no_value_where_the_default_is(scenario: Scenario) -> None:
     assert "id=1\n" in shown
     assert 'id=2 status="open"\n' in shown
     assert datetime.now(UTC).strftime("%Y-") not in shown.partition("id=2")[2]
+
+
+def test_any_number_of_columns_with_defaults(scenario: Scenario) -> None:
+    """Also one whose name is like that of Tidemark's own columns."""
+    topic = scenario.topics.create()
+    names = [f"c{number}" for number in range(70)]
+    values = {name: number for number, name in enumerate(names)}
+    records = [
+        {"id": 1, **values},
+        *({"id": 2 + number} | {k: v for k, v in values.items() if k != name} for number, name in enumerate(names)),
+    ]
+    scenario.topics.produce(topic, [json.dumps(each | {"kafka_absent": 5}) for each in records])
+    scenario.write(None, topics=topic, format={"value": "json"})
+    scenario.make_sink(f"id bigint, kafka_absent bigint, {', '.join(f'{name} bigint DEFAULT -1' for name in names)}")
+    scenario.run()
+    expected = [(each["id"], 5, *(each.get(name, -1) for name in names)) for each in records]
+    assert sorted(scenario.rows(f"id, kafka_absent, {', '.join(names)}")) == expected
+
+
+def test_path_of_two_columns_of_which_one_has_a_default(scenario: Scenario) -> None:
+    """Also paths of the same name in key and value, and a key in JSON beside a value that is not."""
+    topic = scenario.topics.create()
+    for key, value in (("{}", "{}"), ('{"a": 7}', '{"x": "1", "a": 8}')):
+        scenario.topics.produce(topic, [value], key=key)
+    scenario.write(None, topics=topic, format={"value": "json", "key": "json"}, columns={"b": "x", "k": "$key.a"})
+    scenario.make_sink("x text DEFAULT 'd', b text, a bigint DEFAULT 9, k bigint")
+    scenario.run()
+    assert scenario.rows("x, b, a, k") == [("d", None, 9, None), ("1", "1", 8, 7)]
+    scenario.write(None, topics=topic, group="keys", format={"value": "string", "key": "json"}, columns={"k": "$key.a"})
+    scenario.sql(f"TRUNCATE {scenario.table}; ALTER TABLE {scenario.table} ALTER k SET DEFAULT 3")
+    scenario.run()
+    assert scenario.rows("k") == [3, 7]

@@ -248,3 +248,42 @@ def test_field_with_the_name_of_a_column_with_a_meaning_is_refused(scenario: Sce
     scenario.sql(f"ALTER TABLE {scenario.table} RENAME COLUMN error TO message")
     scenario.run()
     assert scenario.rows("id, message") == [(1, "boom")]
+
+
+def test_times_that_python_has_not_in_skip_if(scenario: Scenario, orders: Orders) -> None:
+    """A time after the year 9999 is not null."""
+    schema = {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": "gone", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}]}],
+    }
+    orders.produce({"gone": 253_402_300_800_000_000}, {"gone": None}, schema=schema)
+    scenario.write(None, topics=orders.topic, format=AVRO, skip_if={"gone": None}).make_sink()
+    scenario.run()
+    assert scenario.rows("gone::text") == ["10000-01-01 00:00:00+00"]
+
+
+def test_tombstone_with_a_key_in_another_type_than_the_values(scenario: Scenario, orders: Orders) -> None:
+    scenario.topics.produce(orders.topic, [orders.written(order(1)), orders.written(order(2))], key=b'{"total": 1}')
+    scenario.topics.produce(orders.topic, [None], key=b'{"total": 12.5}')
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["total"], "deletes": "hard"}
+    scenario.write(None, topics=orders.topic, format={"value": "avro", "key": "json"}, sink=sink).make_sink()
+    scenario.run()
+    assert scenario.rows("id") == []
+    assert scenario.failed() == []
+
+
+def test_detail_of_a_value_that_cannot_be_shown(scenario: Scenario, topic: str) -> None:
+    scenario.topics.produce(topic, [b"1", b"2"])
+    scenario.write(
+        """
+        def transform(record):
+            yield {"id": 10**5000 if record.value == b"1" else 2}
+    """,
+        topics=topic,
+        sink={"table": scenario.table, "error_detail": True},
+    ).make_sink("id bigint")
+    scenario.run()
+    assert scenario.rows("id") == [2]
+    ((text,),) = scenario.failed("error_text")
+    assert text.startswith("id does not fit bigint: the value is out of range.")

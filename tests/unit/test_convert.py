@@ -264,3 +264,42 @@ def test_key_that_is_not_json_adds_no_fields(text: str) -> None:
     columns, errors = json_fields.read(_keys([text], ("number",), [False]), [(("number",), "bigint"), (("id",), "bigint")])
     assert columns == [[None], [None]]
     assert errors.keys() == {0}
+
+
+# ---- what a second attack found
+
+
+def test_times_of_a_day_that_python_has_not() -> None:
+    """Postgres has 24:00, and Arrow would wrap it to 00:00 in text."""
+    times = pa.array([86_400_000_000, 94_359_738_368, -1, 0], pa.time64("us"))
+    wrong = dict.fromkeys((0, 1, 2), "is not a time of a day")
+    assert as_column(times, "text")[1] == wrong
+    assert as_column(pa.array([[each] for each in times.cast(pa.int64()).to_pylist()], pa.list_(pa.time64("us"))), "jsonb")[1] == wrong
+    structs = pa.StructArray.from_arrays([times], ["at"])
+    assert as_column(structs, "jsonb") == (pa.array([None, None, None, '{"at":"00:00:00"}']), wrong)
+    assert as_column(times, "time without time zone") == (times, {})
+
+
+@pytest.mark.parametrize("name", ["io.debezium.time.Date", "io.debezium.time.MicroTimestamp", "org.apache.kafka.connect.data.Timestamp"])
+def test_boolean_is_no_time_in_change_data(name: str) -> None:
+    kind = {"field": "x", "type": "int64", "name": name}
+    columns, errors = connect_json.read(['{"x": true}'], [(("x",), "timestamp without time zone")], [{"fields": [kind]}])
+    assert (columns, "is a boolean" in errors[0]) == ([[None]], True)
+
+
+def test_datetime_with_an_odd_zone() -> None:
+    class Broken(dt.tzinfo):
+        def utcoffset(self, _: dt.datetime | None) -> dt.timedelta:
+            raise RuntimeError
+
+    half = dt.datetime(2020, 1, 1, tzinfo=dt.timezone(dt.timedelta(microseconds=500_000)))
+    found, wrong = from_python([half, dt.datetime(2020, 1, 1, tzinfo=Broken())], "timestamp with time zone")
+    assert found.to_pylist() == [dt.datetime(2019, 12, 31, 23, 59, 59, 500_000, UTC), None]
+    assert wrong == {1: "cannot be converted: RuntimeError"}
+
+
+def test_missing_field_at_any_depth_is_absent() -> None:
+    leaf = (("a", "b", "c"), "bigint")
+    texts = ["{}", '{"a": null}', '{"a": {}}', '{"a": {"b": {}}}', '{"a": {"b": {"c": null}}}', '{"a": {"b": {"c": 1}}}']
+    for read in (json_fields.read(texts, [leaf], {leaf}), connect_json.read(texts, [leaf], [None] * 6, with_default={leaf})):
+        assert read == ([[json_fields.ABSENT] * 4 + [None, 1]], {})

@@ -82,7 +82,7 @@ TYPES: dict[str, tuple[Any, Any, str]] = {
     "duration": (
         fixed(12, logicalType="duration"),
         b"\x01\0\0\0\x02\0\0\0\x03\0\0\0",
-        "struct<months: int32, days: int32, milliseconds: int64>",
+        "struct<months: int64, days: int64, milliseconds: int64>",
     ),
     "another logical type": (logical("string", "shop-sku"), "x", "string"),
 }

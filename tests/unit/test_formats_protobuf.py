@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.support.encoded import batch, framed
 
 from tidemark.formats import protobuf
+from tidemark.formats.connect import NoValue
 from tidemark.formats.decoder import Decoder, Undecodable
 from tidemark.formats.protobuf import BadMessage, Message, compiled
 from tidemark.formats.schema import BadSchema
@@ -168,8 +169,29 @@ def test_time_has_its_microseconds(seconds: int, micros: int) -> None:
     [(0, 1, "more than 6 digits"), (-1, -999_999_999, "more than 6 digits"), (2**62, 0, "out of range"), (-(2**63), 0, "out of range")],
 )
 def test_time_that_cannot_be_stored_is_no_other_time(seconds: int, nanos: int, problem: str) -> None:
-    with pytest.raises(BadMessage, match=problem):
+    with pytest.raises(NoValue, match=problem):
         TIMES.decode(pa.array([time(seconds, nanos)], pa.binary()))
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        ("", "message tidemark { google.protobuf.Timestamp at = 1; } message Other { google.protobuf.Timestamp at = 1; }"),
+        ("package tidemark;", "message seconds { google.protobuf.Timestamp at = 1; }"),
+        ("package google.protobuf.zz;", "message M { Timestamp at = 1; message Inner { Timestamp at = 1; } Inner inner = 2; }"),
+    ],
+)
+def test_time_whatever_the_names_around_it(package: str, message: str) -> None:
+    made = compiled(f'syntax = "proto3"; {package} import "google/protobuf/timestamp.proto"; {message}', {})
+    written = google_of(made)()
+    written.at.seconds = 5
+    (found,) = made.decode(pa.array([written.SerializeToString()], pa.binary())).to_pylist()
+    assert found["at"] == dt.datetime(1970, 1, 1, 0, 0, 5, tzinfo=dt.UTC)
+
+
+def test_struct_that_is_required() -> None:
+    made = compiled('syntax = "proto2"; import "google/protobuf/struct.proto"; message M { required google.protobuf.Struct doc = 1; }', {})
+    assert made.decode(pa.array([b"\x0a\x00"], pa.binary())).to_pylist() == [{"doc": "{}"}]
 
 
 def test_fields_of_other_versions_are_ignored_or_empty() -> None:

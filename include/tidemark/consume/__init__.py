@@ -29,6 +29,7 @@ Modules::
     lookup        the topics, logs and ends that a run reads
     membership    how a run gets its partitions: manual assignment or group membership
     messages      Kafka's messages as Arrow batches
+    nested        where arrays of arrays have a value of some kind
     plain         values of transforms in Python's own types
     process       a child process that never outlives its parent
     run           the steps of a run

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from tidemark.consume import connect_json
 from tidemark.consume.connect_json import Placeholder, Types
+from tidemark.consume.nested import places
 from tidemark.errors import Refused
-from tidemark.sink.types import is_bytes, is_text, parents
+from tidemark.sink.types import is_bytes, is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,6 +81,9 @@ def opened(batch: pa.RecordBatch) -> Opened:
     if pa.types.is_string(batch["key"].type):
         keys, types["key"] = connect_json.payloads(batch["key"].to_pylist())
         columns["key"] = pa.array(keys, pa.string())
+    gone = pa.array([operation == DELETED for operation in operations])
+    if pc.any(pc.and_(gone, columns["value"].is_valid())).as_py():  # what a deletion has as the row after it is none
+        columns["value"] = columns["value"].take(pa.array([None if each else at for at, each in enumerate(gone.to_pylist())], pa.int64()))
     rows = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
     present = batch["value"].is_valid().to_pylist()
     has_row = columns["value"].is_valid().to_pylist()
@@ -102,22 +106,18 @@ def not_sent(array: pa.Array, placeholder: Placeholder) -> set[int]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kind = array.type
-    if pa.types.is_struct(kind):
-        return {at for number in range(kind.num_fields) for at in not_sent(pc.struct_field(array, [number]), placeholder)}
-    if pa.types.is_map(kind):
-        return not_sent(array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))), placeholder)
-    if pa.types.is_dictionary(kind):
-        return not_sent(array.dictionary_decode(), placeholder)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = set(parents(array)[[*not_sent(array.flatten(), placeholder)]].tolist())
-        return found | _written_in_numbers(array, placeholder)
-    if not (is_text(kind) or is_bytes(kind)):
-        return set()
-    if pa.types.is_fixed_size_binary(kind):
-        array, kind = array.cast(pa.binary()), pa.binary()
-    same = pc.equal(array, pa.scalar(placeholder.text.encode(), pa.binary()).cast(kind)).fill_null(False)
-    return set(same.to_numpy(zero_copy_only=False).nonzero()[0].tolist())
+    def is_placeholder(array: pa.Array) -> set[int]:
+        kind = array.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return _written_in_numbers(array, placeholder)
+        if not (is_text(kind) or is_bytes(kind)):
+            return set()
+        if pa.types.is_fixed_size_binary(kind):
+            array, kind = array.cast(pa.binary()), pa.binary()
+        same = pc.equal(array, pa.scalar(placeholder.text.encode(), pa.binary()).cast(kind)).fill_null(False)
+        return set(same.to_numpy(zero_copy_only=False).nonzero()[0].tolist())
+
+    return places(array, is_placeholder)
 
 
 def _written_in_numbers(array: pa.Array, placeholder: Placeholder) -> set[int]:

@@ -130,9 +130,10 @@ def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]
         except (msgspec.MsgspecError, RecursionError):
             found = None
         schema = b"" if found is None else bytes(found.schema)
-        if found is not None and schema.startswith(b"{") and bytes(found.payload):
+        payload = b"" if found is None else bytes(found.payload)
+        if found is not None and payload and (schema.startswith(b"{") or (schema == b"null" and payload.startswith(b"{"))):
             bare.append(_text(found.payload))
-            types.append(_parsed(schema) or _NONE)
+            types.append(None if schema == b"null" else _parsed(schema) or _NONE)
         else:
             bare.append(text)
             types.append(None)
@@ -231,7 +232,11 @@ def _column(
 
 
 def _problem(error: Exception, value: Any) -> str:
-    return "is nested too deeply" if isinstance(error, RecursionError) else f"is of type {type(value).__name__}"
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    if isinstance(error, OverflowError):
+        return "is out of range"
+    return str(error) if isinstance(error, connect.NotOfSchema) else f"is of type {type(value).__name__}"
 
 
 def _schema_at(types: Types, path: Sequence[str]) -> Types:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidemark.consume.nested import places
 from tidemark.consume.plain import Misfit, plain
 from tidemark.sink import numeric
 from tidemark.sink.types import arrow_type, base_of, conformed, cut, fits, is_bytes, is_text, uuid_bytes
@@ -424,8 +425,6 @@ def _kind(value: Any) -> Kind:
     if isinstance(value, dt.datetime):
         return Kind.TIMESTAMP if value.tzinfo is None else Kind.TIMESTAMPTZ
     assert isinstance(value, dt.time)
-    if value.tzinfo is not None:
-        raise Misfit("is a time of day with a zone")
     return Kind.TIME
 
 
@@ -474,10 +473,9 @@ def _are_native(values: list[Any], postgres: str) -> bool:
     native = _NATIVE.get(base)
     if native is None or not {*map(type, values)} <= {native, type(None)}:
         return False
-    if native in (dt.datetime, dt.time):
-        naive = base != "timestamp with time zone"
-        return all(value is None or (value.tzinfo is None) is naive for value in values)
-    return True
+    if base == "timestamp with time zone":
+        return all(value is None or value.tzinfo is dt.UTC for value in values)
+    return native not in (dt.datetime, dt.time) or all(value is None or value.tzinfo is None for value in values)
 
 
 def from_python(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
@@ -499,12 +497,14 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
 
     base = base_of(postgres)
     target = {"numeric": pa.string(), "numeric[]": pa.list_(pa.string())}.get(base) or arrow_type(postgres)
-    if _are_native(values, postgres):
-        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):  # out of range
-            return pa.array(values, target), {}
-    with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
-        if (at_once := _at_once(values, base, postgres)) is not None:
-            return at_once, {}
+    try:
+        together = pa.array(values, target) if _are_native(values, postgres) else _at_once(values, base, postgres)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - one by one, the value at fault is found
+        together = None
+    if together is not None:
+        return together, {}
     wrong: dict[int, str] = {}
     found: list[Any] = []
     for at, value in enumerate(values):
@@ -524,8 +524,8 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
         for at, value in enumerate(found):
             try:
                 parts.append(pa.array([value], target))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                wrong[at] = "is not Unicode text" if isinstance(value, str) else "is out of range"
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                wrong[at] = "is not Unicode text" if isinstance(error, UnicodeError) else "is out of range"
                 parts.append(pa.nulls(1, target))
         return pa.concat_arrays(parts), wrong
 
@@ -582,7 +582,7 @@ def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]
             return array.cast(target), {}
         if pa.types.is_int64(source) and pa.types.is_timestamp(target):
             return array.cast(pa.timestamp("ms", target.tz)).cast(target), {}
-    values, unreadable = _python_values(array)
+    values, unreadable = python_values(array)
     found, misfits = from_python(values, postgres)
     return found, misfits | unreadable
 
@@ -602,12 +602,27 @@ def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str
     return pa.concat_arrays(parts), wrong
 
 
-def _python_values(array: pa.Array) -> tuple[list[Any], dict[int, str]]:
+def _beyond_a_day(array: pa.Array) -> set[int]:
+    """24:00 is none of Python's times either."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_time(array.type):
+        return set()
+    micros = array.cast(pa.time64("us"), safe=False).cast(pa.int64())
+    odd = pc.or_(pc.less(micros, 0), pc.greater_equal(micros, 86_400_000_000))
+    return set(pc.indices_nonzero(odd.fill_null(False)).to_pylist())
+
+
+def python_values(array: pa.Array) -> tuple[list[Any], dict[int, str]]:
     """The values as Python's, and the places of those that Python has not, with the reason."""
     import pyarrow as pa
 
     values: list[Any] = []
     wrong: dict[int, str] = {}
+    if "time32" in str(array.type) or "time64" in str(array.type):
+        wrong = dict.fromkeys(places(array, _beyond_a_day), "is not a time of a day")  # Arrow would wrap it
+        array = array.take(pa.array([None if at in wrong else at for at in range(len(array))], pa.int64()))
     try:
         values = array.to_pylist(maps_as_pydicts="strict")
     except (KeyError, ValueError, OverflowError, pa.ArrowException):

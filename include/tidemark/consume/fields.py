@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemark.consume import change, connect_json, json_fields
-from tidemark.consume.convert import as_column, converts, from_python
+from tidemark.consume.convert import as_column, converts, from_python, python_values
 from tidemark.errors import Refused
 from tidemark.records.outcome import ABSENT, DELETED, GIVEN, ONLY, OPTIONAL
 from tidemark.sink.table import LINEAGE, Column
-from tidemark.sink.types import arrow_type, postgres_type
+from tidemark.sink.types import arrow_type, base_of, postgres_type
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.checks import POSTGRES_NAME_LIMIT
 from tidemark.spec.model import Deletes, Encoding, Envelope
@@ -40,6 +40,8 @@ _MARK = ("value", "__deleted")
 """The field of unwrapped change data that says whether its row is deleted."""
 Steps = tuple[str, ...]
 """A path: the column of the input (``key``, ``value``, ``timestamp``, ``change``), then the fields."""
+Leaf = tuple[Steps, str]
+"""A path into JSON, and the type of the column that gets its value."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -217,23 +219,21 @@ class Fields:
         batch = opened.batch
         paths = self._paths(batch.schema, self.table)
         null = pc.is_null(batch["value"])
-        deleting = self._key_paths(batch.schema, paths) if pc.any(null).as_py() else {}
-        parsed, errors = self._parsed(opened, paths, deleting)
+        key_paths = self._key_paths(batch.schema, paths)
+        deleting = key_paths if pc.any(null).as_py() else {}
+        parsed, missing, errors = self._parsed(opened, paths, key_paths, deleting)
         marked = self._marked(batch, parsed)
         arrays = []
-        bits = np.zeros(len(batch), np.int64)
-        with_default = [column.name for column in self.table if column.has_default]
         for column in self.table:
             array, wrong = _column(batch, paths[column.name], column, parsed)
-            if column.name in with_default:
-                has_none = [value is json_fields.ABSENT for value in parsed.get((paths[column.name], column.type), ())]
-                bits |= np.array(has_none or [False] * len(batch)).astype(np.int64) << with_default.index(column.name)
+            if column.name in self.key and base_of(column.type) == "numeric":
+                array = array.cast(pa.string())  # values and keys may be decimals of different types
             if paths[column.name][0] == "value" not in self.json:
                 absent = change.not_sent(_at(batch, paths[column.name]), self.placeholder)
                 errors = {at: f"Fail: {column.name} {connect_json.NOT_SENT}" for at in absent if not marked[at]} | errors
             if column.name in deleting:
                 keys, wrong_keys = _column(batch, deleting[column.name], column, parsed)
-                array = pc.if_else(null, keys, array)
+                array = pc.if_else(null, keys.cast(array.type), array)
                 wrong |= {at: why for at, why in wrong_keys.items() if null[at].as_py()}
             arrays.append(array)
             for at, why in wrong.items():
@@ -251,9 +251,12 @@ class Fields:
             gone |= tombstones
         names = [*(column.name for column in self.table), *GIVEN]
         arrays += [batch[name] for name in GIVEN]
-        if "value" in self.json and with_default:
+        with_default = [(paths[column.name], column.type) for column in self.table if column.has_default]
+        if self.json and with_default:
+            none = [False] * len(batch)
+            bits = np.packbits(np.array([missing.get(leaf, none) for leaf in with_default]) & ~deletes, axis=0).T
             names.append(ABSENT)
-            arrays.append(pa.array(np.where(deletes, 0, bits)))
+            arrays.append(pa.array([each.tobytes() for each in np.ascontiguousarray(bits)], pa.binary()))
         if errors or gone.any() or deletes.any():
             said = [
                 "skip" if skipped else "fail" if at in errors else "delete" if deleted else None
@@ -323,40 +326,45 @@ class Fields:
         return found
 
     def _parsed(
-        self, opened: change.Opened, paths: Mapping[str, Steps], deleting: Mapping[str, Steps]
-    ) -> tuple[dict[tuple[Steps, str], list[Any]], dict[int, str]]:
-        """The values that are within JSON, and the errors of records whose JSON cannot be read."""
+        self, opened: change.Opened, paths: Mapping[str, Steps], key_paths: Mapping[str, Steps], deleting: Mapping[str, Steps]
+    ) -> tuple[dict[Leaf, list[Any]], dict[Leaf, list[bool]], dict[int, str]]:
+        """The values that are within JSON; for columns with a default, whether a record has no such field; and the errors of records whose
+        JSON cannot be read."""
         wanted = [(paths[column.name], column.type) for column in self.table] + [(steps, json_fields.ANY) for _, steps, _ in self.skip_if]
         wanted += [(deleting[column.name], column.type) for column in self.table if column.name in deleting]
         wanted += [(_MARK, json_fields.ANY)] * self._reads_marks
-        found: dict[tuple[Steps, str], list[Any]] = {}
+        with_default = {(paths[column.name], column.type) for column in self.table if column.has_default}
+        found: dict[Leaf, list[Any]] = {}
         errors = dict(opened.errors)
         for side in self.json:
             leaves = list(dict.fromkeys(leaf for leaf in wanted if leaf[0][0] == side and leaf[0][1:]))
+            defaults = {(steps[1:], kind) for steps, kind in with_default if steps[0] == side}
             if leaves:
                 texts = opened.batch[side].to_pylist()
                 if side == "key":
                     read = {steps for steps in (*paths.values(), *(steps for _, steps, _ in self.skip_if)) if steps[0] == side}
-                    alone = deleting[self.key[0]][1:] if len(self.key) == 1 and deleting else ()
+                    alone = key_paths[self.key[0]][1:] if len(self.key) == 1 else ()
                     texts = _keys(texts, alone, [False] * len(texts) if read else opened.batch["value"].is_valid().to_pylist())
                 named = [(steps[1:], kind) for steps, kind in leaves]
-                with_default = {(paths[column.name][1:], column.type) for column in self.table if column.has_default}
                 types = opened.types.get(side)
                 if types is not None:
-                    values, wrong = connect_json.read(texts, named, types, self.placeholder, with_default)
+                    values, wrong = connect_json.read(texts, named, types, self.placeholder, defaults)
                 else:
-                    values, wrong = json_fields.read(texts, named, with_default)
+                    values, wrong = json_fields.read(texts, named, defaults)
                     wrong = connect_json.not_sent(texts, values, named, self.placeholder) | wrong
                 found |= dict(zip(leaves, values, strict=True))
                 errors = wrong | errors
-        return found, errors
+        missing = {leaf: [value is json_fields.ABSENT for value in found[leaf]] for leaf in with_default & found.keys()}
+        for leaf in missing:
+            found[leaf] = [None if value is json_fields.ABSENT else value for value in found[leaf]]
+        return found, missing, errors
 
     @property
     def _reads_marks(self) -> bool:
         """Whether values may say that their row is deleted, as Debezium's ExtractNewRecordState lets them."""
         return self.upsert and not self.changes
 
-    def _marked(self, batch: pa.RecordBatch, parsed: Mapping[tuple[Steps, str], list[Any]]) -> np.ndarray:
+    def _marked(self, batch: pa.RecordBatch, parsed: Mapping[Leaf, list[Any]]) -> np.ndarray:
         """Whether each value says that its row is deleted."""
         import numpy as np
         import pyarrow as pa
@@ -364,16 +372,16 @@ class Fields:
         kind = batch["value"].type
         values = parsed.get((_MARK, json_fields.ANY))
         if values is None and self._reads_marks and pa.types.is_struct(kind) and kind.get_field_index(_MARK[1]) >= 0:
-            values = _at(batch, _MARK).to_pylist()
+            values = _plain_values(_at(batch, _MARK))
         return np.array([value is True or value == "true" for value in values or [None] * len(batch)], bool)
 
-    def _skipped(self, batch: pa.RecordBatch, parsed: Mapping[tuple[Steps, str], list[Any]]) -> np.ndarray:
+    def _skipped(self, batch: pa.RecordBatch, parsed: Mapping[Leaf, list[Any]]) -> np.ndarray:
         import numpy as np
 
         gone = np.full(len(batch), bool(self.skip_if))
         for _, steps, wanted in self.skip_if:
             values = parsed.get((steps, json_fields.ANY))
-            found = _at(batch, steps).to_pylist() if values is None else values
+            found = _plain_values(_at(batch, steps)) if values is None else values
             gone &= np.array([any(_is_same(value, each) for each in wanted) for value in found], bool)
         return gone
 
@@ -411,14 +419,18 @@ def _output_field(name: str, field: pa.Field | None, column: Column | None) -> p
     return pa.field(name, kind or pa.string(), metadata=None if field is None else field.metadata)
 
 
-def _column(
-    batch: pa.RecordBatch, steps: Steps, column: Column, parsed: Mapping[tuple[Steps, str], list[Any]]
-) -> tuple[pa.Array, dict[int, str]]:
+def _column(batch: pa.RecordBatch, steps: Steps, column: Column, parsed: Mapping[Leaf, list[Any]]) -> tuple[pa.Array, dict[int, str]]:
     """The values of a column, and what is wrong with those that do not fit it, by their places in the batch."""
     values = parsed.get((steps, column.type))
     if values is None:
         return as_column(_at(batch, steps), column.type)
-    return from_python([None if value is json_fields.ABSENT else value for value in values] if column.has_default else values, column.type)
+    return from_python(values, column.type)
+
+
+def _plain_values(array: pa.Array) -> list[Any]:
+    """With a value that equals no other in place of those that Python has not, such as times after the year 9999."""
+    values, unreadable = python_values(array)
+    return [object() if at in unreadable else value for at, value in enumerate(values)]
 
 
 def _at(batch: pa.RecordBatch, steps: Steps) -> pa.Array:

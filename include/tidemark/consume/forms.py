@@ -257,6 +257,13 @@ def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], .
     return reject(offset, Disposition.FAIL if final else Disposition.RETRY, str(error), type(error).__name__)
 
 
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the value's
+        return f"a {type(value).__name__}, which cannot be shown: {type(error).__name__}"
+
+
 def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout) -> tuple[pa.RecordBatch | None, list[Reject]]:
     """Rows as a batch in the table's types. A record with a value that does not fit its column fails; the others go on."""
     import pyarrow as pa
@@ -277,7 +284,7 @@ def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], lay
         arrays.append(array)
         for at, why in wrong.items():
             text = f"{column.name} does not fit {column.type}: the value {why}."
-            detail = repr(values[at]) if layout.error_detail else None
+            detail = _shown(values[at]) if layout.error_detail else None
             bad.setdefault(offsets[at], reject(offsets[at], Disposition.FAIL, quoting(text, detail), Misfit.__name__))
     if bad:
         good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]

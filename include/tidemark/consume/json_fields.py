@@ -179,7 +179,7 @@ def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]
 def _walked(rows: list[Any], attributes: Sequence[str], missing: Any) -> list[Any]:
     values = list(map(operator.attrgetter(attributes[0]), rows))
     for name in attributes[1:]:
-        values = [missing if value is None else getattr(value, name) for value in values]
+        values = [getattr(value, name, missing) for value in values]
     return values
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-_OWN = frozenset((bool, float, Decimal, str, bytes, uuid.UUID, dt.date, dt.time, dt.timedelta, type(None)))
-"""`datetime` is looked at: its zone may have seconds."""
+_OWN = frozenset((bool, float, Decimal, str, bytes, uuid.UUID, dt.date, dt.timedelta, type(None)))
+"""`datetime` and `time` are looked at: they may have a zone, and that may have seconds."""
 
 _MOST_BITS = 14_000
 """Python writes integers of 4,300 digits at most."""
@@ -99,7 +99,9 @@ def _date(value: dt.date) -> dt.date:
 
 
 def _time(value: dt.time) -> dt.time:
-    return dt.time(value.hour, value.minute, value.second, value.microsecond, value.tzinfo, fold=value.fold)
+    if value.tzinfo is not None:
+        raise Misfit("is a time of day with a zone")
+    return dt.time(value.hour, value.minute, value.second, value.microsecond, fold=value.fold)
 
 
 def _timedelta(value: dt.timedelta) -> dt.timedelta:

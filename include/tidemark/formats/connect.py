@@ -84,6 +84,10 @@ class NoValue(ValueError):
     """Data that stands for no value of its type. The text says of which field and does not quote the data."""
 
 
+class NotOfSchema(ValueError):
+    """A value of JSON is not what its schema says. The text continues "the value ..." and does not quote it."""
+
+
 def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
     """Decoded Avro data as the `arrow_type` of its name. Raises `NoValue`. ``path``: the field."""
     import pyarrow as pa
@@ -124,6 +128,8 @@ def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
     name = schema.get("name")
     if value is None:
         return None
+    if isinstance(value, bool) and name in NAMES:
+        raise NoValue("is a boolean")
     if name in (DATE, CONNECT_DATE):
         return (EPOCH + dt.timedelta(days=value)).date()
     if name in (NANO_TIME, NANO_TIMESTAMP):
@@ -150,7 +156,7 @@ def _moment(since: dt.timedelta, name: str) -> dt.timedelta | dt.time | dt.datet
     if not name.endswith("Time"):
         return at if name == CONNECT_TIMESTAMP else at.replace(tzinfo=None)
     if at.date() != EPOCH.date():
-        raise ValueError("not a time of day")
+        raise NotOfSchema("is not a time of a day")
     return at.time()
 
 
@@ -158,7 +164,7 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError) as error:
-        raise ValueError("not base64") from error
+        raise NotOfSchema("is not bytes in base64") from error
 
 
 MOST_BYTES = 65_536

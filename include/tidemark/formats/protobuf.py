@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemark.formats.connect import NoValue
 from tidemark.formats.schema import MAX_DEPTH, MAX_FIELDS, MAX_NAME, BadSchema, require_small
 from tidemark.formats.shape import struct_of
 from tidemark.text.wording import quoted
@@ -51,7 +52,7 @@ AS_JSON = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.
 """Messages that stand for JSON. They are recursive, so they are read as bytes, and parsed one by one."""
 TIMES = frozenset({"google.protobuf.Timestamp", "google.protobuf.Duration"})
 """Messages of seconds and nanoseconds. The decoder would cut the nanoseconds, so it reads them as messages of the schema's own."""
-_SECONDS = "tidemark.seconds.proto"
+_SECONDS, _OWN = "tidemark_internal_seconds.proto", "tidemark_internal_seconds"
 _WRONG_FORM = "it does not have the form that its Protobuf schema says"
 
 
@@ -68,7 +69,8 @@ class Message:
     indexes: tuple[int, ...]
 
     def decode(self, data: pa.Array) -> pa.Array:
-        """The messages, none of which is null, as structs. Raises `BadMessage` if one of them is not of this type."""
+        """The messages, none of which is null, as structs. Raises `BadMessage` if one of them is not of this type, and `NoValue` for a
+        time that cannot be stored."""
 
         try:
             descriptor, handler = _handler(self)
@@ -213,8 +215,8 @@ def _message(files: FileDescriptorSet, name: str | None) -> Message:
     _refuse_unreadable(descriptor, ())
     try:
         message.type()
-    except BadMessage as error:
-        raise BadSchema(problem=f"cannot be read by the decoder: {str(error.__cause__)[:500]}") from error
+    except Exception as error:
+        raise BadSchema(problem=f"cannot be read by the decoder: {str(error.__cause__ or error)[:500]}") from error
     return message
 
 
@@ -281,13 +283,13 @@ def _handler(message: Message) -> tuple[Descriptor, Any]:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from ptars import HandlerPool, PtarsConfig
 
-    files = FileDescriptorSet(file=[_seconds()])
-    for file in FileDescriptorSet.FromString(message.files).file:
-        if not file.name.startswith(GOOGLE):
-            file.dependency.append(_SECONDS)
-            for each in file.message_type:
-                _read_otherwise(each)
-        files.file.append(file)
+    files, whole = FileDescriptorSet(file=[_seconds()]), _pool(message.files)
+    for name in [file.name for file in FileDescriptorSet.FromString(message.files).file]:
+        file = files.file.add()
+        whole.FindFileByName(name).CopyToProto(file)  # with full names of types
+        if name not in (f"{GOOGLE}{each}.proto" for each in WELL_KNOWN):
+            times = sum(_read_otherwise(each) for each in file.message_type)
+            file.dependency.extend([_SECONDS] * bool(times))
     pool = _pool(files.SerializeToString())
     handlers = HandlerPool([pool.FindFileByName(MAIN)], config=PtarsConfig(enum_repr="string"))
     return _pool(message.files).FindMessageTypeByName(message.name), handlers.get_for_message(pool.FindMessageTypeByName(message.name))
@@ -297,26 +299,29 @@ def _seconds() -> FileDescriptorProto:
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    file = FileDescriptorProto(name=_SECONDS, package="tidemark.seconds", syntax="proto3")
+    file = FileDescriptorProto(name=_SECONDS, package=_OWN, syntax="proto3")
     message = file.message_type.add(name="Time")
     message.field.add(name="seconds", number=1, type=Field.TYPE_INT64, label=Field.LABEL_OPTIONAL)
     message.field.add(name="nanos", number=2, type=Field.TYPE_INT32, label=Field.LABEL_OPTIONAL)
     return file
 
 
-def _read_otherwise(message: Any) -> None:
+def _read_otherwise(message: Any) -> int:
+    """Returns the number of fields that now have the message of our own."""
+    times = 0
     for field in message.field:
         if field.type_name.lstrip(".") in TIMES:
-            field.type_name = ".tidemark.seconds.Time"
+            field.type_name, times = f".{_OWN}.Time", times + 1
         if field.type_name.lstrip(".") in AS_JSON:
             field.type = field.TYPE_BYTES
             field.ClearField("type_name")
+            if field.label == field.LABEL_REQUIRED:
+                field.label = field.LABEL_OPTIONAL
             if field.label != field.LABEL_REPEATED and not field.HasField("oneof_index") and not message.options.map_entry:
                 field.oneof_index = len(message.oneof_decl)  # as `optional` does it, so that an absent one is null
                 message.oneof_decl.add(name=f"_{field.name}")
                 field.proto3_optional = True
-    for each in message.nested_type:
-        _read_otherwise(each)
+    return times + sum(_read_otherwise(each) for each in message.nested_type)
 
 
 def _column(array: pa.Array, field: FieldDescriptor) -> pa.Array:
@@ -340,7 +345,7 @@ def _single(array: pa.Array, field: FieldDescriptor) -> pa.Array:
     if inner is not None and inner.full_name in AS_JSON:
         return _json(array, inner)
     if inner is not None and inner.full_name in TIMES:
-        return _time(array, pa.timestamp("us", "UTC") if inner.full_name.endswith("Timestamp") else pa.duration("us"))
+        return _time(array, field.name, pa.timestamp("us", "UTC") if inner.full_name.endswith("Timestamp") else pa.duration("us"))
     if inner is not None and pa.types.is_struct(array.type):
         columns = [_column(array.field(at), each) for at, each in enumerate(inner.fields)]
         return struct_of(columns, [each.name for each in inner.fields], array.is_valid())
@@ -349,19 +354,19 @@ def _single(array: pa.Array, field: FieldDescriptor) -> pa.Array:
     return array
 
 
-def _time(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Seconds and nanoseconds as one time."""
+def _time(array: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    """Seconds and nanoseconds as one time. Raises `NoValue`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     seconds, nanos = (pc.struct_field(array, name) for name in ("seconds", "nanos"))
     micros = pc.divide(nanos, 1_000)
     if pc.any(pc.not_equal(nanos, pc.multiply(micros, 1_000))).as_py():
-        raise BadMessage("it has a time with more than 6 digits after the second")
+        raise NoValue(f"{name} has more than 6 digits after the second")
     try:
         return pc.add_checked(pc.multiply_checked(seconds, 1_000_000), micros.cast(pa.int64())).cast(kind)
     except pa.ArrowInvalid as error:
-        raise BadMessage("it has a time that is out of range") from error
+        raise NoValue(f"{name} is out of range") from error
 
 
 def _json(array: pa.Array, kind: Descriptor) -> pa.Array:

@@ -69,7 +69,7 @@ def _logical(node: Node) -> pa.DataType | None:
     if name.startswith("local-timestamp-"):
         return pa.timestamp("us")
     if name == "duration":
-        return pa.struct([("months", pa.int32()), ("days", pa.int32()), ("milliseconds", pa.int64())])
+        return pa.struct([("months", pa.int64()), ("days", pa.int64()), ("milliseconds", pa.int64())])
     return {"date": pa.date32(), "time-millis": pa.time64("us"), "time-micros": pa.time64("us")}.get(name)
 
 
@@ -261,8 +261,9 @@ def _duration(array: pa.Array) -> pa.Array:
     import pyarrow as pa
 
     parts = np.dtype([("months", np.int32), ("days", np.int32), ("nanos", np.int64)])
-    given = np.frombuffer(array.buffers()[1], parts, count=len(array))
-    columns = [pa.array(given["months"]), pa.array(given["days"]), pa.array(given["nanos"] // 1_000_000)]
+    given = np.frombuffer(array.buffers()[1], parts, count=len(array), offset=array.offset * parts.itemsize)
+    unsigned = [given[name].view(np.uint32).astype(np.int64) for name in ("months", "days")]
+    columns = [*map(pa.array, unsigned), pa.array(given["nanos"] // 1_000_000)]
     return struct_of(columns, ["months", "days", "milliseconds"], array.is_valid())
 
 

@@ -25,9 +25,9 @@ ONLY = ""
 """The name of a consumer's only sink."""
 DELETED = "kafka_deleted"
 """The column of rows that says which ones delete their key's row; missing if none does."""
-ABSENT = "kafka_absent"
+ABSENT = "kafka_absent".ljust(64, "_")
 """The column of rows that says which of the table's columns with a default a record has nothing for, as bits in the columns' order; missing
-if the rows have values, or nulls, for all."""
+if the rows have values, or nulls, for all. The name is longer than that of a column can be."""
 
 
 class Disposition(IntEnum):

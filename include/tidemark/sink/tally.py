@@ -288,15 +288,16 @@ class Tally:
 def by_absent(rows: pa.RecordBatch, layout: Layout) -> Iterator[tuple[tuple[str, ...], pa.RecordBatch]]:
     """Rows in COPY form, divided by the columns that they have nothing for, which stay in them as nulls."""
     import numpy as np
-    import pyarrow as pa
+    import pyarrow.compute as pc
 
     if ABSENT not in rows.schema.names:
         yield (), rows
         return
-    bits, rows = rows.column(ABSENT).fill_null(0).to_numpy(), rows.drop_columns([ABSENT])
-    for absent in np.unique(bits).tolist() or [0]:
-        names = tuple(name for at, name in enumerate(layout.with_default) if absent >> at & 1)
-        yield names, rows.filter(pa.array(bits == absent))
+    kinds, rows = rows.column(ABSENT).fill_null(b"").dictionary_encode(), rows.drop_columns([ABSENT])
+    for number, bits in enumerate(kinds.dictionary.to_pylist() or [b""]):
+        absent = np.unpackbits(np.frombuffer(bits, np.uint8)).tolist()
+        names = tuple(name for name, is_absent in zip(layout.with_default, absent, strict=False) if is_absent)
+        yield names, rows.filter(pc.equal(kinds.indices, number))
 
 
 def _text(batch: pa.RecordBatch, name: str, part: Slice) -> pa.Array:

@@ -1,0 +1,29 @@
+"""Where arrays of lists, structs and maps have a value of some kind, at any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidemark.sink.types import parents
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def places(array: pa.Array, test: Callable[[pa.Array], set[int]]) -> set[int]:
+    """The places at which ``test`` finds something, in the array itself or in what is within. ``test`` gets arrays of any type."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return places(array.dictionary_decode(), test)
+    if pa.types.is_map(kind):
+        return places(array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))), test)
+    found = test(array)
+    if pa.types.is_struct(kind):
+        found = found.union(*(places(pc.struct_field(array, [number]), test) for number in range(kind.num_fields)))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        found = found | set(parents(array)[[*places(array.flatten(), test)]].tolist())
+    return found
