@@ -96,6 +96,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "lost_range": ("start_offset",),
             "partition_offset": _POSITION,
             "undo_floor": ("floor",),
+            "validation": ("announced_at",),
         },
         delete=("group_member", "lag_group", "lag_history", "lag_partition", "lost_range", "objective"),
         sequences=("generation",),

@@ -199,7 +199,7 @@ def test_killed_driver_is_retried_and_every_record_comes_once(lab):
     assert lab.statsd.counters["airflow.tidemark.driver-killed.consume.loaded"] == RECORDS  # including what the failed try had committed
 
 
-def test_task_marked_failed_leaves_no_driver(lab):
+def test_task_marked_failed_leaves_no_driver_and_the_next_run_validates_and_announces_its_rows(lab):
     """A user marks the running task as failed. The driver ends with the next heartbeat, and its attempt is over."""
     consumer, run, driver = half_read(lab, "marked-failed")
     worker = consumer.brakes[-1].reached().process  # it outlives its driver for a moment, and could still commit if it were released
@@ -209,6 +209,17 @@ def test_task_marked_failed_leaves_no_driver(lab):
     assert run.tasks()["validate"] == "upstream_failed"
     assert consumer.rows() == list(range(BATCH))
     assert [attempt[0] for attempt in consumer.attempts()] == ["FAILED"]
+    assert consumer.validated() == []
+    consumer.release()
+    later = consumer.trigger()
+    assert later.wait() == "success"
+    assert consumer.validated() == list(range(RECORDS))
+    assert "an earlier run had no verdict" in later.log("validate")
+    (event,) = lab.client.asset_events(consumer.table)
+    assert (event.extra["ranges"], event.extra["counts"]["loaded"]) == ({"marked-failed/0": [[0, RECORDS]]}, RECORDS)
+    idle = consumer.trigger()
+    assert idle.wait() == "success"
+    assert idle.tasks() == {"consume": "success", "validate": "skipped", "publish": "skipped"}  # because the event is noted
 
 
 def test_task_that_takes_too_long_leaves_no_driver(lab, ended):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tidemark.airflow.lineage import Consumed, Judged
     from tidemark.consume.launch import Driver
+    from tidemark.quality import Verdict
 
 T = TypeVar("T")
 
@@ -52,7 +53,8 @@ class ConsumeOperator(BaseOperator):
     supervisor and the driver with the task, and `on_kill` kills the driver's process group. Pushes counts, not data.
 
     With one member, the task looks first whether there is anything to read. If not, it starts no driver, and skips the consumer's
-    `ValidateOperator` and `PublishOperator` after it, unless an earlier attempt of the DAG run may have committed something.
+    `ValidateOperator` and `PublishOperator` after it, unless an earlier attempt of the DAG run may have committed something, or earlier
+    runs have left rows that were not validated or announced.
     """
 
     template_fields: Sequence[str] = ("consumer",)
@@ -83,13 +85,20 @@ class ConsumeOperator(BaseOperator):
         from tidemark.airflow.connections import database_url
         from tidemark.db import session, transaction
         from tidemark.offsets.store import dag_run_planned
+        from tidemark.quality import unannounced, unjudged
 
         after = self.get_flat_relatives()
         own = all(isinstance(task, PublishOperator) or _validates(task, self.consumer) for task in after)
         if summary["records"] or not own or context["ti"].map_index not in (None, -1):
             return []
-        with session(database_url(spec)) as connection, transaction(connection) as cur:
-            return [] if dag_run_planned(cur, summary["attempt_id"]) else sorted(task.task_id for task in after)
+        url = database_url(spec)
+        with session(url) as connection:
+            with transaction(connection) as cur:
+                if dag_run_planned(cur, summary["attempt_id"]):
+                    return []
+            if any(each.running is None for each in unjudged(connection, spec.group)):
+                return []
+        return [] if unannounced(url, spec.group, publishable(spec)).ranges else sorted(task.task_id for task in after)
 
     def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
         from tidemark.airflow import statistics
@@ -170,7 +179,8 @@ class ConsumeOperator(BaseOperator):
 
 
 class ValidateOperator(BaseOperator):
-    """Validates what the DAG run wrote with its suite and the conservation check. Pushes the verdict, ranges and counts.
+    """Validates what the DAG run wrote with its suite and the conservation check, after what earlier runs have left without a verdict.
+    Pushes the verdict, ranges and counts.
 
     A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``. With ``rewind``, the
     run's rows are rewound first (`tidemark.rewind.reaction`); a later try reports that and fails too. Rows loaded by a drain are never
@@ -190,15 +200,19 @@ class ValidateOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
         from tidemark.airflow.lineage import Judged
-        from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, suite_files, validate
+        from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, suite_files, validate_with_earlier
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs hundreds of lines at its start
         spec = spec_of(self.consumer)
         ti = context["ti"]
         run, url = ValidatedRun(ti.dag_id, ti.run_id), database_url(spec)
         suites = suite_files(spec)
-        judge = partial(validate, url, run, group=spec.group, suites=suites, upsert=spec.upserts)
-        verdict = kept_call(judge) if keeps(spec) and any(suites.values()) else judge()
+        judge = partial(validate_with_earlier, url, run, group=spec.group, suites=suites, upsert=spec.upserts)
+        verdict, earlier = kept_call(judge) if keeps(spec) and any(suites.values()) else judge()
+        for each in earlier:
+            self.log.warning(
+                "an earlier run had no verdict validation=%s verdict=%s ranges=%s", each.validation_id, each.verdict, each.ranges
+            )
         self._judged.append(Judged(spec.table_names, verdict.results, url))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
@@ -210,7 +224,7 @@ class ValidateOperator(BaseOperator):
         if reacts is not Reaction.PUBLISH:
             text = f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
             raise AirflowFailException(f"{text}. {self._take_back(spec, run, verdict)}" if reacts is Reaction.REWIND else text)
-        return verdict.as_json()
+        return verdict.as_json() | {"consumer": spec.name}
 
     def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
         """The results as assertions on the sink, for OpenLineage. Also called after a failure."""
@@ -248,10 +262,65 @@ class ValidateOperator(BaseOperator):
             )
 
 
-class PublishOperator(BaseOperator):
-    """Emits the asset event of each table, with ranges, counts and verdict.
+class Announces(BaseOperator):
+    """A task that emits asset events. When it has succeeded, and so its events exist, their verdicts are noted as announced; if it ends
+    before, a later run announces them again."""
 
-    Skipped if the run wrote nothing. ``assets`` must be the task's outlets.
+    def __init__(self, *, on_success_callback: Any = None, **kwargs: Any) -> None:
+        given = on_success_callback if isinstance(on_success_callback, Sequence) else [on_success_callback] if on_success_callback else []
+        super().__init__(on_success_callback=[*given, _note_announced], **kwargs)
+        self.announced: tuple[str, Sequence[int]] | None = None
+        """The consumer, and the verdicts."""
+
+    def announcement(self, context: Context) -> dict[str, Any]:
+        """The content of the event: the verdicts of the consumer that no event has announced, and that of this run, or of the mapped task's
+        part of it. Skips the task if they are on no rows."""
+        from tidemark.airflow.connections import database_url
+        from tidemark.quality import unannounced
+
+        ti = context["ti"]
+        verdict = ti.xcom_pull(task_ids=self._validation(), map_indexes=ti.map_index)
+        spec = spec_of(verdict["consumer"])
+        found = unannounced(database_url(spec), spec.group, publishable(spec), again=verdict["validation_id"])
+        if not found.ranges:
+            raise AirflowSkipException("no rows were committed that are not announced, so there is nothing to publish")
+        self.announced = spec.name, found.validation_ids
+        return found.as_json()
+
+    def _validation(self) -> str:
+        """The task before this one that validates."""
+        above = [each for each in self.get_flat_relatives(upstream=True) if issubclass(_class_of(each), ValidateOperator)]
+        nearest = [each for each in above if each.task_id in self.upstream_task_ids] or above
+        if not nearest:
+            raise AirflowFailException(f"{self.task_id} has no task before it that validates: set a ValidateOperator upstream")
+        return str(nearest[0].task_id)
+
+
+def _class_of(task: Any) -> type:
+    return getattr(task, "operator_class", None) or type(task)
+
+
+def _note_announced(context: Context) -> None:
+    from tidemark.airflow.connections import database_url
+    from tidemark.quality import announced
+
+    task = context["task"]
+    if isinstance(task, Announces) and task.announced is not None:
+        consumer, validation_ids = task.announced
+        announced(database_url(spec_of(consumer)), validation_ids)
+
+
+def publishable(spec: ConsumerSpec) -> list[Verdict]:
+    """The verdicts with which rows are announced."""
+    from tidemark.quality import Reaction, Verdict, reaction
+
+    return [each for each in Verdict if reaction(each, spec.validation) is Reaction.PUBLISH]
+
+
+class PublishOperator(Announces):
+    """Emits the asset event of each table, with ranges, counts and verdict: of the run, and of earlier runs that were not announced.
+
+    Skipped if there is nothing to announce. ``assets`` must be the task's outlets. A `ValidateOperator` must be before it.
     """
 
     def __init__(self, *, assets: Sequence[Asset], **kwargs: Any) -> None:
@@ -259,18 +328,9 @@ class PublishOperator(BaseOperator):
         self.assets = tuple(assets)
 
     def execute(self, context: Context) -> None:
-        said = announcement(context)
+        said = self.announcement(context)
         for asset in self.assets:
             context["outlet_events"][asset].extra = said
-
-
-def announcement(context: Context) -> dict[str, Any]:
-    """The content of the event, for the run or for the mapped task's part of it. Skips the task if the run wrote nothing."""
-    ti = context["ti"]
-    verdict = ti.xcom_pull(task_ids="validate", map_indexes=ti.map_index)
-    if not verdict["ranges"]:
-        raise AirflowSkipException("the run committed nothing to the sink, so there is nothing to publish")
-    return {name: verdict[name] for name in ("group", "verdict", "validation_id", "ranges", "counts")}
 
 
 class _Progress:

@@ -34,7 +34,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from tidemark import project
 from tidemark.airflow.dags import RUN_TYPES, START, general_access, retrying
 from tidemark.airflow.due import DUE
-from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
+from tidemark.airflow.operators import Announces, ConsumeOperator, ValidateOperator, spec_of
 from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec, partial_spec, read_folder
 
@@ -187,7 +187,7 @@ class ValidateDrainOperator(ValidateOperator):
     drains = True
 
 
-class PublishDrainOperator(BaseOperator):
+class PublishDrainOperator(Announces):
     """Emits the same asset events as the consumer's own DAG. Skipped if the drain loaded nothing."""
 
     template_fields = ("consumer",)
@@ -197,7 +197,7 @@ class PublishDrainOperator(BaseOperator):
         self.consumer = consumer
 
     def execute(self, context: Context) -> None:
-        said = announcement(context)
+        said = self.announcement(context)
         for table in spec_of(self.consumer).table_names:
             context["outlet_events"][LOADED].add(Asset(name=table), extra=said)
 

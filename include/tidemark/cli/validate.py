@@ -1,4 +1,4 @@
-"""``tidemark validate``: does what Airflow's task `validate` does, for runs that Airflow did not start."""
+"""``tidemark validate``: does what Airflow's task `validate` does, for all runs without a verdict or with a critical one."""
 
 from __future__ import annotations
 
@@ -19,25 +19,34 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     spec, url = spec_of(name, consumers), database_url()
     with connected(needs=Profile.RUNNER) as connection:
-        attempts = unjudged(connection, spec.group)
+        found = unjudged(connection, spec.group, critical=True)
+    for each in found:
+        if each.running is not None:
+            why = f"attempt {each.running} has not ended. Validate again when it has, or when a newer run has taken its partitions"
+            stderr.print(f"{each.run}: left out, because {why}.", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    suites = suite_files(spec)
     verdicts = {
-        attempt: validate(url, ValidatedRun(attempt_id=attempt), group=spec.group, suites=suite_files(spec), upsert=spec.upserts)
-        for attempt in attempts
+        each.run: validate(url, each.run, group=spec.group, suites=suites, upsert=spec.upserts) for each in found if each.running is None
     }
     if output is OutputFormat.JSON:
-        print_json({"group": spec.group, "validations": [{"attempt": attempt, **one.as_json()} for attempt, one in verdicts.items()]})
+        print_json({"group": spec.group, "validations": [{**_names(run), **one.as_json()} for run, one in verdicts.items()]})
     elif not verdicts:
         stdout.print(f"{spec.group}: nothing to validate", markup=False, highlight=False)
     else:
         deletes = any(one.counts.deleted for one in verdicts.values())
-        table = plain_table(f"{spec.group}, validations", "attempt", "rows", *(["deletes"] * deletes), "failed checks", "verdict")
-        for attempt, one in verdicts.items():
+        table = plain_table(f"{spec.group}, validations", "run", "rows", *(["deletes"] * deletes), "failed checks", "verdict")
+        for run, one in verdicts.items():
             failed = sum(not result.success for result in one.results)
             deleted = [f"{one.counts.deleted:,}"] * deletes
-            table.add_row(str(attempt), f"{one.counts.sink_rows:,}", *deleted, str(failed), one.verdict.value)
+            table.add_row(str(run), f"{one.counts.sink_rows:,}", *deleted, str(failed), one.verdict.value)
         stdout.print(table)
     for one in verdicts.values():
         for result in one.results:
             if not result.success:
                 stderr.print(f"{result.severity}: {result.text}", style="red", markup=False, highlight=False, soft_wrap=True)
     return all(reaction(one.verdict, spec.validation) is Reaction.PUBLISH for one in verdicts.values())
+
+
+def _names(run: ValidatedRun) -> dict[str, object]:
+    """A run outside Airflow is an attempt."""
+    return {"attempt": run.attempt_id} if run.attempt_id is not None else {"dag_id": run.dag_id, "run_id": run.run_id}

@@ -9,13 +9,15 @@ Owns the tables ``validation``, ``validation_result`` and ``validation_row``, an
                 critical                     -- the validated offset stops before it
 
 An unusable suite file (`BadSuite`) or an expectation that could not be evaluated (`ExpectationError`) gives no verdict, and nothing is
-stored. The same holds for a crash between reading and storing: validate again. Readers have a choice: the sink shows every committed row,
+stored. The same holds for a crash between reading and storing: validate again. `validate_with_earlier` judges what other runs have left
+without a verdict, and `announcements` knows what no event has mentioned. Readers have a choice: the sink shows every committed row,
 its view (`validated_view_ddl`) only the rows below the validated offset.
 
 `tidemark.rewind.reaction` rewinds a run with a critical verdict. It is not here because rewinds use this package.
 
 Modules::
 
+    announcements   verdicts that no asset event has mentioned yet
     audit           where every record is, and that none is missing (I3)
     conservation    the ledger compared with sink, failed records and positions (I3)
     expectations    runs Great Expectations over the rows of a run
@@ -27,32 +29,38 @@ Modules::
     view            the DDL of the view of validated rows
 """
 
+from tidemark.quality.announcements import Announcement, announced, unannounced
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation
 from tidemark.quality.expectations import ExpectationError
 from tidemark.quality.suite import BadSuite, check_suite, load_suite, suite_files
-from tidemark.quality.validation import unjudged, validate
+from tidemark.quality.validation import Unjudged, unjudged, validate, validate_with_earlier
 from tidemark.quality.verdict import ExpectationResult, Reaction, RunCounts, Severity, ValidatedRun, ValidationReport, Verdict, reaction
 from tidemark.quality.view import validated_view, validated_view_ddl
 
 __all__ = [
+    "Announcement",
     "BadSuite",
     "ExpectationError",
     "ExpectationResult",
     "Reaction",
     "RunCounts",
     "Severity",
+    "Unjudged",
     "ValidatedRun",
     "ValidationReport",
     "Verdict",
     "Violation",
     "ViolationKind",
+    "announced",
     "check_conservation",
     "check_suite",
     "load_suite",
     "reaction",
     "suite_files",
+    "unannounced",
     "unjudged",
     "validate",
+    "validate_with_earlier",
     "validated_view",
     "validated_view_ddl",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+T = TypeVar("T", int, str)
 Partition = tuple[int, int]
 """``(topic_id, partition)``, in the order in which partitions are locked."""
 Range = tuple[int, int]
@@ -12,21 +14,28 @@ MOST_RANGES = 100
 """Maximum ranges per partition for the scattered records of a drain, to keep events and XComs small. Beyond it, one range covers all."""
 
 
-def merge_ranges(slices: Iterable[tuple[int, int, int, int]]) -> dict[Partition, list[Range]]:
-    """The offsets that ``(topic_id, partition, start, end)`` cover, as the fewest possible ranges, sorted.
+def merge_ranges(slices: Iterable[tuple[T, int, int, int]]) -> dict[tuple[T, int], list[Range]]:
+    """The offsets that ``(topic, partition, start, end)`` cover, as the fewest possible ranges, sorted.
 
     Adjacent and overlapping ranges are merged, so a run of a thousand batches costs one index scan per partition. Empty ranges are dropped.
     """
-    merged: dict[Partition, list[Range]] = {}
-    for topic_id, partition, start, end in sorted(slices):
+    merged: dict[tuple[T, int], list[Range]] = {}
+    for topic, partition, start, end in sorted(slices):
         if end <= start:
             continue
-        ranges = merged.setdefault((topic_id, partition), [])
+        ranges = merged.setdefault((topic, partition), [])
         if ranges and start <= ranges[-1][1]:
             ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
         else:
             ranges.append((start, end))
     return merged
+
+
+def united(many: Iterable[Mapping[str, list[list[int]]]]) -> dict[str, list[list[int]]]:
+    """Ranges of several runs, in the form of `ValidationReport.ranges`, as the fewest possible ones."""
+    places = ((name.rpartition("/"), span) for ranges in many for name, spans in ranges.items() for span in spans)
+    merged = merge_ranges((topic, int(partition), start, end) for (topic, _, partition), (start, end) in places)
+    return {f"{topic}/{partition}": [list(span) for span in spans] for (topic, partition), spans in merged.items()}
 
 
 def covers(ranges: Mapping[Partition, list[Range]], topic_id: int, partition: int, offset: int) -> bool:

@@ -9,16 +9,45 @@ SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, bat
    AND (attempt.attempt_id = %(attempt_id)s OR attempt.dag_id = %(dag_id)s AND attempt.run_id = %(run_id)s)
  ORDER BY batch.topic_id, batch.partition, batch.start_offset;
 
--- name: unjudged_attempts
--- Finished attempts outside Airflow with ledger rows that have no verdict or a critical one, oldest first. Locks nothing.
-SELECT DISTINCT attempt_id
-  FROM (SELECT attempt_id FROM tidemark.batch WHERE group_id = %(group_id)s AND validation_id IS NULL
-         UNION ALL
-        SELECT attempt_id FROM tidemark.validation JOIN tidemark.batch USING (validation_id)
-         WHERE validation.group_id = %(group_id)s AND verdict = 'critical') unjudged
-  JOIN tidemark.attempt USING (attempt_id)
- WHERE dag_id IS NULL AND state <> 'RUNNING'
- ORDER BY attempt_id;
+-- name: unjudged_runs
+-- Runs with ledger rows that have no verdict (or, with %(critical)s, a critical one), oldest first: DAG runs, and attempts outside Airflow.
+-- ``running``: an attempt that has not ended, if it still holds one of the partitions in which it has committed. Locks nothing.
+SELECT dag_id, run_id, CASE WHEN dag_id IS NULL THEN attempt_id END AS attempt_id,
+       max(attempt_id) FILTER (WHERE state = 'RUNNING' AND EXISTS (
+           SELECT FROM tidemark.batch own JOIN tidemark.partition_offset held USING (group_id, topic_id, partition, owner_epoch)
+            WHERE own.attempt_id = attempt.attempt_id)) AS running
+  FROM (SELECT DISTINCT attempt_id, dag_id, run_id, state
+          FROM (SELECT attempt_id FROM tidemark.batch WHERE group_id = %(group_id)s AND validation_id IS NULL
+                 UNION ALL
+                SELECT attempt_id FROM tidemark.validation JOIN tidemark.batch USING (validation_id)
+                 WHERE validation.group_id = %(group_id)s AND verdict = 'critical' AND %(critical)s) unjudged
+          JOIN tidemark.attempt USING (attempt_id)) attempt
+ GROUP BY dag_id, run_id, CASE WHEN dag_id IS NULL THEN attempt_id END
+ ORDER BY min(attempt_id);
+
+-- name: fence_run
+-- Ends the attempts of a DAG run that have not ended, and takes their partitions from them: what they commit later is refused. Locks the
+-- positions, in the common lock order, and the attempts.
+WITH running AS MATERIALIZED (
+    SELECT attempt_id FROM tidemark.attempt
+     WHERE group_id = %(group_id)s AND dag_id = %(dag_id)s AND run_id = %(run_id)s AND state = 'RUNNING'
+), held AS MATERIALIZED (
+    SELECT position.group_id, position.topic_id, position.partition FROM tidemark.partition_offset position
+     WHERE group_id = %(group_id)s
+       AND EXISTS (SELECT FROM tidemark.batch JOIN running USING (attempt_id)
+                    WHERE batch.group_id = position.group_id AND batch.topic_id = position.topic_id
+                      AND batch.partition = position.partition AND batch.owner_epoch = position.owner_epoch)
+     ORDER BY topic_id, partition FOR NO KEY UPDATE
+), fenced AS (
+    UPDATE tidemark.partition_offset position SET owner = NULL, owner_epoch = owner_epoch + 1
+      FROM held
+     WHERE position.group_id = held.group_id AND position.topic_id = held.topic_id AND position.partition = held.partition
+)
+UPDATE tidemark.attempt
+   SET state = 'FAILED', ended_at = clock_timestamp(),
+       error = jsonb_build_object('kind', 'fenced', 'type', 'Validated', 'text', 'Its validation began before this attempt had ended.')
+  FROM running WHERE attempt.attempt_id = running.attempt_id
+RETURNING attempt.attempt_id;
 
 -- name: expose_loaded
 -- The records that the attempts of these drained batches loaded and that no rewind has withdrawn since.
@@ -56,8 +85,8 @@ SELECT 'sink rows' AS kind, topic.name AS topic, partition, said.start, said."en
 
 -- name: add_validation
 -- Stores a verdict. Locks the group's row against deletion only.
-INSERT INTO tidemark.validation (group_id, dag_id, run_id, suite, verdict, sink_rows, seconds)
-VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(suite)s, %(verdict)s, %(sink_rows)s, %(seconds)s) RETURNING validation_id;
+INSERT INTO tidemark.validation (group_id, dag_id, run_id, suite, verdict, sink_rows, seconds, ranges)
+VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(suite)s, %(verdict)s, %(sink_rows)s, %(seconds)s, %(ranges)s) RETURNING validation_id;
 
 -- name: add_result
 INSERT INTO tidemark.validation_result (validation_id, number, expectation, severity, success, detail)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,14 +76,47 @@ def validate(
             raise unavailable(error) from error
 
 
-def unjudged(connection: Connection, group: str) -> list[int]:
-    """The attempts outside Airflow with commits that have no verdict or a critical one, oldest first.
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """A run with commits that have no verdict. ``running``: its attempt that has not ended and may commit more."""
+
+    run: ValidatedRun
+    running: int | None
+
+
+def unjudged(connection: Connection, group: str, *, critical: bool = False) -> list[Unjudged]:
+    """The runs of a group with commits that have no verdict, oldest first; with ``critical``, also those with a critical one.
 
     Raises `BadInput` for a group that never ran.
     """
     with transaction(connection) as cursor:
-        cursor.execute(SQL["unjudged_attempts"], {"group_id": group_number(cursor, group)})
-        return [attempt_id for (attempt_id,) in cursor.fetchall()]
+        cursor.execute(SQL["unjudged_runs"], {"group_id": group_number(cursor, group), "critical": critical})
+        return [Unjudged(ValidatedRun(row["dag_id"], row["run_id"], row["attempt_id"]), row["running"]) for row in rows(cursor)]
+
+
+def validate_with_earlier(
+    connection_url: DatabaseUrl, run: ValidatedRun, *, group: str, suites: Mapping[str, Path | None], upsert: bool = False
+) -> tuple[ValidationReport, list[ValidationReport]]:
+    """`validate`s a DAG run, after all other runs of the group that have commits without a verdict, whatever ended them. Returns its
+    report, and theirs, oldest first.
+
+    An attempt of the run that has not ended (its task was marked as success) is ended first, and can commit no more. Runs whose attempts
+    are at work are left to their own validation.
+    """
+    with session(connection_url, application="tidemark validate") as connection:
+        with transaction(connection) as cursor:
+            fence = {"group_id": group_number(cursor, group), "dag_id": run.dag_id, "run_id": run.run_id}
+            cursor.execute(SQL["fence_run"], fence)
+            ended = [attempt_id for (attempt_id,) in cursor.fetchall()]
+        waiting = [each for each in unjudged(connection, group) if each.run != run]
+    if ended:
+        logger.warning("ended what still ran before its validation group=%s attempts=%s", group, ended)
+    for each in waiting:
+        if each.running is not None:
+            logger.info("left to its own validation, it has not ended group=%s run=%s attempt=%s", group, each.run, each.running)
+    others = [each.run for each in waiting if each.running is None]
+    earlier = [validate(connection_url, each, group=group, suites=suites, upsert=upsert) for each in others]
+    return validate(connection_url, run, group=group, suites=suites, upsert=upsert), earlier
 
 
 def _validate(
@@ -237,7 +270,7 @@ def _store(
         SQL["add_validation"],
         {
             "group_id": group_id, "dag_id": run.dag_id, "run_id": run.run_id, "suite": verdict.suite, "verdict": verdict.verdict.value,
-            "sink_rows": verdict.counts.sink_rows, "seconds": verdict.seconds,
+            "sink_rows": verdict.counts.sink_rows, "seconds": verdict.seconds, "ranges": json.dumps(dict(verdict.ranges)),
         },
     )  # fmt: skip
     row = cursor.fetchone()

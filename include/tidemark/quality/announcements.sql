@@ -1,0 +1,20 @@
+-- Statements on what asset events announce.
+
+-- name: unannounced
+-- Verdicts on batches of a group that no event has announced, oldest first. Locks nothing.
+SELECT validation_id, verdict, ranges FROM tidemark.validation
+ WHERE group_id = %(group_id)s AND (announced_at IS NULL OR validation_id = %(again)s) AND ranges <> '{}' AND verdict = ANY (%(verdicts)s::text[])
+   AND EXISTS (SELECT FROM tidemark.batch WHERE batch.validation_id = validation.validation_id)
+ ORDER BY validation_id;
+
+-- name: counts
+-- Sums over the batches that have these verdicts. Locks nothing.
+SELECT coalesce(sum(loaded), 0)::bigint AS loaded, coalesce(sum(skipped), 0)::bigint AS skipped,
+       coalesce(sum(retried), 0)::bigint AS retried, coalesce(sum(failed), 0)::bigint AS failed,
+       coalesce(sum(unaccounted), 0)::bigint AS unaccounted, coalesce(sum(sink_rows), 0)::bigint AS sink_rows,
+       coalesce(sum(deleted), 0)::bigint AS deleted
+  FROM tidemark.batch WHERE validation_id = ANY (%(validation_ids)s::bigint[]);
+
+-- name: announced
+-- Locks these verdicts.
+UPDATE tidemark.validation SET announced_at = clock_timestamp() WHERE validation_id = ANY (%(validation_ids)s::bigint[]);

@@ -1,0 +1,169 @@
+"""Whatever ended a run, the next validation of its group gives its batches a verdict, and the next event announces them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from tests.support.departures import DDL, TABLE, Departures
+from tests.support.sampling import ALL
+
+from tidemark.quality import ValidatedRun, Verdict, announced, unannounced, unjudged, validate_with_earlier
+
+PUBLISHABLE = (Verdict.PASSED, Verdict.WARNING)
+GROUPS = itertools.count(1)
+
+
+@dataclass
+class Batch:
+    run: str
+    start: int
+    end: int
+    bad: bool
+    judged: bool = False
+    announced: bool = False
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[Any]:
+    with contextlib.closing(psycopg2.connect(database_url)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cur:
+            cur.execute(DDL)
+        yield connection
+
+
+class Runs(RuleBasedStateMachine):
+    """Runs of one partition that end in any way. A bad batch has lost a row, which the conservation check finds."""
+
+    url: str
+    folder: Path
+    connection: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        number = next(GROUPS)
+        self.made = Departures(self.url, self.folder, self.connection, group=f"group{number}", topic=f"topic{number}")
+        self.batches: list[Batch] = []
+        self.alive: str | None = None
+        """The run of the attempt that holds the partition and has not ended."""
+        self.epoch = 1
+        self.runs = 0
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].end if self.batches else 0
+
+    def of(self, run: str) -> ValidatedRun:
+        return ValidatedRun("consume", run)
+
+    @rule(parts=st.lists(st.booleans(), min_size=1, max_size=3), state=st.sampled_from(["COMMITTED", "FAILED", "RUNNING"]))
+    def run(self, parts: list[bool], state: str) -> None:
+        """A new run takes the partition and commits batches. Its task ends well, fails, or its driver is at work or was killed."""
+        self.runs += 1
+        self.epoch += 1
+        name = f"run{self.runs}"
+        self.made.sql("UPDATE tidemark.partition_offset SET owner_epoch = %s WHERE topic_id = %s", self.epoch, self.made.topic_id)
+        for bad in parts:
+            start = self.end
+            self.made.batch(name, start, start + 5)
+            self.batches.append(Batch(name, start, start + 5, bad))
+            if bad:
+                self.made.sql(f"DELETE FROM {TABLE} WHERE kafka_topic_id = %s AND kafka_offset = %s", self.made.topic_id, start)
+        attempt = self.made.attempts[name]
+        self.made.sql("UPDATE tidemark.batch SET owner_epoch = %s WHERE attempt_id = %s", self.epoch, attempt)
+        ended = "NULL" if state == "RUNNING" else "now()"
+        error = '{"kind": "refused", "type": "E", "text": "e"}' if state == "FAILED" else None
+        set_ = f"UPDATE tidemark.attempt SET state = %s, error = %s, ended_at = {ended} WHERE attempt_id = %s"
+        self.made.sql(set_, state, error, attempt)
+        self.alive = name if state == "RUNNING" else None
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def validate(self, data: st.DataObject) -> None:
+        """Of any run: the newest one, one whose task was cleared, or one that was marked as success while its driver was at work."""
+        run = f"run{data.draw(st.integers(1, self.runs))}"
+        validate_with_earlier(self.url, self.of(run), group=self.made.group, suites={TABLE: None})
+        if run == self.alive:
+            self.alive = None
+        for batch in self.batches:
+            if batch.run != self.alive:
+                batch.judged, batch.announced = True, batch.announced and batch.run != run
+
+    @precondition(lambda self: any(batch.judged for batch in self.batches))
+    @rule(done=st.booleans())
+    def publish(self, *, done: bool) -> None:
+        """``done``: else it was killed after its event, and before it was noted."""
+        found = unannounced(self.url, self.made.group, PUBLISHABLE)
+        covered = {offset for spans in found.ranges.values() for start, end in spans for offset in range(start, end)}
+        for batch in self.batches:
+            assert not (batch.judged and self.passes(batch.run) and not batch.announced) or batch.start in covered
+            assert self.passes(batch.run) or batch.start not in covered
+        if done:
+            announced(self.url, found.validation_ids)
+            for batch in self.batches:
+                batch.announced |= batch.start in covered
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        """To the start of a batch: it and the later ones are taken out."""
+        at = data.draw(st.sampled_from([batch.start for batch in self.batches]))
+        self.epoch += 1
+        topic = self.made.topic_id
+        self.made.sql("DELETE FROM tidemark.batch WHERE topic_id = %s AND start_offset >= %s", topic, at)
+        self.made.sql(f"DELETE FROM {TABLE} WHERE kafka_topic_id = %s AND kafka_offset >= %s", topic, at)
+        moved = "next_offset = %s, validated_offset = least(validated_offset, %s), owner_epoch = %s"
+        self.made.sql(f"UPDATE tidemark.partition_offset SET {moved} WHERE topic_id = %s", at, at, self.epoch, topic)
+        self.batches = [batch for batch in self.batches if batch.start < at]
+        self.alive = None
+
+    def passes(self, run: str) -> bool:
+        """A run has one verdict."""
+        return not any(batch.bad for batch in self.batches if batch.run == run)
+
+    @invariant()
+    def what_is_unjudged_is_known(self) -> None:
+        found = {each.run.run_id: each.running for each in unjudged(self.connection, self.made.group)} if self.batches else {}
+        self.connection.autocommit = True
+        assert set(found) == {batch.run for batch in self.batches if not batch.judged}
+        assert {run for run, running in found.items() if running is not None} <= {self.alive}
+
+    @invariant()
+    def view_ends_before_what_has_no_verdict_or_a_critical_one(self) -> None:
+        ((shown,),) = self.made.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE topic_id = %s", self.made.topic_id)
+        held = [batch.start for batch in self.batches if not batch.judged or not self.passes(batch.run)]
+        assert shown <= min(held, default=self.end)
+
+    def teardown(self) -> None:
+        """One good run is enough: every batch that passes, and has none before it that does not, is shown and announced."""
+        self.run([False], "COMMITTED")
+        newest = f"run{self.runs}"
+        validate_with_earlier(self.url, self.of(newest), group=self.made.group, suites={TABLE: None})
+        self.alive = None
+        for batch in self.batches:
+            batch.judged = True
+        self.publish(done=True)
+        assert unjudged(self.connection, self.made.group) == []
+        self.connection.autocommit = True
+        held = [batch.start for batch in self.batches if not self.passes(batch.run)]
+        ((shown,),) = self.made.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE topic_id = %s", self.made.topic_id)
+        assert shown == min(held, default=self.end)
+        assert all(batch.announced for batch in self.batches if self.passes(batch.run))
+
+
+def test_any_sequence_of_runs_and_one_good_run_leave_nothing_without_a_verdict(database_url: str, tmp_path: Path, connection: Any) -> None:
+    machine = type("Machine", (Runs,), {"url": database_url, "folder": tmp_path, "connection": connection})
+    limits = settings(
+        max_examples=300 if ALL else 25, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
+    )
+    run_state_machine_as_test(machine, settings=limits)  # type: ignore[no-untyped-call]
