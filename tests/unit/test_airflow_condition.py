@@ -27,6 +27,7 @@ WORSE: dict[Condition, dict[str, Any]] = {
     Condition.PAUSED: DONE | {"paused": True},
     Condition.RECORDS_WAIT: DONE | {"waiting": 1},
     Condition.RUNNING: DONE | {"attempt_state": "RUNNING"},
+    Condition.UNVALIDATED: DONE | {"unvalidated": True},
     **{one: DONE | {"lag": SimpleNamespace(verdict=verdict, why="Its lag.")} for one, verdict in LAGS.items()},
 }
 """What is known about a group in each condition that is worse than OK."""
@@ -44,6 +45,8 @@ def test_reasons_say_which_file_dag_or_run_it_is() -> None:
     assert condition(DONE, valid=False, dag_paused=False)[0] is Condition.BAD_SPEC
     assert condition(DONE, valid=True, dag_paused=True) == (Condition.PAUSED, "Its DAG is paused; no run starts.")
     assert condition({}, valid=True, dag_paused=True)[0] is Condition.NEW
+    blocked = (Condition.BLOCKED, "Validation 7 failed; the validated view stops before its rows.")
+    assert condition(DONE | {"stopped_by": 7}, valid=True, dag_paused=False) == blocked
     assert condition(WORSE[Condition.RUN_FAILED], valid=True, dag_paused=False)[1] == "The last run failed: BrokerUnavailable"
     assert set(WORSE) | {Condition.OK, Condition.NEW, Condition.BAD_SPEC, Condition.UNREACHABLE} == set(Condition)
 

@@ -25,6 +25,7 @@ class Condition(StrEnum):
     CATCHING_UP = "catching up"
     RECORDS_WAIT = "records wait"
     RUNNING = "running"
+    UNVALIDATED = "not validated"
     OK = "ok"
     NEW = "new"
 
@@ -57,6 +58,8 @@ def _without_lag(row: Mapping[str, Any], *, valid: bool, dag_paused: bool | None
         return Condition.BAD_SPEC, "Its file has problems; runs fail until they are fixed."
     if row.get("attempt_state") == "FAILED":
         return Condition.RUN_FAILED, f"The last run failed: {row.get('attempt_error') or 'unknown error'}"
+    if (stopped_by := row.get("stopped_by")) is not None:
+        return Condition.BLOCKED, f"Validation {stopped_by} failed; the validated view stops before its rows."
     if row.get("verdict") == "critical":
         return Condition.BLOCKED, "The last validation failed; its rows are not published."
     if row.get("failed"):
@@ -69,6 +72,8 @@ def _without_lag(row: Mapping[str, Any], *, valid: bool, dag_paused: bool | None
         return Condition.RECORDS_WAIT, "Records wait for their next try."
     if row.get("attempt_state") == "RUNNING":
         return Condition.RUNNING, "A run is in progress."
+    if row.get("unvalidated"):
+        return Condition.UNVALIDATED, "The validated view stops before rows without a verdict; the next validation judges them."
     if row.get("attempt_state") == "COMMITTED":
         return Condition.OK, ""
     return Condition.NEW, "It has not run yet. Start its DAG." if not dag_paused else "It has not run yet, and its DAG is paused."

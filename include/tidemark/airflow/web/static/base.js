@@ -129,7 +129,7 @@ const COLOURS = {
   LOSING: "red", STOP: "red", STALL: "orange", UNKNOWN: "gray", PAUSED: "purple", REPLAYING: "blue", "CATCHING UP": "blue", OK: "green", IDLE: "gray",
    FENCED: "purple", growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
-  replaying: "blue", "records wait": "yellow", running: "cyan", ok: "green", new: "gray",
+  replaying: "blue", "records wait": "yellow", running: "cyan", "not validated": "yellow", ok: "green", new: "gray",
   FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",
   DISCARDED: "gray", PLANNED: "blue", EXPIRED: "gray", REJECTED: "gray", APPLIED: "green", UNDONE: "purple",
   passed: "green", warning: "orange", critical: "red",
