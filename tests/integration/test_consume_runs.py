@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,7 @@ from tidemark.offsets import store
 from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.records.ranges import Slice
+from tidemark.retry.messages import NAMES
 
 TASK = TaskIdentity("consume__x", "scheduled__1", "consume", -1, 1)
 
@@ -102,6 +104,34 @@ def test_topic_pattern_reads_what_matches_whole_also_topics_that_come_later(scen
         scenario.run()
         assert scenario.rows() == expected
     scenario.check()
+
+
+def test_topic_pattern_leaves_out_retry_and_failed_topics_of_any_consumer(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two consumers that read each other's would fail the same record again and again. By name, it is a retry topic of a consumer of the
+    project; by the headers of its records, of any other. Other topics may have such names."""
+    prefix = scenario.topics.create()
+    names = (".retry.eu", ".failed", ".retry.5m", "-x.failed", "-y.retry.1m")
+    made = {"": prefix} | {name: scenario.topics.create(name=f"{prefix}{name}") for name in names}
+    for name in made.values():
+        scenario.topics.produce(name, [name])
+    scenario.topics.produce(made["-x.failed"], [b"again"], headers=[("own", b"1"), *((name, b"") for name in NAMES)])
+    scenario.write(topic_pattern=rf"{prefix}.*").make_sink()
+    other = {
+        "group": f"{prefix}-y",
+        "topics": ["other"],
+        "format": {"value": "json"},
+        "sink": {"table": "a.b"},
+        "retry": {"delays": ["1m"]},
+    }
+    (scenario.folder / "consumers" / "other.yaml").write_text(json.dumps(other))
+    monkeypatch.setenv("TIDEMARK_CONSUMERS", str(scenario.folder / "consumers"))
+    scenario.run()
+    read = {made[name].encode() for name in ("", ".retry.eu", ".failed", ".retry.5m")}
+    assert {*scenario.rows()} == read
+    shown = tidemark(scenario, "consumers", "check", scenario.name)
+    assert f"not read, because they are retry or failed topics: {made['-x.failed']}, {made['-y.retry.1m']}" in " ".join(
+        (shown.stdout + shown.stderr).split()
+    )
 
 
 def test_topic_that_does_not_exist_is_refused_by_name(scenario: Scenario) -> None:

@@ -204,7 +204,9 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
         report.notes.append(f"topics not looked up: {error.what}: {error.found}".replace(": it is not set", " is not set"))
         return
     cluster = Cluster(config)
-    names = list(report.spec.topics) or cluster.matching(report.spec.topic_pattern or "")
+    names = list(cluster.subscribed(report.spec))
+    if report.spec.topic_pattern and (left_out := [name for name in cluster.matching(report.spec.topic_pattern) if name not in names]):
+        report.notes.append(f"not read, because they are retry or failed topics: {', '.join(left_out)}")
     if not names:
         report.problems.append(
             report.spec.problem(("topic_pattern",), f"it matches no topic on {cluster.servers}", "correct it, or create a matching topic")

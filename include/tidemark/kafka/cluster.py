@@ -16,9 +16,10 @@ from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, 
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.kafka.history import truncated
-from tidemark.kafka.reader import SETTINGS
+from tidemark.kafka.reader import SETTINGS, read
 from tidemark.records.ranges import Log, TopicPartition
-from tidemark.spec.retry_topics import is_own
+from tidemark.spec.load import groups_with_retries
+from tidemark.spec.retry_topics import FIRST_HEADER, group_of
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicCollection
@@ -110,6 +111,7 @@ class Cluster:
     def __init__(self, config: KafkaConfig, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self._config, self._timeout_s = config, timeout_s
         self._client: AdminClient | None = None
+        self._retry_topics: set[str] = set()
 
     def use(self, config: KafkaConfig) -> None:
         """Connects with these settings from now on, if they differ: a password may have changed."""
@@ -132,8 +134,30 @@ class Cluster:
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
 
     def subscribed(self, spec: ConsumerSpec) -> Sequence[str]:
-        """The topics that the spec names or its pattern matches, never the group's own retry topics. The named ones may not exist."""
-        return spec.topics or [name for name in self.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
+        """The topics that the spec names, which may not exist, or those that its pattern matches, without retry and failed topics: a record
+        that fails in two consumers would be read from each other's again and again."""
+        if spec.topics:
+            return spec.topics
+        matching = self.matching(spec.topic_pattern or "")
+        suspects = {name: group for name in matching if (group := group_of(name)) is not None}
+        if not suspects:
+            return matching
+        retrying = groups_with_retries()
+        retrying |= {spec.group} if spec.retry.delays else set()
+        left_out = {name for name, group in suspects.items() if group in retrying or self._holds_retries(name)}
+        return [name for name in matching if name not in left_out]
+
+    def _holds_retries(self, name: str) -> bool:
+        """Whether the last records of a topic have Tidemark's headers. `False` if there are none, or if it may not be read."""
+        if name not in self._retry_topics and any(_has_our_headers(self._config, part, log) for part, log in self._logs_of(name).items()):
+            self._retry_topics.add(name)
+        return name in self._retry_topics
+
+    def _logs_of(self, name: str) -> dict[TopicPartition, Log]:
+        try:
+            return self.logs(part for topic in self.topics([name]) for part in topic.all())
+        except (NotAllowed, TopicsMissing):
+            return {}
 
     def brokers(self) -> list[str]:
         """The addresses that the brokers advertise, ``host:port``, by their ids."""
@@ -441,3 +465,19 @@ def _for_a_moment(error: BaseException) -> bool:
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError._NOENT,  # noqa: SLF001 - the partition has no leader
     )
+
+
+_LOOK_BACK = 100
+"""Offsets before the end of a log: compaction and transactions leave some without a record."""
+
+
+def _has_our_headers(config: KafkaConfig, partition: TopicPartition, log: Log) -> bool:
+    """Whether the last of the records at the end of a log has Tidemark's headers."""
+    names: list[list[str]] = []
+    start = max(log.start, log.end - _LOOK_BACK)
+    try:
+        for chunk in read(config, partition, start, log.end) if start < log.end else ():
+            names += [[] if headers is None else [header["key"] for header in headers] for headers in chunk["headers"].to_pylist()]
+    except Refused:
+        return False
+    return bool(names) and FIRST_HEADER in names[-1]

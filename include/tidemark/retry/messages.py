@@ -15,11 +15,12 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
 from tidemark.kafka.producer import Outgoing
+from tidemark.spec.retry_topics import FIRST_HEADER
 
 T = TypeVar("T")
 
 NAMES = (
-    "tidemark.group",
+    FIRST_HEADER,
     "tidemark.record",  # its number, for `tidemark retries show`
     "tidemark.retry_number",
     "tidemark.retry_timestamp",  # when it is due; null on the failed topic

@@ -17,6 +17,7 @@ from tidemark.errors import BadInput
 from tidemark.spec import checks, rules
 from tidemark.spec.explain import explain, unknown_key
 from tidemark.spec.model import FILLED_IN, ConsumerSpec
+from tidemark.spec.partial import partial_spec
 from tidemark.spec.problem import MAX_PROBLEMS, Problem, SpecInvalid, UnknownConsumer, shown
 from tidemark.spec.source import Parsed, beginning, read
 
@@ -78,6 +79,15 @@ def read_folder(
     loaded = _read(folder or project.consumers(), only)
     good = {one.name: one.spec for one in loaded if one.spec is not None and not one.problems}
     return good, [one.error() for one in loaded if one.problems]
+
+
+def groups_with_retries(folder: Path | None = None) -> set[str]:
+    """The groups of the project's consumers that have retry topics; of a file with problems, the group that it seems to have."""
+    try:
+        good, bad = read_folder(folder)
+    except BadInput:
+        return set()
+    return {spec.group for spec in good.values() if spec.retry.delays} | {partial_spec(error.problems[0].file).group for error in bad}
 
 
 def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:

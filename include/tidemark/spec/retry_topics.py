@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 from tidemark.text.duration import format_duration
@@ -17,6 +18,17 @@ def failed_topic(group: str) -> str:
     return f"{group}.failed"
 
 
+FIRST_HEADER = "tidemark.group"
+"""The first header that Tidemark adds to a record in such a topic."""
+_NAME = re.compile(r"(?P<group>.+)\.(?:retry\.(?:\d+[smhd]|now)|failed)")
+
+
+def group_of(topic: str) -> str | None:
+    """The group whose retry topic or failed topic this would be, by its name."""
+    found = _NAME.fullmatch(topic)
+    return found["group"] if found else None
+
+
 def is_own(group: str, topic: str) -> bool:
     """Whether ``topic`` is one of the group's retry topics or its failed topic. The group's runs never read these."""
-    return topic == failed_topic(group) or topic.startswith(f"{group}.retry.")
+    return group_of(topic) == group
