@@ -180,6 +180,20 @@ def test_ddl_and_check_cover_all_tables(scenario: Scenario) -> None:
     good = tidemark(scenario, "consumers", "check", scenario.name)
     assert good.returncode == 0, good.stdout
     assert [line.split()[1] for line in good.stdout.splitlines() if line.split()[:1] == ["sink"]] == [shop.orders, shop.lines]
+    suites = scenario.folder / "expectations"
+    suites.mkdir()
+    rows = {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}
+    (suites / "of_orders.json").write_text(json.dumps({"expectations": [rows]}))
+    scenario.set(validation={"suites": {"orders": "of_orders", "lines": "of_lines"}})
+    bad = tidemark(scenario, "consumers", "check", scenario.name, env={"TIDEMARK_EXPECTATIONS": str(suites)})
+    assert (bad.returncode, 'suite "of_lines" not found' in bad.stdout) == (1, True)
+    (suites / "of_lines.json").write_text(json.dumps({"expectations": [rows, rows]}))
+    good = tidemark(scenario, "consumers", "check", scenario.name, env={"TIDEMARK_EXPECTATIONS": str(suites)})
+    assert good.returncode == 0, good.stdout
+    assert ["of_orders: 1 expectation", "of_lines: 2 expectations"] == [
+        line.partition("suite")[2].strip() for line in good.stdout.splitlines() if line.split()[:1] == ["suite"]
+    ]
+    scenario.set(validation=None)
     scenario.sql(f"DROP TABLE {shop.lines}")
     bad = tidemark(scenario, "consumers", "check", scenario.name)
     assert bad.returncode == 1

@@ -149,8 +149,8 @@ def _print(report: Report) -> None:
     for found in report.topics:
         kept = "kept permanently" if found.retention is None else f"kept for {format_duration(found.retention)}"
         _line("topic", f"{found.topic.name}: {counted(found.topic.partitions, 'partition')}, {kept}")
-    if report.expectations is not None and spec.validation is not None:
-        _line("suite", f"{spec.validation.suite}: {counted(report.expectations, 'expectation')}")
+    for suite, expectations in report.suites.items():
+        _line("suite", f"{suite}: {counted(expectations, 'expectation')}")
     for note in report.notes:
         _line("note", note, "yellow")
     for problem in sorted(report.problems, key=lambda one: (one.line, one.column)):
@@ -175,7 +175,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "topics": [
             {"name": found.topic.name, "partitions": found.topic.partitions, "retention_s": found.retention} for found in report.topics
         ],
-        "expectations": report.expectations,
+        "expectations": sum(report.suites.values()) if report.suites else None,
         "problems": [_problem(problem) for problem in report.problems],
         "errors": [{"type": type(error).__name__, "text": str(error)} for error in report.errors],
         "notes": report.notes,

@@ -46,7 +46,7 @@ class Report:
     transform: Transform | None = None
     topics: list[TopicFound] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
-    expectations: int | None = None
+    suites: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     errors: list[TidemarkError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -101,14 +101,14 @@ def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSche
 
 
 def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
-    if report.spec.validation is None:
-        return
-    path = project.expectations() / f"{report.spec.validation.suite}.json"
-    if not path.is_file():
-        fix = f"create {path.name} in {path.parent}, or correct the name"
-        report.problems.append(report.spec.problem(("validation", "suite"), f'suite "{report.spec.validation.suite}" not found', fix))
-        return
-    report.expectations = len(load_suite(path).expectations)
+    for sink, suite in report.spec.suites.items():
+        path = project.expectations() / f"{suite}.json"
+        if path.is_file():
+            report.suites[suite] = len(load_suite(path).expectations)
+        else:
+            fix = f"create {path.name} in {path.parent}, or correct the name"
+            place = ("validation", "suite") if sink == ONLY else ("validation", "suites", sink)
+            report.problems.append(report.spec.problem(place, f'suite "{suite}" not found', fix))
 
 
 def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:

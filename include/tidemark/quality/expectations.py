@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import Refused
@@ -30,6 +30,8 @@ MAX_ROWS = 10_000
 EXAMPLES = 5
 COMPOUND_UNIQUE = "expect_compound_columns_to_be_unique"
 COMPOUND_METRIC = "compound_columns.unique"
+NON_NULL = "expect_column_proportion_of_non_null_values_to_be_between"
+QUANTILES = "expect_column_quantile_values_to_be_between"
 _KEY = tuple(name for name, _ in LINEAGE)
 
 Row = tuple[int, int, int, int]
@@ -112,22 +114,70 @@ def evaluate(connection: Connection, suite: Suite, ranges: Mapping[Partition, li
     """
     if not suite.expectations:
         return []
+    zoned = _with_zone(connection)
+    expectations = tuple(_with_zones(expectation, zoned) for expectation in suite.expectations)
     batch = _batch(connection)
-    answers, broken = _ask(batch, suite.expectations)
+    answers, broken = _ask(batch, expectations)
     if broken:
         raise ExpectationError(suite=str(suite.path), problems=broken)
     judged = []
-    for expectation in suite.expectations:
+    for expectation in expectations:
         answer = answers[expectation.number]
         found: list[Row] = []
         observed = dict(answer.result)
-        note = None
-        if not answer.success:
+        note, success = None, bool(answer.success)
+        if not success and _has_no_values(connection, expectation, observed):
+            note, success = "there are no values to judge", True
+        elif not success:
             found, examples, note = _failing(batch, suite, expectation, ranges)
             if examples:
                 observed["examples"] = examples
-        judged.append(Evaluated(_result(expectation, bool(answer.success), observed, len(found), note), found))
+        judged.append(Evaluated(_result(expectation, success, observed, len(found), note), found))
     return judged
+
+
+def _with_zone(connection: Connection) -> set[str]:
+    """The columns of `RUN_ROWS` that are times with zone."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND atttypid = 'timestamptz'::regtype",
+            (RUN_ROWS,),
+        )
+        return {name for (name,) in cursor.fetchall()}
+
+
+_WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?")
+
+
+def _with_zones(expectation: Expectation, zoned: set[str]) -> Expectation:
+    """With times in UTC where a column with zone is compared with times that have none: Python compares them with nothing."""
+
+    def utc(value: Any) -> Any:
+        if isinstance(value, str) and _WITHOUT_ZONE.fullmatch(value):
+            return f"{value}+00:00"
+        return [utc(each) for each in value] if isinstance(value, list) else value
+
+    if expectation.kwargs.get("column") not in zoned:
+        return expectation
+    compared = ("min_value", "max_value", "value_set")
+    return replace(expectation, kwargs={name: utc(value) if name in compared else value for name, value in expectation.kwargs.items()})
+
+
+def _has_no_values(connection: Connection, expectation: Expectation, observed: Mapping[str, Any]) -> bool:
+    """Whether a statistic of a column fails only because there is nothing that it could be about: the run's records were skipped or failed,
+    or the column is null in all of its rows."""
+    from great_expectations.expectations.expectation import ColumnAggregateExpectation
+    from great_expectations.expectations.registry import get_expectation_impl
+
+    if not issubclass(get_expectation_impl(expectation.type), ColumnAggregateExpectation):
+        return False
+    if expectation.type.endswith("_to_be_between") and observed.get("observed_value", 0) is None:
+        return True
+    some = "" if expectation.type == NON_NULL else f" WHERE {quoted(expectation.kwargs['column'])} IS NOT NULL"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT NOT EXISTS (SELECT FROM {RUN_ROWS}{some})")  # noqa: S608 - a quoted name
+        row = cursor.fetchone()
+    return row is not None and bool(row[0])
 
 
 def _batch(connection: Connection) -> Any:
@@ -173,18 +223,23 @@ def _keep_transaction(connection: Connection, engine: Any) -> None:
 
 
 def _ask(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, Any], list[Unevaluated]]:
-    """Great Expectations' results by number, and the expectations without one. Only counts: no failing values are fetched."""
+    """Great Expectations' results by number, and the expectations without one. Only counts: no failing values are fetched.
+
+    Quantiles are asked for one by one: those of one column share a metric in Great Expectations, so the second would get the first's.
+    """
     gx = great_expectations()
-    suite = gx.ExpectationSuite("run", expectations=[_counting(expectation) for expectation in expectations])
     types = {expectation.number: expectation.type for expectation in expectations}
+    quantiles = [[expectation] for expectation in expectations if expectation.type == QUANTILES]
     answers = {}
     broken = []
-    for answer in batch.validate(suite, result_format={"result_format": "BASIC", "partial_unexpected_count": 0}).results:
-        number = answer.expectation_config.meta["number"]
-        cause = _exception(answer.exception_info)
-        if cause is not None:
-            broken.append(Unevaluated(number, types[number], cause))
-        answers[number] = answer
+    for together in ([expectation for expectation in expectations if expectation.type != QUANTILES], *quantiles):
+        suite = gx.ExpectationSuite("run", expectations=[_counting(expectation) for expectation in together])
+        for answer in batch.validate(suite, result_format={"result_format": "BASIC", "partial_unexpected_count": 0}).results:
+            number = answer.expectation_config.meta["number"]
+            cause = _exception(answer.exception_info)
+            if cause is not None:
+                broken.append(Unevaluated(number, types[number], cause))
+            answers[number] = answer
     return answers, sorted(broken, key=lambda item: item.number)
 
 

@@ -190,6 +190,10 @@ def _try(expectation: Expectation) -> None:
         raise _Problem(f"unknown type {_nearest(expectation.type, set(known))}")
     if expectation.type == UNEXPECTED_ROWS and "{batch}" not in str(expectation.kwargs.get("unexpected_rows_query", "{batch}")):
         raise _Problem("unexpected_rows_query reads rows of other runs; select FROM {batch}, the rows of this run")
+    if expectation.type in _OF_OTHER_DATA:
+        raise _Problem("it compares with other data, which a validation does not open; write an unexpected_rows_expectation in SQL")
+    if not _has_sql(expectation.type):
+        raise _Problem("Great Expectations has no SQL for this type; write an unexpected_rows_expectation")
     try:
         configuration(expectation).to_domain_obj()
     except ValidationError as error:
@@ -198,6 +202,27 @@ def _try(expectation: Expectation) -> None:
         ) from error
     except (GreatExpectationsError, TypeError, ValueError) as error:
         raise _Problem(str(error)) from error
+
+
+_OF_OTHER_DATA = {"expect_table_row_count_to_equal_other_table", "expect_query_results_to_match_comparison"}
+_OF_TYPES = {"expect_column_values_to_be_of_type", "expect_column_values_to_be_in_type_list"}
+"""For them, Great Expectations looks at the columns' types."""
+
+
+def _has_sql(kind: str) -> bool:
+    from great_expectations.exceptions.exceptions import MetricProviderError
+    from great_expectations.execution_engine.sqlalchemy_execution_engine import SqlAlchemyExecutionEngine
+    from great_expectations.expectations.registry import get_expectation_impl, get_metric_provider
+
+    metric = getattr(get_expectation_impl(kind), "map_metric", None)
+    if metric is None or kind in _OF_TYPES:
+        return True
+    engine = SqlAlchemyExecutionEngine.__new__(SqlAlchemyExecutionEngine)  # only its class is looked at
+    for suffix in ("condition", "unexpected_count"):
+        with contextlib.suppress(MetricProviderError):
+            get_metric_provider(f"{metric}.{suffix}", engine)
+            return True
+    return False
 
 
 def _nearest(word: object, known: set[str]) -> str:
