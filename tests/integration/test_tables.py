@@ -190,8 +190,9 @@ def test_ddl_and_check_cover_all_tables(scenario: Scenario) -> None:
     (suites / "of_lines.json").write_text(json.dumps({"expectations": [rows, rows]}))
     good = tidemark(scenario, "consumers", "check", scenario.name, env={"TIDEMARK_EXPECTATIONS": str(suites)})
     assert good.returncode == 0, good.stdout
-    assert ["of_orders: 1 expectation", "of_lines: 2 expectations"] == [
-        line.partition("suite")[2].strip() for line in good.stdout.splitlines() if line.split()[:1] == ["suite"]
+    assert [line.partition("suite")[2].strip() for line in good.stdout.splitlines() if line.split()[:1] == ["suite"]] == [
+        "of_orders: 1 expectation",
+        "of_lines: 2 expectations",
     ]
     scenario.set(validation=None)
     scenario.sql(f"DROP TABLE {shop.lines}")

@@ -23,7 +23,7 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     for each in found:
         if each.running is not None:
             why = f"attempt {each.running} has not ended. Validate again when it has, or when a newer run has taken its partitions"
-            stderr.print(f"{each.run}: left out, because {why}.", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            stderr.print(f"{each.run}: not validated, because {why}.", style="yellow", markup=False, highlight=False, soft_wrap=True)
     suites = suite_files(spec)
     verdicts = {
         each.run: validate(url, each.run, group=spec.group, suites=suites, upsert=spec.upserts) for each in found if each.running is None
