@@ -32,8 +32,14 @@ class LockWait:
         if waited_s < self._next_s:
             return
         self._next_s = 2 * waited_s
+        _look_again(cur)
         cur.execute(SQL["holders"], key)
         log.warning("waiting for a lock what=%s waited_s=%.0f held_by=%s", self._what, waited_s, holders(cur))
+
+
+def _look_again(cur: Cursor) -> None:
+    """Postgres remembers which sessions there are until a transaction ends: a long one would never see sessions that began later."""
+    cur.execute("SELECT pg_stat_clear_snapshot()")
 
 
 def holders(cur: Cursor) -> str:
@@ -44,5 +50,6 @@ def holders(cur: Cursor) -> str:
 
 def held_by_writer(cur: Cursor, group_id: int, topic_id: int, partition: int) -> bool:
     """Does a commit of a consumer or a drain hold this position? A rewind does not count, nor does a session that is not Tidemark's."""
+    _look_again(cur)
     cur.execute(SQL["writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition})
     return cur.fetchone() is not None
