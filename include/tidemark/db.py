@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg2
 from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, make_dsn, new_type, parse_dsn, register_type
@@ -66,6 +66,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DatabaseUrl = str | Path
 """A libpq URL, or the file that holds it. The file is read at each connection, because the password may change meanwhile."""
@@ -243,7 +245,8 @@ def _pooled(cursor: Cursor) -> bool:
 
 
 class Session(Connection):
-    """A session of `connect`. ``often``: by name, what `execute_often` sends for a statement that it has executed before.
+    """A session of `connect`. ``often``: by name, what `execute_often` sends for a statement that it has executed before. ``computing``:
+    Postgres waits for what this process is computing.
 
     What psycopg2 raises for it, and for its cursors, quotes no value of a row, wherever the error is shown.
     """
@@ -251,6 +254,7 @@ class Session(Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.often: dict[str, str] = {}
+        self.computing = False
         self.cursor_factory = SafeCursor
 
     def commit(self) -> None:
@@ -441,11 +445,27 @@ def session(url: DatabaseUrl, *, application: str = "tidemark") -> Iterator[Conn
         yield connection
 
 
+def computed(connection: Connection, batches: Iterator[T]) -> Iterator[T]:
+    """The batches of a COPY. While a transform computes the next one, Postgres' silence is no outage."""
+    while True:
+        if isinstance(connection, Session):
+            connection.computing = True
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            if isinstance(connection, Session):
+                connection.computing = False
+        yield batch
+
+
 @contextlib.contextmanager
 def answering(connection: Connection, within_s: float = SILENCE_S) -> Iterator[None]:
     """Within the block, a statement fails as an outage if the session has been silent in both directions for ``within_s``.
 
-    The kernel detects a peer that is gone. This detects a peer that acknowledges but never responds: a stopped server, a stuck pooler.
+    The kernel detects a peer that is gone. This detects a peer that acknowledges but never responds: a stopped server, a stuck pooler. Time in
+    which Postgres waits for this process does not count (`computed`).
     It has no effect where the kernel does not count bytes (no Linux, no TCP).
     """
     ended = threading.Event()
@@ -463,7 +483,8 @@ def _end_silence(connection: Connection, line: socket.socket, within_s: float, e
     seen, since = _bytes_passed(line), time.monotonic()
     while seen is not None and not ended.wait(within_s / 20):
         passed = _bytes_passed(line)
-        if passed != seen or connection.closed or connection.get_transaction_status() != TRANSACTION_STATUS_ACTIVE:
+        is_ours = connection.get_transaction_status() != TRANSACTION_STATUS_ACTIVE or getattr(connection, "computing", False)
+        if passed != seen or connection.closed or is_ours:
             seen, since = passed, time.monotonic()
         elif time.monotonic() - since > within_s:
             log.warning("session given up, Postgres was silent silence_s=%.0f", within_s)

@@ -117,6 +117,20 @@ def test_server_that_works_is_not_given_up(database_url: str) -> None:
         cur.execute("SELECT 1")
 
 
+def test_transform_may_take_longer_than_postgres_may_be_silent(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it computes the rows of a COPY, Postgres waits for it."""
+    monkeypatch.setattr(commit_module, "answering", lambda connection: answering(connection, 1.0))
+    part = group.slice(end=3)
+
+    def slow() -> Iterator[TransformOutput]:
+        for offset in range(part.start, part.end):
+            time.sleep(2.5)
+            yield TransformOutput(only(rows(part, [offset], "x")))
+
+    group.commit(part, slow())
+    assert group.counted() == (3, 3, 0, 1)
+
+
 def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: str, group: Group) -> None:
     """The server is a standby, or a failover has not promoted it yet. A retry may reach another server."""
     url = read_only(database_url)

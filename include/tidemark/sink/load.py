@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import complaint, is_outage, may_be_of_a_row, statements, unavailable
+from tidemark.db import complaint, computed, is_outage, may_be_of_a_row, statements, unavailable
 from tidemark.errors import Broken, DatabaseUnavailable, Refused, TidemarkError
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
@@ -373,7 +373,7 @@ def copy(
     cur: Cursor, part: Slice, table: str, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch], *, sink: str | None = None
 ) -> int:
     """One binary COPY of ``columns`` (name, type). Returns the number of rows. ``sink``: the sink that the user's rows are meant for."""
-    stream = CopyStream(columns, batches)
+    stream = CopyStream(columns, computed(cur.connection, batches))
     target = quoted_table(table)
     try:
         cur.copy_expert(
