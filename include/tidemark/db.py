@@ -464,8 +464,8 @@ def computed(connection: Connection, batches: Iterator[T]) -> Iterator[T]:
 def answering(connection: Connection, within_s: float = SILENCE_S) -> Iterator[None]:
     """Within the block, a statement fails as an outage if the session has been silent in both directions for ``within_s``.
 
-    The kernel detects a peer that is gone. This detects a peer that acknowledges but never responds: a stopped server, a stuck pooler. Time in
-    which Postgres waits for this process does not count (`computed`).
+    The kernel detects a peer that is gone. This detects a peer that acknowledges but never responds: a stopped server, a stuck pooler.
+    Time in which Postgres waits for this process does not count (`computed`).
     It has no effect where the kernel does not count bytes (no Linux, no TCP).
     """
     ended = threading.Event()

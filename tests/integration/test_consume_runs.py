@@ -16,6 +16,7 @@ from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.consume import claims
+from tidemark.consume.renamed import LoadedByAnother
 from tidemark.db import session, transaction
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka import cluster
@@ -381,3 +382,41 @@ def test_partitions_beside_one_that_is_out_of_range_are_claimed_one_by_one(scena
         scenario.run()
     epochs = scenario.sql("SELECT owner_epoch FROM tidemark.partition_offset ORDER BY partition")
     assert epochs == [(2,), (1,), (1,)]
+
+
+def test_renamed_file_is_refused_before_it_reads_again_what_its_table_has(scenario: Scenario) -> None:
+    """`consumers check` says the same. With the former group, or from the end of the topic, it goes on."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 5))
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    former = scenario.spec.group
+    scenario.set(group=f"{former}-renamed")
+    text = f"The group {former}-renamed has no position in {topic}, but {scenario.table} already has rows of its records"
+    text += f", loaded by the group {former}."
+    shown = tidemark(scenario, "consumers", "check", scenario.name)
+    assert (shown.returncode, text in " ".join(shown.stdout.split())) == (1, True)
+    with pytest.raises(LoadedByAnother) as refused:
+        scenario.run()
+    assert str(refused.value).startswith(text)
+    assert f"write group: {former}." in str(refused.value)
+    assert scenario.failed() == []
+    scenario.set(offset_reset="latest")
+    assert tidemark(scenario, "consumers", "check", scenario.name).returncode == 0
+    scenario.run()
+    scenario.topics.produce(topic, numbers(5, 6))
+    scenario.run()
+    assert scenario.rows() == [*numbers(0, 6)]
+
+
+def test_group_that_is_new_in_an_upsert_sink_reads_all_again(scenario: Scenario) -> None:
+    """There, reading again changes nothing."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, ['{"id": 1}', '{"id": 2}'], key=b"k")
+    scenario.write(None, topics=topic, format={"value": "json"}, sink={"table": scenario.table, "mode": "upsert", "key": ["id"]})
+    scenario.make_sink("id bigint PRIMARY KEY")
+    for group in (scenario.name, f"{scenario.name}-other"):
+        scenario.set(group=group)
+        scenario.run()
+        assert scenario.rows("id") == [1, 2]
+    assert scenario.failed() == []

@@ -32,6 +32,7 @@ Modules::
     nested        where arrays of arrays have a value of some kind
     plain         values of transforms in Python's own types
     process       a child process that never outlives its parent
+    renamed       refuses to read what another group has loaded
     run           the steps of a run
     sample        columns for JSON, by sampled records
     sketch        a consumer to start from, by what its topic holds

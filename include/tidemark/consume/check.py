@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ from tidemark.consume.describe import Compared, OutputUnknown, SparkSchema, agre
 from tidemark.consume.evolve import ColumnsRefused, require_owner
 from tidemark.consume.fields import ColumnsUnknown, transform_of
 from tidemark.consume.fixed import problems_of
+from tidemark.consume.renamed import require_own_rows
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
@@ -23,7 +25,7 @@ from tidemark.records.outcome import ONLY
 from tidemark.retry.topics import ensure_topics, wanted
 from tidemark.sink.table import Difference, SinkMismatch, SinkMissing, create_ddl, data_fields, offers
 from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
-from tidemark.spec.model import Deletes
+from tidemark.spec.model import Deletes, OffsetReset
 from tidemark.spec.transform import Transform, load_permanent
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
     Parts that need a database or a broker are skipped if the environment names none; ``notes`` says so.
     """
     report = Report(spec)
-    for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics):
+    for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics, _check_rows):
         try:
             part(report, folders, spark_schema)
         except SpecInvalid as error:
@@ -222,6 +224,14 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
     report.problems += problems_of(report.spec, topics)
     retention = cluster.retention([topic.name for topic in topics])
     report.topics = [TopicFound(topic, retention[topic.name]) for topic in topics]
+
+
+def _check_rows(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+    """Whether another group has loaded what the first run would read."""
+    if not report.topics or not report.columns or report.spec.offset_reset is OffsetReset.LATEST:
+        return
+    with contextlib.suppress(BadInput), session(database_url()) as connection, transaction(connection) as cur:
+        require_own_rows(cur, report.spec, [found.topic.name for found in report.topics])
 
 
 def _check_retry_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:

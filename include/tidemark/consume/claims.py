@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psycopg2.errors
 
+from tidemark.consume.renamed import require_unread
 from tidemark.db import REWIND_LOCK, transaction
 from tidemark.errors import DatabaseUnavailable, TidemarkError
 from tidemark.group.coordinator import require_member
@@ -48,6 +49,7 @@ class Claimant:
 
     ``member_id`` is set under the group protocol: a claim then holds only while the group has this member.
     ``by_name``: the partitions were named one by one. One without a position is then not new in its topic; it just was not read before.
+    ``append_tables``: where a record can be only once (`tidemark.consume.renamed`).
     """
 
     group: str
@@ -59,6 +61,7 @@ class Claimant:
     instance_id: str | None = None
     member_id: str | None = None
     by_name: bool = False
+    append_tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +358,7 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cl
     )
     if cur.fetchone() is None:
         first = first_position(found, me.reset, topic_known=topic_known)
+        require_unread(cur, me.group, me.group_id, me.append_tables, topic_id, partition.partition, first, found.end)
         store.start_partition(cur, me.group_id, topic_id, partition.partition, first)
         notes.append((logging.INFO, "partition starts group=%s partition=%s offset=%s", (me.group, partition, first)))
     claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, instance_id=me.instance_id, end=found.end)

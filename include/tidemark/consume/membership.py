@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemark.connections import Connections
 from tidemark.consume.claims import Claimant, Holding, LookUp
+from tidemark.consume.renamed import append_tables
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
 from tidemark.group.errors import UnknownMemberId
@@ -101,7 +102,8 @@ class ManualAssignment:
             generation = store.next_generation(cur)
         spec, attempt_id = attempt.spec, attempt.attempt_id
         owner, by_name = f"attempt {attempt_id}", bool(spec.fixed.items or spec.only.items)
-        me = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, owner, by_name=by_name)
+        tables = append_tables(spec)
+        me = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, owner, by_name=by_name, append_tables=tables)
         self.held = Holding(connection, cluster, found, lambda: me)
         self._listeners = Listeners([self.held, *_listeners(spec)])
         self._listeners.assigned(sorted(found.logs))
@@ -141,7 +143,8 @@ class GroupMembership:
         with transaction(connection) as cur:
             own_id = store.instance_id_of(cur, attempt_id)
             remembered, generation = store.partitions_of_instance(cur, group_id, own_id) if own_id else ((), Generation(-1))
-        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", own_id)
+        tables = append_tables(spec)
+        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", own_id, append_tables=tables)
         self.held = Holding(connection, cluster, found, self._me)
         settings = MemberSettings(
             group=spec.group,

@@ -1,0 +1,68 @@
+"""Refuses to read again what another group has loaded into the table, as after a consumer's file was renamed: each record would fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemark.db import statements
+from tidemark.errors import Refused
+from tidemark.sink.table import quoted_table
+from tidemark.spec import ConsumerSpec
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+
+SQL = statements("tidemark.consume", "renamed.sql")
+
+
+@dataclass(kw_only=True, eq=False)
+class LoadedByAnother(Refused):
+    """A group without a position is about to read records whose rows are in its table. ``other``: the group that loaded them, if known."""
+
+    group: str
+    other: str | None
+    table: str
+    topic: str
+
+    def __str__(self) -> str:
+        by = "" if self.other is None else f", loaded by the group {self.other}"
+        keep = "the group that it had before" if self.other is None else self.other
+        return (
+            f"The group {self.group} has no position in {self.topic}, but {self.table} already has rows of its records{by}. Nothing was "
+            f"read. If the consumer's file was renamed, write group: {keep}. Otherwise load another table, remove the rows, or start with "
+            "offset_reset: latest."
+        )
+
+
+def append_tables(spec: ConsumerSpec) -> tuple[str, ...]:
+    """The tables in which a record can be only once."""
+    return tuple(sink.table for sink in spec.tables.values() if not sink.key)
+
+
+def require_unread(
+    cur: Cursor, group: str, group_id: int, tables: Sequence[str], topic_id: int, partition: int, start: int, end: int
+) -> None:
+    """Raises `LoadedByAnother` if one of the tables has rows of records in ``[start, end)``."""
+    for table in tables:
+        if _has_rows(cur, table, topic_id, partition, start, end):
+            cur.execute(SQL["loader"], {"group_id": group_id, "topic_id": topic_id, "partition": partition})
+            topic, other = cur.fetchone() or ("", None)
+            raise LoadedByAnother(group=group, other=other, table=table, topic=topic)
+
+
+def _has_rows(cur: Cursor, table: str, topic_id: int, partition: int, start: int, end: int) -> bool:
+    cur.execute(SQL["readable"], {"table": table})
+    if cur.fetchone() != (True,):
+        return False
+    place = {"topic_id": topic_id, "partition": partition, "start": start, "end": end}
+    cur.execute(SQL["has_rows"].replace("{table}", quoted_table(table).replace("%", "%%")), place)
+    return cur.fetchone() == (True,)
+
+
+def require_own_rows(cur: Cursor, spec: ConsumerSpec, topics: Sequence[str]) -> None:
+    """What a run asks for each partition, before there is one. Raises `LoadedByAnother`."""
+    cur.execute(SQL["unread_partitions"], {"group": spec.group, "topics": list(topics)})
+    for group_id, topic_id, partition in cur.fetchall():
+        require_unread(cur, spec.group, group_id, append_tables(spec), topic_id, partition, 0, 2**62)
