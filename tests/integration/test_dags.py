@@ -160,6 +160,16 @@ def test_each_table_of_a_consumer_is_an_asset(read, tmp_path):
     assert "| Loads into | `public.news`, `public.words`, offsets" in dag["doc"]
 
 
+def test_schedule_has_the_zone_of_the_file_or_airflows(read, tmp_path):
+    """The DAG's page names it."""
+    (tmp_path / "here.yaml").write_text(SMALL + "schedule: '0 2 * * *'\ntimezone: Asia/Tokyo\n")
+    (tmp_path / "there.yaml").write_text(SMALL + "schedule: '0 2 * * *'\n")
+    dags = read(tmp_path)["dags"]
+    assert [(dags[f"consume__{name}"]["zone"]) for name in ("here", "there")] == ["Asia/Tokyo", "UTC"]
+    assert "| Schedule | 0 2 \\* \\* \\* in Asia/Tokyo |" in dags["consume__here"]["doc"]
+    assert "| Schedule | 0 2 \\* \\* \\* in UTC |" in dags["consume__there"]["doc"]
+
+
 def test_settings_of_the_file_arrive_at_the_dag_and_its_tasks(facts):
     """The timeout applies to the consume task only. Airflow's backfill is off: a run reads what the topics contain now. Airflow's search
     matches the start of the display name. Without a schedule in the file, the DAG has none."""

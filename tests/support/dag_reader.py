@@ -47,6 +47,7 @@ def _dag(dag: Any) -> dict[str, Any]:
         "access": access and {role: {kind: sorted(actions) for kind, actions in one.items()} for role, one in access.items()},
         "params": sorted(dag.params),
         "doc": dag.doc_md,
+        "zone": dag.timezone.name,
         "tags": sorted(dag.tags),
         "tasks": {each.task_id: _task(each) for each in dag.tasks},
         **{name: getattr(dag, name) for name in ("owner", "max_active_runs", "catchup", "schedule", "description")},

@@ -42,6 +42,7 @@ def consumers_file(block: Block, folder: Path) -> None:
     whole = keys if is_whole else yaml.safe_load(CITIES.read_text(encoding="utf-8")) | keys
     if whole.get("run") == "continuous":
         del whole["schedule"]
+        whole.pop("timezone", None)
     (folder / "consumer.yaml").write_text(yaml.safe_dump(whole))
     load_consumer(folder / "consumer.yaml")
 

@@ -429,3 +429,18 @@ def test_group_whose_name_leaves_no_room_for_its_retry_topics_is_refused(tmp_pat
     assert problem.fix.endswith(f"give the group at most {fits} characters")
     (tmp_path / "departures.yaml").write_text(text.replace("g" * (fits + 1), "g" * fits))
     assert load_consumer(tmp_path / "departures.yaml").retry.delays == (timedelta(minutes=5),)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "fix"),
+    [
+        ("schedule: '@daily'\ntimezone: Europe/Berln\n", "is not a time zone", "write Europe/Berlin"),
+        ("schedule: '@daily'\ntimezone: ../../etc/passwd\n", "is not a time zone", "write a name like Europe/Berlin"),
+        ("schedule: '@daily'\ntimezone: 2\n", "is not a time zone", "write a name like Europe/Berlin"),
+        ("timezone: Europe/Berlin\n", "timezone has no use without a schedule", "remove the key"),
+    ],
+)
+def test_zone_of_a_schedule(tmp_path, lines, message, fix):
+    (problem,) = refused(tmp_path, SMALL + lines).problems
+    assert message in problem.message
+    assert problem.fix.startswith(fix)

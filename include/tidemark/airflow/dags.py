@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule, get_parsing_context
+from airflow.settings import TIMEZONE
 
 from tidemark import project
 from tidemark.airflow.access import AccessControl, access_of, problems, shared_access
@@ -32,7 +34,7 @@ from tidemark.text.duration import format_duration
 from tidemark.text.wording import counted
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
-"""A fixed date in the past. With ``catchup=False`` a schedule begins with its next interval."""
+"""A fixed date in the past. With ``catchup=False`` a schedule begins with its next interval. Airflow takes a schedule's zone from it."""
 
 RUN_TYPES: Any = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")  # Airflow's enum is private
 """All but ``backfill``: a run reads what is in the topics now, so backfilling past intervals makes no sense."""
@@ -130,7 +132,7 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | 
         description=spec.description,
         doc_md=doc,
         schedule=schedule,
-        start_date=START,
+        start_date=START.replace(tzinfo=ZoneInfo(zone_of(spec))),
         catchup=False,
         max_active_runs=runs,
         allowed_run_types=RUN_TYPES,
@@ -193,6 +195,7 @@ def _doc(spec: ConsumerSpec) -> str:
         else "to the end offsets seen at its start",
         "Members": f"{spec.members}, assigned by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Starts at": _start(spec),
+        **({"Schedule": f"{_plain(spec.schedule)} in {zone_of(spec)}"} if spec.schedule else {}),
         "Transform": f"`{spec.transform}`" if spec.transform else f"none: the fields of the {spec.format.value} values become columns",
         "Loads into": f"{tables}, offsets in the same transaction as the rows",
         "Retries": _ladder(spec),
@@ -207,6 +210,11 @@ def _doc(spec: ConsumerSpec) -> str:
         f"{spec.description or ''}\n\n| | |\n|---|---|\n{table}\n"
         f"`tidemark offsets {spec.name}` shows the group's positions. `tidemark consumers check {spec.name}` shows what is wrong with it.\n"
     ).lstrip()
+
+
+def zone_of(spec: ConsumerSpec) -> str:
+    """The zone of the consumer's schedule."""
+    return spec.timezone or str(TIMEZONE.name)
 
 
 def _start(spec: ConsumerSpec) -> str:

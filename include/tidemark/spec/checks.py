@@ -8,6 +8,7 @@ import keyword
 import re
 import warnings
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic_core import PydanticCustomError
 
@@ -176,6 +177,15 @@ def schedule(text: str) -> str:
             raise NotThis("is not an Airflow preset", f"write {near}" if near else f"write one of {', '.join(PRESETS)}")
         return text
     return _cron(text)
+
+
+def timezone(text: str) -> str:
+    try:
+        ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        near = nearest(text, available_timezones())
+        raise NotThis("is not a time zone", f"write {near}" if near else "write a name like Europe/Berlin or UTC") from error
+    return text
 
 
 @functools.cache

@@ -88,6 +88,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "batch.max_records": ("is not a number of records", "write a whole number from 1 to 10000000"),
     "batch.max_failed_records": ("is not a number of records", "write a whole number, 0 or more, or null for no limit"),
     "schedule": ("is not a schedule", 'write five fields in quotes, "*/5 * * * *", a preset, "@hourly", or null for none'),
+    "timezone": ("is not a time zone", "write a name like Europe/Berlin, or UTC"),
     "validation": ("is not a mapping", "write {suite: name}, or remove the key"),
     "validation.suite": ("is not a suite's name", "write the name of a file in include/expectations, without its extension"),
     "validation.suites": ("is not a mapping", "write a suite for each sink: {orders: orders, lines: order_lines}"),

@@ -410,6 +410,8 @@ class ConsumerSpec(_Part):
     batch: Batch = Batch()
     schedule: Annotated[str, AfterValidator(checks.schedule)] | None = None
     """Five cron fields or one of Airflow's presets. None: runs are started manually."""
+    timezone: Annotated[str, AfterValidator(checks.timezone)] | None = None
+    """Of the schedule, by its name in the IANA database. None: Airflow's ``core.default_timezone``."""
     validation: Annotated[Validation | None, _GIVEN] = None
     slo: Annotated[Objectives | None, _GIVEN] = None
     """Objectives that the DAG ``watch`` watches. None: it does not watch the consumer."""

@@ -163,6 +163,8 @@ def _suites(data: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Finding]:
+    if "timezone" in data and data.get("schedule") is None:
+        yield Finding(("timezone",), "timezone has no use without a schedule", "remove the key, or write a schedule", at_key=True)
     if data.get("run", "bounded") == "bounded" and "run_for" in data:
         yield Finding(("run_for",), "run_for has no use in a bounded run", "remove the key, or write run: continuous", at_key=True)
     if data.get("run") != "continuous":

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tidemark.airflow.dags import CONSUME, Declared, dag_id
+from tidemark.airflow.dags import CONSUME, Declared, dag_id, zone_of
 from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.airflow.web.condition import RANK, Condition, condition
 from tidemark.airflow.web.consumers import ask_each
@@ -86,6 +86,7 @@ def _row(one: Declared, found: Mapping[str, Any] | None, silent: Mapping[str, An
         "owner": spec.airflow.owner,
         "tags": list(spec.airflow.tags),
         "dag_id": dag_id(CONSUME, spec.name),
+        "schedule": spec.schedule and f"{spec.schedule} in {zone_of(spec)}",
         "problems": problems(one),
         "dag": dag,
     }

@@ -71,7 +71,7 @@ const facts = (consumer, { summary: row, lag, unvalidated, flow, source }) => [
     h(A, { to: `${to("retries", consumer)}?state=FAILED` }, `${number(row.failed ?? 0)} failed`))],
   ["Not validated yet", unvalidated === null ? "–" : counted(unvalidated, "offset")],
   ["Last validation", row.validation_id ? h(A, { to: to("validations", consumer, row.validation_id) }, row.verdict) : "none"],
-  ["Next run", row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "The DAG is paused") : h(Due, { at: row.dag?.next_run })],
+  ["Next run", row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "The DAG is paused") : h(Box, null, h(Due, { at: row.dag?.next_run }), h(Muted, { display: "block" }, row.schedule))],
   ["DAG", h(Flex, { gap: 3, wrap: "wrap" }, h(A, { to: `/dags/${row.dag_id}` }, row.dag_id), h(A, { to: `/dags/${row.dag_id}/code` }, "code"))],
   ["More", h(Flex, { gap: 3, wrap: "wrap" }, ["rewinds", "audit", "validations"].map((view) =>
     h(A, { key: view, to: `${to(view)}?consumer=${encodeURIComponent(consumer)}` }, view)))],
