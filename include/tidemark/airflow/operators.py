@@ -281,11 +281,11 @@ class Announces(BaseOperator):
         ti = context["ti"]
         verdict = ti.xcom_pull(task_ids=self._validation(), map_indexes=ti.map_index)
         spec = spec_of(verdict["consumer"])
-        found = unannounced(database_url(spec), spec.group, publishable(spec), again=verdict["validation_id"])
-        if not found.ranges:
+        new = unannounced(database_url(spec), spec.group, publishable(spec), again=verdict["validation_id"])
+        if not new.ranges:
             raise AirflowSkipException("no rows were committed that are not announced, so there is nothing to publish")
-        self.announced = spec.name, found.validation_ids
-        return found.as_json()
+        self.announced = spec.name, new.validation_ids
+        return new.as_json()
 
     def _validation(self) -> str:
         """The task before this one that validates."""
@@ -328,9 +328,9 @@ class PublishOperator(Announces):
         self.assets = tuple(assets)
 
     def execute(self, context: Context) -> None:
-        said = self.announcement(context)
+        content = self.announcement(context)
         for asset in self.assets:
-            context["outlet_events"][asset].extra = said
+            context["outlet_events"][asset].extra = content
 
 
 class _Progress:

@@ -197,9 +197,9 @@ class PublishDrainOperator(Announces):
         self.consumer = consumer
 
     def execute(self, context: Context) -> None:
-        said = self.announcement(context)
+        content = self.announcement(context)
         for table in spec_of(self.consumer).table_names:
-            context["outlet_events"][LOADED].add(Asset(name=table), extra=said)
+            context["outlet_events"][LOADED].add(Asset(name=table), extra=content)
 
 
 def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:

@@ -19,14 +19,14 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     spec, url = spec_of(name, consumers), database_url()
     with connected(needs=Profile.RUNNER) as connection:
-        found = unjudged(connection, spec.group, critical=True)
-    for each in found:
+        waiting = unjudged(connection, spec.group, critical=True)
+    for each in waiting:
         if each.running is not None:
             why = f"attempt {each.running} has not ended. Validate again when it has, or when a newer run has taken its partitions"
             stderr.print(f"{each.run}: not validated, because {why}.", style="yellow", markup=False, highlight=False, soft_wrap=True)
     suites = suite_files(spec)
     verdicts = {
-        each.run: validate(url, each.run, group=spec.group, suites=suites, upsert=spec.upserts) for each in found if each.running is None
+        each.run: validate(url, each.run, group=spec.group, suites=suites, upsert=spec.upserts) for each in waiting if each.running is None
     }
     if output is OutputFormat.JSON:
         print_json({"group": spec.group, "validations": [{**_names(run), **one.as_json()} for run, one in verdicts.items()]})

@@ -21,9 +21,9 @@ def places(array: pa.Array, test: Callable[[pa.Array], set[int]]) -> set[int]:
         return places(array.dictionary_decode(), test)
     if pa.types.is_map(kind):
         return places(array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))), test)
-    found = test(array)
+    own = test(array)
     if pa.types.is_struct(kind):
-        found = found.union(*(places(pc.struct_field(array, [number]), test) for number in range(kind.num_fields)))
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = found | set(parents(array)[[*places(array.flatten(), test)]].tolist())
-    return found
+        return own.union(*(places(pc.struct_field(array, [number]), test) for number in range(kind.num_fields)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return own | set(parents(array)[[*places(array.flatten(), test)]].tolist())
+    return own

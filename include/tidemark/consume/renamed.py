@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements
 from tidemark.errors import Refused
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.table import quoted_table
 from tidemark.spec import ConsumerSpec
 
@@ -41,22 +42,20 @@ def append_tables(spec: ConsumerSpec) -> tuple[str, ...]:
     return tuple(sink.table for sink in spec.tables.values() if not sink.key)
 
 
-def require_unread(
-    cur: Cursor, group: str, group_id: int, tables: Sequence[str], topic_id: int, partition: int, start: int, end: int
-) -> None:
-    """Raises `LoadedByAnother` if one of the tables has rows of records in ``[start, end)``."""
+def require_unread(cur: Cursor, group: str, group_id: int, tables: Sequence[str], part: Slice) -> None:
+    """Raises `LoadedByAnother` if one of the tables has rows of these records."""
+    place = {"group_id": group_id, "topic_id": part.topic_id, "partition": part.partition.partition, "start": part.start, "end": part.end}
     for table in tables:
-        if _has_rows(cur, table, topic_id, partition, start, end):
-            cur.execute(SQL["loader"], {"group_id": group_id, "topic_id": topic_id, "partition": partition})
-            topic, other = cur.fetchone() or ("", None)
-            raise LoadedByAnother(group=group, other=other, table=table, topic=topic)
+        if _has_rows(cur, table, place):
+            cur.execute(SQL["loader"], place)
+            (other,) = cur.fetchone() or (None,)
+            raise LoadedByAnother(group=group, other=other, table=table, topic=part.partition.topic)
 
 
-def _has_rows(cur: Cursor, table: str, topic_id: int, partition: int, start: int, end: int) -> bool:
+def _has_rows(cur: Cursor, table: str, place: Mapping[str, int]) -> bool:
     cur.execute(SQL["readable"], {"table": table})
     if cur.fetchone() != (True,):
         return False
-    place = {"topic_id": topic_id, "partition": partition, "start": start, "end": end}
     cur.execute(SQL["has_rows"].replace("{table}", quoted_table(table).replace("%", "%%")), place)
     return cur.fetchone() == (True,)
 
@@ -64,5 +63,6 @@ def _has_rows(cur: Cursor, table: str, topic_id: int, partition: int, start: int
 def require_own_rows(cur: Cursor, spec: ConsumerSpec, topics: Sequence[str]) -> None:
     """What a run asks for each partition, before there is one. Raises `LoadedByAnother`."""
     cur.execute(SQL["unread_partitions"], {"group": spec.group, "topics": list(topics)})
-    for group_id, topic_id, partition in cur.fetchall():
-        require_unread(cur, spec.group, group_id, append_tables(spec), topic_id, partition, 0, 2**62)
+    for group_id, topic_id, topic, partition in cur.fetchall():
+        every = Slice(TopicPartition(topic, partition), topic_id, 0, 2**62, Epoch(0))
+        require_unread(cur, spec.group, group_id, append_tables(spec), every)
