@@ -20,8 +20,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidemark.consume import connect_json, json_fields
-from tidemark.consume.convert import as_column, from_python, json_text
+from tidemark.consume.convert import as_column, from_python
 from tidemark.consume.fields import _keys
+from tidemark.consume.json_text import json_text
 from tidemark.consume.plain import Misfit, plain
 from tidemark.sink import numeric
 from tidemark.sink.types import cut

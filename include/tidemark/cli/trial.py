@@ -11,7 +11,7 @@ from typing import Any
 
 from tidemark.cli.check import small_spark
 from tidemark.cli.common import OutputFormat, print_json, spec_of, stdout
-from tidemark.consume.convert import json_text
+from tidemark.consume.json_text import json_text
 from tidemark.consume.messages import UNIX_EPOCH
 from tidemark.consume.trial import Trial, Tried, try_latest
 from tidemark.records.outcome import Disposition

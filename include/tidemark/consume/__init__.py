@@ -9,6 +9,7 @@ If the driver dies, nothing is half done: what its tasks committed stays, nothin
 Modules::
 
     change        Debezium's change data: the rows in its envelopes
+    arrow_values  the values of Arrow arrays as Python's
     check         finds every problem of a consumer before it runs
     claims        the partitions that an attempt holds: claim, release, loss
     connect_json  values of JSON that Kafka Connect has written
@@ -23,6 +24,7 @@ Modules::
     fixed         the partitions of a run without group management
     forms         what a transform makes of records
     json_fields   fields of JSON in the types of a table's columns
+    json_text     decoded values as JSON
     keeper        has a resident process start the driver
     latest        the latest records of topics, to look at
     launch        starts a driver and follows its attempt's row

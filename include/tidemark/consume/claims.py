@@ -358,7 +358,8 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cl
     )
     if cur.fetchone() is None:
         first = first_position(found, me.reset, topic_known=topic_known)
-        require_unread(cur, me.group, me.group_id, me.append_tables, Slice(partition, topic_id, first, found.end, Epoch(0)))
+        if first < found.end:
+            require_unread(cur, me.group, me.group_id, me.append_tables, Slice(partition, topic_id, first, found.end, Epoch(0)))
         store.start_partition(cur, me.group_id, topic_id, partition.partition, first)
         notes.append((logging.INFO, "partition starts group=%s partition=%s offset=%s", (me.group, partition, first)))
     claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, instance_id=me.instance_id, end=found.end)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tidemark.consume import json_fields
-from tidemark.consume.convert import json_text
+from tidemark.consume.json_text import json_text
 from tidemark.consume.plain import Misfit
 from tidemark.formats import connect
 from tidemark.sink.types import base_of, digits_of

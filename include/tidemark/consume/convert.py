@@ -7,8 +7,6 @@ cell is refused. A value that does not fit its column fails its record, and no o
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import datetime as dt
 import enum
@@ -23,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemark.consume.nested import places
+from tidemark.consume.arrow_values import TOO_FINE, python_values
+from tidemark.consume.json_text import json_text
 from tidemark.consume.plain import Misfit, plain
 from tidemark.sink import numeric
 from tidemark.sink.types import arrow_type, base_of, conformed, cut, fits, is_bytes, is_text, uuid_bytes
@@ -75,7 +74,6 @@ _MOST_DIGITS = 1_100
 _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
 _ZONE = r"(?:Z|z|[+-]\d\d(?::?[0-5]\d(?::?[0-5]\d)?)?)"
-_TOO_FINE = "is out of range, or has more digits after the second than the column"
 _MOST = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])\d*-\d\d-\d\d"
 _INNER = r"^(?:000[2-9]|00[1-9]\d|0[1-9]\d\d|[1-8]\d\d\d|9[0-8]\d\d|99[0-8]\d|999[0-8])-\d\d-\d\d"
 _CLOCK = r"[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?"
@@ -597,98 +595,6 @@ def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str
         try:
             parts.append(conformed(one, postgres).cast(target))
         except pa.ArrowException:
-            wrong[at] = "is not a uuid" if base_of(postgres).startswith("uuid") else _TOO_FINE
+            wrong[at] = "is not a uuid" if base_of(postgres).startswith("uuid") else TOO_FINE
             parts.append(pa.nulls(1, target))
     return pa.concat_arrays(parts), wrong
-
-
-def _beyond_a_day(array: pa.Array) -> set[int]:
-    """24:00 is none of Python's times either."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not pa.types.is_time(array.type):
-        return set()
-    micros = array.cast(pa.time64("us"), safe=False).cast(pa.int64())
-    odd = pc.or_(pc.less(micros, 0), pc.greater_equal(micros, 86_400_000_000))
-    return set(pc.indices_nonzero(odd.fill_null(False)).to_pylist())
-
-
-def python_values(array: pa.Array) -> tuple[list[Any], dict[int, str]]:
-    """The values as Python's, and the places of those that Python has not, with the reason."""
-    import pyarrow as pa
-
-    values: list[Any] = []
-    wrong: dict[int, str] = {}
-    if "time32" in str(array.type) or "time64" in str(array.type):
-        wrong = dict.fromkeys(places(array, _beyond_a_day), "is not a time of a day")  # Arrow would wrap it
-        array = array.take(pa.array([None if at in wrong else at for at in range(len(array))], pa.int64()))
-    try:
-        values = array.to_pylist(maps_as_pydicts="strict")
-    except (KeyError, ValueError, OverflowError, pa.ArrowException):
-        for at in range(len(array)):
-            try:
-                values += array.slice(at, 1).to_pylist(maps_as_pydicts="strict")
-            except (KeyError, ValueError, OverflowError, pa.ArrowException) as error:
-                wrong[at] = _UNREADABLE.get(type(error), _TOO_FINE)
-                values.append(None)
-    if _SHORT_FLOAT.search(str(array.type)):
-        values = [_with_own_digits(value, array.type) for value in values]
-    return values, wrong
-
-
-_UNREADABLE: Mapping[type, str] = {KeyError: "has a key twice", UnicodeDecodeError: "is not UTF-8 text"}
-_SHORT_FLOAT = re.compile(r"\b(?:half)?float\b")
-
-
-def _with_own_digits(value: Any, kind: pa.DataType) -> Any:
-    """Floats of 32 and 16 bits with their own digits, not those of a double."""
-    import numpy as np
-    import pyarrow as pa
-
-    if value is None:
-        return None
-    if pa.types.is_float32(kind) or pa.types.is_float16(kind):
-        return float(str(np.float32(value) if pa.types.is_float32(kind) else np.float16(value)))
-    if pa.types.is_struct(kind):
-        return {each.name: _with_own_digits(value[each.name], each.type) for each in kind}
-    if pa.types.is_map(kind):
-        return {key: _with_own_digits(each, kind.item_type) for key, each in value.items()}
-    return [_with_own_digits(each, kind.value_type) for each in value] if isinstance(value, list) else value
-
-
-def json_text(value: Any, *, strict: bool = False) -> str:
-    """A decoded value as JSON: bytes in base64, times in ISO 8601, decimals as numbers.
-
-    ``strict``: raises `Misfit` for what JSON has not (NaN, infinite numbers); else they are null.
-    """
-    try:
-        text = _ENCODER.encode(value).decode()
-    except (TypeError, ValueError, OverflowError) as error:
-        if not strict:
-            raise
-        raise Misfit(f"holds what JSON has not: {type(error).__name__}") from None
-    if strict and any(word in text for word in ("null", "NaN", "Infinity")) and not _is_finite(value):
-        raise Misfit("has NaN or an infinite number, which JSON has not")
-    return text
-
-
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, Decimal):
-        return value.is_finite()
-    if isinstance(value, Mapping):
-        return all(map(_is_finite, value.values()))
-    return not isinstance(value, list) or all(map(_is_finite, value))
-
-
-def from_base64(text: str) -> bytes:
-    """JSON's form of bytes. Raises `Misfit`."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise Misfit("is not bytes in base64") from None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark import project
 from tidemark.connections import REGISTRY_URL
-from tidemark.consume.convert import json_text
 from tidemark.consume.forms import rejected
+from tidemark.consume.json_text import json_text
 from tidemark.consume.messages import input_schema, records
 from tidemark.errors import BadInput, Refused, TidemarkError
 from tidemark.formats.decoder import BY_SCHEMA, SIDES, Decoder, SchemasMissing

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemark.consume import change, connect_json, json_fields
-from tidemark.consume.convert import as_column, converts, from_python, python_values
+from tidemark.consume.arrow_values import python_values
+from tidemark.consume.convert import as_column, converts, from_python
 from tidemark.errors import Refused
 from tidemark.records.outcome import ABSENT, DELETED, GIVEN, ONLY, OPTIONAL
 from tidemark.sink.table import LINEAGE, Column

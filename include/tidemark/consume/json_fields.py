@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tidemark.consume.convert import from_base64
+from tidemark.consume.json_text import from_base64
 from tidemark.consume.plain import Misfit
 from tidemark.sink.types import base_of
 
