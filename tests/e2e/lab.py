@@ -115,6 +115,7 @@ CONSUMERS: dict[str, str] = {
     "word-lost": "",
     "driver-killed": "",
     "marked-failed": "",
+    "marked-success": "",
     "timed-out": "airflow: {retries: 0, execution_timeout: 20s}",
     "scheduler-killed": "",
     "critical": "validation: {suite: numbers}",
@@ -195,8 +196,8 @@ class Run:
     def xcom(self, task: str) -> Any:
         return self.lab.client.xcom(self.dag, self.run_id, task)
 
-    def mark_failed(self, task: str = "consume") -> None:
-        self.lab.client.mark_failed(self.dag, self.run_id, task)
+    def mark(self, state: str, task: str = "consume") -> None:
+        self.lab.client.mark(state, self.dag, self.run_id, task)
 
     def question(self) -> dict[str, Any]:
         """Returns the question to the user, once the scheduler knows that the task waits. The scheduler loses answers that arrive before

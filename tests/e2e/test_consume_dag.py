@@ -203,7 +203,7 @@ def test_task_marked_failed_leaves_no_driver_and_the_next_run_validates_and_anno
     """A user marks the running task as failed. The driver ends with the next heartbeat, and its attempt is over."""
     consumer, run, driver = half_read(lab, "marked-failed")
     worker = consumer.brakes[-1].reached().process  # it outlives its driver for a moment, and could still commit if it were released
-    run.mark_failed()
+    run.mark("failed")
     until(lambda: gone(driver) and gone(worker), what="driver and worker gone")
     assert run.wait() == "failed"
     assert run.tasks()["validate"] == "upstream_failed"
@@ -220,6 +220,23 @@ def test_task_marked_failed_leaves_no_driver_and_the_next_run_validates_and_anno
     idle = consumer.trigger()
     assert idle.wait() == "success"
     assert idle.tasks() == {"consume": "success", "validate": "skipped", "publish": "skipped"}  # because the event is noted
+
+
+@pytest.mark.thorough
+def test_task_marked_as_success_commits_no_more_once_its_validation_begins(lab):
+    """What it has committed is validated and announced; the next run reads the rest."""
+    consumer, run, driver = half_read(lab, "marked-success")
+    run.mark("success")
+    assert run.wait() == "success"
+    consumer.release()
+    until(lambda: gone(driver), what="driver gone")
+    assert (consumer.rows(), consumer.validated(), consumer.position()) == (list(range(BATCH)), list(range(BATCH)), BATCH)
+    assert [attempt[0] for attempt in consumer.attempts()] == ["FAILED"]
+    later = consumer.trigger()
+    assert later.wait() == "success"
+    assert consumer.validated() == list(range(RECORDS))
+    ranges = [event.extra["ranges"] for event in lab.client.asset_events(consumer.table)]
+    assert ranges == [{"marked-success/0": [[0, BATCH]]}, {"marked-success/0": [[BATCH, RECORDS]]}]
 
 
 def test_task_that_takes_too_long_leaves_no_driver(lab, ended):

@@ -146,7 +146,7 @@ class Live:
         finally:
             client.pause(self.consumer.dag)
             for run in client.runs(self.consumer.dag):
-                client.mark_failed(self.consumer.dag, run["dag_run_id"], "consume")
+                client.mark("failed", self.consumer.dag, run["dag_run_id"], "consume")
 
     def positions(self) -> dict[int, int]:
         query = "SELECT partition, next_offset FROM tidemark.partition_offset JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"

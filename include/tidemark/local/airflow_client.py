@@ -213,9 +213,9 @@ class AirflowClient:
         answer = self.get(f"{_task(dag_id, run_id, task_id)}/logs/{try_number}", map_index=map_index, full_content=True)
         return "\n".join(_log_line(entry) for entry in answer["content"])
 
-    def mark_failed(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> None:
-        """Mark a task as failed, as in the UI. A running task notices at its next heartbeat and is not retried."""
-        self.patch(_task(dag_id, run_id, task_id, map_index), {"new_state": "failed"})
+    def mark(self, state: str, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> None:
+        """Mark a task as failed or success, as in the UI. A running task notices at its next heartbeat and is not retried."""
+        self.patch(_task(dag_id, run_id, task_id, map_index), {"new_state": state})
 
     def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str], *, downstream: bool = True) -> None:
         """Clear tasks of a run so that they run again, by default with all downstream tasks."""
