@@ -115,6 +115,8 @@ def test_each_odd_value_alone(column: str) -> None:
     [
         (Decimal("NaN123"), "text", "NaN"),
         (Decimal("-NaN"), "numeric", "NaN"),
+        (Decimal("0E+21"), "bigint", 0),
+        (Decimal("0E+100000000"), "bigint", 0),
         (np.float32(0.1), "double precision", 0.1),
         ({"a": [np.int64(5), np.float32(0.1), np.bool_(True), Level.HIGH, Word("own"), Count(5)]}, "jsonb", '{"a":[5,0.1,true,3,"own",5]}'),
         (np.array([[1, 2], [3, 4]]), "jsonb", "[[1,2],[3,4]]"),

@@ -102,6 +102,8 @@ def _whole(value: Decimal | float, postgres: str) -> int:
     number = value if isinstance(value, Decimal) else Decimal(value)
     if not number.is_finite():
         raise Misfit("is not a finite number")
+    if not number:  # of any exponent
+        return 0
     if number.adjusted() > 20:  # before it is written out, which takes minutes for a large exponent
         raise Misfit("is out of range")
     if number != number.to_integral_value():

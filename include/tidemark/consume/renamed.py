@@ -29,11 +29,11 @@ class LoadedByAnother(Refused):
 
     def __str__(self) -> str:
         by = "" if self.other is None else f", loaded by the group {self.other}"
-        keep = "the group that it had before" if self.other is None else self.other
+        is_there = self.other is not None and " (deleted, " not in self.other
+        renamed = f"If the consumer's file was renamed, write group: {self.other}. Otherwise load" if is_there else "Load"
         return (
             f"The group {self.group} has no position in {self.topic}, but {self.table} already has rows of its records{by}. Nothing was "
-            f"read. If the consumer's file was renamed, write group: {keep}. Otherwise load another table, remove the rows, or start with "
-            "offset_reset: latest."
+            f"read. {renamed} another table, remove the rows, or start with offset_reset: latest."
         )
 
 
