@@ -141,7 +141,7 @@ def number_in(text: str) -> Any:
 
 
 def whole(value: Any, column: str) -> Any:
-    if value is REFUSED or not value.is_finite() or value.adjusted() > 30:
+    if value is REFUSED or not value.is_finite() or (value and value.adjusted() > 30):
         return REFUSED
     number = int(value)
     bits = {"smallint": 16, "integer": 32, "bigint": 64}[column]
