@@ -6,17 +6,21 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
 import pytest
+from airflow.sdk import DAG, Asset
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from tests.support.departures import DDL, TABLE, Departures
 from tests.support.sampling import ALL
 
+from tidemark.airflow import ConsumeOperator, PublishOperator, ValidateOperator
 from tidemark.airflow.web.condition import Condition, condition
 from tidemark.airflow.web.overview import SQL as OVERVIEW
 from tidemark.db import rows
@@ -203,3 +207,31 @@ def test_page_says_why_the_view_stops(database_url: str, tmp_path: Path, connect
     made.sql(f"DELETE FROM {TABLE} WHERE kafka_offset >= 20")
     made.move(20)
     assert state(made) == (Condition.OK, None)
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+def test_idle_run_skips_its_tasks_unless_one_has_something_to_do(
+    database_url: str, tmp_path: Path, connection: Any, monkeypatch: pytest.MonkeyPatch, *, publishes: bool
+) -> None:
+    """A DAG without a task that announces is idle although nothing was ever announced."""
+    made = Departures(database_url, tmp_path, connection)
+    with DAG("own", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
+        consume = ConsumeOperator(task_id="consume", consumer="cities")
+        consume >> (validate := ValidateOperator(task_id="judge", consumer="cities"))
+        if publishes:
+            validate >> PublishOperator(task_id="tell", assets=[Asset(TABLE)])
+    monkeypatch.setattr("tidemark.airflow.connections.database_url", lambda _: database_url)
+    spec: Any = SimpleNamespace(group=made.group, validation=None)
+    context: Any = {"ti": SimpleNamespace(map_index=-1)}
+
+    def skipped() -> list[str]:
+        return consume._idle_with(context, spec, {"records": 0, "attempt_id": made.attempt("idle")})
+
+    every = ["judge", "tell"] if publishes else ["judge"]
+    assert skipped() == every
+    made.batch("run1", 0, 10)
+    assert skipped() == []
+    made.validate("run1")
+    assert skipped() == ([] if publishes else every)
+    announced(database_url, unannounced(database_url, made.group, PUBLISHABLE).validation_ids)
+    assert skipped() == every

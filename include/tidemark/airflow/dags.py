@@ -132,7 +132,7 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | 
         description=spec.description,
         doc_md=doc,
         schedule=schedule,
-        start_date=START.replace(tzinfo=ZoneInfo(zone_of(spec))),
+        start_date=START.replace(tzinfo=TIMEZONE if spec.timezone is None else ZoneInfo(spec.timezone)),
         catchup=False,
         max_active_runs=runs,
         allowed_run_types=RUN_TYPES,

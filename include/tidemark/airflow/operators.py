@@ -98,7 +98,10 @@ class ConsumeOperator(BaseOperator):
                     return []
             if any(each.running is None for each in unjudged(connection, spec.group)):
                 return []
-        return [] if unannounced(url, spec.group, publishable(spec)).ranges else sorted(task.task_id for task in after)
+        announces = any(isinstance(task, PublishOperator) for task in after)
+        if announces and unannounced(url, spec.group, publishable(spec)).ranges:
+            return []
+        return sorted(task.task_id for task in after)
 
     def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
         from tidemark.airflow import statistics
@@ -283,7 +286,7 @@ class Announces(BaseOperator):
         spec = spec_of(verdict["consumer"])
         new = unannounced(database_url(spec), spec.group, publishable(spec), again=verdict["validation_id"])
         if not new.ranges:
-            raise AirflowSkipException("no rows were committed that are not announced, so there is nothing to publish")
+            raise AirflowSkipException("nothing to publish: all committed rows have been announced")
         self.announced = spec.name, new.validation_ids
         return new.as_json()
 

@@ -54,7 +54,7 @@ _SHORT_FLOAT = re.compile(r"\b(?:half)?float\b")
 
 
 def _with_own_digits(value: Any, kind: pa.DataType) -> Any:
-    """Floats of 32 and 16 bits with their own digits, not those of a double."""
+    """Each float of 32 or 16 bits as the shortest number that identifies it. As a double, 0.1 would be 0.10000000149011612."""
     import numpy as np
     import pyarrow as pa
 

@@ -70,7 +70,7 @@ def _of_numpy(value: Any) -> Any:
 
     if type(value) is np.ndarray and value.ndim:
         return [plain(each) for each in value]
-    if isinstance(value, np.float16 | np.float32):  # with their own digits, not those of a double
+    if isinstance(value, np.float16 | np.float32):  # 0.1, not 0.10000000149011612
         return float(str(value))
     if isinstance(value, np.bool_ | np.integer | np.float64 | np.str_ | np.bytes_) and not isinstance(value, np.timedelta64):
         return value.item()

@@ -225,7 +225,8 @@ def _keep_transaction(connection: Connection, engine: Any) -> None:
 def _ask(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, Any], list[Unevaluated]]:
     """Great Expectations' results by number, and the expectations without one. Only counts: no failing values are fetched.
 
-    Quantiles are asked for one by one: those of one column share a metric in Great Expectations, so the second would get the first's.
+    Quantiles are evaluated one at a time: in Great Expectations, two such expectations on one column share a metric, so the second would
+    be judged by the quantiles of the first.
     """
     gx = great_expectations()
     types = {expectation.number: expectation.type for expectation in expectations}

@@ -110,10 +110,10 @@ def validate_with_earlier(
             ended = [attempt_id for (attempt_id,) in cursor.fetchall()]
         waiting = [each for each in unjudged(connection, group) if each.run != run]
     if ended:
-        logger.warning("ended what still ran before its validation group=%s attempts=%s", group, ended)
+        logger.warning("ended attempts that were still running group=%s attempts=%s", group, ended)
     for each in waiting:
         if each.running is not None:
-            logger.info("left to its own validation, it has not ended group=%s run=%s attempt=%s", group, each.run, each.running)
+            logger.info("not judged: the run has not ended group=%s run=%s attempt=%s", group, each.run, each.running)
     others = [each.run for each in waiting if each.running is None]
     earlier = [validate(connection_url, each, group=group, suites=suites, upsert=upsert) for each in others]
     return validate(connection_url, run, group=group, suites=suites, upsert=upsert), earlier
