@@ -181,9 +181,9 @@ def _parsed_float(text: str, postgres: str) -> float:
 
 
 def _parsed_uuid(text: str, _: str) -> bytes:
-    if (found := uuid_bytes(text)) is None:
+    if (octets := uuid_bytes(text)) is None:
         raise Misfit("is not a uuid")
-    return found
+    return octets
 
 
 def _uuid_bytes(value: bytes, _: str) -> bytes:
@@ -216,23 +216,23 @@ def _iso(text: str, pattern: re.Pattern[str], parse: Callable[[str], Any], what:
 
 
 def _parsed_date(text: str, _: str) -> dt.date:
-    found: dt.date = _iso(text, _form(_DATE), dt.date.fromisoformat, "a date")
-    return found
+    day: dt.date = _iso(text, _form(_DATE), dt.date.fromisoformat, "a date")
+    return day
 
 
 def _parsed_time(text: str, _: str) -> dt.time:
-    found: dt.time = _iso(text, _form(_TIME), dt.time.fromisoformat, "a time without zone")
-    return found
+    time_of_day: dt.time = _iso(text, _form(_TIME), dt.time.fromisoformat, "a time without zone")
+    return time_of_day
 
 
 def _parsed_timestamp(text: str, _: str) -> dt.datetime:
-    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME), dt.datetime.fromisoformat, "a timestamp without zone")
-    return found
+    moment: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME), dt.datetime.fromisoformat, "a timestamp without zone")
+    return moment
 
 
 def _parsed_timestamptz(text: str, _: str) -> dt.datetime:
-    found: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME, _ZONE), _in_utc, "a timestamp with zone")
-    return found
+    moment: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME, _ZONE), _in_utc, "a timestamp with zone")
+    return moment
 
 
 def _in_utc(text: str) -> dt.datetime:
@@ -480,8 +480,8 @@ def _are_native(values: list[Any], postgres: str) -> bool:
 
 def from_python(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
     """Python values for a column of this type, and the places of those that do not fit it, which are null, with the reason."""
-    found, wrong = _fitted(values, postgres)
-    return _without(found, wrong, cut(found, postgres))
+    converted, wrong = _fitted(values, postgres)
+    return _without(converted, wrong, cut(converted, postgres))
 
 
 def _without(array: pa.Array, wrong: dict[int, str], more: Mapping[int, str]) -> tuple[pa.Array, dict[int, str]]:
@@ -506,22 +506,22 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
     if together is not None:
         return together, {}
     wrong: dict[int, str] = {}
-    found: list[Any] = []
+    converted: list[Any] = []
     for at, value in enumerate(values):
         try:
             kind: Any = type(value)
             convert = _converter(kind, postgres)
-            found.append(convert(value, postgres))
+            converted.append(convert(value, postgres))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the value's
             wrong[at] = _reason(error)
-            found.append(None)
+            converted.append(None)
     try:
-        return pa.array(found, target), wrong
+        return pa.array(converted, target), wrong
     except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a time beyond Arrow's range, text that is no Unicode
         parts = []
-        for at, value in enumerate(found):
+        for at, value in enumerate(converted):
             try:
                 parts.append(pa.array([value], target))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -573,18 +573,18 @@ def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]
     elif fits(source, postgres):
         wrong: dict[int, str] = {}
         try:
-            found = conformed(array, postgres)
+            converted = conformed(array, postgres)
         except pa.ArrowException:
-            found, wrong = _one_by_one(array, postgres)
-        return _without(found, wrong, cut(found, postgres))
+            converted, wrong = _one_by_one(array, postgres)
+        return _without(converted, wrong, cut(converted, postgres))
     with contextlib.suppress(pa.ArrowException):  # out of range
         if pa.types.is_integer(source) and pa.types.is_integer(target):
             return array.cast(target), {}
         if pa.types.is_int64(source) and pa.types.is_timestamp(target):
             return array.cast(pa.timestamp("ms", target.tz)).cast(target), {}
     values, unreadable = python_values(array)
-    found, misfits = from_python(values, postgres)
-    return found, misfits | unreadable
+    converted, misfits = from_python(values, postgres)
+    return converted, misfits | unreadable
 
 
 def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
