@@ -36,7 +36,8 @@ class Batch:
     start: int
     end: int
     bad: bool
-    judged: bool = False
+    passes: bool | None = None
+    """Its verdict; None if it has none, or one on rows of which a rewind has taken some."""
     announced: bool = False
 
 
@@ -100,25 +101,33 @@ class Runs(RuleBasedStateMachine):
         """Of any run: the newest one, one whose task was cleared, or one that was marked as success while its driver was at work."""
         run = f"run{data.draw(st.integers(1, self.runs))}"
         validate_with_earlier(self.url, self.of(run), group=self.made.group, suites={TABLE: None})
+        self.judge(run)
+
+    def judge(self, run: str) -> None:
+        """A run has one verdict on all its batches."""
         if run == self.alive:
             self.alive = None
-        for batch in self.batches:
-            if batch.run != self.alive:
-                batch.judged, batch.announced = True, batch.announced and batch.run != run
+        for judged in {run, *self.unjudged()} - {self.alive}:
+            batches = [batch for batch in self.batches if batch.run == judged]
+            for batch in batches:
+                batch.passes, batch.announced = not any(each.bad for each in batches), False
 
-    @precondition(lambda self: any(batch.judged for batch in self.batches))
+    def unjudged(self) -> set[str]:
+        return {batch.run for batch in self.batches if batch.passes is None}
+
+    @precondition(lambda self: any(batch.passes is not None for batch in self.batches))
     @rule(done=st.booleans())
     def publish(self, *, done: bool) -> None:
         """``done``: else it was killed after its event, and before it was noted."""
-        found = unannounced(self.url, self.made.group, PUBLISHABLE)
-        covered = {offset for spans in found.ranges.values() for start, end in spans for offset in range(start, end)}
-        for batch in self.batches:
-            assert not (batch.judged and self.passes(batch.run) and not batch.announced) or batch.start in covered
-            assert self.passes(batch.run) or batch.start not in covered
+        new = unannounced(self.url, self.made.group, PUBLISHABLE)
+        offsets = {offset for spans in new.ranges.values() for start, end in spans for offset in range(start, end)}
+        expected = [batch for batch in self.batches if batch.passes and not batch.announced]
+        assert offsets == {offset for batch in expected for offset in range(batch.start, batch.end)}
+        assert new.counts.loaded == len(offsets)
         if done:
-            announced(self.url, found.validation_ids)
-            for batch in self.batches:
-                batch.announced |= batch.start in covered
+            announced(self.url, new.validation_ids)
+            for batch in expected:
+                batch.announced = True
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data())
@@ -126,46 +135,40 @@ class Runs(RuleBasedStateMachine):
         """To the start of a batch: it and the later ones are taken out."""
         at = data.draw(st.sampled_from([batch.start for batch in self.batches]))
         self.epoch += 1
-        topic = self.made.topic_id
-        self.made.sql("DELETE FROM tidemark.batch WHERE topic_id = %s AND start_offset >= %s", topic, at)
-        self.made.sql(f"DELETE FROM {TABLE} WHERE kafka_topic_id = %s AND kafka_offset >= %s", topic, at)
-        moved = "next_offset = %s, validated_offset = least(validated_offset, %s), owner_epoch = %s"
-        self.made.sql(f"UPDATE tidemark.partition_offset SET {moved} WHERE topic_id = %s", at, at, self.epoch, topic)
+        self.made.rewind(at, self.epoch)
+        taken = {batch.run for batch in self.batches if batch.start >= at and batch.passes is False}
         self.batches = [batch for batch in self.batches if batch.start < at]
+        for batch in self.batches:
+            if batch.run in taken:
+                batch.passes = None
         self.alive = None
-
-    def passes(self, run: str) -> bool:
-        """A run has one verdict."""
-        return not any(batch.bad for batch in self.batches if batch.run == run)
 
     @invariant()
     def what_is_unjudged_is_known(self) -> None:
-        found = {each.run.run_id: each.running for each in unjudged(self.connection, self.made.group)} if self.batches else {}
+        running = {each.run.run_id: each.running for each in unjudged(self.connection, self.made.group)} if self.batches else {}
         self.connection.autocommit = True
-        assert set(found) == {batch.run for batch in self.batches if not batch.judged}
-        assert {run for run, running in found.items() if running is not None} <= {self.alive}
+        assert set(running) == self.unjudged()
+        assert {run for run, attempt in running.items() if attempt is not None} <= {self.alive}
 
     @invariant()
     def view_ends_before_what_has_no_verdict_or_a_critical_one(self) -> None:
-        ((shown,),) = self.made.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE topic_id = %s", self.made.topic_id)
-        held = [batch.start for batch in self.batches if not batch.judged or not self.passes(batch.run)]
-        assert shown <= min(held, default=self.end)
+        assert self.made.validated() <= self.good_until()
+
+    def good_until(self) -> int:
+        return min((batch.start for batch in self.batches if not batch.passes), default=self.end)
 
     def teardown(self) -> None:
         """One good run is enough: every batch that passes, and has none before it that does not, is shown and announced."""
         self.run([False], "COMMITTED")
         newest = f"run{self.runs}"
         validate_with_earlier(self.url, self.of(newest), group=self.made.group, suites={TABLE: None})
-        self.alive = None
-        for batch in self.batches:
-            batch.judged = True
+        self.judge(newest)
         self.publish(done=True)
         assert unjudged(self.connection, self.made.group) == []
         self.connection.autocommit = True
-        held = [batch.start for batch in self.batches if not self.passes(batch.run)]
-        ((shown,),) = self.made.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE topic_id = %s", self.made.topic_id)
-        assert shown == min(held, default=self.end)
-        assert all(batch.announced for batch in self.batches if self.passes(batch.run))
+        assert self.made.validated() == self.good_until()
+        for batch in self.batches:
+            assert batch.passes == batch.announced == all(not each.bad for each in self.batches if each.run == batch.run)
 
 
 def test_any_sequence_of_runs_and_one_good_run_leave_nothing_without_a_verdict(database_url: str, tmp_path: Path, connection: Any) -> None:

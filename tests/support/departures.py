@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ DDL = f"""
         kafka_offset bigint NOT NULL, kafka_seq integer NOT NULL,
         UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq))
 """
+
+
+def add_row(sql: Callable[..., Any], table: str, values: Mapping[str, Any]) -> None:
+    sql(f"INSERT INTO tidemark.{table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))})", *values.values())
 
 
 class Departures:
@@ -36,8 +41,7 @@ class Departures:
             return cursor.fetchall() if cursor.description else []
 
     def insert(self, table: str, **values: Any) -> None:
-        values = {"group_id": self.group_id, "topic_id": self.topic_id, **values}
-        self.sql(f"INSERT INTO tidemark.{table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))})", *values.values())
+        add_row(self.sql, table, {"group_id": self.group_id, "topic_id": self.topic_id, **values})
 
     def partition(self, partition: int, at: int = 0) -> None:
         self.insert("partition_offset", partition=partition, next_offset=at, validated_offset=at)
@@ -75,6 +79,21 @@ class Departures:
         ours = "group_id = %s AND partition = %s"
         self.sql(f"UPDATE tidemark.partition_offset SET next_offset = %s WHERE {ours}", end, self.group_id, partition)
 
+    def rewind(self, at: int, epoch: int) -> None:
+        """What a rewind of partition 0 to the start of a batch leaves: no rows or batches from there on, and an archive of the batches."""
+        columns = "scenario, allow_loss, reason, planned_by, expires_at, digest"
+        add = f"INSERT INTO tidemark.rewind ({columns}) VALUES ('{{}}', false, 'for the test', 'test', now(), '') RETURNING rewind_id"
+        ((rewind_id,),) = self.sql(add)
+        of = {"rewind_id": rewind_id, "group_id": self.group_id}
+        group = {"consumer": self.group, "group_name": self.group, "sink": TABLE, "basis": "{}", "group_state": "Empty"}
+        add_row(self.sql, "rewind_group", of | group | {"in_flight": 0, "lag": 0, "told": []})
+        moved = {"target": at, "planned_offset": at, "new_offset": at, "superseded_from": at}
+        add_row(self.sql, "rewind_partition", of | {"topic_id": self.topic_id, "partition": 0, "hold": False} | moved)
+        self.sql("SELECT tidemark.take_from_ledger(%s)", rewind_id)
+        self.sql(f"DELETE FROM {TABLE} WHERE kafka_topic_id = %s AND kafka_partition = 0 AND kafka_offset >= %s", self.topic_id, at)
+        positions = "next_offset = %s, validated_offset = least(validated_offset, %s), owner_epoch = %s"
+        self.sql(f"UPDATE tidemark.partition_offset SET {positions} WHERE topic_id = %s AND partition = 0", at, at, epoch, self.topic_id)
+
     def suite(self, *expectations: dict[str, Any], name: str = "departures") -> Path:
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps({"name": name, "expectations": expectations}))
@@ -85,7 +104,8 @@ class Departures:
         return validate(self.url, ValidatedRun("consume", run), **{"group": GROUP, "suites": {TABLE: suite}} | options)
 
     def validated(self, partition: int = 0) -> int:
-        return int(self.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE partition = %s", partition)[0][0])
+        of_group = "FROM tidemark.partition_offset WHERE group_id = %s AND partition = %s"
+        return int(self.sql(f"SELECT validated_offset {of_group}", self.group_id, partition)[0][0])
 
     def violations(self) -> list[Violation]:
         with self.connection.cursor() as cursor:

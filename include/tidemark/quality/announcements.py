@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, session, statements, transaction
 from tidemark.quality.conservation import group_number
-from tidemark.quality.ranges import united
+from tidemark.quality.ranges import by_name, merge_ranges
+from tidemark.quality.validation import loaded_by
 from tidemark.quality.verdict import RunCounts, Verdict
 
 if TYPE_CHECKING:
@@ -36,18 +37,22 @@ def unannounced(connection_url: DatabaseUrl, group: str, verdicts: Collection[Ve
     """All verdicts of these kinds on rows of the group that have not been announced, as one announcement. ``again``: the number of one that
     is among them in any case.
 
-    Verdicts that newer ones have replaced, and those whose rows a rewind has taken out, are not among them.
+    Verdicts that newer ones have replaced are not among them, nor are the rows that a rewind has taken out since they were judged.
     """
     with session(connection_url, application="tidemark publish") as connection, transaction(connection) as cursor:
-        cursor.execute(
-            SQL["unannounced"], {"group_id": group_number(cursor, group), "verdicts": [each.value for each in verdicts], "again": again}
-        )
-        found = rows(cursor)
-        ids = [int(row["validation_id"]) for row in found]
-        cursor.execute(SQL["counts"], {"validation_ids": ids})
+        group_id = group_number(cursor, group)
+        cursor.execute(SQL["unannounced"], {"group_id": group_id, "verdicts": [each.value for each in verdicts], "again": again})
+        validations = rows(cursor)
+        of_these = {"validation_ids": [int(row["validation_id"]) for row in validations]}
+        cursor.execute(SQL["batches"], of_these)
+        batches = rows(cursor)
+        drained = [batch["batch_id"] for batch in batches if batch["drained"]]
+        slices = [batch for batch in batches if not batch["drained"]] + (loaded_by(cursor, group_id, drained) if drained else [])
+        ranges = merge_ranges((part["topic"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
+        cursor.execute(SQL["counts"], of_these)
         (counts,) = rows(cursor)
-    worst = max((Verdict(row["verdict"]) for row in found), key=[*Verdict].index, default=Verdict.PASSED)
-    return Announcement(group, ids, worst, united(row["ranges"] for row in found), RunCounts(**counts))
+    worst = max((Verdict(row["verdict"]) for row in validations), key=[*Verdict].index, default=Verdict.PASSED)
+    return Announcement(group, of_these["validation_ids"], worst, by_name(ranges), RunCounts(**counts))
 
 
 def announced(connection_url: DatabaseUrl, validation_ids: Collection[int]) -> None:

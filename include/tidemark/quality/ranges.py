@@ -31,11 +31,9 @@ def merge_ranges(slices: Iterable[tuple[T, int, int, int]]) -> dict[tuple[T, int
     return merged
 
 
-def united(many: Iterable[Mapping[str, list[list[int]]]]) -> dict[str, list[list[int]]]:
-    """Ranges of several runs, in the form of `ValidationReport.ranges`, as the fewest possible ones."""
-    places = ((name.rpartition("/"), span) for ranges in many for name, spans in ranges.items() for span in spans)
-    merged = merge_ranges((topic, int(partition), start, end) for (topic, _, partition), (start, end) in places)
-    return {f"{topic}/{partition}": [list(span) for span in spans] for (topic, partition), spans in merged.items()}
+def by_name(ranges: Mapping[tuple[str, int], list[Range]]) -> dict[str, list[list[int]]]:
+    """Ranges in the form of `ValidationReport.ranges`."""
+    return {f"{topic}/{partition}": [list(span) for span in spans] for (topic, partition), spans in ranges.items()}
 
 
 def covers(ranges: Mapping[Partition, list[Range]], topic_id: int, partition: int, offset: int) -> bool:

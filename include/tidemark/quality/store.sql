@@ -10,7 +10,8 @@ SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, bat
  ORDER BY batch.topic_id, batch.partition, batch.start_offset;
 
 -- name: unjudged_runs
--- Runs with ledger rows that have no verdict (or, with %(critical)s, a critical one), oldest first: DAG runs, and attempts outside Airflow.
+-- Runs with ledger rows that have no verdict, or a critical one on rows of which a rewind has taken some (with %(critical)s, any critical
+-- one), oldest first: DAG runs, and attempts outside Airflow.
 -- ``running``: an attempt that has not ended, if it still holds one of the partitions in which it has committed. Locks nothing.
 SELECT dag_id, run_id, CASE WHEN dag_id IS NULL THEN attempt_id END AS attempt_id,
        max(attempt_id) FILTER (WHERE state = 'RUNNING' AND EXISTS (
@@ -20,7 +21,9 @@ SELECT dag_id, run_id, CASE WHEN dag_id IS NULL THEN attempt_id END AS attempt_i
           FROM (SELECT attempt_id FROM tidemark.batch WHERE group_id = %(group_id)s AND validation_id IS NULL
                  UNION ALL
                 SELECT attempt_id FROM tidemark.validation JOIN tidemark.batch USING (validation_id)
-                 WHERE validation.group_id = %(group_id)s AND verdict = 'critical' AND %(critical)s) unjudged
+                 WHERE validation.group_id = %(group_id)s AND verdict = 'critical'
+                   AND (%(critical)s OR EXISTS (SELECT FROM tidemark.rewound_batch taken WHERE taken.validation_id = validation.validation_id))
+               ) unjudged
           JOIN tidemark.attempt USING (attempt_id)) attempt
  GROUP BY dag_id, run_id, CASE WHEN dag_id IS NULL THEN attempt_id END
  ORDER BY min(attempt_id);

@@ -18,7 +18,7 @@ from tidemark.db import FIX_PATH, rows, session, statements, transaction, unavai
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation, group_number
 from tidemark.quality.expectations import Evaluated, ExpectationError, copy_loaded, evaluate, expose
-from tidemark.quality.ranges import MOST_RANGES, merge_ranges
+from tidemark.quality.ranges import MOST_RANGES, by_name, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
 from tidemark.quality.verdict import ExpectationResult, RunCounts, Severity, ValidatedRun, ValidationReport, outcome
 from tidemark.sink.table import LINEAGE, read_columns
@@ -87,6 +87,8 @@ class Unjudged:
 def unjudged(connection: Connection, group: str, *, critical: bool = False) -> list[Unjudged]:
     """The runs of a group with commits that have no verdict, oldest first; with ``critical``, also those with a critical one.
 
+    A critical verdict on rows of which a rewind has taken some counts for nothing: what is left may be good.
+
     Raises `BadInput` for a group that never ran.
     """
     with transaction(connection) as cursor:
@@ -135,7 +137,7 @@ def _validate(
         batch_ids = [int(batch["batch_id"]) for batch in batches]
         violations = check_conservation(cursor, group, tables, batch_ids=batch_ids, upsert=upsert)
         drained = batches[0]["drained"]  # all or none of them: no attempt does both
-        slices = _loaded(cursor, group_id, batch_ids) if drained else batches
+        slices = loaded_by(cursor, group_id, batch_ids) if drained else batches
         ranges = merge_ranges((part["topic_id"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
         if drained and ranges:
             with _undone(cursor):
@@ -157,7 +159,7 @@ def _validate(
         verdict=outcome(results),
         group=group,
         suite=", ".join(suite.name for suite in suites.values() if suite is not None) or None,
-        ranges={f"{topics[topic_id]}/{partition}": [list(span) for span in spans] for (topic_id, partition), spans in ranges.items()},
+        ranges=by_name({(topics[topic_id], partition): spans for (topic_id, partition), spans in ranges.items()}),
         counts=counts,
         results=results,
         seconds=time.monotonic() - started,
@@ -219,7 +221,7 @@ def _batches(cursor: Cursor, group_id: int, run: ValidatedRun) -> list[dict[str,
     return rows(cursor)
 
 
-def _loaded(cursor: Cursor, group_id: int, batch_ids: Sequence[int]) -> list[dict[str, Any]]:
+def loaded_by(cursor: Cursor, group_id: int, batch_ids: Sequence[int]) -> list[dict[str, Any]]:
     """The ranges in which the records that these drained batches loaded were first read. Creates ``tidemark_run_loaded``."""
     cursor.execute(SQL["expose_loaded"], {"group_id": group_id, "batch_ids": list(batch_ids)})
     cursor.execute(SQL["loaded_ranges"], {"most": MOST_RANGES})
