@@ -122,6 +122,8 @@ CONSUMERS: dict[str, str] = {
     "taken-back": "validation: {suite: numbers, on_failure: rewind}",
     "warning": "validation: {suite: numbers}",
     "nowhere": "connections: {postgres: no_such_connection}",
+    "no-broker": "connections: {kafka: no_such_connection}",
+    "no-pool": "airflow: {pool: no_such_pool}",
     "away": "",
     "steps-1-2": "",
     "steps-3-4": "",

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
+import httpx
 import psutil
 import pytest
 from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run
@@ -54,7 +56,14 @@ def ended(lab: Lab) -> dict[str, Run]:
     slow.brake(0)
     runs = {slow.name: slow.trigger()}
     slow.brakes[0].reached()
-    numbers = {"critical": (1, 2, 3_000_000), "taken-back": (1, 2, 3_000_000), "warning": (1, -2, 3), "empty": (), "nowhere": ()}
+    numbers = {
+        "critical": (1, 2, 3_000_000),
+        "taken-back": (1, 2, 3_000_000),
+        "warning": (1, -2, 3),
+        "empty": (),
+        "nowhere": (),
+        "no-broker": (),
+    }
     for name, produced in numbers.items():
         lab.consumer(name).produce(*produced)
         runs[name] = lab.consumer(name).trigger()
@@ -325,3 +334,22 @@ def test_missing_connection_fails_at_once_with_its_name(ended):
     assert ended["nowhere"].tries() == ["failed"]
     assert "connection no_such_connection: not found in Airflow; nowhere uses it for postgres" in ended["nowhere"].log()
     assert "Admin > Connections" in ended["nowhere"].log()
+
+
+def health(lab: Lab, name: str) -> tuple[str, str]:
+    """What the page says of a consumer, and why."""
+    url = f"{lab.airflow.url}/tidemark/api/groups/{name}"
+    answer = httpx.get(url, cookies={"_token": lab.client.token()}, trust_env=False, timeout=60)
+    assert answer.status_code == 200, answer.text
+    summary = answer.json()["summary"]
+    return summary["health"], summary["why"]
+
+
+def test_page_says_that_a_run_failed_before_it_began_or_waits_for_what_never_comes(lab, ended):
+    """Tidemark's own tables have nothing of such runs."""
+    run = ended["no-broker"]
+    assert health(lab, "no-broker") == ("run failed", f"The run {run.run_id} of the DAG {run.dag} failed before it read anything.")
+    waiting = lab.consumer("no-pool").trigger()
+    why = "A run of the DAG consume__no-pool waits for the pool no_such_pool, which does not exist."
+    until(lambda: health(lab, "no-pool") == ("stopped", why), what="the page names the pool")
+    lab.client.patch(f"dags/{waiting.dag}/dagRuns/{quote(waiting.run_id)}", {"state": "failed"})

@@ -325,7 +325,7 @@ def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
     assert (seen["group"], seen["lag_records"]) == ("cities", 0)
     assert seen["partitions"][2] | {"committed_at": None} == {
         "topic": topic, "partition": 2, "position": 1234, "end": 1234, "lag_records": 0, "validated": 0, "owner": None, "epoch": 2,
-        "committed_at": None, "truncated": False, "replaying_until": None, "seconds": 0.0, "verdict": "IDLE",
+        "committed_at": None, "truncated": False, "replaying_until": None, "seconds": 0.0, "health": "idle",
     }  # fmt: skip
     assert seen["partitions"][2]["committed_at"]
     scenario.check()

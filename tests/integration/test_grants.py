@@ -23,6 +23,7 @@ from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality import ValidatedRun, Verdict, validate
+from tidemark.sink.table import SinkGuardsRows
 
 
 @pytest.fixture
@@ -55,6 +56,18 @@ def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(c
     verdict = validate(consumer.database_url, ValidatedRun(attempt_id=done.attempt_id), group=consumer.name, suites={consumer.table: None})
     assert verdict.verdict is Verdict.PASSED
     assert tidemark(consumer, "offsets", consumer.name).returncode == 0
+
+
+def test_a_role_to_which_row_level_security_applies_is_refused_by_check_and_run_alike(consumer: Scenario, roles: Roles) -> None:
+    """Postgres has no COPY into such a table, so not even the good rows could load."""
+    with contextlib.closing(psycopg2.connect(roles.url(roles.owner))) as connection, connection, connection.cursor() as cur:
+        cur.execute(f"ALTER TABLE {consumer.table} ENABLE ROW LEVEL SECURITY; CREATE POLICY all_rows ON {consumer.table} USING (true)")
+    checked = tidemark(consumer, "consumers", "check", consumer.name)
+    assert checked.returncode == 1
+    with pytest.raises(SinkGuardsRows) as refused:
+        consumer.run()
+    assert str(refused.value) in " ".join((checked.stdout + checked.stderr).split())
+    assert "BYPASSRLS" in str(refused.value)
 
 
 def test_a_member_of_a_group_joins_reads_and_leaves_with_the_same_rights(consumer: Scenario) -> None:

@@ -20,10 +20,10 @@ from tidemark.db import Connection, session, transaction
 from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import lag, samples, store
+from tidemark.offsets.health import Dag, Health
 from tidemark.offsets.lag import GroupLag
 from tidemark.offsets.sampling import sample_all
 from tidemark.offsets.store import TaskIdentity
-from tidemark.offsets.verdict import Schedule, Verdict
 from tidemark.offsets.window import Observation
 
 HOUR_MS = 3_600_000
@@ -48,11 +48,11 @@ def stored(scenario: Scenario) -> GroupLag:
 
 
 def told(scenario: Scenario) -> tuple[str, int, int | None, str]:
-    """Verdict, deleted records, records to read and the reason, as ``tidemark lag`` shows them for the consumer."""
+    """Health, deleted records, records to read and the reason, as ``tidemark lag`` shows them for the consumer."""
     shown = tidemark(scenario, "lag", scenario.name, "--output", "json")
     assert (shown.returncode, shown.stderr) == (0, "")
     (one,) = json.loads(shown.stdout)
-    return one["lag"]["verdict"], one["lag"]["deleted"], one["lag"]["records"], one["lag"]["why"]
+    return one["lag"]["health"], one["lag"]["deleted"], one["lag"]["records"], one["lag"]["why"]
 
 
 def read_two(scenario: Scenario, **config: str) -> str:
@@ -68,12 +68,12 @@ def test_seconds_are_the_age_of_the_first_record_that_is_not_committed(scenario:
     """The record's timestamp and the database's clock give the age. A run stores a sample when it ends."""
     topic = read_two(scenario, retention_ms="604800000")
     found = stored(scenario)
-    assert (found.lag.records, found.lag.seconds, found.lag.open, found.lag.verdict) == (0, 0.0, 0, Verdict.OK)
+    assert (found.lag.records, found.lag.seconds, found.lag.open, found.lag.health) == (0, 0.0, 0, Health.UNVALIDATED)
     assert found.lag.committed_at is not None
     scenario.topics.produce(topic, ["c"], timestamp=ago(2))
     scenario.topics.produce(topic, ["d", "e"], timestamp=ago(1))
     found = sampled(scenario)
-    assert (found.lag.records, found.lag.unknown, found.lag.verdict) == (3, 0, Verdict.OK)
+    assert (found.lag.records, found.lag.unknown, found.lag.health) == (3, 0, Health.UNVALIDATED)
     assert abs(found.lag.seconds - 7200) < 60  # type: ignore[operator]
     assert abs(found.lag.retention_used - 2 / 168) < 0.001  # type: ignore[operator]
     scenario.run()
@@ -88,12 +88,12 @@ def test_replay_after_a_rewind_is_shown_as_such_with_what_is_left(scenario: Scen
     scenario.topics.produce(topic, ["c"], timestamp=ago(1))
     rewound(scenario, "--to-earliest")
     found = sampled(scenario)
-    assert (found.lag.verdict, found.lag.records, found.lag.replay_records) == (Verdict.REPLAYING, 3, 2)
+    assert (found.lag.health, found.lag.records, found.lag.replay_records) == (Health.REPLAYING, 3, 2)
     assert (found.partitions[0].replay_until, found.partitions[0].position) == (2, 0)
     assert abs(found.lag.seconds - 9 * 3600) < 60  # type: ignore[operator]
     scenario.run()
     found = stored(scenario)
-    assert (found.lag.verdict, found.lag.records, found.lag.replay_records) == (Verdict.OK, 0, 0)
+    assert (found.lag.health, found.lag.records, found.lag.replay_records) == (Health.UNVALIDATED, 0, 0)
 
 
 def test_open_transaction_is_shown_apart(scenario: Scenario) -> None:
@@ -112,42 +112,43 @@ def test_position_before_the_log_start_is_losing(scenario: Scenario) -> None:
     topic = read_two(scenario)
     scenario.topics.produce(topic, ["c", "d", "e"])
     scenario.topics.trim(topic, {0: 4})
-    losing = ("LOSING", 2, 1, "Retention has deleted 2 records that were not read.")
+    losing = ("losing", 2, 1, "Retention has deleted 2 records that were not read.")
     assert told(scenario) == losing
     with pytest.raises(Refused):
         scenario.run()
     assert told(scenario) == losing
     scenario.set(offset_reset="earliest")
     scenario.run()
-    assert told(scenario)[:3] == ("OK", 0, 0)
+    assert told(scenario)[:3] == ("not validated", 0, 0)
 
 
 def test_new_partition_and_recreated_topic_are_unknown_until_a_run_claims_them(scenario: Scenario) -> None:
     topic = read_two(scenario)
     scenario.topics.grow(topic, 2)
     found = sampled(scenario)
-    assert [(one.records, one.seconds, one.verdict) for one in found.partitions] == [(0, 0.0, Verdict.OK), (None, None, Verdict.UNKNOWN)]
-    assert (found.lag.records, found.lag.verdict) == (None, Verdict.UNKNOWN)
+    assert [(one.records, one.seconds, one.health) for one in found.partitions] == [(0, 0.0, Health.OK), (None, None, Health.UNKNOWN)]
+    assert (found.lag.records, found.lag.health) == (None, Health.UNKNOWN)
     scenario.topics.recreate(topic)
     scenario.topics.produce(topic, ["new"])
     found = sampled(scenario)
-    assert [(one.records, one.verdict) for one in found.partitions] == [(None, Verdict.UNKNOWN)]
+    assert [(one.records, one.health) for one in found.partitions] == [(None, Health.UNKNOWN)]
     assert found.partitions[0].why == "1 partition was never claimed."
 
 
 def test_commands_show_the_lag_and_maintain_samples_it(scenario: Scenario) -> None:
     topic = read_two(scenario)
+    assert tidemark(scenario, "validate", scenario.name).returncode == 0
     scenario.topics.produce(topic, ["c"], timestamp=ago(2))
     shown = tidemark(scenario, "lag", scenario.name)
     assert shown.returncode == 0, shown.stderr
     line = next(line for line in shown.stdout.splitlines() if f"{topic}/0" in line)
     assert line.split()[1:5] == ["1", "0", "2.0", "h"]
-    assert f"{scenario.spec.group}: OK: " in shown.stdout
+    assert f"{scenario.spec.group}: ok: " in shown.stdout
     (one,) = json.loads(tidemark(scenario, "lag", "--output", "json").stdout)
-    assert (one["lag"]["group"], one["lag"]["records"], one["lag"]["verdict"], one["partitions"]) == (scenario.spec.group, 1, "OK", [])
+    assert (one["lag"]["group"], one["lag"]["records"], one["lag"]["health"], one["partitions"]) == (scenario.spec.group, 1, "ok", [])
     listed: Any = json.loads(tidemark(scenario, "groups", "list", "--output", "json").stdout)
-    assert (listed[0]["records"], listed[0]["verdict"]) == (1, "OK")
-    assert "OK" in tidemark(scenario, "offsets", scenario.name).stdout
+    assert (listed[0]["records"], listed[0]["health"]) == (1, "ok")
+    assert "ok" in tidemark(scenario, "offsets", scenario.name).stdout
     assert tidemark(scenario, "lag", "--watch").returncode == 1
     scenario.topics.produce(topic, ["d"])
     assert tidemark(scenario, "maintain").returncode == 0
@@ -197,11 +198,11 @@ class Sampled:
             attempt_id = store.new_attempt(cur, self.group_id, TaskIdentity())
             store.end_attempt(cur, attempt_id, error)
 
-    def lag(self, schedule: Schedule | None = None) -> GroupLag:
+    def lag(self, dag: Dag | None = None) -> GroupLag:
         """Returns the group with its partitions. Checks that its sums match those that the samples stored."""
         with transaction(self.connection) as cur:
-            found = lag.group(cur, "g", schedule)
-            (stored,) = lag.groups(cur, {} if schedule is None else {"g": schedule})
+            found = lag.group(cur, "g", dag)
+            (stored,) = lag.groups(cur, {} if dag is None else {"g": dag})
         assert found is not None
         whole, sums = (replace(one.lag, age_s=None, why="") for one in (found, stored))
         assert sums == whole
@@ -225,21 +226,46 @@ def test_group_adds_up_its_partitions_and_the_overview_says_the_same(group: Samp
     assert (whole.produced_per_s, whole.consumed_per_s) == (20 / 60, 60 / 60)
     assert whole.catch_up_s == pytest.approx(90 / (40 / 60))
     assert whole.retention_used == pytest.approx(540 / 86_400)
-    assert [one.verdict for one in found.partitions] == [Verdict.CATCHING_UP, Verdict.OK]
-    assert whole.verdict is Verdict.CATCHING_UP
+    assert [one.health for one in found.partitions] == [Health.CATCHING_UP, Health.OK]
+    assert whole.health is Health.CATCHING_UP
     with transaction(group.connection) as cur:
         (over,) = lag.groups(cur)
-    assert (over.lag.verdict, over.lag.why, over.lag.records, over.lag.seconds) == (whole.verdict, whole.why, 90, 540.0)
+    assert (over.lag.health, over.lag.why, over.lag.records, over.lag.seconds) == (whole.health, whole.why, 90, 540.0)
     assert over.partitions == ()
 
 
 def test_failed_run_stops_the_group_until_the_next_one_commits(group: Sampled) -> None:
     group.attempt({"kind": "refused", "type": "TopicsMissing", "text": "Topics not found."})
     group.sample(0, {0: 10}, 50, next_at=group.now)
-    assert (group.lag().lag.verdict, group.lag().lag.why) == (Verdict.STOP, "Attempt 1 failed: TopicsMissing: Topics not found.")
+    assert (group.lag().lag.health, group.lag().lag.why) == (Health.RUN_FAILED, "Attempt 1 failed: TopicsMissing: Topics not found.")
     group.attempt()
-    assert group.lag().lag.verdict is Verdict.OK
-    assert group.lag(Schedule("consume__g", paused=True)).lag.why == "The DAG consume__g is paused."
+    assert group.lag().lag.health is Health.OK
+    assert group.lag(Dag("consume__g", paused=True)).lag.why == "Records wait, and the DAG consume__g is paused."
+
+
+def test_last_stable_offset_that_does_not_move_stops_the_group(group: Sampled) -> None:
+    """Until it moves. Records behind an open transaction are no lag, but nobody can read them."""
+    group.attempt()
+    group.sample(20, {0: 100}, 100, high_watermark=150)
+    group.sample(1, {0: 100}, 100, high_watermark=160)
+    found = group.lag().lag
+    assert (found.records, found.open, found.open_since) == (0, 60, group.now - 20 * MINUTE)
+    assert (found.health, found.why) == (
+        Health.STOPPED,
+        "60 records cannot be read: a transaction of a producer has been open for at least 20 min.",
+    )
+    group.sample(0, {0: 100}, 110, high_watermark=160)
+    found = group.lag().lag
+    assert (found.records, found.open_since, found.health) == (10, group.now, Health.OK)
+
+
+def test_missed_objective_and_failed_records_are_the_groups_health(group: Sampled) -> None:
+    group.attempt()
+    group.sample(0, {0: 100}, 100)
+    assert group.lag().lag.health is Health.IDLE
+    with transaction(group.connection) as cur:
+        cur.execute("INSERT INTO tidemark.objective (group_id, objective, missed) VALUES (%s, 'lag', 'lag is 1 h')", (group.group_id,))
+    assert (group.lag().lag.health, group.lag().lag.why) == (Health.OBJECTIVE_MISSED, "Lag is 1 h.")
 
 
 def test_pause_of_one_partition_shows_on_it_and_on_its_group(group: Sampled) -> None:
@@ -248,13 +274,13 @@ def test_pause_of_one_partition_shows_on_it_and_on_its_group(group: Sampled) -> 
     with transaction(group.connection) as cur:
         cur.execute("INSERT INTO tidemark.flow (group_id, topic, partition, paused) VALUES (%s, 'orders', 0, true)", (group.group_id,))
     found = group.lag()
-    assert [one.verdict for one in found.partitions] == [Verdict.PAUSED, Verdict.IDLE]
-    assert (found.lag.verdict, found.lag.why) == (Verdict.PAUSED, "1 partition is paused with `tidemark pause`.")
+    assert [one.health for one in found.partitions] == [Health.PAUSED, Health.IDLE]
+    assert (found.lag.health, found.lag.why) == (Health.PAUSED, "1 partition is paused with `tidemark pause`.")
     group.sample(0, {0: 10, 1: 100}, 100)  # a sample during the pause
-    assert group.lag().lag.verdict is Verdict.PAUSED
+    assert group.lag().lag.health is Health.PAUSED
     with transaction(group.connection) as cur:
         cur.execute("DELETE FROM tidemark.flow")
-    assert group.lag().lag.verdict is not Verdict.PAUSED
+    assert group.lag().lag.health is not Health.PAUSED
 
 
 def test_history_has_one_moment_a_step_and_forgets_what_is_older_than_its_step_is_kept(group: Sampled) -> None:

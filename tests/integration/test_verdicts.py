@@ -21,9 +21,9 @@ from tests.support.departures import DDL, TABLE, Departures
 from tests.support.sampling import ALL
 
 from tidemark.airflow import ConsumeOperator, PublishOperator, ValidateOperator
-from tidemark.airflow.web.condition import Condition, condition
-from tidemark.airflow.web.overview import SQL as OVERVIEW
-from tidemark.db import rows
+from tidemark.offsets.health import Facts, Health, judge
+from tidemark.offsets.lag import groups
+from tidemark.offsets.window import Trend
 from tidemark.quality import ValidatedRun, Verdict, announced, unannounced, unjudged, validate_with_earlier
 
 PUBLISHABLE = (Verdict.PASSED, Verdict.WARNING)
@@ -179,37 +179,36 @@ def test_any_sequence_of_runs_and_one_good_run_leave_nothing_without_a_verdict(d
     run_state_machine_as_test(machine, settings=limits)  # type: ignore[no-untyped-call]
 
 
-def state(made: Departures) -> tuple[Condition, int | None]:
-    """The state on the page, and the validation that stops the view."""
-    with made.connection.cursor() as cur:
-        cur.execute(OVERVIEW["groups"], {"groups": [made.group], "most": 100, "drain": "drain_retries"})
-        (row,) = rows(cur)
-    return condition(row, valid=True, dag_paused=False)[0], row["stopped_by"]
+def health(made: Departures) -> tuple[Health, int | None]:
+    """Of the group, and the validation that stops the view. Its lag counts as known."""
+    (one,) = groups(made.connection.cursor(), names=[made.group])
+    known = Facts(datetime.now(UTC), datetime.now(UTC), trends=frozenset({Trend.KEEPING_UP}))
+    return judge(known, one.runs, None, one.ledger).health, one.ledger.blocked_by
 
 
-def test_page_says_why_the_view_stops(database_url: str, tmp_path: Path, connection: Any) -> None:
+def test_health_says_why_the_view_stops(database_url: str, tmp_path: Path, connection: Any) -> None:
     """Good runs after a critical one do not hide it; a rewind or a repair ends it."""
     made = Departures(database_url, tmp_path, connection)
     made.batch("run1", 0, 10)
-    assert state(made) == (Condition.UNVALIDATED, None)
+    assert health(made) == (Health.UNVALIDATED, None)
     made.sql(f"DELETE FROM {TABLE} WHERE kafka_offset = 5")
     critical = made.validate("run1").validation_id
-    assert state(made) == (Condition.BLOCKED, critical)
+    assert health(made) == (Health.BLOCKED, critical)
     made.batch("run2", 10, 20)
     made.validate("run2")
-    assert state(made) == (Condition.BLOCKED, critical)
+    assert health(made) == (Health.BLOCKED, critical)
     made.sql(f"INSERT INTO {TABLE} SELECT carrier, delay, origin, kafka_topic_id, 0, 5, 0 FROM {TABLE} WHERE kafka_offset = 4")
     made.validate("run1")
-    assert state(made) == (Condition.OK, None)
+    assert health(made) == (Health.OK, None)
     made.batch("run3", 20, 30)
     made.sql(f"DELETE FROM {TABLE} WHERE kafka_offset = 25")
-    assert state(made) == (Condition.UNVALIDATED, None)
+    assert health(made) == (Health.UNVALIDATED, None)
     taken = made.validate("run3").validation_id
-    assert state(made) == (Condition.BLOCKED, taken)
+    assert health(made) == (Health.BLOCKED, taken)
     made.sql("DELETE FROM tidemark.batch WHERE start_offset = 20")
     made.sql(f"DELETE FROM {TABLE} WHERE kafka_offset >= 20")
     made.move(20)
-    assert state(made) == (Condition.OK, None)
+    assert health(made) == (Health.OK, None)
 
 
 @pytest.mark.parametrize("publishes", [True, False])

@@ -25,6 +25,11 @@ def look(at: float = 1, position: int | None = 5, end: int = 9, lag: int | None 
     return Look(ago(at), position, end, lag, None if next_at is None else ago(next_at))
 
 
+def held_up(since: datetime) -> Look:
+    """Everything up to the last stable offset is read, and that has not moved since then."""
+    return Look(ago(1), 9, 9, 0, None, since)
+
+
 UNKNOWN = "lag is unknown since 2026-03-24T11:12:00Z, objective 10m"
 LAG: dict[str, tuple[Part, State, str]] = {
     "it waits for three minutes": (Part(5, ago(9), look()), State.MET, ""),
@@ -41,6 +46,9 @@ LAG: dict[str, tuple[Part, State, str]] = {
     "claimed since the sample": (Part(0, ago(1), look(position=None, lag=None)), State.UNCERTAIN, ""),
     "the first record's time is unknown": (Part(5, ago(9), look(next_at=None)), State.UNCERTAIN, ""),
     "moved back by a reset": (Part(2, ago(1), look()), State.UNCERTAIN, ""),
+    "behind a transaction that stays open": (Part(9, ago(90), held_up(ago(14))), State.MISSED, "lag is 14 min, objective 10m"),
+    "behind a transaction that is open": (Part(9, ago(90), held_up(ago(1))), State.MET, ""),
+    "read beyond it since": (Part(10, ago(0), held_up(ago(14))), State.MET, ""),
     "the producer's clock is ahead": (Part(5, ago(9), look(next_at=-30)), State.MET, ""),
 }
 
@@ -69,6 +77,7 @@ def test_worst_partition_decides() -> None:
     ("part", "text"),
     [
         (Part(9, ago(300), look(position=9, lag=0, next_at=None)), ""),
+        (Part(9, ago(300), held_up(ago(84))), "freshness is 84 min, objective 1h"),
         (Part(9, ago(30), None), ""),
         (Part(5, ago(300), look(at=1, next_at=5)), ""),
         (Part(5, ago(84), look(at=1, next_at=100)), "freshness is 84 min, objective 1h"),

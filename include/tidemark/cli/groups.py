@@ -28,18 +28,18 @@ def show_groups(states: Sequence[GroupState], output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         print_json([dataclasses.asdict(one) | _lag(lags.get(one.group)) for one in found])
         return
-    table = plain_table("", "group", "state", "generation", "members", "lag", "age", "verdict")
+    table = plain_table("", "group", "state", "generation", "members", "lag", "age", "health")
     table.columns[1].justify = table.columns[6].justify = "left"
     for one in found:
         lag = lags.get(one.group)
-        numbers = ("-", "-", "-") if lag is None else (records_of(lag), age_of(lag), lag.verdict)
+        numbers = ("-", "-", "-") if lag is None else (records_of(lag), age_of(lag), lag.health)
         table.add_row(one.group, one.state, str(one.generation), str(one.members), *numbers)
     stdout.print(table)
 
 
 def _lag(lag: Lag | None) -> dict[str, object]:
     """As of the last samples."""
-    return {name: None if lag is None else getattr(lag, name) for name in ("records", "seconds", "verdict", "sampled_at")}
+    return {name: None if lag is None else getattr(lag, name) for name in ("records", "seconds", "health", "why", "fix", "sampled_at")}
 
 
 def show_group(group: str, output: OutputFormat) -> None:

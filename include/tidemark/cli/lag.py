@@ -80,7 +80,7 @@ def try_sample(connection: Connection, specs: Sequence[ConsumerSpec]) -> list[st
 
 def _shown(found: Sequence[GroupLag], *, single: bool) -> RenderableType:
     if not single:
-        return Group(_table("", [one.lag for one in found]), *[_reason(one.lag) for one in found if one.lag.why])
+        return Group(_table("", [one.lag for one in found]), *[_reason(one.lag) for one in found])
     parts: list[RenderableType] = []
     for one in found:
         lines = sorted(one.partitions, key=lambda part: (-(part.seconds or 0), -part.known_records, part.topic or "", part.partition or 0))
@@ -97,11 +97,11 @@ def _shown(found: Sequence[GroupLag], *, single: bool) -> RenderableType:
 
 
 def _reason(one: Lag) -> Text:
-    return plain(f"{one.group}: {one.verdict}: {one.why}")
+    return plain(" ".join(filter(None, (f"{one.group}: {one.health}: {one.why}", one.fix))))
 
 
 def _table(title: str, lines: Sequence[Lag]) -> Table:
-    table = plain_table(title, "what", "records", "open", "age", "in/s", "out/s", "catch up", "retention", "verdict", "sampled (UTC)")
+    table = plain_table(title, "what", "records", "open", "age", "in/s", "out/s", "catch up", "retention", "health", "sampled (UTC)")
     table.columns[8].justify = "left"
     for one in lines:
         table.add_row(
@@ -113,7 +113,7 @@ def _table(title: str, lines: Sequence[Lag]) -> Table:
             _rate(one.consumed_per_s),
             "never" if one.never else "-" if one.catch_up_s is None else about(one.catch_up_s) if one.catch_up_s else "0 s",
             "-" if one.retention_used is None else f"{one.retention_used:.0%}",
-            one.verdict,
+            one.health,
             "-" if one.sampled_at is None else f"{one.sampled_at.astimezone(UTC):%m-%d %H:%M:%S}",
         )
     return table

@@ -23,7 +23,7 @@ from tidemark.text.wording import counted
 
 
 def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> None:
-    """Prints position, end, lag, owner, epoch and verdict of each partition of a consumer."""
+    """Prints position, end, lag, owner, epoch and health of each partition of a consumer."""
     spec = spec_of(name, consumers)
     with connected() as connection:
         try_sample(connection, [spec])
@@ -68,11 +68,11 @@ def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionEnd) -> int
 
 def _sampled(judged: Mapping[TopicPartition, Lag], row: PartitionEnd) -> dict[str, object]:
     one = judged.get(TopicPartition(row.topic, row.partition))
-    return {"seconds": None if one is None else one.seconds, "verdict": None if one is None else one.verdict}
+    return {"seconds": None if one is None else one.seconds, "health": None if one is None else one.health}
 
 
 def _table(group: str, rows: list[PartitionEnd], judged: Mapping[TopicPartition, Lag]) -> Table:
-    table = plain_table(group, "partition", "position", "end", "lag", "age", "validated", "owner", "epoch", "committed at (UTC)", "verdict")
+    table = plain_table(group, "partition", "position", "end", "lag", "age", "validated", "owner", "epoch", "committed at (UTC)", "health")
     table.columns[6].justify = table.columns[9].justify = "left"
     for row in rows:
         one = judged.get(TopicPartition(row.topic, row.partition))
@@ -86,7 +86,7 @@ def _table(group: str, rows: list[PartitionEnd], judged: Mapping[TopicPartition,
             row.owner or "-",
             _number(row.epoch),
             f"{row.committed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if row.committed_at else "-",
-            "-" if one is None else one.verdict,
+            "-" if one is None else one.health,
         )
     return table
 

@@ -22,6 +22,7 @@ from tidemark.sink.table import (
     LINEAGE,
     Column,
     Layout,
+    SinkGuardsRows,
     SinkHidden,
     SinkMismatch,
     SinkMissing,
@@ -32,6 +33,7 @@ from tidemark.sink.table import (
     match,
     partition_key,
     read_columns,
+    require_copy,
     require_table,
 )
 from tidemark.sink.types import arrow_type, base_of
@@ -143,8 +145,8 @@ class Compared:
 def layouts_of(
     transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
 ) -> tuple[Layout, ...]:
-    """How this transform's output maps to the sinks' tables, in load order. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or
-    `SinkMismatch`, and what `compare` raises. A mismatch that a run can fix comes last."""
+    """How this transform's output maps to the sinks' tables, in load order. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable`,
+    `SinkGuardsRows` or `SinkMismatch`, and what `compare` raises. A mismatch that a run can fix comes last."""
     compared = compare(transform, sinks, connection, spark_schema, given)
     if refused := [(bool(each.to_add), each.refused) for each in compared.values() if each.refused is not None]:
         raise min(refused, key=lambda one: one[0])[1]
@@ -174,7 +176,7 @@ def compare(
         try:
             found = _found(connection, sink)
             columns = found.columns
-        except (SinkMissing, SinkHidden, SinkNoTable) as error:
+        except (SinkMissing, SinkHidden, SinkNoTable, SinkGuardsRows) as error:
             compared[name] = Compared(refused=error)
             continue
         if isinstance(transform.function, Fields):
@@ -223,6 +225,8 @@ def _found(connection: Connection, sink: Sink) -> _Found:
     with transaction(connection) as cur:
         columns = read_columns(cur, sink.table)
         require_table(cur, sink.table)
+        if not sink.key:
+            require_copy(cur, sink.table)
         partitioned_by = partition_key(cur, sink.table)
         by_lineage = has_unique_index(cur, sink.table, lineage_index_columns(partitioned_by))
         by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)

@@ -9,7 +9,7 @@ from functools import partial
 from tidemark import schema
 from tidemark.connections import Connections
 from tidemark.consume.decode import Decoding
-from tidemark.db import session
+from tidemark.db import session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
 from tidemark.doctor.finding import Finding, attempted, ok, warning
@@ -17,6 +17,8 @@ from tidemark.doctor.topics import examine_brokers, examine_topics, read_by
 from tidemark.doctor.versions import examine_versions
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import lag
+from tidemark.offsets.health import RANK, Health
 from tidemark.spec import ConsumerSpec
 from tidemark.wires import of_servers
 
@@ -27,6 +29,7 @@ def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator
     yield from attempted("network", lambda: _network(connections))
     yield from attempted("postgres", lambda: examine_database(connections.database_url, specs))
     yield from attempted("kafka", lambda: _kafka(connections, specs))
+    yield from attempted("health", lambda: _health(connections, specs))
     for spec in specs:
         yield from attempted(f"{spec.name}: schemas", partial(_schemas, connections, spec))
     yield from attempted("executors", lambda: examine_executors(connections))
@@ -42,6 +45,22 @@ def _schemas(connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
     if decoding.needed:
         decoding.input_schema()
         yield ok(f"{spec.name}: schemas", "there is one for each topic")
+
+
+def _health(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
+    """How each consumer does, as everywhere else, as of its last sample."""
+    with session(connections.database_url, application="tidemark doctor") as connection:
+        schema.require_current(connection)
+        with transaction(connection) as cur:
+            groups = {one.lag.group: one.lag for one in lag.groups(cur, names=[spec.group for spec in specs])}
+    for spec in specs:
+        one = groups.get(spec.group)
+        if one is None:
+            yield ok(f"{spec.name}: health", "it has not run yet")
+        elif RANK[one.health] <= RANK[Health.UNKNOWN]:
+            yield warning(f"{spec.name}: health", f"{one.health}: {one.why}", one.fix)
+        else:
+            yield ok(f"{spec.name}: health", f"{one.health}: {one.why}")
 
 
 def _kafka(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from tidemark.metrics.ledger import COMMIT_BUCKETS_S, OUTCOMES, Totals
 from tidemark.metrics.state import State
+from tidemark.offsets.health import Health
 from tidemark.offsets.lag import GroupLag, Lag
-from tidemark.offsets.verdict import Verdict
 
 PARTITIONS = 20_000
 """With more partitions than this in all groups together, no metric has a label ``topic`` or ``partition``."""
@@ -94,11 +94,11 @@ def of_lag(groups: Sequence[GroupLag]) -> Iterator[Metric]:
     topics = [topic for one in groups for topic in one.topics]
     text = "Records to read, in all partitions of the topic."
     yield _lags("kafka_consumergroup_group_topic_sum_lag", text, ["group", "topic"], topics, lambda lag: lag.records)
-    verdicts = GaugeMetricFamily("tidemark_verdict", "1 for the group's verdict, 0 for the others.", labels=["group", "verdict"])
+    healths = GaugeMetricFamily("tidemark_health", "1 for the group's health, 0 for the others.", labels=["group", "health"])
     for one in groups:
-        for verdict in Verdict:
-            verdicts.add_metric([one.lag.group, verdict], float(one.lag.verdict is verdict))
-    yield verdicts
+        for health in Health:
+            healths.add_metric([one.lag.group, health], float(one.lag.health is health))
+    yield healths
     partitions = [partition for one in groups for partition in one.partitions]
     for name, (text, field) in OF_PARTITIONS.items():
         yield _lags(name, text, ["group", "topic", "partition"], partitions, field)

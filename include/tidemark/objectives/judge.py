@@ -41,7 +41,7 @@ class Look:
     """What a sample said of a partition at the database's time ``at``. See ``tidemark.lag_partition``.
 
     ``position`` is `None` if the partition was never claimed, ``lag`` if it is unknown, ``next_at`` if no record waits or if the timestamp
-    of the first one is unknown.
+    of the first one is unknown. ``open_since``: since when records after ``end`` cannot be read, because a transaction is open.
     """
 
     at: datetime
@@ -49,6 +49,7 @@ class Look:
     end: int
     lag: int | None
     next_at: datetime | None
+    open_since: datetime | None = None
 
     def nothing_waited(self, position: int) -> bool:
         """Whether all records that existed then lie before ``position``."""
@@ -140,6 +141,9 @@ def age(part: Part, now: datetime) -> Age:
         return Age(NONE, None, part.committed_at)
     since_look = max(now - look.at, NONE)
     if look.nothing_waited(part.position):
+        if look.open_since is not None and part.position <= look.end:  # nobody can tell when its first record came, but not after that
+            waited = max(now - look.open_since, NONE)
+            return Age(waited, waited)
         return Age(NONE, since_look, look.at)
     if look.position is None or look.next_at is None or part.position < look.position:
         return Age(NONE, None, look.at)
@@ -155,5 +159,5 @@ def current_at(part: Part) -> datetime:
     if look is None or (look.lag is None and look.position is not None):
         return part.committed_at
     if look.nothing_waited(part.position) or look.next_at is None:
-        return max(part.committed_at, look.at)
+        return max(part.committed_at, look.open_since or look.at)
     return max(part.committed_at, look.next_at) if part.position == look.position else part.committed_at

@@ -64,6 +64,8 @@ def _parts(cur: Cursor, spec: ConsumerSpec, group_id: int) -> tuple[Part, ...]:
         gone = row["sampled_at"] != sampled_at  # a sample has all partitions of the group that are in Kafka
         if gone or not spec.names(partition) or partition in replayed or settings.is_paused(partition):
             continue
-        look = Look(row["sampled_at"], row["position"], row["log_end"], row["lag"], row["next_at"]) if sampled_at else None
+        look = (
+            Look(row["sampled_at"], row["position"], row["log_end"], row["lag"], row["next_at"], row["open_since"]) if sampled_at else None
+        )
         parts.append(Part(row["next_offset"], row["committed_at"], look))
     return tuple(parts)

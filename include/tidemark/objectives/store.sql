@@ -7,7 +7,7 @@ SELECT group_id, clock_timestamp() FROM tidemark.consumer_group WHERE name = %(g
 -- name: parts
 -- The positions of a group in the last incarnation of each topic, without its retry topics, each with its last sample. Locks nothing.
 SELECT DISTINCT ON (topic.name, partition) topic.name AS topic, partition, next_offset, pos.committed_at,
-       last.sampled_at, last.position, last.log_end, last.lag, last.next_at
+       last.sampled_at, last.position, last.log_end, last.lag, last.next_at, last.open_since
   FROM tidemark.partition_offset pos JOIN tidemark.topic USING (topic_id)
   LEFT JOIN tidemark.lag_partition last USING (group_id, topic_id, partition)
  WHERE group_id = %(group_id)s AND NOT pos.drained

@@ -15,6 +15,7 @@ Modules::
 
     flow     pauses, priorities and `--max-ahead`
     ends     positions compared with the ends of the topics
+    health   how a consumer does, why, and what ends it
     lag      how far groups are behind as of their last samples
     locks    waits for a lock, and reports its holder
     mirror   publishes positions to Kafka, for its tools
@@ -22,6 +23,5 @@ Modules::
     samples  stored samples of lag, and their history
     sampling takes a sample: asks Postgres and Kafka
     store    the statements on positions, attempts and the ledger
-    verdict  whether a lag is a problem
     window   trend and rates of a partition
 """

@@ -1,4 +1,4 @@
-"""How far groups are behind, as of their last samples: numbers, and a verdict.
+"""How far groups are behind, as of their last samples, and how they do.
 
 `groups` and `group` read Postgres only, in two queries: the CLI, the page in Airflow and the metrics all show what they return.
 `tidemark.offsets.sampling` takes samples.
@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows
+from tidemark.offsets.health import RANK, Dag, Facts, Health, Ledger, Runs, judge
 from tidemark.offsets.samples import OF_GROUPS, SQL, topic_names
-from tidemark.offsets.verdict import RANK, Facts, Runs, Schedule, Verdict, judge
 from tidemark.offsets.window import Trend, bounded, catch_up, grows
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 UNSUMMED = OF_GROUPS.replace("{which}", SQL["unsummed"])
 _SETS = "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, partition)) ORDER BY 1, 2 NULLS FIRST, 3 NULLS FIRST"
 DETAILS = SQL["lag"].replace("{of}", ", topic_id, partition").replace("{sets}", _SETS).replace("{which}", "true")
+
+
+MOST = 10_000
+"""Failed records of a group are counted up to here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,10 @@ class Lag:
     group: str
     topic: str | None
     partition: int | None
-    verdict: Verdict
+    health: Health
+    """Of a group, that of everything that it does; of a topic or a partition, that of reading it."""
     why: str
+    fix: str
     partitions: int
     unknown: int
     """Partitions whose lag is unknown."""
@@ -45,6 +51,8 @@ class Lag:
     """Records to read in the partitions whose lag is known."""
     open: int | None
     """Records after the last stable offset: of transactions that are open, or behind one."""
+    open_since: datetime | None
+    """Since when the last stable offset has stayed there."""
     seconds: float | None
     """How long ago the first unread record was produced: its timestamp compared with the database's clock. 0 if nothing waits."""
     clock_ahead: bool
@@ -79,9 +87,15 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """``topics`` and ``partitions`` are empty in an overview. ``lost_ranges``, ``lost_records``: what was lost for good."""
+    """``topics`` and ``partitions`` are empty in an overview. ``lost_ranges``, ``lost_records``: what was lost for good.
+
+    ``validation_id``, ``verdict``: the last validation of rows that are still there.
+    """
 
     lag: Lag
+    ledger: Ledger
+    validation_id: int | None
+    verdict: str | None
     lost_ranges: int
     lost_records: int
     runs: Runs
@@ -89,9 +103,9 @@ class GroupLag:
     partitions: tuple[Lag, ...] = ()
 
 
-def groups(cur: Cursor, schedules: Mapping[str, Schedule] | None = None, names: Collection[str] | None = None) -> list[GroupLag]:
-    """All groups (``names``: only these), worst verdict first, without topics and partitions. ``schedules`` are by group."""
-    return sorted(_read(cur, [SQL["sums"], UNSUMMED], schedules or {}, names), key=worst_first)
+def groups(cur: Cursor, dags: Mapping[str, Dag] | None = None, names: Collection[str] | None = None) -> list[GroupLag]:
+    """All groups (``names``: only these), worst first, without topics and partitions. ``dags`` are by group."""
+    return sorted(_read(cur, [SQL["sums"], UNSUMMED], dags or {}, names), key=worst_first)
 
 
 def everything(cur: Cursor, most_partitions: int) -> list[GroupLag]:
@@ -101,20 +115,20 @@ def everything(cur: Cursor, most_partitions: int) -> list[GroupLag]:
     return _read(cur, [DETAILS], {}, None) if few else found
 
 
-def group(cur: Cursor, name: str, schedule: Schedule | None = None) -> GroupLag | None:
+def group(cur: Cursor, name: str, dag: Dag | None = None) -> GroupLag | None:
     """A group with its topics and partitions; `None` if it does not exist."""
-    found = _read(cur, [DETAILS], {} if schedule is None else {name: schedule}, [name])
+    found = _read(cur, [DETAILS], {} if dag is None else {name: dag}, [name])
     return found[0] if found else None
 
 
 def worst_first(one: GroupLag) -> tuple[int, float, int, str]:
     """Sort key."""
     lag = one.lag
-    return RANK[lag.verdict], -(lag.seconds or 0.0), -lag.known_records, lag.group
+    return RANK[lag.health], -(lag.seconds or 0.0), -lag.known_records, lag.group
 
 
-def _read(cur: Cursor, queries: Iterable[str], schedules: Mapping[str, Schedule], names: Collection[str] | None) -> list[GroupLag]:
-    asked = {"groups": None if names is None else list(names)}
+def _read(cur: Cursor, queries: Iterable[str], dags: Mapping[str, Dag], names: Collection[str] | None) -> list[GroupLag]:
+    asked = {"groups": None if names is None else list(names), "most": MOST}
     cur.execute(SQL["groups"], asked)
     found = rows(cur)
     sums: list[dict[str, Any]] = []
@@ -125,15 +139,19 @@ def _read(cur: Cursor, queries: Iterable[str], schedules: Mapping[str, Schedule]
     by_group: dict[int, list[dict[str, Any]]] = {}
     for row in sums:
         by_group.setdefault(row["group_id"], []).append(row)
-    return [_group(row, by_group.get(row["group_id"], []), topics, schedules.get(row["group"])) for row in found]
+    return [_group(row, by_group.get(row["group_id"], []), topics, dags.get(row["group"])) for row in found]
 
 
-def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], schedule: Schedule | None) -> GroupLag:
+def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], dag: Dag | None) -> GroupLag:
     runs = Runs(**{field.name: row[field.name] for field in fields(Runs)})
-    lags = [_lag(row["group"], one, topics, row["now"], runs, schedule) for one in sums]
-    whole = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row["group"], row["now"], runs, schedule)
+    ledger = Ledger(**{field.name: row[field.name] for field in fields(Ledger)})
+    lags = [_lag(row["group"], one, topics, row["now"], runs, dag, None if one.get("topic_id") is not None else ledger) for one in sums]
+    whole = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row, runs, dag, ledger)
     return GroupLag(
         whole,
+        ledger,
+        row["validation_id"],
+        row["verdict"],
         row["lost_ranges"],
         row["lost_records"] or 0,
         runs,
@@ -142,13 +160,15 @@ def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int,
     )
 
 
-def _lag(name: str, one: dict[str, Any], topics: Mapping[int, str], now: datetime, runs: Runs, schedule: Schedule | None) -> Lag:
+def _lag(
+    name: str, one: dict[str, Any], topics: Mapping[int, str], now: datetime, runs: Runs, dag: Dag | None, ledger: Ledger | None
+) -> Lag:
     facts = Facts(
         now=now,
         trends=frozenset(trend for trend, column in _TRENDS.items() if one[column]),
         **{field: one[field] for field in _FACTS},
     )
-    judged = judge(facts, runs, schedule)
+    judged = judge(facts, runs, dag, ledger)
     known, produced, consumed = one["known"] or 0, *_rates(one)
     seconds = None
     if not one["unknown"] and one["timed"]:
@@ -158,13 +178,15 @@ def _lag(name: str, one: dict[str, Any], topics: Mapping[int, str], now: datetim
         group=name,
         topic=topics.get(one["topic_id"]) if one.get("topic_id") is not None else None,
         partition=one.get("partition"),
-        verdict=judged.verdict,
+        health=judged.health,
         why=judged.why,
+        fix=judged.fix,
         partitions=one["partitions"],
         unknown=one["unknown"],
         records=None if one["unknown"] else known,
         known_records=known,
         open=one["open"],
+        open_since=one["open_since"],
         seconds=None if seconds is None else max(0.0, seconds),
         clock_ahead=seconds is not None and seconds < 0,
         first_unread_at=one["next_at"],
@@ -193,7 +215,7 @@ _TRENDS = {
 }
 _FACTS = (
     *("sampled_at", "partitions", "waiting", "never_claimed", "truncated", "paused", "deleted", "losing_from", "expires_at", "replay"),
-    "committed_at",
+    *("open", "open_since", "committed_at"),
 )
 
 
@@ -202,8 +224,9 @@ def _rates(one: dict[str, Any]) -> tuple[float | None, float | None]:
     return (one["produced"] / length, one["consumed"] / length) if length else (None, None)
 
 
-def _unsampled(name: str, now: datetime, runs: Runs, schedule: Schedule | None) -> Lag:
-    judged = judge(Facts(now=now, sampled_at=None, partitions=0), runs, schedule)
+def _unsampled(row: Mapping[str, Any], runs: Runs, dag: Dag | None, ledger: Ledger) -> Lag:
+    judged = judge(Facts(now=row["now"], sampled_at=None, partitions=0), runs, dag, ledger)
     nothing: dict[str, Any] = {field.name: None for field in fields(Lag)}
-    known = {"group": name, "verdict": judged.verdict, "why": judged.why, "partitions": 0, "unknown": 0, "known_records": 0}
-    return Lag(**nothing | known | {"clock_ahead": False, "never": False, "deleted": 0, "replay_records": 0})
+    known = {"group": row["group"], "health": judged.health, "why": judged.why, "fix": judged.fix, "committed_at": row["committed_at"]}
+    zero = {"partitions": row["partitions"], "unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0}
+    return Lag(**nothing | known | zero | {"replay_records": 0})

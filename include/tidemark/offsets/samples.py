@@ -175,7 +175,8 @@ def _sample(row: Mapping[str, object]) -> Sample:
         Mark(*(row[f"{which}_{name}"] for name in ("at", "lag", "next_at", "produced", "consumed")))  # type: ignore[arg-type]
         for which in ("base", "mid")
     )
-    return Sample(seen, row["produced"], row["consumed"], base, mid, row["trend"] and Trend(row["trend"]))  # type: ignore[arg-type]
+    trend = row["trend"] and Trend(row["trend"])  # type: ignore[arg-type]
+    return Sample(seen, row["produced"], row["consumed"], base, mid, trend, row["open_since"])  # type: ignore[arg-type]
 
 
 def _row(group_id: int, key: Key, sample: Sample) -> tuple[object, ...]:
@@ -185,4 +186,5 @@ def _row(group_id: int, key: Key, sample: Sample) -> tuple[object, ...]:
         *(seen.next_at, seen.retention, sample.losing_from, seen.committed_at, seen.applied_no, seen.replay_until),
         *(sample.produced, sample.consumed, sample.trend),
         *(value for mark in (sample.base, sample.mid) for value in (mark.at, mark.lag, mark.next_at, mark.produced, mark.consumed)),
+        sample.open_since,
     )

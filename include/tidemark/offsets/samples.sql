@@ -29,7 +29,7 @@ SELECT pos.topic_id, pos.partition, old_offset
 -- The last sample of each partition of a group. Locks nothing.
 SELECT topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, next_at, retention, committed_at, applied_no,
        replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
-       mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed
+       mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed, open_since
   FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
 
 -- name: moves
@@ -68,17 +68,17 @@ DELETE FROM tidemark.lag_partition last
 INSERT INTO tidemark.lag_partition AS last
        (group_id, topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, lag, next_at, retention, losing_from,
         committed_at, applied_no, replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
-        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed)
+        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed, open_since)
 VALUES %s
 ON CONFLICT (group_id, topic_id, partition) DO UPDATE
    SET (sampled_at, position, log_start, log_end, high_watermark, truncated, lag, next_at, retention, losing_from, committed_at, applied_no,
         replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
-        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed)
+        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed, open_since)
      = (excluded.sampled_at, excluded.position, excluded.log_start, excluded.log_end, excluded.high_watermark, excluded.truncated,
         excluded.lag, excluded.next_at, excluded.retention, excluded.losing_from, excluded.committed_at, excluded.applied_no,
         excluded.replay_until, excluded.produced, excluded.consumed, excluded.trend,
         excluded.base_at, excluded.base_lag, excluded.base_next_at, excluded.base_produced, excluded.base_consumed,
-        excluded.mid_at, excluded.mid_lag, excluded.mid_next_at, excluded.mid_produced, excluded.mid_consumed)
+        excluded.mid_at, excluded.mid_lag, excluded.mid_next_at, excluded.mid_produced, excluded.mid_consumed, excluded.open_since)
  WHERE excluded.sampled_at > last.sampled_at;
 
 -- name: note_history
@@ -156,17 +156,28 @@ SELECT group_id{of}, count(*)::integer AS partitions, min(sampled_at) AS sampled
        sum(produced - base_produced)::bigint AS produced, sum(consumed - base_consumed)::bigint AS consumed,
        extract(epoch FROM max(sampled_at) - min(base_at))::double precision AS window_s,
        CASE WHEN count(*) = 1 THEN min(position) END AS position, CASE WHEN count(*) = 1 THEN min(log_start) END AS log_start,
-       CASE WHEN count(*) = 1 THEN min(log_end) END AS log_end, CASE WHEN count(*) = 1 THEN min(replay_until) END AS replay_until
+       CASE WHEN count(*) = 1 THEN min(log_end) END AS log_end, CASE WHEN count(*) = 1 THEN min(replay_until) END AS replay_until,
+       min(open_since) AS open_since
   FROM part
  GROUP BY {sets};
 
 -- name: groups
--- These groups (null: all) by name, with the database's time and their last runs: up to 30 attempts. Attempts of one Airflow run are one
--- run. Backfills and the DAG of the retries are not: they read other records. Locks nothing.
-SELECT group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
-       lost.ranges AS lost_ranges, lost.records AS lost_records
+-- These groups (null: all) by name, with the database's time and what `tidemark.offsets.health` needs of each beyond its lag. Of its last runs,
+-- up to 30 attempts; attempts of one Airflow run are one run. Backfills and the DAG of the retries are not: they read other records. Counts
+-- of failed records stop at %(most)s. Locks nothing.
+SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
+       lost.ranges AS lost_ranges, lost.records AS lost_records, pos.partitions, pos.committed_at,
+       (SELECT count(*) FROM (SELECT FROM tidemark.failed_record
+                               WHERE group_id = grp.group_id AND state IN ('WAITING', 'HELD') LIMIT %(most)s) record) AS retrying,
+       (SELECT count(*) FROM (SELECT FROM tidemark.failed_record
+                               WHERE group_id = grp.group_id AND state = 'FAILED' LIMIT %(most)s) record) AS failed,
+       ARRAY(SELECT missed FROM tidemark.objective WHERE group_id = grp.group_id ORDER BY objective) AS objectives,
+       coalesce((SELECT reason FROM tidemark.flow
+                  WHERE group_id = grp.group_id AND flow.paused ORDER BY topic NULLS FIRST, partition NULLS FIRST LIMIT 1), '') AS pause_reason,
+       validation.validation_id, validation.verdict, view.unvalidated,
+       coalesce(view.stopped_by, CASE WHEN validation.verdict = 'critical' THEN validation.validation_id END) AS blocked_by
   FROM tidemark.consumer_group grp
-  LEFT JOIN LATERAL (SELECT attempt_id, state, error ->> 'kind' AS error_kind, error ->> 'type' AS error_type,
+  LEFT JOIN LATERAL (SELECT attempt_id, dag_id, run_id, state, error ->> 'kind' AS error_kind, error ->> 'type' AS error_type,
                             left(error ->> 'text', 300) AS error_text, started_at AS began_at, ended_at
                        FROM tidemark.attempt
                       WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
@@ -183,6 +194,26 @@ SELECT group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.run
                  GROUP BY run) run) runs ON true
   LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records
                        FROM tidemark.lost_range WHERE lost_range.group_id = grp.group_id AND reason <> 'rewind') lost ON true
+  LEFT JOIN tidemark.lag_group sampled ON sampled.group_id = grp.group_id
+  LEFT JOIN LATERAL (SELECT count(*) AS partitions, max(committed_at) AS committed_at
+                       FROM tidemark.partition_offset
+                      WHERE sampled.group_id IS NULL AND partition_offset.group_id = grp.group_id AND NOT drained) pos ON true
+  LEFT JOIN LATERAL (SELECT * FROM tidemark.validation
+                      WHERE validation.group_id = grp.group_id
+                        AND EXISTS (SELECT FROM tidemark.batch WHERE batch.validation_id = validation.validation_id)
+                      ORDER BY validation_id DESC LIMIT 1) validation ON true
+ CROSS JOIN LATERAL (SELECT min(validation_id) FILTER (WHERE verdict = 'critical') AS stopped_by,
+                            coalesce(bool_or(verdict IS NULL), false) AS unvalidated
+                       FROM tidemark.partition_offset position
+                      CROSS JOIN LATERAL (SELECT validation_id, verdict, state
+                                            FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id)
+                                            LEFT JOIN tidemark.validation USING (validation_id)
+                                           WHERE batch.group_id = position.group_id AND batch.topic_id = position.topic_id
+                                             AND batch.partition = position.partition AND batch.start_offset <= position.validated_offset
+                                             AND batch.end_offset > position.validated_offset
+                                           ORDER BY batch.start_offset DESC LIMIT 1) first
+                      WHERE position.group_id = grp.group_id AND NOT drained AND validated_offset < next_offset
+                        AND (verdict IS NOT NULL OR state <> 'RUNNING')) view
  WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
  ORDER BY grp.name;
 

@@ -81,6 +81,8 @@ class Sample:
     mid: Mark
     trend: Trend | None
     """`None`: unknown, because the lag is, now or then, or because this is the first sample in its window."""
+    open_since: datetime | None = None
+    """The first sample since which the last stable offset has not moved though there are records after it. `None`: there are none."""
 
     @property
     def mark(self) -> Mark:
@@ -107,7 +109,7 @@ def advance(before: Sample | None, seen: Observation, moved: int = 0, *, new_win
     """
     if before is None:
         mark = Mark(seen.at, seen.lag, seen.next_at, 0, 0)
-        return Sample(seen, 0, 0, mark, mark, _trend(mark, mark, before))
+        return Sample(seen, 0, 0, mark, mark, _trend(mark, mark, before), _open_since(before, seen))
     last = before.seen
     produced = before.produced + max(0, seen.log_end - last.log_end)
     consumed = before.consumed
@@ -119,7 +121,14 @@ def advance(before: Sample | None, seen: Observation, moved: int = 0, *, new_win
         base = mid = mark
     elif seen.at - mid.at >= WINDOW:
         base, mid = mid, mark
-    return Sample(seen, produced, consumed, base, mid, _trend(mark, base, before))
+    return Sample(seen, produced, consumed, base, mid, _trend(mark, base, before), _open_since(before, seen))
+
+
+def _open_since(before: Sample | None, seen: Observation) -> datetime | None:
+    if seen.high_watermark is None or seen.high_watermark <= seen.log_end:
+        return None
+    same = before is not None and before.seen.log_end == seen.log_end and before.open_since is not None
+    return before.open_since if same and before is not None else seen.at
 
 
 def _trend(now: Mark, base: Mark, before: Sample | None) -> Trend | None:

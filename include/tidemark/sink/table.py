@@ -120,6 +120,20 @@ class SinkNoTable(Refused):
         )
 
 
+@dataclass(kw_only=True, eq=False)
+class SinkGuardsRows(Refused):
+    """Row-level security applies to the role, and Postgres has no COPY into such a table."""
+
+    table: str
+    role: str
+
+    def __str__(self) -> str:
+        return (
+            f"row-level security of {self.table} applies to the role {self.role}, and Postgres copies no rows into such a table. "
+            f"A superuser can exempt the role: ALTER ROLE {quoted(self.role)} BYPASSRLS;"
+        )
+
+
 class Change(Enum):
     """What makes the table fit."""
 
@@ -219,6 +233,13 @@ def require_table(cur: Cursor, table: str) -> None:
     row = cur.fetchone()
     if row is not None and row[0] is not None:
         raise SinkNoTable(table=table, kind=row[0])
+
+
+def require_copy(cur: Cursor, table: str) -> None:
+    """Raises `SinkGuardsRows` if row-level security applies to this role on the table: then Postgres refuses every COPY into it."""
+    cur.execute(SQL["row_security"], {"table": quoted_table(table)})
+    if cur.fetchone():
+        raise SinkGuardsRows(table=table, role=cur.connection.info.user)
 
 
 def partition_key(cur: Cursor, table: str) -> list[str]:

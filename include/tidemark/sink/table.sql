@@ -49,6 +49,10 @@ SELECT pubname
 SELECT CASE relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END
   FROM pg_class WHERE oid = to_regclass(%(table)s);
 
+-- name: row_security
+-- One row if row-level security applies to this role on the table.
+SELECT true WHERE row_security_active(to_regclass(%(table)s));
+
 -- name: lineage
 -- The lineage of a table's rows. Part of other statements.
 SELECT kafka_topic_id, kafka_partition, kafka_offset, kafka_seq FROM {table}

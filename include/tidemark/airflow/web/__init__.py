@@ -12,8 +12,8 @@ contain to those who may edit that DAG (`guards`).
 Modules::
 
     app          the FastAPI app: routes, headers, errors
-    condition    how a consumer is doing, worst first
     consumers    the consumers' files and their databases
+    dag_facts    what only Airflow knows of the consumers' DAGs
     detail       one group
     guards       who may read what
     history      rewinds, validations and events of several consumers

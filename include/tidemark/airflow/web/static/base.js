@@ -126,8 +126,7 @@ export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", {
 
 const COLOURS = {
   "bad spec": "red", unreachable: "red", losing: "red", stopped: "red", stalled: "orange", "catching up": "blue",
-  LOSING: "red", STOP: "red", STALL: "orange", UNKNOWN: "gray", PAUSED: "purple", REPLAYING: "blue", "CATCHING UP": "blue", OK: "green", IDLE: "gray",
-   FENCED: "purple", growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
+  "objective missed": "orange", unknown: "yellow", idle: "gray", FENCED: "purple", growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
   replaying: "blue", "records wait": "yellow", running: "cyan", "not validated": "yellow", ok: "green", new: "gray",
   FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",

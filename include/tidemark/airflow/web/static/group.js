@@ -17,7 +17,7 @@ function View({ consumer, data }) {
   const failed = newest?.state === "FAILED" ? newest : null;
   return h(Box, null,
     h(Flex, { gap: 3, align: "center", wrap: "wrap" },
-      h(Heading, { as: "h1", size: "xl", overflowWrap: "anywhere" }, consumer), h(State, { value: summary.condition }),
+      h(Heading, { as: "h1", size: "xl", overflowWrap: "anywhere" }, consumer), h(State, { value: summary.health }),
       data.forms.rewind && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: to("groups", consumer, "rewind") }, "Rewind …"))),
     summary.description && h(Text, { color: "fg.muted" }, summary.description),
     h(Banners, { banners: data.banners }),
@@ -26,7 +26,7 @@ function View({ consumer, data }) {
     failed && h(Notice, { tone: "error", role: "alert", title: `The last run failed: ${failed.error}` },
       h(Text, null, failed.error_text), h(Flex, { gap: 4, mt: 1, wrap: "wrap" },
         failed.task_id && h(A, { to: taskPath(failed) }, "Task log"), data.forms.rewind && h(A, { to: to("groups", consumer, "rewind") }, "Rewind"))),
-    !failed && summary.why && summary.condition !== "ok" && h(Notice, { tone: "info", title: summary.why }, causes(consumer, summary)),
+    !failed && !["ok", "idle", "running"].includes(summary.health) && h(Notice, { tone: "info", title: summary.why }, summary.fix && h(Text, null, summary.fix), causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in purple, rebalances in grey, failed runs in red") },
       h(Sized, null, (width) => h(LagChart, { consumer: data.forms.rewind && consumer, width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((one) => one.state === "FAILED") }))),
@@ -51,7 +51,7 @@ function View({ consumer, data }) {
 const causes = (consumer, row) => h(Flex, { gap: 4, wrap: "wrap" },
   row.failed > 0 && h(A, { to: `${to("retries", consumer)}?state=FAILED` }, "Failed records"),
   row.waiting > 0 && h(A, { to: to("retries", consumer) }, "Waiting records"),
-  row.verdict === "critical" && h(A, { to: to("validations", consumer, row.validation_id) }, "Failing rows"),
+  row.blocked_by && h(A, { to: to("validations", consumer, row.blocked_by) }, "Failing rows"),
   row.lag?.replay_records > 0 && h(A, { to: `${to("rewinds")}?consumer=${encodeURIComponent(consumer)}` }, "Rewinds"),
   h(A, { to: `/dags/${row.dag_id}` }, "DAG"));
 
@@ -62,8 +62,8 @@ const transformOf = (consumer, { transform, file }) => transform === null
 const facts = (consumer, { summary: row, lag, unvalidated, flow, source }) => [
   ["Group", row.group], ["Reads", row.topics.join(", ")], ["Loads into", row.table],
   ["Transform", transformOf(consumer, source)],
-  row.lag && ["Lag", h(Box, null, h(State, { value: row.lag.verdict }), ` ${row.lag.records === null ? "unknown" : counted(row.lag.records, "record")}`,
-    row.lag.seconds !== null && `, ${duration(row.lag.seconds)} behind`, h(Muted, { display: "block" }, row.lag.why, " Sampled ", h(Ago, { at: row.lag.sampled_at }), "."))],
+  row.lag && ["Lag", h(Box, null, `${row.lag.records === null ? "unknown" : counted(row.lag.records, "record")}`,
+    row.lag.seconds !== null && `, ${duration(row.lag.seconds)} behind`, h(Muted, { display: "block" }, "Sampled ", h(Ago, { at: row.lag.sampled_at }), "."))],
   lag && lag.records > 0 && ["Caught up", lag.never ? "never: the lag grows" : lag.catch_up_s === null ? "unknown" : `in ${duration(lag.catch_up_s)}`],
   lag && lag.retention_used !== null && ["Retention used", `${Math.round(lag.retention_used * 100)} %`],
   ["Last commit", h(Ago, { at: row.committed_at })],

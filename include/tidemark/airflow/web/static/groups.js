@@ -17,10 +17,10 @@ function View({ data, trends, search, setSearch, only, setOnly }) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (row) => {
     const text = [row.consumer, row.group, row.table, row.owner, ...row.tags, ...row.topics].join(" ").toLowerCase();
-    return words.every((word) => text.includes(word)) && (!only || row.condition === only);
+    return words.every((word) => text.includes(word)) && (!only || row.health === only);
   };
   const shown = data.groups.filter(fits);
-  const states = [...new Set(data.groups.map((row) => row.condition))];
+  const states = [...new Set(data.groups.map((row) => row.health))];
   if (!data.groups.length && !data.banners.length) {
     return h(Empty, { title: "No consumer is visible to you" }, "Add a file to include/consumers, or ask for the right to see a consumer's DAG.");
   }
@@ -29,7 +29,7 @@ function View({ data, trends, search, setSearch, only, setOnly }) {
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" },
       h(Input, { size: "sm", maxW: "20rem", placeholder: "Search name, topic, table, owner, tag", "aria-label": "Search groups", value: search,
         onChange: (event) => setSearch(event.target.value) }),
-      h(Select, { label: "Filter by state", value: only, onChange: setOnly, options: [["", "All states"], ...states.map((one) => [one, one])] }),
+      h(Select, { label: "Filter by health", value: only, onChange: setOnly, options: [["", "All"], ...states.map((one) => [one, one])] }),
       h(Muted, null, `${number(shown.length)} of ${number(data.groups.length)}`)),
     shown.length ? h(Rows, { label: "Groups", rows: shown, id: (row) => row.consumer, columns: columns(data.most, trends), details: problems })
       : h(Empty, { title: "Nothing matches" }, "Change the search or the filter."));
@@ -38,7 +38,7 @@ function View({ data, trends, search, setSearch, only, setOnly }) {
 const columns = (most, trends) => [
   { name: "Consumer", cell: (row) => h(Box, null, h(A, { to: to("groups", row.consumer), fontWeight: "semibold" }, row.consumer),
     h(Muted, { display: "block" }, row.topics.slice(0, 3).join(", "), row.topics.length > 3 && ` +${row.topics.length - 3}`, " → ", row.table)) },
-  { name: "State", cell: (row) => h(Box, { maxW: "22rem" }, h(State, { value: row.condition }), row.why && h(Muted, { display: "block" }, row.why)) },
+  { name: "Health", cell: (row) => h(Box, { maxW: "22rem" }, h(State, { value: row.health }), h(Muted, { display: "block" }, row.why, row.fix && ` ${row.fix}`)) },
   { name: "Lag", end: true, cell: (row) => h(LagCell, { row, trend: trends[row.consumer] }) },
   { name: "Last commit", cell: (row) => h(Ago, { at: row.committed_at }) },
   { name: "Waiting", end: true, cell: (row) => count(row, row.waiting, most, "WAITING") },
@@ -53,7 +53,7 @@ const columns = (most, trends) => [
 
 // Records and time behind, as of the last sample, and the last hours as a line.
 const LagCell = ({ row, trend }) => row.lag
-  ? h(Box, { title: `${row.lag.verdict}: ${row.lag.why} Sampled ${moment(row.lag.sampled_at)}` },
+  ? h(Box, { title: `Sampled ${moment(row.lag.sampled_at)}` },
     h(Text, { as: "span" }, row.lag.records === null ? (row.lag.known_records ? `≥ ${number(row.lag.known_records)}` : "unknown") : number(row.lag.records)),
     h(Muted, { display: "block" }, row.lag.seconds === null ? "time unknown" : duration(row.lag.seconds)), trend && h(Sparkline, { values: trend }))
   : "–";

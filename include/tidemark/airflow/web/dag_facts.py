@@ -1,0 +1,53 @@
+"""What only Airflow's own database knows of the consumers' DAGs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC
+from typing import Any
+
+from tidemark.offsets.health import Dag
+
+
+def read_dags(wanted: Mapping[str, str]) -> dict[str, Dag]:
+    """The DAGs by the keys of ``wanted``, whose values are DAG ids. Those that Airflow does not know are missing."""
+    from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
+    from sqlalchemy import func, select
+
+    ids = list(wanted.values())
+    ended = select(func.max(DagRun.id)).where(DagRun.dag_id.in_(ids), DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED]))
+    last = select(DagRun.dag_id, DagRun.run_id, DagRun.end_date).where(DagRun.id.in_(ended.group_by(DagRun.dag_id)))
+    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after)
+    with create_session() as airflow:
+        models = {dag: (paused, after) for dag, paused, after in airflow.execute(select(*columns).where(DagModel.dag_id.in_(ids)))}
+        queued = set(airflow.scalars(select(DagRun.dag_id).where(DagRun.dag_id.in_(ids), DagRun.state == DagRunState.QUEUED)))
+        failed = {dag: (run, at) for dag, run, at in airflow.execute(last.where(DagRun.state == DagRunState.FAILED))}
+        stuck = _stuck(airflow, ids)
+    dags: dict[str, Dag] = {}
+    for key, dag in wanted.items():
+        if dag in models:
+            paused, after = models[dag]
+            run, at = failed.get(dag, (None, None))
+            dags[key] = Dag(dag, paused, None if paused else after, dag in queued, run, at, stuck.get(dag, ""))
+    return dags
+
+
+def _stuck(airflow: Any, ids: list[str]) -> dict[str, str]:
+    """What runs wait for that nobody brings: slots of a pool that has none, or a logical date in the future."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.pool import Pool
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.state import DagRunState, TaskInstanceState
+    from sqlalchemy import func, or_, select
+
+    waiting = TaskInstance.dag_id.in_(ids), TaskInstance.state.in_([TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED])
+    pools = select(TaskInstance.dag_id, TaskInstance.pool, Pool.slots).outerjoin(Pool, Pool.pool == TaskInstance.pool).where(*waiting)
+    going = DagRun.dag_id.in_(ids), DagRun.state.in_([DagRunState.QUEUED, DagRunState.RUNNING])
+    future = select(DagRun.dag_id, DagRun.logical_date).where(*going, DagRun.logical_date > func.now())
+    stuck = {dag: f"waits for its logical date, {at.astimezone(UTC):%Y-%m-%d %H:%M} UTC" for dag, at in airflow.execute(future)}
+    for dag, pool, slots in airflow.execute(pools.where(or_(Pool.slots == 0, Pool.slots.is_(None)))):
+        stuck[dag] = f"waits for the pool {pool}, which {'does not exist' if slots is None else 'has no slots'}"
+    return stuck
