@@ -94,4 +94,4 @@ class BrokerUnavailable(Unavailable):
     cause: str
 
     def __str__(self) -> str:
-        return f"Kafka is not available: {self.cause}. No offset was moved; try again when Kafka is back."
+        return f"Kafka is not available: {self.cause}. What was committed before stays; try again when Kafka is back."

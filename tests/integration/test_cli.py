@@ -224,7 +224,7 @@ def test_check_for_programs_is_one_document(scenario: Scenario) -> None:
         "ok": True,
         "form": "function",
         "sinks": [{"table": scenario.table, "columns": ["city", "population"]}],
-        "topics": [{"name": topic, "partitions": 2, "retention_s": None}],
+        "topics": [{"name": topic, "partitions": 2, "retention_s": None, "compacted": False}],
         "expectations": None,
         "problems": [],
         "errors": [],

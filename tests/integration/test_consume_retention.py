@@ -173,7 +173,7 @@ AT_LAST = """
 
 def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batch(scenario: Scenario) -> None:
     """The same offsets would be different records under the old topic's name. What was read before stays, and the rest of the old topic is
-    a lost range."""
+    a lost range, up to the end that the last sample knows."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(AT_LAST, topics=topic, batch={"max_records": 5}).make_sink("payload bytea")
@@ -192,7 +192,7 @@ def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batc
     scenario.transform(PLAIN)
     scenario.run()
     assert scenario.rows() == numbers(0, 5) + numbers(100, 120)
-    assert scenario.lost() == [(0, 5, None, "topic re-created")]
+    assert scenario.lost() == [(0, 5, 10, "topic re-created")]
     scenario.check()
 
 

@@ -107,6 +107,56 @@ def test_topic_pattern_reads_what_matches_whole_also_topics_that_come_later(scen
     scenario.check()
 
 
+LOST = "SELECT topic.name, start_offset, end_offset, reason FROM tidemark.lost_range JOIN tidemark.topic USING (topic_id)"
+
+
+def two_matching(scenario: Scenario) -> tuple[str, str]:
+    """Two topics that a pattern matches. A run has read a record of each, and five more wait in the first one, as a sample knows."""
+    prefix = scenario.topics.create()
+    eu, us = (scenario.topics.create(name=f"{prefix}.{name}") for name in ("eu", "us"))
+    scenario.write(topic_pattern=rf"{prefix}\..+").make_sink()
+    for topic in (eu, us):
+        scenario.topics.produce(topic, ["a"])
+    scenario.run()
+    scenario.topics.produce(eu, list("bcdef"))
+    assert tidemark(scenario, "lag", scenario.name).returncode == 0
+    return eu, us
+
+
+def test_topic_of_a_pattern_that_is_gone_is_a_lost_range_and_the_others_are_read(scenario: Scenario) -> None:
+    """Its unread records stay in the lag until a run has stored that they are lost."""
+    eu, us = two_matching(scenario)
+    scenario.topics.delete(eu)
+    for records in (5, 5):
+        (shown,) = json.loads(tidemark(scenario, "lag", scenario.name, "--output", "json").stdout)
+        assert shown["lag"]["known_records"] == records
+    scenario.topics.produce(us, ["b"])
+    scenario.run()
+    scenario.run()
+    assert scenario.sql(LOST) == [(eu, 1, 6, "topic deleted")]
+    assert sorted(scenario.rows()) == [b"a", b"a", b"b"]
+    (shown,) = json.loads(tidemark(scenario, "lag", scenario.name, "--output", "json").stdout)
+    assert (shown["lag"]["records"], shown["lag"]["partitions"], shown["lost_records"]) == (0, 1, 5)
+
+
+def test_topic_of_a_pattern_that_is_deleted_while_it_is_read_does_not_end_the_run(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eu, us = two_matching(scenario)
+    scenario.topics.produce(us, ["b"])
+
+    deleted = threading.Lock()
+
+    def delete(part: Slice) -> None:
+        if part.partition.topic == eu and deleted.acquire(blocking=False):
+            scenario.topics.delete(eu)
+
+    monkeypatch.setattr("tidemark.kafka.reader.SILENCE_S", 3)
+    scenario.run(before=delete)
+    assert scenario.sql(LOST) == [(eu, 1, 6, "topic deleted")]
+    assert sorted(scenario.rows()) == [b"a", b"a", b"b"]
+
+
 def test_topic_pattern_leaves_out_retry_and_failed_topics_of_any_consumer(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two consumers that read each other's would fail the same record again and again. By name, it is a retry topic of a consumer of the
     project; by the headers of its records, of any other. Other topics may have such names."""

@@ -179,10 +179,26 @@ def test_run_without_rights_on_the_mirrored_group_succeeds_with_one_warning_that
     assert {(part.topic, part.partition): offset for part, offset in mirrored.items()} == consumer.positions()
 
 
-def allow(secure: SecureStack, group: str, principal: str, operation: AclOperation) -> None:
-    rule = AclBinding(ResourceType.GROUP, group, ResourcePatternType.LITERAL, principal, "*", operation, AclPermissionType.ALLOW)
+def allow(secure: SecureStack, name: str, principal: str, operation: AclOperation, kind: ResourceType = ResourceType.GROUP) -> None:
+    rule = AclBinding(kind, name, ResourcePatternType.LITERAL, principal, "*", operation, AclPermissionType.ALLOW)
     admin = AdminClient({"bootstrap.servers": secure.kafka.bootstrap_servers()})
     admin.create_acls([rule])[rule].result(10)
+
+
+@pytest.mark.parametrize("transform", [PLAIN, SPARK], ids=["function", "spark"])
+def test_topic_that_may_be_described_but_not_read_is_refused(
+    transform: str, consumer: Scenario, secure: SecureStack, kafka: dict[str, str]
+) -> None:
+    """With the right that is missing: it is no outage. Its settings may not be read either, which `check` notes."""
+    (topic,) = consumer.spec.topics
+    allow(secure, topic, f"User:{USER}", AclOperation.DESCRIBE, ResourceType.TOPIC)
+    consumer.transform(transform)
+    env = environment(consumer, kafka)
+    done = consumer.command("consume", consumer.name, env=env)
+    assert done.returncode == 1
+    assert f"does not allow READ on {topic}. Ask for an ACL that allows it." in done.stderr
+    checked = consumer.command("consumers", "check", consumer.name, env=env)
+    assert (checked.returncode, "does not allow DESCRIBE_CONFIGS" in checked.stdout) == (0, True)
 
 
 @pytest.mark.parametrize("names", [NAMES[1], pytest.param(NAMES[3], marks=pytest.mark.thorough)])

@@ -14,6 +14,7 @@ from tidemark.consume.check import Report, TableDiff, check, sink_ddl, sink_diff
 from tidemark.consume.describe import SparkSchema
 from tidemark.consume.fields import ColumnsUnknown, transform_of
 from tidemark.consume.sketch import sketched_table
+from tidemark.kafka.cluster import Cleanup
 from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
 from tidemark.text.duration import format_duration
@@ -147,8 +148,7 @@ def _print(report: Report) -> None:
     for name, columns in report.columns.items():
         _line("sink", f"{spec.tables[name].table} takes {', '.join(columns)}")
     for found in report.topics:
-        kept = "kept permanently" if found.retention is None else f"kept for {format_duration(found.retention)}"
-        _line("topic", f"{found.topic.name}: {counted(found.topic.partitions, 'partition')}, {kept}")
+        _line("topic", f"{found.topic.name}: {counted(found.topic.partitions, 'partition')}, {_kept(found.cleanup)}")
     for suite, expectations in report.suites.items():
         _line("suite", f"{suite}: {counted(expectations, 'expectation')}")
     for note in report.notes:
@@ -162,6 +162,13 @@ def _print(report: Report) -> None:
     stdout.print("[green]ok[/green]" if report.ok else "[red]not ready[/red]")
 
 
+def _kept(cleanup: Cleanup | None) -> str:
+    if cleanup is None:
+        return "kept for an unknown time"
+    kept = "kept permanently" if cleanup.retention is None else f"kept for {format_duration(cleanup.retention)}"
+    return f"{kept}, but compacted: only the newest record of each key" if cleanup.compacted else kept
+
+
 def _line(what: str, text: str, style: str = "") -> None:
     stdout.print(f"  {what:<10} {text}", style=style, markup=False, highlight=False)
 
@@ -173,7 +180,13 @@ def _as_json(report: Report) -> dict[str, Any]:
         "form": report.transform.form if report.transform else None,
         "sinks": [{"table": sink.table, "columns": report.columns.get(name, [])} for name, sink in report.spec.tables.items()],
         "topics": [
-            {"name": found.topic.name, "partitions": found.topic.partitions, "retention_s": found.retention} for found in report.topics
+            {
+                "name": found.topic.name,
+                "partitions": found.topic.partitions,
+                "retention_s": found.cleanup and found.cleanup.retention,
+                "compacted": found.cleanup and found.cleanup.compacted,
+            }
+            for found in report.topics
         ],
         "expectations": sum(report.suites.values()) if report.suites else None,
         "problems": [_problem(problem) for problem in report.problems],

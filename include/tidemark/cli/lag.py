@@ -90,10 +90,17 @@ def _shown(found: Sequence[GroupLag], *, single: bool) -> RenderableType:
             left = "" if one.lag.replay_s is None else f", about {about(one.lag.replay_s)}"
             parts.append(f"replaying: {counted(one.lag.replay_records, 'record')} left{left}")
         if one.lost_ranges:
-            parts.append(f"lost: {counted(one.lost_records, 'record')} in {counted(one.lost_ranges, 'range')}")
+            parts.append(f"lost: {_lost(one)}")
         if one.lag.clock_ahead or any(part.clock_ahead for part in one.partitions):
             parts.append("timestamps of records are later than the database's clock: their age is shown as 0")
     return Group(*parts) if parts else "no group: the consumer has never run"
+
+
+def _lost(one: GroupLag) -> str:
+    known = one.lost_ranges - one.lost_unknown
+    numbers = [f"{counted(one.lost_records, 'record')} in {counted(known, 'range')}"] if known else []
+    unknown = [f"an unknown number of records in {counted(one.lost_unknown, 'range')}"] if one.lost_unknown else []
+    return " and ".join([*numbers, *unknown])
 
 
 def _reason(one: Lag) -> Text:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,8 @@ from tidemark.consume.fixed import problems_of
 from tidemark.consume.renamed import require_own_rows
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput, TidemarkError
-from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
+from tidemark.kafka.cluster import Cleanup, Cluster, Setting, Topic, TopicsMissing, cleanup_of
+from tidemark.kafka.failures import NotAllowed
 from tidemark.quality import load_suite, validated_view_ddl
 from tidemark.records.outcome import ONLY
 from tidemark.retry.topics import ensure_topics, wanted
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopicFound:
-    """``retention`` is `None` for a topic that keeps its records permanently."""
+    """``cleanup``: `None` if this client may not read the topic's settings."""
 
     topic: Topic
-    retention: timedelta | None
+    cleanup: Cleanup | None
 
 
 @dataclass
@@ -222,8 +222,12 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
             report.problems.append(report.spec.problem(("topics", names.index(name)), message, "create it, or correct the name"))
         topics = cluster.topics(name for name in names if name not in error.topics)
     report.problems += problems_of(report.spec, topics)
-    retention = cluster.retention([topic.name for topic in topics])
-    report.topics = [TopicFound(topic, retention[topic.name]) for topic in topics]
+    settings: Mapping[str, Mapping[str, Setting]] = {}
+    try:
+        settings = cluster.settings(topic.name for topic in topics)
+    except NotAllowed as error:
+        report.notes.append(f"settings of topics not looked up: {error}")
+    report.topics = [TopicFound(topic, cleanup_of(settings[topic.name]) if settings else None) for topic in topics]
 
 
 def _check_rows(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:

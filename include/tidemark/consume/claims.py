@@ -77,6 +77,11 @@ class LookUp:
     ends: Mapping[TopicPartition, int]
     backfill: Backfill | None = None
 
+    def without(self, topics: Collection[str]) -> LookUp:
+        kept = {partition: log_ for partition, log_ in self.logs.items() if partition.topic not in topics}
+        ends = {partition: self.ends[partition] for partition in kept}
+        return replace(self, topics=[topic for topic in self.topics if topic.name not in topics], logs=kept, ends=ends)
+
 
 class Holding(RebalanceListener):
     """Tidemark's own rebalance listener. ``me`` returns the current claimant."""
@@ -406,10 +411,33 @@ def _claim_skipped(cur: Cursor, me: Claimant, topic_id: int, found: Log, backfil
     return store.jump(cur, me.group_id, claim, to)
 
 
-def _leave_behind(connection: Connection, me: Claimant, old: Iterable[Position]) -> None:
-    """Stores the unread rest of a deleted topic as lost."""
+def leave_gone(connection: Connection, cluster: Cluster, group: str, group_id: int, attempt_id: int) -> set[str]:
+    """Stores what was not read of topics that a pattern matched and that are gone from Kafka as lost, as far as the last sample knows it.
+    Returns their names."""
     with transaction(connection) as cur:
+        known = {each.partition.topic: each.topic_id for each in store.positions(cur, group)}
+    gone = known.keys() - {topic.name for topic in cluster.topics(known, missing_ok=True)}
+    if gone:
+        with transaction(connection) as cur:
+            lost = store.leave_gone(cur, group_id, attempt_id, [known[topic] for topic in gone], "topic deleted")
+        for each in lost:
+            log.warning(
+                "records lost group=%s partition=%s start=%s end=%s reason=topic deleted", group, each.partition, each.start, each.end
+            )
+    return gone
+
+
+def _leave_behind(connection: Connection, me: Claimant, old: Iterable[Position]) -> None:
+    """Stores the unread rest of a deleted topic as lost: up to the end that the last sample knows, or without one."""
+    old = list(old)
+    with transaction(connection) as cur:
+        known = store.leave_gone(cur, me.group_id, me.attempt_id, {each.topic_id for each in old}, "topic re-created")
+        ends = {(each.topic_id, each.partition): each.end for each in known}
         for position in old:
+            if end := ends.get((position.topic_id, position.partition)):
+                values = me.group, position.partition, position.position, end
+                log.warning("topic was re-created group=%s partition=%s lost_from=%s to=%s", *values)
+                continue
             store.record_lost(
                 cur,
                 me.group_id,

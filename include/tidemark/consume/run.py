@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from tidemark import roles, schema
 from tidemark.connections import Connections
-from tidemark.consume.claims import LookUp
+from tidemark.consume.claims import LookUp, leave_gone
 from tidemark.consume.engine import Engine, Start, require_same_topics, run_batch
 from tidemark.consume.evolve import evolved
 from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
@@ -46,6 +46,7 @@ from tidemark.profiles import Profile
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker
+from tidemark.retry.order import HeldTooMany
 from tidemark.rewind.backfill import Backfill, find, of_attempt
 from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
@@ -192,6 +193,10 @@ class ConsumerRun:
         """As the files held them when the last batch began."""
         self._tries = 0
         """Failed tries of the next batch; 0 after each commit."""
+        self._most = attempt.spec.batch.max_records
+        """Records of the next batch, at most."""
+        self._asked = 0
+        """Offsets of the last batch."""
         self._rejected = 0
         self._sampled_at: float | None = None
 
@@ -205,6 +210,7 @@ class ConsumerRun:
             joined = self._join(self._extent.begin())  # ①, ②, ③
             watch = RewindWatch(attempt.connections.database_url, watched_group, attempt.group_id, self._interrupt)
             with contextlib.closing(watch), contextlib.closing(joined) as membership:  # ⑥
+                self._leave_gone(membership)
                 self._sample_lag(membership)
                 with mirrored(self._cluster, self._spec, lambda: _positions(membership)) as publish:
                     while self._next_batch(membership, watch):
@@ -258,7 +264,8 @@ class ConsumerRun:
             self._credentials = self._attempt.connections.read()
             self._cluster.use(self._credentials.kafka)
             self._extent.refresh(membership)
-            slices = membership.held.next_batch(self._spec.batch.max_records)
+            slices = membership.held.next_batch(self._most)
+            self._asked = sum(part.end - part.start for part in slices)
             if self._extent.over(membership, drained=not slices):
                 return False
             if slices or self._spec.run is RunMode.CONTINUOUS:  # notices a lost partition before the commit, or without one
@@ -281,6 +288,7 @@ class ConsumerRun:
             self._start_over(membership, error)
             return True
         self._tries = 0
+        self._most = min(2 * self._most, self._spec.batch.max_records)
         membership.held.advance(receipts)
         self._count(receipts)
         return True
@@ -291,6 +299,10 @@ class ConsumerRun:
         A batch that met an outage is tried again if its credentials have been replaced since it began: they may have been refused.
         """
         interrupted = self._interrupt.called or (isinstance(error, Unavailable) and self._credentials != self._attempt.connections.read())
+        if self._leave_gone(membership):
+            interrupted = True
+        if isinstance(error, HeldTooMany) and error.part.end - error.part.start > 1:  # what a smaller slice stores, a drain can end
+            self._most, interrupted = max(1, self._asked // 2), True
         if not membership.may_go_on(error, self._tries, interrupted=interrupted):
             raise error
         try:
@@ -299,6 +311,18 @@ class ConsumerRun:
             raise (refused if interrupted else error) from refused  # the error of an interrupted batch is meaningless
         where = (self._spec.group, self._attempt.attempt_id)
         log.warning("batch ended early, continuing from the committed positions group=%s attempt=%s: %s", *where, error)
+
+    def _leave_gone(self, membership: Membership) -> bool:
+        """Leaves topics that its pattern matched and that are gone from Kafka, so that the others are read on. Returns whether the run was
+        reading one."""
+        if not self._spec.topic_pattern or isinstance(self._extent, Drain | Skipped):
+            return False
+        found, attempt = membership.held.found, self._attempt
+        gone = leave_gone(self._connection, self._cluster, self._spec.group, attempt.group_id, attempt.attempt_id)
+        reading = gone & {topic.name for topic in found.topics}
+        if reading:
+            membership.see(found.without(reading))
+        return bool(reading)
 
     def _count(self, receipts: Sequence[Receipt]) -> None:
         """Logs a committed batch. Raises `TooManyFailed`."""

@@ -7,6 +7,7 @@ Modules::
     cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
     compiled    polls without a Python object for each message, by a file in C
     config      one set of client settings for librdkafka and the JVM's client
+    failures    what an error of Kafka means: outage, missing right, refusal
     groups      consumer groups of Kafka: live members, offsets that are mirrored there
     history     detects a truncated log by its leader epochs (KIP-320)
     poll        what a poll finds, as columns; the poller that needs no compiler

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_fixed
 
-from tidemark.errors import BrokerUnavailable, Refused
+from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
 from tidemark.kafka.config import KafkaConfig, connected
+from tidemark.kafka.failures import KafkaRefuses, NotAllowed, failure_of, is_denial
 from tidemark.kafka.history import truncated
 from tidemark.kafka.reader import SETTINGS, read
 from tidemark.records.ranges import Log, TopicPartition
@@ -22,7 +23,7 @@ from tidemark.spec.load import groups_with_retries
 from tidemark.spec.retry_topics import FIRST_HEADER, group_of
 
 if TYPE_CHECKING:
-    from confluent_kafka import TopicCollection
+    from confluent_kafka import KafkaException, TopicCollection
     from confluent_kafka.admin import AdminClient
 
     from tidemark.spec import ConsumerSpec
@@ -63,18 +64,8 @@ class TopicNotMade(Refused):
         return f"{self.servers} did not create the topic {self.topic}: {self.cause}. Create it manually, or ask for permission."
 
 
-@dataclass(kw_only=True, eq=False)
-class NotAllowed(Refused):
-    """The cluster's ACLs do not allow an operation on these topics."""
-
-    kafka_name = "TOPIC_AUTHORIZATION_FAILED"
-    topics: list[str]
-    operation: str
-    """Its name in an ACL: ``DESCRIBE``."""
-    servers: str
-
-    def __str__(self) -> str:
-        return f"{self.servers} does not allow {self.operation} on {', '.join(self.topics)}. Ask for an ACL that allows it."
+PERMANENT = timedelta(days=365_000)
+"""A retention beyond this is permanent, and so long that a date could overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +74,22 @@ class Setting:
 
     value: str
     stated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What happens to a topic's records. ``retention``: how long they stay by time, `None`: permanently. ``compacted``: only the newest
+    record of each key stays, so a rewind cannot read all of them again."""
+
+    retention: timedelta | None
+    compacted: bool
+
+
+def cleanup_of(settings: Mapping[str, Setting]) -> Cleanup:
+    """From a topic's settings."""
+    policy, milliseconds = settings["cleanup.policy"].value, int(settings["retention.ms"].value)
+    permanent = "delete" not in policy or not 0 <= milliseconds < PERMANENT / timedelta(milliseconds=1)
+    return Cleanup(None if permanent else timedelta(milliseconds=milliseconds), "compact" in policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,7 @@ class Cluster:
         try:
             metadata = self.admin().list_topics(timeout=self._timeout_s)
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise self._failed(error, "DESCRIBE") from error
         expression = re.compile(pattern)
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
 
@@ -166,7 +173,7 @@ class Cluster:
         try:
             found = self.admin().list_topics(timeout=self._timeout_s).brokers
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise self._failed(error, "DESCRIBE") from error
         return [f"{found[number].host}:{found[number].port}" for number in sorted(found)]
 
     def topics(self, names: Iterable[str], *, missing_ok: bool = False) -> list[Topic]:
@@ -182,12 +189,12 @@ class Cluster:
             try:
                 described = future.result()
             except KafkaException as error:
-                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                if is_denial(error.args[0]):
                     denied.append(name)
                 elif error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     missing.append(name)
                 else:
-                    raise self._unavailable(error) from error
+                    raise self._failed(error, "DESCRIBE", [name]) from error
             else:
                 racks = tuple(tuple(node.rack for node in part.replicas) for part in described.partitions)
                 found.append(Topic(name, str(described.topic_id), len(described.partitions), racks))
@@ -259,7 +266,7 @@ class Cluster:
                             found[part] = message.timestamp()[1]
                             consumer.pause([Wire(part.topic, part.partition)])
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise self._failed(error, "READ", {part.topic for part in positions}) from error
         finally:
             consumer.close()
         return found
@@ -279,28 +286,13 @@ class Cluster:
             try:
                 answers = consumer.committed(wanted, timeout=self._timeout_s) if wanted else []
             except KafkaException as error:
-                raise self._unavailable(error) from error
+                raise self._failed(error, "DESCRIBE", {part.topic for part in wanted}) from error
         return {TopicPartition(part.topic, part.partition): part.offset for part in answers if part.error is None and part.offset >= 0}
-
-    def retention(self, topics: Iterable[str]) -> dict[str, timedelta | None]:
-        """How long each topic retains records by time; `None`: permanently."""
-        from confluent_kafka import KafkaException
-        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
-
-        asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-        if not asked:
-            return {}
-        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
-        try:
-            values = {resource.name: int(future.result()["retention.ms"].value) for resource, future in futures.items()}
-        except KafkaException as error:
-            raise self._unavailable(error) from error
-        return {name: timedelta(milliseconds=value) if value >= 0 else None for name, value in values.items()}
 
     def settings(self, topics: Iterable[str]) -> dict[str, dict[str, Setting]]:
         """All settings of each topic, by Kafka's names. Raises `NotAllowed` with all topics whose settings may not be read, and
         `BrokerUnavailable` also for a topic that does not exist."""
-        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
 
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
@@ -313,8 +305,8 @@ class Cluster:
             try:
                 entries = future.result()
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise self._unavailable(error) from error
+                if not is_denial(error.args[0]):
+                    raise self._failed(error, "DESCRIBE_CONFIGS", [resource.name]) from error
                 denied.append(resource.name)
             else:
                 found[resource.name] = {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in entries.items()}
@@ -337,12 +329,11 @@ class Cluster:
             future.result()
         except KafkaException as error:
             made = False
-            if error.args[0].code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
-                raise NotAllowed(topics=[topic], operation="CREATE", servers=self.servers) from error
-            if error.args[0].retriable() or error.args[0].code() < 0:
-                raise self._unavailable(error) from error
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise TopicNotMade(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
+                failed = self._failed(error, "CREATE", [topic])
+                if isinstance(failed, KafkaRefuses):
+                    raise TopicNotMade(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
+                raise failed from error
         seen = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.05))
         try:
             seen(lambda: self.topics([topic], missing_ok=True))
@@ -382,8 +373,11 @@ class Cluster:
         )
         try:
             return retrying(ask)
-        except (KafkaException, _NoOffset) as error:
-            raise self._unavailable(error) from error
+        except _NoOffset as error:
+            self._client = None
+            raise BrokerUnavailable(cause=f"{self.servers}: {error}") from error
+        except KafkaException as error:
+            raise self._failed(error, "DESCRIBE", {part.topic for part in asked}) from error
 
     def _answer(self, future: Future[Any]) -> Any:
         """A client that has met an election may keep the leaders that it knew for minutes, so that the next question needs another one."""
@@ -429,10 +423,9 @@ class Cluster:
             client = self._client = connected(AdminClient, {**self._config, "log_level": "0"})
         return client
 
-    def _unavailable(self, error: Exception) -> BrokerUnavailable:
+    def _failed(self, error: KafkaException, operation: str, topics: Iterable[str] = ()) -> TidemarkError:
         self._client = None
-        detail = error.args[0] if error.args else error
-        return BrokerUnavailable(cause=f"{self.servers}: {detail.str() if hasattr(detail, 'str') else detail}")
+        return failure_of(error.args[0], self.servers, operation, topics)
 
 
 def _unanswered(future: Future[Any]) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
-from tidemark.kafka.cluster import REQUEST_TIMEOUT_S, Cluster, NotAllowed
+from tidemark.kafka.cluster import REQUEST_TIMEOUT_S, Cluster
+from tidemark.kafka.failures import failure_of
 from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
@@ -132,8 +133,6 @@ def _translated(error: KafkaError, group: str, operation: str, servers: str, top
 
     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return GroupNotAllowed(group=group, operation=operation, servers=servers)
-    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
-        return NotAllowed(topics=[topic], operation=operation, servers=servers)
     if error.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.REBALANCE_IN_PROGRESS):
         return GroupInUse(group=group, members=[], servers=servers)
-    return BrokerUnavailable(cause=f"{servers}: group {group}: {error.str()}")
+    return failure_of(error, servers, operation, [topic] if topic else [f"group {group}"])

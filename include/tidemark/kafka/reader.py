@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka import compiled
 from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.failures import NotAllowed
 from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, Failure, MessagePoller, Poller
 from tidemark.records.ranges import TopicPartition
 
@@ -189,7 +190,7 @@ def _poller(settings: KafkaConfig) -> Poller:
 def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
     """Whether the client's error means that everything below ``end`` was read, and its text if it may be transient.
 
-    Raises `RangeGone`, `BatchDamaged` or `NotDecompressed`.
+    Raises `RangeGone`, `NotAllowed`, `BatchDamaged` or `NotDecompressed`.
     """
     from confluent_kafka import KafkaError
 
@@ -198,6 +199,8 @@ def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: in
         return at >= end, None
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART):  # noqa: SLF001
         raise RangeGone(partition=partition, start=start, end=end, cause=said)
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise NotAllowed(topics=[partition.topic], operation="READ", servers="Kafka")
     if code in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG):  # noqa: SLF001
         if at < end:
             kind = NotDecompressed if code == KafkaError._BAD_COMPRESSION else BatchDamaged  # noqa: SLF001

@@ -87,7 +87,8 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """``topics`` and ``partitions`` are empty in an overview. ``lost_ranges``, ``lost_records``: what was lost for good.
+    """``topics`` and ``partitions`` are empty in an overview. ``lost_ranges``, ``lost_records``: what was lost for good;
+    ``lost_unknown``: in so many of the ranges, an unknown number.
 
     ``validation_id``, ``verdict``: the last validation of rows that are still there.
     """
@@ -98,6 +99,7 @@ class GroupLag:
     verdict: str | None
     lost_ranges: int
     lost_records: int
+    lost_unknown: int
     runs: Runs
     topics: tuple[Lag, ...] = ()
     partitions: tuple[Lag, ...] = ()
@@ -154,6 +156,7 @@ def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int,
         row["verdict"],
         row["lost_ranges"],
         row["lost_records"] or 0,
+        row["lost_unknown"],
         runs,
         tuple(lag for lag in lags if lag.topic is not None and lag.partition is None),
         tuple(lag for lag in lags if lag.partition is not None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -110,8 +110,9 @@ def last(cur: Cursor, group_id: int) -> dict[Key, Sample]:
     return {(row["topic_id"], row["partition"]): _sample(row) for row in rows(cur)}
 
 
-def store(cur: Cursor, group_id: int, seen: Mapping[Key, Observation], *, new_window: bool = False) -> bool:
-    """Stores what was seen of a group's partitions, all at the same time, adds it to the history and thins that.
+def store(cur: Cursor, group_id: int, seen: Mapping[Key, Observation], *, gone: Collection[int] = (), new_window: bool = False) -> bool:
+    """Stores what was seen of all of a group's partitions, all at the same time, adds it to the history and thins that. ``gone``: topics
+    that are no longer in Kafka.
 
     Returns `False`, and stores nothing, while another process stores a sample of the group.
     """
@@ -122,8 +123,8 @@ def store(cur: Cursor, group_id: int, seen: Mapping[Key, Observation], *, new_wi
     found = advanced(cur, group_id, seen, new_window=new_window)
     topic_ids = sorted({topic_id for topic_id, _ in seen})
     at = max(one.at for one in seen.values())
-    cur.execute(SQL["forget"], {"group_id": group_id, "topic_ids": topic_ids, "at": at})
     execute_values(cur, SQL["write"], [_row(group_id, key, sample) for key, sample in sorted(found.items())], page_size=1000)
+    cur.execute(SQL["forget"], {"group_id": group_id, "gone": list(gone), "at": at})
     cur.execute(SQL["note_history"], {"group_id": group_id, "topic_ids": topic_ids})
     cur.execute(SQL["forget_sums"], {"group_id": group_id})
     cur.execute(NOTE_SUMS, {"group_id": group_id, "groups": None})

@@ -56,12 +56,14 @@ SELECT topic_id, partition, sum(moved)::bigint
 SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: forget
--- Deletes earlier incarnations of these topics, and partitions that no sample has named for a day: the group no longer reads them.
+-- Deletes partitions that the sample of this time did not see: the group no longer reads them. Those of topics that are gone from Kafka stay
+-- until a run has stored what was not read of them.
 DELETE FROM tidemark.lag_partition last
- WHERE group_id = %(group_id)s
-   AND (sampled_at < %(at)s - interval '1 day'
-        OR topic_id IN (SELECT old.topic_id FROM tidemark.topic old JOIN tidemark.topic now USING (name)
-                         WHERE now.topic_id = ANY (%(topic_ids)s::smallint[]) AND old.topic_id <> now.topic_id));
+ WHERE group_id = %(group_id)s AND sampled_at < %(at)s
+   AND NOT (topic_id = ANY (%(gone)s::smallint[])
+            AND EXISTS (SELECT FROM tidemark.partition_offset pos
+                         WHERE pos.group_id = last.group_id AND pos.topic_id = last.topic_id AND pos.partition = last.partition
+                           AND pos.next_offset < last.log_end));
 
 -- name: write
 -- Stores the last sample of each partition, unless a later one is stored. Locks its row.
@@ -166,7 +168,7 @@ SELECT group_id{of}, count(*)::integer AS partitions, min(sampled_at) AS sampled
 -- up to 30 attempts; attempts of one Airflow run are one run. Backfills and the DAG of the retries are not: they read other records. Counts
 -- of failed records stop at %(most)s. Locks nothing.
 SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
-       lost.ranges AS lost_ranges, lost.records AS lost_records, pos.partitions, pos.committed_at,
+       lost.ranges AS lost_ranges, lost.records AS lost_records, lost.unknown AS lost_unknown, pos.partitions, pos.committed_at,
        (SELECT count(*) FROM (SELECT FROM tidemark.failed_record
                                WHERE group_id = grp.group_id AND state IN ('WAITING', 'HELD') LIMIT %(most)s) record) AS retrying,
        (SELECT count(*) FROM (SELECT FROM tidemark.failed_record
@@ -192,7 +194,8 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                       WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  GROUP BY run) run) runs ON true
-  LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records
+  LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records,
+                            count(*) FILTER (WHERE end_offset IS NULL) AS unknown
                        FROM tidemark.lost_range WHERE lost_range.group_id = grp.group_id AND reason <> 'rewind') lost ON true
   LEFT JOIN tidemark.lag_group sampled ON sampled.group_id = grp.group_id
   LEFT JOIN LATERAL (SELECT count(*) AS partitions, max(committed_at) AS committed_at

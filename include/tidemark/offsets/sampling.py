@@ -15,12 +15,13 @@ import psycopg2
 
 from tidemark.db import transaction
 from tidemark.errors import TidemarkError
-from tidemark.kafka.cluster import Cluster, NotAllowed, Setting, Topic
+from tidemark.kafka.cluster import Cluster, Setting, Topic, cleanup_of
+from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import samples, store
 from tidemark.offsets.ends import truncations
 from tidemark.offsets.samples import Key
 from tidemark.offsets.store import Position
-from tidemark.offsets.window import LATEST, Observation, Sample
+from tidemark.offsets.window import Observation, Sample
 from tidemark.records.ranges import Log, TopicPartition
 from tidemark.spec import ConsumerSpec
 
@@ -109,8 +110,16 @@ def sample(
             applied_no=applied_no,
             replay_until=replays.get(key),
         )
+    gone = _gone(cluster, {topic_id for topic_id, _ in before.keys() - seen.keys()}, positions)
     with transaction(connection) as cur:
-        return samples.store(cur, group_id, seen, new_window=new_window)
+        return samples.store(cur, group_id, seen, gone=gone, new_window=new_window)
+
+
+def _gone(cluster: Cluster, topic_ids: Collection[int], positions: Iterable[Position]) -> set[int]:
+    """Those of these topics that are no longer in Kafka."""
+    asked = [one for one in positions if one.topic_id in topic_ids]
+    there = {topic.kafka_uuid for topic in cluster.topics({one.partition.topic for one in asked}, missing_ok=True)}
+    return {one.topic_id for one in asked if one.kafka_uuid not in there}
 
 
 def _times(
@@ -138,9 +147,5 @@ def _retentions(cluster: Cluster, topics: Iterable[Topic]) -> dict[str, timedelt
     settings: Mapping[str, Mapping[str, Setting]] = {}
     with contextlib.suppress(NotAllowed):
         settings = cluster.settings(topic.name for topic in topics)
-    found = {}
-    for name, values in settings.items():
-        retention_ms = int(values["retention.ms"].value)
-        if "delete" in values["cleanup.policy"].value and 0 <= retention_ms < LATEST / timedelta(milliseconds=1):
-            found[name] = timedelta(milliseconds=retention_ms)
-    return found
+    kept = {name: cleanup_of(values).retention for name, values in settings.items()}
+    return {name: retention for name, retention in kept.items() if retention is not None}

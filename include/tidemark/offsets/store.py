@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +23,7 @@ SQL = statements("tidemark.offsets", "store.sql")
 
 ABANDONED_AFTER = timedelta(hours=24)
 
-LostReason = Literal["retention", "topic re-created", "reset to latest"]
+LostReason = Literal["retention", "topic re-created", "topic deleted", "reset to latest"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -128,6 +128,16 @@ class Position:
     committed_at: datetime
     leader_epoch: int | None
     """See `tidemark.records.ranges.Log`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What was not read of a partition whose topic is gone from Kafka."""
+
+    partition: TopicPartition
+    topic_id: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +303,14 @@ def record_lost(
             "reason": reason,
         },
     )
+
+
+def leave_gone(cur: Cursor, group_id: int, attempt_id: int, topic_ids: Collection[int], reason: LostReason) -> list[Gone]:
+    """Stores what was not read of topics that are gone from Kafka as lost, as far as the last sample knows it, and moves the positions
+    there. Fences their owners."""
+    key = {"group_id": group_id, "attempt_id": attempt_id, "topic_ids": list(topic_ids), "reason": reason}
+    cur.execute(SQL["leave_gone"], key)
+    return [Gone(TopicPartition(topic, partition), *rest) for topic, partition, *rest in cur.fetchall()]
 
 
 def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:

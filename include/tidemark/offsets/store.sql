@@ -97,6 +97,25 @@ UPDATE tidemark.partition_offset SET next_offset = %(to)s, leader_epoch = NULL, 
 INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(reason)s, %(attempt_id)s) ON CONFLICT DO NOTHING;
 
+-- name: leave_gone
+-- Stores the unread rest of these topics as lost, as far as the last sample knows it, and moves the positions there. Locks the positions, in
+-- the common lock order.
+WITH gone AS MATERIALIZED (
+    SELECT pos.group_id, pos.topic_id, pos.partition, pos.next_offset, last.log_end
+      FROM tidemark.partition_offset pos JOIN tidemark.lag_partition last USING (group_id, topic_id, partition)
+     WHERE pos.group_id = %(group_id)s AND pos.topic_id = ANY (%(topic_ids)s::smallint[]) AND NOT pos.drained AND last.log_end > pos.next_offset
+     ORDER BY pos.topic_id, pos.partition FOR NO KEY UPDATE OF pos
+), moved AS (
+    UPDATE tidemark.partition_offset pos
+       SET next_offset = gone.log_end, leader_epoch = NULL, owner = NULL, owner_epoch = owner_epoch + 1, committed_at = clock_timestamp()
+      FROM gone WHERE pos.group_id = gone.group_id AND pos.topic_id = gone.topic_id AND pos.partition = gone.partition
+), lost AS (
+    INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)
+    SELECT group_id, topic_id, partition, next_offset, log_end, %(reason)s, %(attempt_id)s FROM gone
+    RETURNING topic_id, partition, start_offset, end_offset
+)
+SELECT topic.name, partition, topic_id, start_offset, end_offset FROM lost JOIN tidemark.topic USING (topic_id) ORDER BY topic.name, partition;
+
 -- name: move_offset
 -- Moves one partition's offset if the caller still owns it. Locks that row. No row returned: fenced, or a twin has already committed.
 UPDATE tidemark.partition_offset SET next_offset = %(end)s, leader_epoch = %(leader_epoch)s, committed_at = clock_timestamp()

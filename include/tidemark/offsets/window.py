@@ -13,7 +13,7 @@ from enum import StrEnum
 
 WINDOW = timedelta(minutes=5)
 LATEST = timedelta(days=365_000)
-"""Retentions beyond this are permanent, and so large that a date could overflow."""
+"""With longer times, a date could overflow."""
 
 
 class Trend(StrEnum):

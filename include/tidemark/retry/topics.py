@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BadInput, Refused
-from tidemark.kafka.cluster import Cluster, NotAllowed, Setting, Topic, TopicNotMade
+from tidemark.kafka.cluster import Cluster, Setting, Topic, TopicNotMade
+from tidemark.kafka.failures import NotAllowed
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
 from tidemark.spec.retry_topics import failed_topic, retry_topic

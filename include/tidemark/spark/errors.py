@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tidemark.consume.forms import TransformFailed
 from tidemark.errors import BrokerUnavailable, Refused, Unavailable
+from tidemark.kafka.failures import NotAllowed
 from tidemark.kafka.reader import BatchDamaged
 
 DAMAGED = (
@@ -18,6 +19,7 @@ DAMAGED = (
     re.compile(r"(?P<cause>Encountered corrupt message) when fetching offset \d+ for topic-partition (?P<topic>\S+)-(?P<partition>\d+)"),
 )
 """Messages of Kafka's Java client for a damaged record batch (``CompletedFetch``, ``FetchCollector``). A task's error is only text."""
+DENIED = re.compile(r"Not authorized to access topics: \[(?P<topics>[^\]]+)\]")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -94,6 +96,8 @@ class translated:
             raise BatchDamaged(partition=f"{said['topic']}/{said['partition']}", offset=offset, cause=said["cause"].strip()) from error
         if "long overflow" in message and "KafkaRecordToRowConverter" in str(error):
             raise NotATime from error
+        if denied := DENIED.search(str(error)):
+            raise NotAllowed(topics=denied["topics"].split(", "), operation="READ", servers="Kafka") from error
         if any(name.startswith("org.apache.kafka.common.errors.") for name in names):
             raise BrokerUnavailable(cause=message) from error
         if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):

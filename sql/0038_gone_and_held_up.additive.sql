@@ -10,3 +10,8 @@ ALTER TABLE tidemark.lag_partition DROP CONSTRAINT times, ADD CONSTRAINT times C
 ALTER TABLE tidemark.lag_group DROP CONSTRAINT times, ADD CONSTRAINT times CHECK (
     least(sampled_at, expires_at, committed_at, open_since) >= timestamptz '1970-01-01Z'
     AND greatest(sampled_at, expires_at, committed_at, open_since) < timestamptz '9999-01-01Z') NOT VALID;
+
+-- A topic that a pattern matched and that is gone from Kafka.
+ALTER TABLE tidemark.lost_range DROP CONSTRAINT lost_range_reason_check,
+    ADD CONSTRAINT lost_range_reason_check
+        CHECK (reason IN ('retention', 'topic re-created', 'topic deleted', 'reset to latest', 'rewind')) NOT VALID;
