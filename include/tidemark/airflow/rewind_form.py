@@ -119,7 +119,8 @@ def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
             False,
             type="boolean",
             title="Allow loss",
-            description_md="If Kafka no longer has the target offset: continue at the log start offset, and record the gap as lost.",
+            description_md="If Kafka no longer has the target offset: continue at the log start offset, and record the gap as lost. "
+            "Needed for compacted topics too.",
             section=_WHY,
         ),
         "expires_in": Param(

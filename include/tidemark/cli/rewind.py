@@ -47,7 +47,11 @@ Number = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="Th
 Form = Annotated[PlanFormat, typer.Option("--output", help="Output format.")]
 ExpiresIn = Annotated[str | None, typer.Option(metavar="DURATION", help="How long the plan can be applied, such as 30m (default: 4h).")]
 AllowLoss = Annotated[
-    bool, typer.Option("--allow-loss", help="If the target offset is gone, continue at the log start offset and record the gap as lost.")
+    bool,
+    typer.Option(
+        "--allow-loss",
+        help="If the target offset is gone, continue at the log start offset and record the gap as lost. Rewind compacted topics.",
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ A running group reads on: nothing is locked, and nothing is written before ⑤. 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import BadInput, Refused
-from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.cluster import Cluster, cleanup_of
+from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import adopt, guards, undo
@@ -58,6 +60,19 @@ class PlanRefused(Refused):
 
     def __str__(self) -> str:
         return "\n".join([*self.problems, "Nothing was planned."])
+
+
+@dataclass(kw_only=True, eq=False)
+class CompactedTopics(Refused):
+    """The rewind would take back records of topics of which Kafka keeps only the newest record of each key."""
+
+    topics: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(self.topics)}: compacted, so Kafka may no longer have all records that would be read again. Rows of older records "
+            "would go and not come back, and rows that a tombstone deleted could come back. Nothing was planned. --allow-loss accepts that."
+        )
 
 
 @dataclass(slots=True)
@@ -99,8 +114,9 @@ def plan(
     The plan leaves out partitions on which the group has no position or for which the scenario has no target.
 
     Raises `TargetsOutOfRange` with every target outside its log, `PlanRefused` with all other obstacles (a topic that was created again,
-    rows that can only be taken back together or that the sink does not let go, a later rewind that must be undone first), `BadInput` for a
-    bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then nothing is stored.
+    rows that can only be taken back together or that the sink does not let go, a later rewind that must be undone first), `CompactedTopics`
+    without ``allow_loss``, `BadInput` for a bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then
+    nothing is stored.
     """
     reason = check_reason(reason)  # ①
     moved, scenario = _resolved(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
@@ -187,6 +203,8 @@ def _resolved(
         raise PlanRefused(problems=tuple(problems))
     if outside:
         raise TargetsOutOfRange(outside=tuple(outside))
+    if not allow_loss and not isinstance(scenario, Undo):
+        _require_whole(asked)
     moved = [consumer for consumer in asked if consumer.moves]
     if not moved:
         raise PlanRefused(problems=("The scenario has no target for any of the chosen partitions.",))
@@ -314,6 +332,17 @@ def _resolve(cur: Cursor, scenario: Scenario, consumer: Consumer, chosen: set[To
     found = targets(cur, consumer.cluster, scenario, consumer.spec.group, consumer.group_id, places)
     consumer.moves, outside = moves(scenario, places, found, allow_loss=allow_loss)
     return outside
+
+
+def _require_whole(consumers: Iterable[Consumer]) -> None:
+    """Raises `CompactedTopics`. A topic whose settings may not be read counts as not compacted."""
+    compacted: set[str] = set()
+    for consumer in consumers:
+        back = {move.place.partition.topic for move in consumer.moves if not move.hold and move.superseded_from < move.place.position}
+        with contextlib.suppress(NotAllowed):
+            compacted |= {topic for topic, settings in consumer.cluster.settings(back).items() if cleanup_of(settings).compacted}
+    if compacted:
+        raise CompactedTopics(topics=tuple(sorted(compacted)))
 
 
 def _undo(

@@ -22,7 +22,7 @@ from tidemark.quality.verdict import ValidatedRun, ValidationReport, Verdict
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, ToBatch
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import CompactedTopics, plan
 from tidemark.rewind.store import reject
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
@@ -82,9 +82,9 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     """Rewind the group to before the run that this critical verdict judges and take out its rows, or leave all as is and say why.
 
     ``run`` is an Airflow run. Batches that other runs have committed after it meanwhile, as consecutive continuous runs do, are taken back
-    too. Nothing is moved if a failed validation has taken the records back before, if readers have already seen the rows (an old run that
-    is validated again), or if the conservation check failed, because its cause can only be found in the unchanged tables. Raises what
-    `plan` and `apply` raise; then nothing was moved.
+    too. Nothing is moved if a failed validation has taken the records back before, if one of its topics is compacted, if readers have
+    already seen the rows (an old run that is validated again), or if the conservation check failed, because its cause can only be found in
+    the unchanged tables. Raises what `plan` and `apply` raise; then nothing was moved.
     """
     assert verdict.verdict is Verdict.CRITICAL
     assert verdict.validation_id is not None
@@ -100,18 +100,22 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
         return TakenBack(kept=f"readers have already seen the rows from {_several(used)} on. Rewind manually if they must go")
     failing = "; ".join(result.text for result in verdict.results if not result.success)
     by = f"validation {verdict.validation_id}"  # the statement `taken_back_before` recognizes the rewind by it
-    made = plan(
-        connection,
-        lambda _: cluster,
-        [spec],
-        Scope.parse([]),
-        ToBatch(dag_id=run.dag_id, run_id=run.run_id),
-        expires_in=EXPIRES_IN,
-        reason=f"{by} of {spec.name} was critical: {failing}"[:REASON_LIMIT],
-        by=by,
-        dag_id=run.dag_id,
-        run_id=run.run_id,
-    )
+    try:
+        made = plan(
+            connection,
+            lambda _: cluster,
+            [spec],
+            Scope.parse([]),
+            ToBatch(dag_id=run.dag_id, run_id=run.run_id),
+            expires_in=EXPIRES_IN,
+            reason=f"{by} of {spec.name} was critical: {failing}"[:REASON_LIMIT],
+            by=by,
+            dag_id=run.dag_id,
+            run_id=run.run_id,
+        )
+    except CompactedTopics as error:
+        topics = ", ".join(error.topics)
+        return TakenBack(kept=f"{topics}: compacted, so Kafka may no longer have all of its records. Rewind manually if the rows must go")
     try:
         done = apply(connection, lambda _: cluster, lambda _: spec, made.rewind_id, by=by).plan
     except Refused:

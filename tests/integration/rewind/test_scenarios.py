@@ -44,7 +44,7 @@ from tidemark.rewind.model import (
     ToValidated,
 )
 from tidemark.rewind.offsets_file import of_groups, parse_offsets
-from tidemark.rewind.plan import PlanRefused, plan
+from tidemark.rewind.plan import CompactedTopics, PlanRefused, plan
 from tidemark.rewind.targets import TargetsOutOfRange
 from tidemark.sink.table import SinkMissing
 from tidemark.spec.scope import Scope
@@ -211,6 +211,16 @@ def test_to_batch_goes_just_before_it_or_before_all_that_a_run_has_committed(rea
         read.plan(ToBatch(999_999))
     with pytest.raises(BadInput, match="nothing from run nope of consume__x"):
         read.plan(ToBatch(dag_id="consume__x", run_id="nope"))
+
+
+def test_compacted_topic_is_rewound_only_with_allow_loss(read: Lab, topics: Topics) -> None:
+    """Kafka keeps only the newest record of each key, so rows would go that do not come back. What only goes forward loses nothing."""
+    topics.alter(read.topic, cleanup_policy="compact,delete")
+    with pytest.raises(CompactedTopics) as refused:
+        read.plan(ToOffset(10))
+    assert refused.value.topics == (read.topic,)
+    assert read.plan(ToLatest()).groups
+    assert read.plan(ToOffset(10), allow_loss=True).groups
 
 
 def test_allow_loss_goes_on_at_the_start_and_stores_what_is_gone(read: Lab) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.integration.rewind.lab import Lab, one_city, role_on
+from tests.support.kafka_topics import Topics
 
 from tidemark.db import connect
 from tidemark.offsets.store import TaskIdentity
@@ -68,6 +69,15 @@ class Judge:
 @pytest.fixture
 def judge(lab: Lab, tmp_path: Path) -> Judge:
     return Judge(lab, tmp_path)
+
+
+def test_run_over_a_compacted_topic_is_left_as_it_is(lab: Lab, judge: Judge, topics: Topics) -> None:
+    """Nobody has decided that rows may go that do not come back."""
+    run = judge.run(20)
+    topics.alter(lab.topic, cleanup_policy="compact")
+    reaction = judge.react(run)
+    assert reaction.rewound is None
+    assert reaction.kept.startswith(f"{lab.topic}: compacted, so Kafka may no longer have all of its records.")
 
 
 def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_again(lab: Lab, judge: Judge) -> None:

@@ -78,6 +78,8 @@ def refusal(error: Exception) -> dict[str, Any]:
     if isinstance(error, TargetsOutOfRange):
         more = [f"{counted(len(error.outside) - SHOWN, 'more partition')} too"] if len(error.outside) > SHOWN else []
         return {"problems": [*map(str, error.outside[:SHOWN]), *more], "loss": any(each.before for each in error.outside)}
+    if isinstance(error, planning.CompactedTopics):
+        return {"problems": [str(error)], "loss": True}
     if isinstance(error, planning.PlanRefused | SeveralProblems):
         return {"problems": list(error.problems)}
     if isinstance(error, Refused):

@@ -32,7 +32,7 @@ export function Preview({ preview, complete }) {
 
 const Problems = ({ data }) => h(Notice, { tone: "error", title: "The plan would be refused" },
   data.problems.map((one) => h(Text, { key: one, whiteSpace: "pre-line", overflowWrap: "anywhere" }, one)),
-  data.loss && h(Text, { mt: 1 }, "Allow loss above continues at the start of the log instead, and records the gap as lost."));
+  data.loss && h(Text, { mt: 1 }, "Allow loss above plans it nevertheless: from the start of the log on, and with what Kafka still has."));
 
 function Found({ data }) {
   const many = data.groups.length > 1;
