@@ -321,7 +321,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "tidemark rewind list": lambda: rewinds.history(connection, limit=40),
         "tidemark migrate": lambda: schema.migrate(url),
         "tidemark doctor": lambda: list(examine_database(url, [])),
-        "the page: groups": within(lambda cur: _ask(cur, "overview", "groups", groups=groups, most=10_000, drain="drain_retries")),
+        "the page: groups": within(lambda cur: lag.groups(cur, names=groups)),
         "the page: lines": within(lambda cur: _ask(cur, "overview", "trends", groups=groups, period=timedelta(hours=3))),
         "the page: a group": within(lambda cur: _group(cur, spec.group)),
         "the page: rewinds of a consumer without any": lambda: rewinds.history(connection, "orders_none", limit=50),

@@ -30,7 +30,7 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
 from tidemark import secret
-from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable
+from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable, StatementTimeout
 
 __all__ = [
     "ERASE_LOCK",
@@ -327,6 +327,8 @@ def on_behalf(cursor: Cursor, by: str, reason: str = "") -> None:
 def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:
     """Tidemark's error for an outage (`is_outage`)."""
     said = str(error).strip()
+    if isinstance(error, psycopg2.errors.QueryCanceled) and "statement timeout" in said:
+        return StatementTimeout(cause=said.splitlines()[0])
     return DatabaseReadOnly(cause=said) if error.pgcode == READ_ONLY else DatabaseUnavailable(cause=said)
 
 
@@ -477,6 +479,12 @@ def answering(connection: Connection, within_s: float = SILENCE_S) -> Iterator[N
         finally:
             ended.set()
             thread.join()
+
+
+def cut(connection: Connection) -> None:
+    """Ends the connection under a statement that another thread has in flight, which then fails."""
+    with contextlib.suppress(OSError, psycopg2.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def _end_silence(connection: Connection, line: socket.socket, within_s: float, ended: threading.Event) -> None:

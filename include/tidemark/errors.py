@@ -77,6 +77,17 @@ class DatabaseUnavailable(Unavailable):
 
 
 @dataclass(kw_only=True, eq=False)
+class StatementTimeout(DatabaseUnavailable):
+    """The role's ``statement_timeout`` ended a statement, while it worked or waited for a lock."""
+
+    def __str__(self) -> str:
+        return (
+            f"Postgres ended a statement: {self.cause}. This step stored nothing. A slice and a rewind are one statement each, so the role "
+            "needs ALTER ROLE ... SET statement_timeout = 0, or a consumer smaller slices (batch.max_records)."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class DatabaseReadOnly(DatabaseUnavailable):
     """Postgres responds but accepts no writes: it is a standby, or a failover is in progress."""
 

@@ -183,6 +183,26 @@ def test_name_and_table_come_from_the_topic(shell: Shell) -> None:
     assert f"Next: read the DDL and run it, then `tidemark consumers check {topic}`" in done.stderr
 
 
+def test_two_topics_of_one_spelling_get_two_tables_or_one_view_of_both(shell: Shell) -> None:
+    """``orders.eu`` and ``orders-eu`` would be one table. A table of two consumers has one view, of the rows of both groups."""
+    first, second = (shell.scenario.topics.create(name=f"{shell.scenario.name}{mark}eu") for mark in ".-")
+    for topic in (first, second):
+        shell.scenario.topics.produce(topic, ['{"id": 1}'])
+    table = f"{shell.scenario.name}_eu"
+    made = [shell.call("consumers", "new", topic) for topic in (first, second)]
+    assert [done.returncode for done in made] == [0, 0]
+    for name, done in zip((table, f"{table}_2"), made, strict=True):
+        assert f'CREATE TABLE "public"."{name}"' in done.stdout
+    file = shell.scenario.folder / "consumers" / f"{second}.yaml"
+    file.write_text(file.read_text().replace(f"public.{table}_2", f"public.{table}"))
+    shell.scenario.sql(made[0].stdout)
+    hides = f"public.{table}_validated does not show the rows of group {second}: run the statement below"
+    (told,) = json.loads(shell.call("consumers", "check", first, "--output", "json").stdout)
+    assert any(note.startswith(hides) for note in told["notes"])
+    shell.scenario.sql(told["ddl"])
+    assert hides not in " ".join(shell.call("consumers", "check", first).stdout.split())
+
+
 def test_sample_is_the_latest_records(shell: Shell) -> None:
     topic = shell.scenario.topics.create()
     shell.scenario.topics.produce(topic, ["no json", '{"id": 1}', '{"id": 2}'])

@@ -140,6 +140,35 @@ def test_consumer_with_settings_of_its_own_has_its_own_application(scenario: Sce
     scenario.check()
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("apart")
+def test_small_run_gets_a_core_as_soon_as_a_long_one_has_ended_a_task(
+    scenario: Scenario, make_scenario: Callable[[], Scenario], points: Points
+) -> None:
+    """It does not wait for all tasks of a run that has begun before. The two cores are held by two of its four tasks."""
+    topic = scenario.topics.create(4)
+    for partition in range(4):
+        scenario.topics.produce(topic, [b"long"], partition=partition)
+    scenario.write(PLAIN, topics=topic).make_sink("payload bytea")
+    held = [points.at(Step.COMMIT, topic=topic, partition=partition) for partition in range(4)]
+    long = started(scenario)
+    until(lambda: sum(point.is_reached for point in held) == 2, "both cores are busy")
+    small = consumer(make_scenario())
+    points.install(small.folders[0])
+    attempt = started(small)
+    until(lambda: "partitions claimed" in attempt.log, "the small run is about to read")
+    first, second = (point for point in held if point.is_reached)
+    first.release()
+    until(lambda: not attempt.running or sum(point.is_reached for point in held) == 3, "the next task runs")
+    second.release()  # by now, the small run's job is waiting
+    done = attempt.wait(120)
+    assert isinstance(done, Progress), attempt.log
+    for point in held:
+        point.release()
+    assert isinstance(long.wait(), Progress), long.log
+    assert (scenario.rows(), small.rows()) == ([b"long"] * 4, [b"0", b"1", b"2"])
+
+
 # Processes that die
 
 
@@ -179,6 +208,9 @@ def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once
     assert scenario.positions() == {(scenario.spec.topics[0], 0): 0}
     assert run(scenario).counts["loaded"] == 3
     assert (kept() == before) == (victim != "keeper"), "the keeper outlives what it has started"
+    if victim != "keeper":
+        forks = [each for top in kept() for each in top.children()]
+        assert [each for each in forks if each.status() == psutil.STATUS_ZOMBIE] == []
     scenario.check()
 
 

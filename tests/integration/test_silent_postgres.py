@@ -18,7 +18,7 @@ from tidemark import db
 from tidemark.consume import launch
 from tidemark.consume.launch import AttemptGone
 from tidemark.db import answering, session, transaction
-from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable
+from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable, StatementTimeout
 from tidemark.records.outcome import TransformOutput, only
 from tidemark.records.ranges import Slice
 from tidemark.sink import commit as commit_module
@@ -55,6 +55,13 @@ def test_session_has_bounds_by_default_and_the_url_wins(database_url: str) -> No
     for url, bounds in ((database_url, ["10", "30", "60000"]), (other, ["3", "30", "5000"])):
         with session(url) as connection:
             assert [connection.get_dsn_parameters()[name] for name in names] == bounds
+
+
+def test_statement_timeout_of_the_role_is_named(database_url: str) -> None:
+    """Not as an outage that only has to be waited for. `doctor` warns of the setting."""
+    limited = with_settings(database_url, "options=-cstatement_timeout%3D50")
+    with session(limited) as connection, pytest.raises(StatementTimeout, match="SET statement_timeout = 0"), transaction(connection) as cur:
+        cur.execute("SELECT pg_sleep(60)")
 
 
 def test_server_lets_a_commits_locks_go_when_its_client_has_vanished(hole: BlackHole, group: Group, monkeypatch) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from tests.support.departures import DDL, TABLE, Departures
 from tests.support.sampling import ALL
+from tests.support.waiting import until
 
 from tidemark.airflow import ConsumeOperator, PublishOperator, ValidateOperator
 from tidemark.offsets.health import Facts, Health, judge
@@ -63,7 +64,9 @@ class Runs(RuleBasedStateMachine):
         self.made = Departures(self.url, self.folder, self.connection, group=f"group{number}", topic=f"topic{number}")
         self.batches: list[Batch] = []
         self.alive: str | None = None
-        """The run of the attempt that holds the partition and has not ended."""
+        """The run of the attempt that holds the partition and whose driver is at work."""
+        self.driver: Any = None
+        """The driver's session, by which it is known to be at work."""
         self.epoch = 1
         self.runs = 0
 
@@ -74,7 +77,7 @@ class Runs(RuleBasedStateMachine):
     def of(self, run: str) -> ValidatedRun:
         return ValidatedRun("consume", run)
 
-    @rule(parts=st.lists(st.booleans(), min_size=1, max_size=3), state=st.sampled_from(["COMMITTED", "FAILED", "RUNNING"]))
+    @rule(parts=st.lists(st.booleans(), min_size=1, max_size=3), state=st.sampled_from(["COMMITTED", "FAILED", "RUNNING", "KILLED"]))
     def run(self, parts: list[bool], state: str) -> None:
         """A new run takes the partition and commits batches. Its task ends well, fails, or its driver is at work or was killed."""
         self.runs += 1
@@ -89,11 +92,21 @@ class Runs(RuleBasedStateMachine):
                 self.made.sql(f"DELETE FROM {TABLE} WHERE kafka_topic_id = %s AND kafka_offset = %s", self.made.topic_id, start)
         attempt = self.made.attempts[name]
         self.made.sql("UPDATE tidemark.batch SET owner_epoch = %s WHERE attempt_id = %s", self.epoch, attempt)
-        ended = "NULL" if state == "RUNNING" else "now()"
+        self.end_driver()
+        if state == "RUNNING":
+            self.driver = psycopg2.connect(self.url, application_name=f"tidemark driver {attempt}")
+        ended = "NULL" if state in ("RUNNING", "KILLED") else "now()"
         error = '{"kind": "refused", "type": "E", "text": "e"}' if state == "FAILED" else None
         set_ = f"UPDATE tidemark.attempt SET state = %s, error = %s, ended_at = {ended} WHERE attempt_id = %s"
-        self.made.sql(set_, state, error, attempt)
+        self.made.sql(set_, state.replace("KILLED", "RUNNING"), error, attempt)
         self.alive = name if state == "RUNNING" else None
+
+    def end_driver(self) -> None:
+        if self.driver is not None:
+            name = self.driver.get_dsn_parameters()["application_name"]
+            self.driver.close()
+            until(lambda: not self.made.sql("SELECT FROM pg_stat_activity WHERE application_name = %s", name))
+            self.driver = None
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -167,6 +180,7 @@ class Runs(RuleBasedStateMachine):
         assert unjudged(self.connection, self.made.group) == []
         self.connection.autocommit = True
         assert self.made.validated() == self.good_until()
+        self.end_driver()
         for batch in self.batches:
             assert batch.passes == batch.announced == all(not each.bad for each in self.batches if each.run == batch.run)
 

@@ -203,6 +203,23 @@ def test_two_consumers_of_one_group_are_both_refused(tmp_path, write):
     assert load_consumer(tmp_path / "a.yaml").group == "c"
 
 
+def test_retry_topics_that_kafka_takes_for_the_same_are_refused(tmp_path, write):
+    """Kafka creates no topic whose name differs from another's only in dots and underscores. A task that reads only its file knows too."""
+    ladder = "retry: {delays: [5m]}\n"
+    write(f"group: x.y\n{ladder}{SMALL}", "a.yaml")
+    write(f"group: x_y\n{ladder}{SMALL}", "b.yaml")
+    write(f"group: x-y\n{ladder}{SMALL}", "c.yaml")
+    write(f"group: x.y.z\n{ladder}{SMALL}", "d.yaml")
+    good, bad = read_folder(tmp_path)
+    assert list(good) == ["c", "d"]
+    assert [error.problems[0].message for error in bad] == [
+        'the retry topics of group "x.y" and of that in b.yaml have the same names but for "." and "_"',
+        'the retry topics of group "x_y" and of that in a.yaml have the same names but for "." and "_"',
+    ]
+    with pytest.raises(SpecInvalid):
+        find_consumer("b", tmp_path)
+
+
 def test_two_files_of_one_name_are_both_refused(tmp_path, write):
     """The name is also the DAG's, so a.yaml and a.yml cannot both have it."""
     write(SMALL, "a.yaml")

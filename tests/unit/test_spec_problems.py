@@ -422,7 +422,7 @@ def test_consumer_does_not_read_its_own_retry_topics(tmp_path, topic, fix):
 
 def test_group_whose_name_leaves_no_room_for_its_retry_topics_is_refused(tmp_path):
     """Kafka allows 249 characters; the message says how many remain for the group."""
-    fits = 249 - len(".retry.5m")
+    fits = 249 - len(".retry.now")
     text = f"{SMALL}group: {'g' * (fits + 1)}\nretry: {{delays: [5m]}}\n"
     (problem,) = refused(tmp_path, text).problems
     assert (problem.key, problem.message) == ("retry.delays[0]", "the group's name is too long for its retry topics")

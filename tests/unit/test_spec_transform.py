@@ -131,6 +131,7 @@ FAILING = [
     ("import no_such_module_anywhere\n", "raised ModuleNotFoundError: No module named 'no_such_module_anywhere'", ".py:1: import no_such"),
     ("import json\njson.loads('{')\n", "raised JSONDecodeError", ".py:2: json.loads('{')"),
     ("raise SystemExit(3)\n", "raised SystemExit: 3", ".py:1: raise SystemExit(3)"),
+    ("raise BaseException('panic')\n", "raised BaseException: panic", ".py:1: raise BaseException('panic')"),
 ]
 
 

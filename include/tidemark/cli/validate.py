@@ -22,7 +22,7 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
         waiting = unjudged(connection, spec.group, critical=True)
     for each in waiting:
         if each.running is not None:
-            why = f"attempt {each.running} has not ended. Validate again when it has, or when a newer run has taken its partitions"
+            why = f"the driver of attempt {each.running} is at work. Validate again when it has ended"
             stderr.print(f"{each.run}: not validated, because {why}.", style="yellow", markup=False, highlight=False, soft_wrap=True)
     suites = suite_files(spec)
     verdicts = {

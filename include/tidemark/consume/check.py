@@ -20,11 +20,13 @@ from tidemark.db import session, transaction
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cleanup, Cluster, Setting, Topic, TopicsMissing, cleanup_of
 from tidemark.kafka.failures import NotAllowed
-from tidemark.quality import load_suite, validated_view_ddl
+from tidemark.quality import load_suite, validated_view, validated_view_ddl
+from tidemark.quality.view import hidden_groups
 from tidemark.records.outcome import ONLY
 from tidemark.retry.topics import ensure_topics, wanted
 from tidemark.sink.table import Difference, SinkMismatch, SinkMissing, create_ddl, data_fields, offers
 from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
+from tidemark.spec.load import groups_into
 from tidemark.spec.model import Deletes, OffsetReset
 from tidemark.spec.transform import Transform, load_permanent
 
@@ -65,7 +67,7 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
     Parts that need a database or a broker are skipped if the environment names none; ``notes`` says so.
     """
     report = Report(spec)
-    for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics, _check_rows):
+    for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics, _check_rows, _check_views):
         try:
             part(report, folders, spark_schema)
         except SpecInvalid as error:
@@ -93,7 +95,7 @@ def ddl_of_all(spec: ConsumerSpec, outputs: Mapping[str, pa.Schema], partitions:
 def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None, *, sink: str = ONLY) -> str:
     """The DDL of one of a consumer's tables for rows of these columns."""
     own = spec.tables[sink]
-    view = validated_view_ddl(own.table, [spec.group])
+    view = validated_view_ddl(own.table, groups_into(own.table, spec))
     return create_ddl(own.table, output, view, key=own.key, soft=own.deletes is Deletes.SOFT, partitions=partitions)
 
 
@@ -197,6 +199,18 @@ def _once(spark_schema: SparkSchema) -> SparkSchema:
         return asked[0]
 
     return once
+
+
+def _check_views(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+    """Whether the views of validated rows show the rows of all consumers of their tables."""
+    if not report.columns:
+        return
+    with contextlib.suppress(BadInput), session(database_url()) as connection, transaction(connection) as cur:
+        for table in report.spec.table_names:
+            groups = groups_into(table, report.spec)
+            if hidden := hidden_groups(cur, table, groups):
+                report.notes.append(f"{validated_view(table)} does not show the rows of group {', '.join(hidden)}: run the statement below")
+                report.ddl = "\n".join(filter(None, (report.ddl, validated_view_ddl(table, groups))))
 
 
 def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:

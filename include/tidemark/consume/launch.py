@@ -199,27 +199,26 @@ def run_attempt(
     command += [word for part in partitions for word in ("--partition", part)]
     env = child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable})
     driver = _started(command, env, on_log) if kept else _spawned(command, env)
-    follow = _Follow(connections.database_url, attempt_id)
-    try:
-        on_start(driver)
-        assert driver.stdout is not None
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        reader = threading.Thread(target=_pass_on, args=(driver.stdout, lines), daemon=True)
-        reader.start()
-        while not _ended_within(driver, POLL_S):
+    assert driver.stdout is not None
+    with contextlib.ExitStack() as ends:  # each of them happens, even if a driver does not end when it is killed
+        ends.callback(driver.stdout.close)
+        follow = ends.enter_context(contextlib.closing(_Follow(connections.database_url, attempt_id)))
+        ends.callback(kill, driver)
+        try:
+            on_start(driver)
+            lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+            reader = threading.Thread(target=_pass_on, args=(driver.stdout, lines), daemon=True)
+            reader.start()
+            while not _ended_within(driver, POLL_S):
+                _drain(lines, on_log)
+                follow.show(on_progress, on_silence or on_log)
+            reader.join(KILL_WAIT_S)
             _drain(lines, on_log)
-            follow.show(on_progress, on_silence or on_log)
-        reader.join(KILL_WAIT_S)
-        _drain(lines, on_log)
-    except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
-        kill(driver)
-        _abandon(connections.database_url, attempt_id, error)
-        raise
-    finally:
-        kill(driver)
-        follow.close()
-        if driver.stdout is not None:
-            driver.stdout.close()
+        except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                kill(driver)
+            _abandon(connections.database_url, attempt_id, error)
+            raise
     return _ended(connections.database_url, attempt_id, driver.returncode)
 
 

@@ -6,6 +6,7 @@ latest records.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
@@ -32,7 +33,7 @@ from tidemark.formats.schema import Node
 from tidemark.kafka.cluster import Cluster
 from tidemark.records.outcome import GIVEN, ONLY
 from tidemark.sink.table import read_columns
-from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer
+from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer, read_folder
 from tidemark.spec.model import Deletes, Encoding, Envelope
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def sketched(topic: str, name: str, table: str | None, count: int, consumers: Pa
     Raises `FileTaken`, `NoSketch`, `BadInput`, and what the registry and the cluster raise.
     """
     _checked(checks.consumer_name, name, "--name")
-    table = _checked(checks.table_name, table or f"public.{_identifier(name)}", "--table")
+    table = _checked(checks.table_name, table or _free_table(name, consumers), "--table")
     suite = project.expectations() / f"{name}.json"
     file = consumers / f"{name}.yaml"
     if name in consumer_names(consumers) or suite.exists():
@@ -316,6 +317,13 @@ def _spec(name: str, keys: Mapping[str, Any]) -> ConsumerSpec:
         path = Path(folder) / f"{name}.yaml"
         path.write_text(_text(keys), encoding="utf-8")
         return load_consumer(path)
+
+
+def _free_table(name: str, consumers: Path) -> str:
+    """A table for the consumer that no other one names: ``orders.eu`` and ``orders-eu`` would have the same."""
+    taken = {table for each in read_folder(consumers)[0].values() for table in each.table_names} if consumers.is_dir() else set()
+    names = (f"public.{_identifier(name)}{f'_{number}' if number > 1 else ''}" for number in itertools.count(1))
+    return next(table for table in names if table not in taken)
 
 
 def _identifier(name: str) -> str:

@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tidemark.db import Connection, DatabaseUrl, connect
-from tidemark.errors import BadInput, Unavailable
+import psycopg2
+
+from tidemark.db import Connection, DatabaseUrl, answering, connect, cut
+from tidemark.errors import BadInput, DatabaseUnavailable, TidemarkError, Unavailable
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment
 from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
 from tidemark.group.errors import GroupError, IllegalGeneration, MemberIdRequired, RebalanceInProgress, UnknownMemberId
@@ -41,6 +43,7 @@ BACKOFF_S = 0.5
 OVERDUE = 0.8
 """The fraction of the rebalance timeout after which a batch that the group waits for is cancelled."""
 CLOSE_S = 10.0
+"""How long `Member.close` waits for an answer."""
 
 
 class MemberState(StrEnum):
@@ -143,6 +146,8 @@ class Member:
         self._changed = threading.Condition()
         self._wakeups = Wakeups(database_url, settings.group)
         self._session: Connection | None = None
+        self._watched = contextlib.ExitStack()
+        """Ends the session's statements if Postgres falls silent."""
         self._coordinator: Coordinator | None = None
         self._member_id = ""
         self._generation = NO_GENERATION
@@ -368,11 +373,13 @@ class Member:
     def _ask(self) -> Coordinator:
         if self._coordinator is None:
             self._session = connect(self._url, application=f"tidemark member {self.settings.group}")
+            self._watched.enter_context(answering(self._session, self.settings.session_timeout_ms / 1000))
             self._coordinator = Coordinator(self._session, self.settings.group, self._config)
         return self._coordinator
 
     def _disconnect(self) -> None:
         session, self._session, self._coordinator = self._session, None, None
+        self._watched.close()
         if session is not None:
             session.close()
 
@@ -530,12 +537,20 @@ class Member:
         self._shared.stopping = True
         self._wakeups.wake()
         self._thread.join(CLOSE_S)
+        if self._thread.is_alive() and self._session is not None:
+            log.warning("group=%s member=%s: Postgres is silent, the group is not left", self.settings.group, self._member_id)
+            self._shared.error = self._shared.error or DatabaseUnavailable(cause="no answer")
+            cut(self._session)
+            self._thread.join(CLOSE_S)
 
     def _leave(self, reason: str) -> None:
         if not (self._member_id or self.settings.instance_id) or self._shared.error is not None:
             return
-        with contextlib.suppress(Unavailable, GroupError):
-            self._ask().leave([Leaving(self._member_id, self.settings.instance_id, reason)])
+        with contextlib.suppress(TidemarkError, psycopg2.Error):  # a member that has not left expires by itself
+            coordinator = self._ask()
+            assert self._session is not None
+            with answering(self._session, CLOSE_S):
+                coordinator.leave([Leaving(self._member_id, self.settings.instance_id, reason)])
 
 
 def _cooperative(assignors: Sequence[Assignor]) -> bool:

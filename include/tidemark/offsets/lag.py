@@ -19,6 +19,7 @@ from tidemark.offsets.window import Trend, bounded, catch_up, grows
 if TYPE_CHECKING:
     from tidemark.db import Cursor
 
+GROUPS = SQL["groups"].replace("{gone}", SQL["gone"])
 UNSUMMED = OF_GROUPS.replace("{which}", SQL["unsummed"])
 _SETS = "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, partition)) ORDER BY 1, 2 NULLS FIRST, 3 NULLS FIRST"
 DETAILS = SQL["lag"].replace("{of}", ", topic_id, partition").replace("{sets}", _SETS).replace("{which}", "true")
@@ -131,7 +132,7 @@ def worst_first(one: GroupLag) -> tuple[int, float, int, str]:
 
 def _read(cur: Cursor, queries: Iterable[str], dags: Mapping[str, Dag], names: Collection[str] | None) -> list[GroupLag]:
     asked = {"groups": None if names is None else list(names), "most": MOST}
-    cur.execute(SQL["groups"], asked)
+    cur.execute(GROUPS, asked)
     found = rows(cur)
     sums: list[dict[str, Any]] = []
     for query in queries:

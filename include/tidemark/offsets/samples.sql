@@ -166,7 +166,7 @@ SELECT group_id{of}, count(*)::integer AS partitions, min(sampled_at) AS sampled
 -- name: groups
 -- These groups (null: all) by name, with the database's time and what `tidemark.offsets.health` needs of each beyond its lag. Of its last runs,
 -- up to 30 attempts; attempts of one Airflow run are one run. Backfills and the DAG of the retries are not: they read other records. Counts
--- of failed records stop at %(most)s. Locks nothing.
+-- of failed records stop at %(most)s. In braces: `gone`. Locks nothing.
 SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
        lost.ranges AS lost_ranges, lost.records AS lost_records, lost.unknown AS lost_unknown, pos.partitions, pos.committed_at,
        (SELECT count(*) FROM (SELECT FROM tidemark.failed_record
@@ -179,18 +179,20 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
        validation.validation_id, validation.verdict, view.unvalidated,
        coalesce(view.stopped_by, CASE WHEN validation.verdict = 'critical' THEN validation.validation_id END) AS blocked_by
   FROM tidemark.consumer_group grp
-  LEFT JOIN LATERAL (SELECT attempt_id, dag_id, run_id, state, error ->> 'kind' AS error_kind, error ->> 'type' AS error_type,
-                            left(error ->> 'text', 300) AS error_text, started_at AS began_at, ended_at
-                       FROM tidemark.attempt
+  LEFT JOIN LATERAL (SELECT attempt_id, dag_id, run_id, CASE WHEN gone THEN 'FAILED' ELSE state END AS state, error ->> 'kind' AS error_kind,
+                            CASE WHEN gone THEN 'DriverGone' ELSE error ->> 'type' END AS error_type,
+                            CASE WHEN gone THEN 'The driver ended without reporting a result.' ELSE left(error ->> 'text', 300) END AS error_text,
+                            started_at AS began_at, ended_at
+                       FROM tidemark.attempt CROSS JOIN LATERAL ({gone}) driver
                       WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                       ORDER BY attempt_id DESC LIMIT 1) last ON true
   LEFT JOIN LATERAL (
         SELECT min(running_since) AS running_since, max(pause) AS longest_pause, max(length) AS longest_run
           FROM (SELECT min(began) FILTER (WHERE running) AS running_since, max(ended) FILTER (WHERE good) - min(began) AS length,
                        min(began) - lag(min(began)) OVER (ORDER BY min(began)) AS pause
-                  FROM (SELECT coalesce(run_id, attempt_id::text) AS run, started_at AS began, ended_at AS ended, state = 'RUNNING' AS running,
-                               state = 'COMMITTED' AS good
-                          FROM tidemark.attempt
+                  FROM (SELECT coalesce(run_id, attempt_id::text) AS run, started_at AS began, ended_at AS ended,
+                               state = 'RUNNING' AND NOT gone AS running, state = 'COMMITTED' AS good
+                          FROM tidemark.attempt CROSS JOIN LATERAL ({gone}) driver
                       WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  GROUP BY run) run) runs ON true
@@ -208,17 +210,24 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
  CROSS JOIN LATERAL (SELECT min(validation_id) FILTER (WHERE verdict = 'critical') AS stopped_by,
                             coalesce(bool_or(verdict IS NULL), false) AS unvalidated
                        FROM tidemark.partition_offset position
-                      CROSS JOIN LATERAL (SELECT validation_id, verdict, state
-                                            FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id)
+                      CROSS JOIN LATERAL (SELECT validation_id, verdict, state = 'RUNNING' AND NOT gone AS running
+                                            FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id) CROSS JOIN LATERAL ({gone}) driver
                                             LEFT JOIN tidemark.validation USING (validation_id)
                                            WHERE batch.group_id = position.group_id AND batch.topic_id = position.topic_id
                                              AND batch.partition = position.partition AND batch.start_offset <= position.validated_offset
                                              AND batch.end_offset > position.validated_offset
                                            ORDER BY batch.start_offset DESC LIMIT 1) first
                       WHERE position.group_id = grp.group_id AND NOT drained AND validated_offset < next_offset
-                        AND (verdict IS NOT NULL OR state <> 'RUNNING')) view
+                        AND (verdict IS NOT NULL OR NOT running)) view
  WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
  ORDER BY grp.name;
+
+-- name: gone
+-- Whether an attempt that has not ended, and has committed something, no longer has a driver: it was killed, with whatever watched it. One
+-- that has committed nothing yet may be about to start. Part of `groups`.
+SELECT attempt.state = 'RUNNING' AND EXISTS (SELECT FROM tidemark.batch own WHERE own.attempt_id = attempt.attempt_id)
+       AND NOT EXISTS (SELECT FROM pg_stat_activity
+                        WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt.attempt_id) AS gone
 
 -- name: topic_names
 SELECT topic_id, name FROM tidemark.topic WHERE topic_id = ANY (%(topic_ids)s::smallint[]);

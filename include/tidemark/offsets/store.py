@@ -78,8 +78,8 @@ class ClaimRefused(Fenced):
 
     def __str__(self) -> str:
         return (
-            f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is not "
-            "newer and cannot claim it."
+            f"{self.partition} was taken by {self.owner or 'another run'} (generation {self.current}) after this run began (generation "
+            f"{self.generation}). Nothing was changed. If several runs read the same partitions, leave one of them."
         )
 
 

@@ -12,11 +12,13 @@ SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, bat
 -- name: unjudged_runs
 -- Runs with ledger rows that have no verdict, or a critical one on rows of which a rewind has taken some (with %(critical)s, any critical
 -- one), oldest first: DAG runs, and attempts outside Airflow.
--- ``running``: an attempt that has not ended, if it still holds one of the partitions in which it has committed. Locks nothing.
+-- ``running``: an attempt whose driver is at work, if it still holds one of the partitions in which it has committed. Locks nothing.
 SELECT dag_id, run_id, CASE WHEN dag_id IS NULL THEN attempt_id END AS attempt_id,
        max(attempt_id) FILTER (WHERE state = 'RUNNING' AND EXISTS (
            SELECT FROM tidemark.batch own JOIN tidemark.partition_offset held USING (group_id, topic_id, partition, owner_epoch)
-            WHERE own.attempt_id = attempt.attempt_id)) AS running
+            WHERE own.attempt_id = attempt.attempt_id)
+           AND EXISTS (SELECT FROM pg_stat_activity
+                        WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt.attempt_id)) AS running
   FROM (SELECT DISTINCT attempt_id, dag_id, run_id, state
           FROM (SELECT attempt_id FROM tidemark.batch WHERE group_id = %(group_id)s AND validation_id IS NULL
                  UNION ALL

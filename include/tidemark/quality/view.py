@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from tidemark.errors import BadInput
 from tidemark.sink.table import quoted_table
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
 
 POSTGRES_NAME_LIMIT = 63
 """In bytes. Postgres truncates longer names without an error."""
@@ -46,6 +51,16 @@ def validated_view_ddl(table: str, groups: Sequence[str]) -> str:
         "                  AND pos.topic_id = sink.kafka_topic_id AND pos.partition = sink.kafka_partition\n"
         "                  AND sink.kafka_offset < pos.validated_offset);"
     )
+
+
+def hidden_groups(cur: Cursor, table: str, groups: Collection[str]) -> list[str]:
+    """Those of these groups whose rows the table's view does not show: it was created for others. Empty if there is no such view."""
+    cur.execute("SELECT pg_get_viewdef(to_regclass(%s))", (quoted_table(validated_view(table)),))
+    ((definition,),) = cur.fetchall()
+    if definition is None:
+        return []
+    literals = {text.replace("''", "'") for text in re.findall(r"'((?:[^']|'')*)'::text", definition)}
+    return sorted(set(groups) - literals)
 
 
 def _split(table: str) -> tuple[str, str]:

@@ -26,7 +26,8 @@ from tidemark.errors import BadInput, Refused, Unavailable
 from tidemark.retry.admin import add_action, begin_change, group_key
 from tidemark.retry.filter import Filter, RecordState, statement
 from tidemark.retry.ladder import Ladder
-from tidemark.retry.topics import ensure_topics, now_topic
+from tidemark.retry.topics import ensure_topics
+from tidemark.spec.retry_topics import now_topic
 from tidemark.text.problems import check_reason
 from tidemark.text.wording import counted
 

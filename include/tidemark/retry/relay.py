@@ -37,7 +37,8 @@ from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry.messages import Row, outgoing, partition_of
 from tidemark.retry.store import by_index, publish_gone, release
-from tidemark.retry.topics import largest_of, look_at, needed, now_topic, visible
+from tidemark.retry.topics import largest_of, look_at, needed, visible
+from tidemark.spec.retry_topics import now_topic
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor

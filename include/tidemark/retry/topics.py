@@ -20,7 +20,7 @@ from tidemark.kafka.cluster import Cluster, Setting, Topic, TopicNotMade
 from tidemark.kafka.failures import NotAllowed
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
-from tidemark.spec.retry_topics import failed_topic, retry_topic
+from tidemark.spec.retry_topics import failed_topic, now_topic, retry_topic
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import counted
 
@@ -75,11 +75,6 @@ class TopicsUnfit(Refused):
 
     def __str__(self) -> str:
         return "\n".join([*self.problems, f"{counted(len(self.problems), 'problem')} with the retry topics of {self.consumer}"])
-
-
-def now_topic(group: str) -> str:
-    """``departures.retry.now``: the topic for immediate tries, without a delay."""
-    return f"{group}.retry.now"
 
 
 def wanted(spec: ConsumerSpec, *, now: bool = False) -> tuple[Wanted, ...]:

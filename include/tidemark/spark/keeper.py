@@ -172,13 +172,17 @@ class Keeper:
         self._selector.unregister(task)
 
     def _driver_ended(self, driver: _Driver) -> None:
-        self._selector.unregister(driver.ended)
-        os.close(driver.ended)
-        _, status = os.waitpid(driver.pid, 0)
+        status = self._reap(driver.pid, driver.ended)
         with contextlib.suppress(OSError):
             send(driver.task, {"status": os.waitstatus_to_exitcode(status)})
         del self._drivers[driver.task]
         self._close(driver.task)
+
+    def _reap(self, pid: int, ended: int) -> int:
+        """Takes the status of a process that has ended from the system, which keeps it as a zombie until then."""
+        self._selector.unregister(ended)
+        os.close(ended)
+        return os.waitpid(pid, 0)[1]
 
     # The application
 
@@ -214,9 +218,12 @@ class Keeper:
     def _start_application(self, settings: str, file: int) -> _Application:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             _become_holder(read_in_fork(file), theirs, {PARENT: str(parent)})
         theirs.close()
+        ended = os.pidfd_open(pid)
+        self._selector.register(ended, selectors.EVENT_READ, lambda _: self._reap(pid, ended))
         application = _Application(settings, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._holder_said(application))
         return application

@@ -90,6 +90,13 @@ def groups_with_retries(folder: Path | None = None) -> set[str]:
     return {spec.group for spec in good.values() if spec.retry.delays} | {partial_spec(error.problems[0].file).group for error in bad}
 
 
+def groups_into(table: str, spec: ConsumerSpec) -> list[str]:
+    """The groups of all consumers beside this one that write into a table, and its own, sorted."""
+    folder = spec.source.path.parent
+    good = read_folder(folder)[0] if folder.is_dir() else {}
+    return sorted({spec.group} | {each.group for each in good.values() if table in each.table_names})
+
+
 def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:
     """The consumer of this name. Raises `UnknownConsumer`, which suggests the closest name, or `SpecInvalid` for this file's problems."""
     folder = folder or project.consumers()
@@ -114,7 +121,8 @@ def _read(folder: Path, only: Callable[[str], bool]) -> list[_Loaded]:
     paths = _paths(folder)
     mine = [_load(path) for path in paths if only(path.stem)]
     groups = {one.group for one in mine if one.group is not None}
-    named = re.compile(rb"(?<![\w.-])(%s)(?![\w.-])" % b"|".join(re.escape(group.encode(errors="replace")) for group in groups))
+    alike = ("".join("[._]" if each in "._" else re.escape(each) for each in group).encode(errors="replace") for group in groups)
+    named = re.compile(rb"(?<![\w.-])(%s)(?![\w.-])" % b"|".join(alike))
     others = [_load(path) for path in paths if not only(path.stem) and (path.stem in groups or _may_claim(path, named))]
     _cross_check(sorted([*mine, *others], key=lambda one: one.name))
     return sorted(mine, key=lambda one: one.name)
@@ -130,7 +138,7 @@ def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
 
 
 def _cross_check(loaded: list[_Loaded]) -> None:
-    """Adds problems between files: same name, same group."""
+    """Adds problems between files: same name, same group, retry topics that Kafka takes for the same."""
     names: defaultdict[str, list[_Loaded]] = defaultdict(list)
     groups: defaultdict[str, list[_Loaded]] = defaultdict(list)
     for one in loaded:
@@ -146,6 +154,15 @@ def _cross_check(loaded: list[_Loaded]) -> None:
             others = _files(same, one)
             fix = "give each consumer its own group"
             one.problems.append(one.parsed.places.problem(("group",), f'the group "{group}" is also claimed by {others}', fix))
+    alike: defaultdict[str, list[_Loaded]] = defaultdict(list)
+    for one in loaded:
+        if one.spec is not None and one.spec.retry.delays:
+            alike[one.spec.group.replace(".", "_")].append(one)
+    for same in alike.values():
+        for one in same if len({each.group for each in same}) > 1 else ():
+            message = f'the retry topics of group "{one.group}" and of that in {_files(same, one)} have the same names but for "." and "_"'
+            fix = "rename one group: Kafka does not create topics whose names differ only in these"
+            one.problems.append(one.parsed.places.problem(("group",), message, fix))
 
 
 def _load(path: Path) -> _Loaded:

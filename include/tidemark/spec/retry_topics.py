@@ -13,6 +13,11 @@ def retry_topic(group: str, delay: timedelta) -> str:
     return f"{group}.retry.{format_duration(delay)}"
 
 
+def now_topic(group: str) -> str:
+    """``departures.retry.now``: the topic for immediate tries, without a delay."""
+    return f"{group}.retry.now"
+
+
 def failed_topic(group: str) -> str:
     """``departures.failed``"""
     return f"{group}.failed"

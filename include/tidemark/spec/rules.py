@@ -14,7 +14,7 @@ from tidemark.errors import BadInput
 from tidemark.spec import checks
 from tidemark.spec.checks import KAFKA_NAME_LIMIT
 from tidemark.spec.problem import SECRET, KeyPath, key_text
-from tidemark.spec.retry_topics import failed_topic, is_own, retry_topic
+from tidemark.spec.retry_topics import failed_topic, is_own, now_topic, retry_topic
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import nearest, quoted
 
@@ -237,7 +237,7 @@ def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
     if not isinstance(group, str):
         return
     for index, length in enumerate(lengths):
-        if length is not None and len(topic := retry_topic(group, length)) > KAFKA_NAME_LIMIT:
+        if length is not None and len(topic := max(retry_topic(group, length), now_topic(group), key=len)) > KAFKA_NAME_LIMIT:
             fix = f"its retry topic is {topic[:20]}...: give the group at most {KAFKA_NAME_LIMIT - len(topic) + len(group)} characters"
             yield Finding(("retry", "delays", index), "the group's name is too long for its retry topics", fix)
             break

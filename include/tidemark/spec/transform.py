@@ -212,7 +212,9 @@ def _import(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequence[Path
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _import_failed(spec, path, name, folders, error) from error
     if mine is not None and module.__file__ and Path(module.__file__).resolve() != mine.resolve():
         message = f"{path[0]}: {name} is {shown(Path(module.__file__))}, which hides {shown(mine)}"

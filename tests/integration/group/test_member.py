@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.black_hole import before
 from tests.support.members import CONFIG, Group, Told, parts, wait_for
 from tests.support.waiting import until
 
@@ -270,3 +271,19 @@ class Greedy(Assignor):
     def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
         newest = min(subscriptions, key=lambda member: (len(subscriptions[member].owned), member))
         return {member: parts(0, 1, 2, 3) if member == newest else () for member in subscriptions}
+
+
+def test_member_that_postgres_no_longer_answers_closes_without_an_error(
+    group: Group, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has committed everything must not hang or fail because its member cannot leave. The member expires by itself."""
+    monkeypatch.setattr("tidemark.group.member.CLOSE_S", 1.0)
+    with before(database_url) as hole:
+        group.url = hole.url
+        member = group.join()
+        group.settle()
+        hole.swallow.set()
+        group.members.remove(member)
+        with ThreadPoolExecutor(1) as beside:
+            beside.submit(member.close).result(60)
+    assert group.told[member].calls[-1] == ("revoked", parts(0, 1, 2, 3))

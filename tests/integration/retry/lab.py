@@ -27,7 +27,6 @@ from tidemark.retry import Ladder, admin, redrive
 from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination
 from tidemark.retry.relay import relay
-from tidemark.retry.topics import now_topic
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, Undo
 from tidemark.rewind.model import Scenario as Rewind
@@ -36,6 +35,7 @@ from tidemark.sink import commit as commit_module
 from tidemark.sink import drained as drained_module
 from tidemark.sink.steps import Step
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.retry_topics import now_topic
 from tidemark.spec.scope import Scope
 
 WHY = {"reason": "the service is back again", "by": "ann"}

@@ -25,9 +25,8 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
 from tidemark.retry.relay import Relayed, relay
-from tidemark.retry.topics import now_topic
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.retry_topics import failed_topic
+from tidemark.spec.retry_topics import failed_topic, now_topic
 
 Headers = Sequence[tuple[str, bytes | None]]
 

@@ -32,11 +32,11 @@ from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.order import HeldTooMany
 from tidemark.retry.pending import busy
 from tidemark.retry.redrive import Destination
-from tidemark.retry.topics import now_topic
 from tidemark.rewind.model import ToOffset
 from tidemark.sink import commit as commit_module
 from tidemark.sink import drained as drained_module
 from tidemark.sink.steps import Step
+from tidemark.spec.retry_topics import now_topic
 
 BY_KEY = {"delays": list(DELAYS), "order": "key"}
 

@@ -37,6 +37,12 @@ def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab:
     assert list(seen) == [key]
     assert seen[key].first == seen[key].last
     assert seen[key].next_s is None
+    bell = due.Bell()
+    assert bell.rings(seen) == [lab.group]
+    lab.sql("INSERT INTO tidemark.flow (group_id, paused) VALUES (%(group_id)s, true)", group_id=lab.group_id)
+    assert bell.rings(asyncio.run(trigger.look())) == []
+    lab.sql("DELETE FROM tidemark.flow")
+    assert bell.rings(asyncio.run(trigger.look())) == [lab.group], "after `resume`, what became due meanwhile is drained at once"
 
     faraway = folder / "faraway.yaml"
     faraway.write_text(f"{common}retry: {{delays: [5m]}}\n")
