@@ -46,7 +46,7 @@ LAG: dict[str, tuple[Part, State, str]] = {
     "claimed since the sample": (Part(0, ago(1), look(position=None, lag=None)), State.UNCERTAIN, ""),
     "the first record's time is unknown": (Part(5, ago(9), look(next_at=None)), State.UNCERTAIN, ""),
     "moved back by a reset": (Part(2, ago(1), look()), State.UNCERTAIN, ""),
-    "behind a transaction that stays open": (Part(9, ago(90), held_up(ago(14))), State.MISSED, "lag is 14 min, objective 10m"),
+    "behind a transaction that stays open": (Part(9, ago(90), held_up(ago(14))), State.MISSED, "lag is 13 min, objective 10m"),
     "behind a transaction that is open": (Part(9, ago(90), held_up(ago(1))), State.MET, ""),
     "read beyond it since": (Part(10, ago(0), held_up(ago(14))), State.MET, ""),
     "the producer's clock is ahead": (Part(5, ago(9), look(next_at=-30)), State.MET, ""),

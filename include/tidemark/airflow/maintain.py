@@ -83,10 +83,12 @@ class MaintainOperator(BaseOperator):
         return counts
 
     def _look_at_kafka(self, specs: Sequence[ConsumerSpec]) -> None:
-        """Samples the lag of consumers with the same connections, and publishes positions that are mirrored. A failure is only logged."""
+        """Ends objectives that files no longer have, samples the lag of consumers with the same connections, and publishes positions that
+        are mirrored. A failure is only logged."""
         from tidemark.airflow.connections import resolve
-        from tidemark.db import session
+        from tidemark.db import session, transaction
         from tidemark.kafka.cluster import Cluster
+        from tidemark.objectives import report
         from tidemark.offsets.mirror import republish_all
         from tidemark.offsets.sampling import sample_all
 
@@ -94,6 +96,10 @@ class MaintainOperator(BaseOperator):
         try:
             connections = resolve(specs[0])
             with session(connections.database_url) as connection:
+                with transaction(connection) as cur:
+                    for spec in specs:
+                        if spec.slo is None:  # nobody watches those that it had
+                            report(cur, spec)
                 cluster = Cluster(connections.kafka)
                 failed = sample_all(connection, cluster, specs)
                 _, unpublished = republish_all(connection, cluster, specs)

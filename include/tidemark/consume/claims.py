@@ -411,41 +411,38 @@ def _claim_skipped(cur: Cursor, me: Claimant, topic_id: int, found: Log, backfil
     return store.jump(cur, me.group_id, claim, to)
 
 
-def leave_gone(connection: Connection, cluster: Cluster, group: str, group_id: int, attempt_id: int) -> set[str]:
+def leave_gone(connection: Connection, cluster: Cluster, group: str, group_id: int, attempt_id: int, found: LookUp) -> None:
     """Stores what was not read of topics that a pattern matched and that are gone from Kafka as lost, as far as the last sample knows it.
-    Returns their names."""
+
+    A topic is gone if neither the newest sample nor a look now finds it, while both find another topic of the group under its UUID: else
+    this may be another cluster, or one that has not come back whole.
+    """
     with transaction(connection) as cur:
-        known = {each.partition.topic: each.topic_id for each in store.positions(cur, group)}
-    gone = known.keys() - {topic.name for topic in cluster.topics(known, missing_ok=True)}
-    if gone:
-        with transaction(connection) as cur:
-            lost = store.leave_gone(cur, group_id, attempt_id, [known[topic] for topic in gone], "topic deleted")
-        for each in lost:
-            log.warning(
-                "records lost group=%s partition=%s start=%s end=%s reason=topic deleted", group, each.partition, each.start, each.end
-            )
-    return gone
+        unseen = store.unseen(cur, group_id)
+    if not unseen:
+        return
+    visible, hidden = cluster.visible({one["name"] for one in unseen})
+    there = {topic.name: topic.kafka_uuid for topic in (*visible, *found.topics)}
+    same = [one for one in unseen if set(one["others"]) & set(there.values())]
+    gone = [one["topic_id"] for one in same if one["name"] not in there and one["name"] not in hidden]
+    with transaction(connection) as cur:
+        lost = store.leave_gone(cur, group_id, attempt_id, gone, "topic deleted")
+    for each in lost:
+        log.warning("records lost group=%s partition=%s start=%s end=%s reason=topic deleted", group, each.partition, each.start, each.end)
 
 
 def _leave_behind(connection: Connection, me: Claimant, old: Iterable[Position]) -> None:
     """Stores the unread rest of a deleted topic as lost: up to the end that the last sample knows, or without one."""
     old = list(old)
+    topic_ids = {each.topic_id for each in old}
     with transaction(connection) as cur:
-        known = store.leave_gone(cur, me.group_id, me.attempt_id, {each.topic_id for each in old}, "topic re-created")
-        ends = {(each.topic_id, each.partition): each.end for each in known}
+        known = store.left_behind(cur, me.group_id, topic_ids)
+        lost = store.leave_gone(cur, me.group_id, me.attempt_id, topic_ids - {topic_id for topic_id, _ in known}, "topic re-created")
+        known |= {(each.topic_id, each.partition.partition) for each in lost}
+        for each in lost:
+            log.warning("topic was re-created group=%s partition=%s lost_from=%s to=%s", me.group, each.partition, each.start, each.end)
         for position in old:
-            if end := ends.get((position.topic_id, position.partition)):
-                values = me.group, position.partition, position.position, end
-                log.warning("topic was re-created group=%s partition=%s lost_from=%s to=%s", *values)
-                continue
-            store.record_lost(
-                cur,
-                me.group_id,
-                me.attempt_id,
-                position.topic_id,
-                position.partition.partition,
-                position.position,
-                None,
-                "topic re-created",
-            )
-            log.warning("topic was re-created group=%s partition=%s lost_from=%s", me.group, position.partition, position.position)
+            part = position.partition.partition
+            if (position.topic_id, part) not in known:
+                store.record_lost(cur, me.group_id, me.attempt_id, position.topic_id, part, position.position, None, "topic re-created")
+                log.warning("topic was re-created group=%s partition=%s lost_from=%s", me.group, position.partition, position.position)

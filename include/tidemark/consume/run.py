@@ -36,8 +36,9 @@ from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
 from tidemark.consume.watch import RewindWatch
 from tidemark.db import DatabaseUrl, answering, in_sight, read_url, session, transaction
-from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
-from tidemark.kafka.cluster import Cluster
+from tidemark.errors import Broken, BrokerUnavailable, Fenced, Refused, TidemarkError, Unavailable
+from tidemark.kafka.cluster import Cluster, TopicsMissing
+from tidemark.kafka.reader import RangeGone
 from tidemark.offsets import store
 from tidemark.offsets.mirror import mirrored, require_free
 from tidemark.offsets.sampling import sample_or_log
@@ -241,7 +242,9 @@ class ConsumerRun:
         topics, new_window = membership.held.found.topics, self._sampled_at is None
         partitions = [part for topic in topics for part in topic.all() if self._spec.fixed.covers(part)]
         self._sampled_at = time.monotonic()
-        sample_or_log(self._connection, self._cluster, self._spec.group, topics, partitions, new_window=new_window)
+        sample_or_log(
+            self._connection, self._cluster, self._spec.group, topics, partitions, by_pattern=self._by_pattern, new_window=new_window
+        )
 
     def _started(self, records: int | None) -> Engine:
         if self._engine is None:
@@ -299,7 +302,7 @@ class ConsumerRun:
         A batch that met an outage is tried again if its credentials have been replaced since it began: they may have been refused.
         """
         interrupted = self._interrupt.called or (isinstance(error, Unavailable) and self._credentials != self._attempt.connections.read())
-        if self._leave_gone(membership):
+        if self._drops_gone(membership, error):
             interrupted = True
         if isinstance(error, HeldTooMany) and error.part.end - error.part.start > 1:  # what a smaller slice stores, a drain can end
             self._most, interrupted = max(1, self._asked // 2), True
@@ -312,17 +315,32 @@ class ConsumerRun:
         where = (self._spec.group, self._attempt.attempt_id)
         log.warning("batch ended early, continuing from the committed positions group=%s attempt=%s: %s", *where, error)
 
-    def _leave_gone(self, membership: Membership) -> bool:
-        """Leaves topics that its pattern matched and that are gone from Kafka, so that the others are read on. Returns whether the run was
-        reading one."""
-        if not self._spec.topic_pattern or isinstance(self._extent, Drain | Skipped):
+    def _leave_gone(self, membership: Membership) -> None:
+        """A topic that a pattern matched may be gone from Kafka."""
+        if self._by_pattern:
+            attempt, found = self._attempt, membership.held.found
+            leave_gone(self._connection, self._cluster, self._spec.group, attempt.group_id, attempt.attempt_id, found)
+
+    @property
+    def _by_pattern(self) -> bool:
+        return bool(self._spec.topic_pattern) and not isinstance(self._extent, Drain | Skipped)
+
+    def _drops_gone(self, membership: Membership, error: TidemarkError) -> bool:
+        """Whether the error came of topics that a pattern matched and that went while the run read them. The others are read on; a
+        later run stores what was not read of these."""
+        if not self._by_pattern or not isinstance(error, TopicsMissing | RangeGone | BrokerUnavailable):
             return False
-        found, attempt = membership.held.found, self._attempt
-        gone = leave_gone(self._connection, self._cluster, self._spec.group, attempt.group_id, attempt.attempt_id)
-        reading = gone & {topic.name for topic in found.topics}
-        if reading:
-            membership.see(found.without(reading))
-        return bool(reading)
+        names = {topic.name for topic in membership.held.found.topics}
+        try:
+            visible, hidden = self._cluster.visible(names)
+        except TidemarkError:
+            return False
+        gone = names - hidden - {topic.name for topic in visible}
+        if not gone or gone == names:
+            return False
+        log.warning("topics are gone group=%s topics=%s", self._spec.group, ",".join(sorted(gone)))
+        membership.see(membership.held.found.without(gone))
+        return True
 
     def _count(self, receipts: Sequence[Receipt]) -> None:
         """Logs a committed batch. Raises `TooManyFailed`."""

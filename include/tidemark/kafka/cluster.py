@@ -204,6 +204,14 @@ class Cluster:
             raise TopicsMissing(topics=sorted(missing), servers=self.servers)
         return found
 
+    def visible(self, names: Iterable[str]) -> tuple[list[Topic], set[str]]:
+        """Those of these topics that exist, and the names of those that the cluster's ACLs hide, of which that cannot be said."""
+        wanted = list(names)
+        try:
+            return self.topics(wanted, missing_ok=True), set()
+        except NotAllowed as error:
+            return self.topics([name for name in wanted if name not in error.topics], missing_ok=True), set(error.topics)
+
     def logs(self, partitions: Iterable[TopicPartition], *, known: Mapping[TopicPartition, Log] | None = None) -> dict[TopicPartition, Log]:
         """The current log of each partition. For partitions in ``known``, looks up only the end."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -331,7 +339,8 @@ class Cluster:
             made = False
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 failed = self._failed(error, "CREATE", [topic])
-                if isinstance(failed, KafkaRefuses):
+                lasts = isinstance(failed, BrokerUnavailable) and error.args[0].code() > 0 and not error.args[0].retriable()
+                if lasts or isinstance(failed, KafkaRefuses):
                     raise TopicNotMade(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
                 raise failed from error
         seen = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.05))

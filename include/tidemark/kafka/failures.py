@@ -11,15 +11,21 @@ from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-_DENIED = {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
-_FINAL = {"POLICY_VIOLATION", "SECURITY_DISABLED", "TOPIC_DELETION_DISABLED", "UNSUPPORTED_FOR_MESSAGE_FORMAT", "UNSUPPORTED_VERSION"}
+_FINAL = {
+    "POLICY_VIOLATION",
+    "TOPIC_EXCEPTION",
+    "SECURITY_DISABLED",
+    "TOPIC_DELETION_DISABLED",
+    "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+    "UNSUPPORTED_VERSION",
+}
 """With those that begin with ``INVALID_``, answers that no later try changes. All others count as outages: librdkafka's own errors,
 elections, quotas, and failed authentication too, because credentials are replaced while runs go on."""
 
 
 @dataclass(kw_only=True, eq=False)
 class NotAllowed(Refused):
-    """The cluster's ACLs do not allow an operation on these topics."""
+    """The cluster's ACLs do not allow an operation on these topics, or on what else ``topics`` names."""
 
     kafka_name = "TOPIC_AUTHORIZATION_FAILED"
     topics: list[str]
@@ -53,4 +59,4 @@ def failure_of(error: KafkaError, servers: str, operation: str, topics: Iterable
 
 
 def is_denial(error: KafkaError) -> bool:
-    return error.name() in _DENIED
+    return error.name().endswith("_AUTHORIZATION_FAILED")

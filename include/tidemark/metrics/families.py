@@ -9,9 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from tidemark.metrics.ledger import COMMIT_BUCKETS_S, OUTCOMES, Totals
 from tidemark.metrics.state import State
-from tidemark.offsets.health import Health
+from tidemark.offsets.health import OF_THE_PAGE, Health
 from tidemark.offsets.lag import GroupLag, Lag
 
+HEALTHS = [health for health in Health if health not in OF_THE_PAGE]
 PARTITIONS = 20_000
 """With more partitions than this in all groups together, no metric has a label ``topic`` or ``partition``."""
 
@@ -96,7 +97,7 @@ def of_lag(groups: Sequence[GroupLag]) -> Iterator[Metric]:
     yield _lags("kafka_consumergroup_group_topic_sum_lag", text, ["group", "topic"], topics, lambda lag: lag.records)
     healths = GaugeMetricFamily("tidemark_health", "1 for the group's health, 0 for the others.", labels=["group", "health"])
     for one in groups:
-        for health in Health:
+        for health in HEALTHS:
             healths.add_metric([one.lag.group, health], float(one.lag.health is health))
     yield healths
     partitions = [partition for one in groups for partition in one.partitions]

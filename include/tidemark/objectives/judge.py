@@ -141,9 +141,8 @@ def age(part: Part, now: datetime) -> Age:
         return Age(NONE, None, part.committed_at)
     since_look = max(now - look.at, NONE)
     if look.nothing_waited(part.position):
-        if look.open_since is not None and part.position <= look.end:  # nobody can tell when its first record came, but not after that
-            waited = max(now - look.open_since, NONE)
-            return Age(waited, waited)
+        if look.open_since is not None and part.position <= look.end:  # its first record came before that; since the look, it may be gone
+            return Age(max(look.at - look.open_since, NONE), max(now - look.open_since, NONE))
         return Age(NONE, since_look, look.at)
     if look.position is None or look.next_at is None or part.position < look.position:
         return Age(NONE, None, look.at)

@@ -18,15 +18,16 @@ SQL = statements("tidemark.objectives", "store.sql")
 
 
 def changes(cur: Cursor, spec: ConsumerSpec) -> News:
-    """What is still to be reported of a consumer's objectives. Nothing if it has never run. Changes nothing."""
+    """What is still to be reported of a consumer's objectives; if it has none any more, that those it had are over. Nothing if it has never
+    run. Changes nothing."""
     cur.execute(SQL["now"], {"group": spec.group})
     found = cur.fetchone()
-    if spec.slo is None or found is None:
+    if found is None:
         return News({}, ())
     group_id, now = found
     cur.execute(SQL["failed"], {"group_id": group_id})
     failed = cur.fetchall()[0][0]
-    verdicts = judge(spec.slo, Facts(now, _parts(cur, spec, group_id), failed))
+    verdicts = {} if spec.slo is None else judge(spec.slo, Facts(now, _parts(cur, spec, group_id), failed))
     cur.execute(SQL["reported"], {"group_id": group_id})
     return news(verdicts, [Objective(name) for (name,) in cur.fetchall()])
 

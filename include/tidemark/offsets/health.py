@@ -45,6 +45,8 @@ class Health(StrEnum):
     NEW = "new"
 
 
+OF_THE_PAGE = frozenset({Health.BAD_SPEC, Health.UNREACHABLE})
+"""What is known without the database."""
 RANK = {health: rank for rank, health in enumerate(Health)}
 """0 is the worst."""
 
@@ -95,8 +97,8 @@ class Facts:
     ``sampled_at``: of the oldest sample; `None`: there is none. ``waiting``: records to read in partitions that are not paused.
     ``deleted``: records that retention has deleted before they were read. ``losing_from``, ``expires_at``: of the first unread record whose
     reading is slower than retention; see `tidemark.offsets.window.Sample.losing_from`. ``trends``: of its partitions that are not paused.
-    ``replay``: records left to replay. ``never_claimed``, ``truncated``: numbers of partitions. ``open``, ``open_since``: records after the
-    last stable offset, and since when that has not moved.
+    ``replay``: records left to replay. ``never_claimed``, ``truncated``: numbers of partitions. ``open``, ``open_for``: records after the
+    last stable offset, and for how long that had not moved when it was last seen. ``committed_at`` is newer than the sample during a run.
     """
 
     now: datetime
@@ -112,7 +114,7 @@ class Facts:
     trends: frozenset[Trend] = frozenset()
     replay: int = 0
     open: int | None = None
-    open_since: datetime | None = None
+    open_for: timedelta | None = None
     committed_at: datetime | None = None
 
 
@@ -184,8 +186,12 @@ def _failed(known: _All) -> Judged | None:
         return None
     if (runs.dag_id, runs.run_id) != (dag.dag_id, dag.failed_run):
         why = f"The run {dag.failed_run} of the DAG {dag.dag_id} failed before it read anything."
-    elif known.ledger.blocked_by is not None or known.ledger.unvalidated:
-        return None  # a worse text: that validation failed
+    elif known.ledger.blocked_by is not None:
+        return None  # that is why it failed
+    elif known.ledger.unvalidated:
+        why = (
+            f"The run {dag.failed_run} of the DAG {dag.dag_id} failed before its rows had a verdict; the validated view stops before them."
+        )
     else:
         why = f"The run {dag.failed_run} of the DAG {dag.dag_id} failed after it had committed and validated its records."
     return Judged(Health.RUN_FAILED, why, "Read the log of its failed task.")
@@ -245,9 +251,9 @@ def _unscheduled(dag: Dag) -> Judged | None:
 def _hanging(known: _All) -> Judged | None:
     """Nobody can read on, because a producer has left its transaction open and the broker does not end it."""
     facts = known.lag
-    if not facts.open or facts.open_since is None or facts.now - facts.open_since <= TRANSACTION:
+    if not facts.open or facts.open_for is None or facts.open_for <= TRANSACTION:
         return None
-    open_for = about((facts.now - facts.open_since).total_seconds())
+    open_for = about(facts.open_for.total_seconds())
     text = f"{counted(facts.open, 'record')} cannot be read: a transaction of a producer has been open for at least {open_for}."
     return Judged(Health.STOPPED, text, "Find it with `kafka-transactions.sh find-hanging`, and abort it.")
 
@@ -288,7 +294,11 @@ def _objective_missed(known: _All) -> Judged | None:
     if known.ledger is None or not known.ledger.objectives:
         return None
     text = "; ".join(known.ledger.objectives)
-    return Judged(Health.OBJECTIVE_MISSED, f"{text[:1].upper()}{text[1:]}.", "See what holds the runs up, or change `slo`.")
+    return Judged(
+        Health.OBJECTIVE_MISSED,
+        f"{text[:1].upper()}{text[1:]}.",
+        "See what holds the runs up, or change `slo`; without `slo`, the DAG `maintain` ends it.",
+    )
 
 
 def _records_failed(known: _All) -> Judged | None:
@@ -373,6 +383,8 @@ def _going(known: _All) -> Judged:
 def _unsampled(known: _All) -> Judged | None:
     if known.lag.sampled_at is not None:
         return None
+    if known.runs.state == "COMMITTED" and not known.lag.partitions:
+        return Judged(Health.IDLE, "It reads no partition yet.")
     if known.runs.attempt_id is not None:
         return Judged(Health.UNKNOWN, "The lag is unknown: there is no sample yet.", "Take one: `tidemark lag`.")
     paused = known.dag is not None and known.dag.paused

@@ -19,7 +19,6 @@ from tidemark.offsets.window import Trend, bounded, catch_up, grows
 if TYPE_CHECKING:
     from tidemark.db import Cursor
 
-GROUPS = SQL["groups"].replace("{gone}", SQL["gone"])
 UNSUMMED = OF_GROUPS.replace("{which}", SQL["unsummed"])
 _SETS = "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, partition)) ORDER BY 1, 2 NULLS FIRST, 3 NULLS FIRST"
 DETAILS = SQL["lag"].replace("{of}", ", topic_id, partition").replace("{sets}", _SETS).replace("{which}", "true")
@@ -52,8 +51,8 @@ class Lag:
     """Records to read in the partitions whose lag is known."""
     open: int | None
     """Records after the last stable offset: of transactions that are open, or behind one."""
-    open_since: datetime | None
-    """Since when the last stable offset has stayed there."""
+    open_s: float | None
+    """How long the last stable offset had stayed there when it was last seen."""
     seconds: float | None
     """How long ago the first unread record was produced: its timestamp compared with the database's clock. 0 if nothing waits."""
     clock_ahead: bool
@@ -132,7 +131,7 @@ def worst_first(one: GroupLag) -> tuple[int, float, int, str]:
 
 def _read(cur: Cursor, queries: Iterable[str], dags: Mapping[str, Dag], names: Collection[str] | None) -> list[GroupLag]:
     asked = {"groups": None if names is None else list(names), "most": MOST}
-    cur.execute(GROUPS, asked)
+    cur.execute(SQL["groups"], asked)
     found = rows(cur)
     sums: list[dict[str, Any]] = []
     for query in queries:
@@ -148,7 +147,10 @@ def _read(cur: Cursor, queries: Iterable[str], dags: Mapping[str, Dag], names: C
 def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], dag: Dag | None) -> GroupLag:
     runs = Runs(**{field.name: row[field.name] for field in fields(Runs)})
     ledger = Ledger(**{field.name: row[field.name] for field in fields(Ledger)})
-    lags = [_lag(row["group"], one, topics, row["now"], runs, dag, None if one.get("topic_id") is not None else ledger) for one in sums]
+    lags = [
+        _lag(row["group"], one, topics, row["now"], row["committed_at"], runs, dag, None if one.get("topic_id") is not None else ledger)
+        for one in sums
+    ]
     whole = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row, runs, dag, ledger)
     return GroupLag(
         whole,
@@ -165,10 +167,18 @@ def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int,
 
 
 def _lag(
-    name: str, one: dict[str, Any], topics: Mapping[int, str], now: datetime, runs: Runs, dag: Dag | None, ledger: Ledger | None
+    name: str,
+    one: dict[str, Any],
+    topics: Mapping[int, str],
+    now: datetime,
+    committed_at: datetime | None,
+    runs: Runs,
+    dag: Dag | None,
+    ledger: Ledger | None,
 ) -> Lag:
     facts = Facts(
         now=now,
+        committed_at=max((at for at in (one["committed_at"], committed_at) if at is not None), default=None),
         trends=frozenset(trend for trend, column in _TRENDS.items() if one[column]),
         **{field: one[field] for field in _FACTS},
     )
@@ -190,7 +200,7 @@ def _lag(
         records=None if one["unknown"] else known,
         known_records=known,
         open=one["open"],
-        open_since=one["open_since"],
+        open_s=None if one["open_for"] is None else one["open_for"].total_seconds(),
         seconds=None if seconds is None else max(0.0, seconds),
         clock_ahead=seconds is not None and seconds < 0,
         first_unread_at=one["next_at"],
@@ -219,7 +229,7 @@ _TRENDS = {
 }
 _FACTS = (
     *("sampled_at", "partitions", "waiting", "never_claimed", "truncated", "paused", "deleted", "losing_from", "expires_at", "replay"),
-    *("open", "open_since", "committed_at"),
+    *("open", "open_for"),
 )
 
 
@@ -229,7 +239,7 @@ def _rates(one: dict[str, Any]) -> tuple[float | None, float | None]:
 
 
 def _unsampled(row: Mapping[str, Any], runs: Runs, dag: Dag | None, ledger: Ledger) -> Lag:
-    judged = judge(Facts(now=row["now"], sampled_at=None, partitions=0), runs, dag, ledger)
+    judged = judge(Facts(now=row["now"], sampled_at=None, partitions=row["partitions"]), runs, dag, ledger)
     nothing: dict[str, Any] = {field.name: None for field in fields(Lag)}
     known = {"group": row["group"], "health": judged.health, "why": judged.why, "fix": judged.fix, "committed_at": row["committed_at"]}
     zero = {"partitions": row["partitions"], "unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0}

@@ -159,14 +159,22 @@ SELECT group_id{of}, count(*)::integer AS partitions, min(sampled_at) AS sampled
        extract(epoch FROM max(sampled_at) - min(base_at))::double precision AS window_s,
        CASE WHEN count(*) = 1 THEN min(position) END AS position, CASE WHEN count(*) = 1 THEN min(log_start) END AS log_start,
        CASE WHEN count(*) = 1 THEN min(log_end) END AS log_end, CASE WHEN count(*) = 1 THEN min(replay_until) END AS replay_until,
-       min(open_since) AS open_since
+       max(sampled_at - open_since) AS open_for
   FROM part
  GROUP BY {sets};
 
 -- name: groups
 -- These groups (null: all) by name, with the database's time and what `tidemark.offsets.health` needs of each beyond its lag. Of its last runs,
--- up to 30 attempts; attempts of one Airflow run are one run. Backfills and the DAG of the retries are not: they read other records. Counts
--- of failed records stop at %(most)s. In braces: `gone`. Locks nothing.
+-- up to 30 attempts; attempts of one Airflow run are one run, which has failed if the newest try of any of its members has. Backfills and the
+-- DAG of the retries are not: they read other records. ``dead``: attempts that have not ended, whose driver was killed with whatever watched
+-- it; one that has just begun and committed nothing may be about to start. Counts of failed records stop at %(most)s. Locks nothing.
+WITH dead AS MATERIALIZED (
+    SELECT attempt_id FROM tidemark.attempt
+     WHERE state = 'RUNNING'
+       AND (started_at < clock_timestamp() - interval '10 minutes' OR EXISTS (SELECT FROM tidemark.batch own WHERE own.attempt_id = attempt.attempt_id))
+       AND NOT EXISTS (SELECT FROM pg_stat_activity
+                        WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt_id)
+)
 SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
        lost.ranges AS lost_ranges, lost.records AS lost_records, lost.unknown AS lost_unknown, pos.partitions, pos.committed_at,
        (SELECT count(*) FROM (SELECT FROM tidemark.failed_record
@@ -176,24 +184,33 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
        ARRAY(SELECT missed FROM tidemark.objective WHERE group_id = grp.group_id ORDER BY objective) AS objectives,
        coalesce((SELECT reason FROM tidemark.flow
                   WHERE group_id = grp.group_id AND flow.paused ORDER BY topic NULLS FIRST, partition NULLS FIRST LIMIT 1), '') AS pause_reason,
-       validation.validation_id, validation.verdict, view.unvalidated,
+       validation.validation_id, validation.verdict,
+       view.unvalidated AND (last.dag_id IS NOT NULL OR validation.validation_id IS NOT NULL) AS unvalidated,
        coalesce(view.stopped_by, CASE WHEN validation.verdict = 'critical' THEN validation.validation_id END) AS blocked_by
   FROM tidemark.consumer_group grp
-  LEFT JOIN LATERAL (SELECT attempt_id, dag_id, run_id, CASE WHEN gone THEN 'FAILED' ELSE state END AS state, error ->> 'kind' AS error_kind,
-                            CASE WHEN gone THEN 'DriverGone' ELSE error ->> 'type' END AS error_type,
-                            CASE WHEN gone THEN 'The driver ended without reporting a result.' ELSE left(error ->> 'text', 300) END AS error_text,
-                            started_at AS began_at, ended_at
-                       FROM tidemark.attempt CROSS JOIN LATERAL ({gone}) driver
-                      WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
-                      ORDER BY attempt_id DESC LIMIT 1) last ON true
+  LEFT JOIN LATERAL (
+        SELECT attempt_id, dag_id, run_id, CASE WHEN gone THEN 'FAILED' ELSE state END AS state, error ->> 'kind' AS error_kind,
+               CASE WHEN gone THEN 'DriverGone' ELSE error ->> 'type' END AS error_type,
+               CASE WHEN gone THEN 'The driver ended without reporting a result.' ELSE left(error ->> 'text', 300) END AS error_text,
+               started_at AS began_at, ended_at
+          FROM (SELECT DISTINCT ON (coalesce(map_index, -1)) tries.*
+                  FROM (SELECT *, EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id) AS gone,
+                               first_value(coalesce(run_id, attempt_id::text)) OVER (ORDER BY attempt_id DESC) AS last_run
+                          FROM tidemark.attempt
+                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
+                         ORDER BY attempt_id DESC LIMIT 30) tries
+                 WHERE coalesce(run_id, attempt_id::text) = last_run
+                 ORDER BY coalesce(map_index, -1), attempt_id DESC) newest
+         ORDER BY gone OR state = 'FAILED' DESC, attempt_id DESC LIMIT 1) last ON true
   LEFT JOIN LATERAL (
         SELECT min(running_since) AS running_since, max(pause) AS longest_pause, max(length) AS longest_run
           FROM (SELECT min(began) FILTER (WHERE running) AS running_since, max(ended) FILTER (WHERE good) - min(began) AS length,
                        min(began) - lag(min(began)) OVER (ORDER BY min(began)) AS pause
                   FROM (SELECT coalesce(run_id, attempt_id::text) AS run, started_at AS began, ended_at AS ended,
-                               state = 'RUNNING' AND NOT gone AS running, state = 'COMMITTED' AS good
-                          FROM tidemark.attempt CROSS JOIN LATERAL ({gone}) driver
-                      WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
+                               state = 'RUNNING' AND NOT EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id) AS running,
+                               state = 'COMMITTED' AS good
+                          FROM tidemark.attempt
+                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  GROUP BY run) run) runs ON true
   LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records,
@@ -202,7 +219,8 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
   LEFT JOIN tidemark.lag_group sampled ON sampled.group_id = grp.group_id
   LEFT JOIN LATERAL (SELECT count(*) AS partitions, max(committed_at) AS committed_at
                        FROM tidemark.partition_offset
-                      WHERE sampled.group_id IS NULL AND partition_offset.group_id = grp.group_id AND NOT drained) pos ON true
+                      WHERE (sampled.group_id IS NULL OR runs.running_since IS NOT NULL)
+                        AND partition_offset.group_id = grp.group_id AND NOT drained) pos ON true
   LEFT JOIN LATERAL (SELECT * FROM tidemark.validation
                       WHERE validation.group_id = grp.group_id
                         AND EXISTS (SELECT FROM tidemark.batch WHERE batch.validation_id = validation.validation_id)
@@ -210,24 +228,17 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
  CROSS JOIN LATERAL (SELECT min(validation_id) FILTER (WHERE verdict = 'critical') AS stopped_by,
                             coalesce(bool_or(verdict IS NULL), false) AS unvalidated
                        FROM tidemark.partition_offset position
-                      CROSS JOIN LATERAL (SELECT validation_id, verdict, state = 'RUNNING' AND NOT gone AS running
-                                            FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id) CROSS JOIN LATERAL ({gone}) driver
-                                            LEFT JOIN tidemark.validation USING (validation_id)
+                      CROSS JOIN LATERAL (SELECT * FROM tidemark.batch
                                            WHERE batch.group_id = position.group_id AND batch.topic_id = position.topic_id
                                              AND batch.partition = position.partition AND batch.start_offset <= position.validated_offset
-                                             AND batch.end_offset > position.validated_offset
                                            ORDER BY batch.start_offset DESC LIMIT 1) first
-                      WHERE position.group_id = grp.group_id AND NOT drained AND validated_offset < next_offset
-                        AND (verdict IS NOT NULL OR NOT running)) view
+                       JOIN tidemark.attempt ON attempt.attempt_id = first.attempt_id
+                       LEFT JOIN tidemark.validation USING (validation_id)
+                      WHERE position.group_id = grp.group_id AND NOT position.drained AND validated_offset < next_offset
+                        AND first.end_offset > position.validated_offset
+                        AND (verdict IS NOT NULL OR state <> 'RUNNING' OR EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id))) view
  WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
  ORDER BY grp.name;
-
--- name: gone
--- Whether an attempt that has not ended, and has committed something, no longer has a driver: it was killed, with whatever watched it. One
--- that has committed nothing yet may be about to start. Part of `groups`.
-SELECT attempt.state = 'RUNNING' AND EXISTS (SELECT FROM tidemark.batch own WHERE own.attempt_id = attempt.attempt_id)
-       AND NOT EXISTS (SELECT FROM pg_stat_activity
-                        WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt.attempt_id) AS gone
 
 -- name: topic_names
 SELECT topic_id, name FROM tidemark.topic WHERE topic_id = ANY (%(topic_ids)s::smallint[]);

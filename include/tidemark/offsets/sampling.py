@@ -41,7 +41,7 @@ def sample_all(connection: Connection, cluster: Cluster, specs: Iterable[Consume
         try:
             topics = cluster.topics(cluster.subscribed(spec), missing_ok=True)
             partitions = [part for topic in topics for part in topic.all() if spec.fixed.covers(part)]
-            sample(connection, cluster, spec.group, topics, partitions)
+            sample(connection, cluster, spec.group, topics, partitions, by_pattern=bool(spec.topic_pattern))
         except TidemarkError as error:
             failed[spec.name] = error
     return failed
@@ -54,11 +54,12 @@ def sample_or_log(
     topics: Sequence[Topic],
     partitions: Collection[TopicPartition],
     *,
+    by_pattern: bool,
     new_window: bool,
 ) -> None:
     """As `sample`, within a run: an error must not end it."""
     try:
-        sample(connection, cluster, group, topics, partitions, new_window=new_window)
+        sample(connection, cluster, group, topics, partitions, by_pattern=by_pattern, new_window=new_window)
     except (TidemarkError, psycopg2.Error) as error:
         log.info("lag not sampled group=%s: %s", group, error)
 
@@ -70,9 +71,11 @@ def sample(
     topics: Sequence[Topic],
     partitions: Collection[TopicPartition],
     *,
+    by_pattern: bool = False,
     new_window: bool = False,
 ) -> bool:
     """Samples these partitions of a group. Returns whether it did: not if the group does not exist, nor if another process does just now.
+    ``by_pattern``: the consumer reads what a pattern matches, so that the next run settles what it has not read of topics that are gone.
 
     Positions come first, so that the logs' ends are not before them. ``new_window``: a run begins, see `tidemark.offsets.window`.
     Raises `BrokerUnavailable` and `NotAllowed`.
@@ -110,7 +113,7 @@ def sample(
             applied_no=applied_no,
             replay_until=replays.get(key),
         )
-    gone = _gone(cluster, {topic_id for topic_id, _ in before.keys() - seen.keys()}, positions)
+    gone = _gone(cluster, {topic_id for topic_id, _ in before.keys() - seen.keys()}, positions) if by_pattern else ()
     with transaction(connection) as cur:
         return samples.store(cur, group_id, seen, gone=gone, new_window=new_window)
 
@@ -118,8 +121,9 @@ def sample(
 def _gone(cluster: Cluster, topic_ids: Collection[int], positions: Iterable[Position]) -> set[int]:
     """Those of these topics that are no longer in Kafka."""
     asked = [one for one in positions if one.topic_id in topic_ids]
-    there = {topic.kafka_uuid for topic in cluster.topics({one.partition.topic for one in asked}, missing_ok=True)}
-    return {one.topic_id for one in asked if one.kafka_uuid not in there}
+    visible, hidden = cluster.visible({one.partition.topic for one in asked})
+    there = {topic.kafka_uuid for topic in visible}
+    return {one.topic_id for one in asked if one.kafka_uuid not in there and one.partition.topic not in hidden}
 
 
 def _times(

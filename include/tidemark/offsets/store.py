@@ -305,6 +305,19 @@ def record_lost(
     )
 
 
+def unseen(cur: Cursor, group_id: int) -> list[dict[str, Any]]:
+    """Topics that the group has not read to the end and that its newest sample did not see: ``topic_id``, ``name``, ``kafka_uuid``, and
+    ``others``, the UUIDs of those that it saw."""
+    cur.execute(SQL["unseen"], {"group_id": group_id})
+    return rows(cur)
+
+
+def left_behind(cur: Cursor, group_id: int, topic_ids: Collection[int]) -> set[tuple[int, int]]:
+    """The partitions, with their topics' ids, whose unread rest is stored as lost because the topic is gone."""
+    cur.execute(SQL["left_behind"], {"group_id": group_id, "topic_ids": list(topic_ids)})
+    return {(topic_id, partition) for topic_id, partition in cur.fetchall()}
+
+
 def leave_gone(cur: Cursor, group_id: int, attempt_id: int, topic_ids: Collection[int], reason: LostReason) -> list[Gone]:
     """Stores what was not read of topics that are gone from Kafka as lost, as far as the last sample knows it, and moves the positions
     there. Fences their owners."""

@@ -97,24 +97,43 @@ UPDATE tidemark.partition_offset SET next_offset = %(to)s, leader_epoch = NULL, 
 INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(reason)s, %(attempt_id)s) ON CONFLICT DO NOTHING;
 
+-- name: unseen
+-- Topics of which a group has read something and has more to read, as far as a sample knows that was taken before the newest one: that one did
+-- not see them. ``others``: the UUIDs of the topics that it did see, and that the group has read. Locks nothing.
+SELECT DISTINCT topic.topic_id, topic.name, topic.kafka_uuid,
+       ARRAY(SELECT DISTINCT kafka_uuid FROM tidemark.lag_partition seen JOIN tidemark.topic USING (topic_id)
+              WHERE seen.group_id = last.group_id AND seen.sampled_at = newest.at AND position IS NOT NULL) AS others
+  FROM tidemark.lag_partition last
+  JOIN tidemark.partition_offset pos USING (group_id, topic_id, partition)
+  JOIN tidemark.topic USING (topic_id)
+ CROSS JOIN LATERAL (SELECT max(sampled_at) AS at FROM tidemark.lag_partition WHERE group_id = last.group_id) newest
+ WHERE last.group_id = %(group_id)s AND NOT pos.drained AND last.log_end > pos.next_offset AND last.sampled_at < newest.at;
+
 -- name: leave_gone
 -- Stores the unread rest of these topics as lost, as far as the last sample knows it, and moves the positions there. Locks the positions, in
 -- the common lock order.
 WITH gone AS MATERIALIZED (
-    SELECT pos.group_id, pos.topic_id, pos.partition, pos.next_offset, last.log_end
+    SELECT pos.group_id, pos.topic_id, pos.partition, pos.next_offset, pos.validated_offset, last.log_end
       FROM tidemark.partition_offset pos JOIN tidemark.lag_partition last USING (group_id, topic_id, partition)
      WHERE pos.group_id = %(group_id)s AND pos.topic_id = ANY (%(topic_ids)s::smallint[]) AND NOT pos.drained AND last.log_end > pos.next_offset
      ORDER BY pos.topic_id, pos.partition FOR NO KEY UPDATE OF pos
 ), moved AS (
     UPDATE tidemark.partition_offset pos
-       SET next_offset = gone.log_end, leader_epoch = NULL, owner = NULL, owner_epoch = owner_epoch + 1, committed_at = clock_timestamp()
+       SET next_offset = gone.log_end, leader_epoch = NULL, owner = NULL, owner_epoch = owner_epoch + 1, committed_at = clock_timestamp(),
+           validated_offset = CASE WHEN gone.validated_offset = gone.next_offset THEN gone.log_end ELSE gone.validated_offset END
       FROM gone WHERE pos.group_id = gone.group_id AND pos.topic_id = gone.topic_id AND pos.partition = gone.partition
 ), lost AS (
     INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)
     SELECT group_id, topic_id, partition, next_offset, log_end, %(reason)s, %(attempt_id)s FROM gone
+    ON CONFLICT (group_id, topic_id, partition, start_offset) DO NOTHING
     RETURNING topic_id, partition, start_offset, end_offset
 )
 SELECT topic.name, partition, topic_id, start_offset, end_offset FROM lost JOIN tidemark.topic USING (topic_id) ORDER BY topic.name, partition;
+
+-- name: left_behind
+-- Partitions of these topics whose rest is stored as lost. Locks nothing.
+SELECT DISTINCT topic_id, partition FROM tidemark.lost_range
+ WHERE group_id = %(group_id)s AND topic_id = ANY (%(topic_ids)s::smallint[]) AND reason IN ('topic deleted', 'topic re-created');
 
 -- name: move_offset
 -- Moves one partition's offset if the caller still owns it. Locks that row. No row returned: fenced, or a twin has already committed.

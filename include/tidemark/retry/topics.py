@@ -163,11 +163,8 @@ def _make(cluster: Cluster, spec: ConsumerSpec, one: Wanted, largest: int) -> bo
 
 def visible(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, Topic], list[str]]:
     """The existing topics by name, and the names of those that the cluster's ACLs hide."""
-    try:
-        return {topic.name: topic for topic in cluster.topics(names, missing_ok=True)}, []
-    except NotAllowed as error:
-        rest = [name for name in names if name not in error.topics]
-        return {topic.name: topic for topic in cluster.topics(rest, missing_ok=True)}, error.topics
+    found, hidden = cluster.visible(names)
+    return {topic.name: topic for topic in found}, sorted(hidden)
 
 
 def largest_of(cluster: Cluster, spec: ConsumerSpec, *, missing_ok: bool = False) -> int:

@@ -17,7 +17,7 @@ from tidemark import project
 from tidemark.airflow import connections, dags
 from tidemark.airflow.dags import Declared
 from tidemark.db import Connection, SafeCursor, read_url, session
-from tidemark.errors import BadInput, TidemarkError
+from tidemark.errors import BadInput, StatementTimeout, TidemarkError
 from tidemark.spec import ConsumerSpec
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ def problem(error: Exception) -> dict[str, str]:
         return {"problem": "its schema tidemark is older than this version", "fix": "Run: tidemark migrate"}
     if isinstance(error, psycopg2.errors.InsufficientPrivilege):
         return {"problem": first_line(error), "fix": "Run: tidemark migrate --grant-to ROLE --as reader"}
+    if isinstance(error, StatementTimeout):
+        return {"problem": f"it did not answer within {STATEMENT_MS // 1000} s", "fix": "The page asks again by itself."}
     if isinstance(error, BadInput):
         return {"problem": f"{error.what}: {error.found}", "fix": error.fix}
     log.warning("database not read error=%s", first_line(error))
