@@ -77,9 +77,9 @@ def _row(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | 
 
 def _judged(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> Judged:
     if one.error is not None:
-        return Judged(Health.BAD_SPEC, "Its file has problems; runs fail until they are fixed.", "Fix them.")
+        return Judged(Health.BAD_SPEC, "Its file has problems; runs fail until they are fixed.")
     if silent is not None:
-        return Judged(Health.UNREACHABLE, f"Database {silent['connection']}: {silent['problem']}", "Check the server and the connection.")
+        return Judged(Health.UNREACHABLE, f"Database {silent['connection']}: {silent['problem'].rstrip('.')}.", silent["fix"])
     if group is None:
         return judge(NEVER_RUN, None, dag, Ledger())
     return Judged(group.lag.health, group.lag.why, group.lag.fix)
