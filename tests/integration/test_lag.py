@@ -202,7 +202,7 @@ class Sampled:
         """Returns the group with its partitions. Checks that its sums match those that the samples stored."""
         with transaction(self.connection) as cur:
             found = lag.group(cur, "g", dag)
-            (stored,) = lag.groups(cur, {} if dag is None else {"g": dag})
+            (stored,) = lag.groups(cur, lambda: {} if dag is None else {"g": dag})
         assert found is not None
         whole, sums = (replace(one.lag, age_s=None, why="") for one in (found, stored))
         assert sums == whole

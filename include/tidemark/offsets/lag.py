@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ _SETS = "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, p
 DETAILS = SQL["lag"].replace("{of}", ", topic_id, partition").replace("{sets}", _SETS).replace("{which}", "true")
 
 
+Dags = Callable[[], Mapping[str, Dag]]
+"""Returns what Airflow knows, by group."""
 MOST = 10_000
 """Failed records of a group are counted up to here."""
 
@@ -105,21 +107,21 @@ class GroupLag:
     partitions: tuple[Lag, ...] = ()
 
 
-def groups(cur: Cursor, dags: Mapping[str, Dag] | None = None, names: Collection[str] | None = None) -> list[GroupLag]:
-    """All groups (``names``: only these), worst first, without topics and partitions. ``dags`` are by group."""
-    return sorted(_read(cur, [SQL["sums"], UNSUMMED], dags or {}, names), key=worst_first)
+def groups(cur: Cursor, dags: Dags = dict, names: Collection[str] | None = None) -> list[GroupLag]:
+    """All groups (``names``: only these), worst first, without topics and partitions. ``dags``: called after Postgres was asked."""
+    return sorted(_read(cur, [SQL["sums"], UNSUMMED], dags, names), key=worst_first)
 
 
 def everything(cur: Cursor, most_partitions: int) -> list[GroupLag]:
     """All groups, with their topics and partitions unless these are more than ``most_partitions`` in all groups together."""
     found = groups(cur)
     few = sum(one.lag.partitions for one in found) <= most_partitions
-    return _read(cur, [DETAILS], {}, None) if few else found
+    return _read(cur, [DETAILS], dict, None) if few else found
 
 
 def group(cur: Cursor, name: str, dag: Dag | None = None) -> GroupLag | None:
     """A group with its topics and partitions; `None` if it does not exist."""
-    found = _read(cur, [DETAILS], {} if dag is None else {name: dag}, [name])
+    found = _read(cur, [DETAILS], lambda: {} if dag is None else {name: dag}, [name])
     return found[0] if found else None
 
 
@@ -129,7 +131,7 @@ def worst_first(one: GroupLag) -> tuple[int, float, int, str]:
     return RANK[lag.health], -(lag.seconds or 0.0), -lag.known_records, lag.group
 
 
-def _read(cur: Cursor, queries: Iterable[str], dags: Mapping[str, Dag], names: Collection[str] | None) -> list[GroupLag]:
+def _read(cur: Cursor, queries: Iterable[str], dags: Dags, names: Collection[str] | None) -> list[GroupLag]:
     asked = {"groups": None if names is None else list(names), "most": MOST}
     cur.execute(SQL["groups"], asked)
     found = rows(cur)
@@ -141,7 +143,8 @@ def _read(cur: Cursor, queries: Iterable[str], dags: Mapping[str, Dag], names: C
     by_group: dict[int, list[dict[str, Any]]] = {}
     for row in sums:
         by_group.setdefault(row["group_id"], []).append(row)
-    return [_group(row, by_group.get(row["group_id"], []), topics, dags.get(row["group"])) for row in found]
+    known = dags()
+    return [_group(row, by_group.get(row["group_id"], []), topics, known.get(row["group"])) for row in found]
 
 
 def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], dag: Dag | None) -> GroupLag:

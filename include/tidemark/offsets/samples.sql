@@ -221,7 +221,7 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                        FROM tidemark.partition_offset
                       WHERE (sampled.group_id IS NULL OR runs.running_since IS NOT NULL)
                         AND partition_offset.group_id = grp.group_id AND NOT drained) pos ON true
-  LEFT JOIN LATERAL (SELECT * FROM tidemark.validation
+  LEFT JOIN LATERAL (SELECT validation_id, verdict FROM tidemark.validation
                       WHERE validation.group_id = grp.group_id
                         AND EXISTS (SELECT FROM tidemark.batch WHERE batch.validation_id = validation.validation_id)
                       ORDER BY validation_id DESC LIMIT 1) validation ON true
