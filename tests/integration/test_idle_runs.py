@@ -52,9 +52,9 @@ def test_run_with_nothing_to_read_is_committed_and_sampled(caught_up: Scenario, 
     caught_up.sql("TRUNCATE tidemark.lag_partition")
     new_windows: list[bool] = []
 
-    def sampled(*place: Any, new_window: bool) -> None:
+    def sampled(*place: Any, new_window: bool, **options: bool) -> None:
         new_windows.append(new_window)
-        sample_or_log(*place, new_window=new_window)
+        sample_or_log(*place, new_window=new_window, **options)
 
     monkeypatch.setattr(run, "sample_or_log", sampled)
     assert without_engine(caught_up)
