@@ -205,7 +205,7 @@ class Cluster:
         return found
 
     def visible(self, names: Iterable[str]) -> tuple[list[Topic], set[str]]:
-        """Those of these topics that exist, and the names of those that the cluster's ACLs hide, of which that cannot be said."""
+        """The existing topics among these, and the names that the cluster's ACLs hide: such topics may or may not exist."""
         wanted = list(names)
         try:
             return self.topics(wanted, missing_ok=True), set()

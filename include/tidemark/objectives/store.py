@@ -25,9 +25,11 @@ def changes(cur: Cursor, spec: ConsumerSpec) -> News:
     if found is None:
         return News({}, ())
     group_id, now = found
-    cur.execute(SQL["failed"], {"group_id": group_id})
-    failed = cur.fetchall()[0][0]
-    verdicts = {} if spec.slo is None else judge(spec.slo, Facts(now, _parts(cur, spec, group_id), failed))
+    verdicts = {}
+    if spec.slo is not None:
+        cur.execute(SQL["failed"], {"group_id": group_id})
+        failed = cur.fetchall()[0][0]
+        verdicts = judge(spec.slo, Facts(now, _parts(cur, spec, group_id), failed))
     cur.execute(SQL["reported"], {"group_id": group_id})
     return news(verdicts, [Objective(name) for (name,) in cur.fetchall()])
 

@@ -77,8 +77,8 @@ class Runs:
 class Dag:
     """What only Airflow knows of a consumer's DAG. ``next_run_at``: `None` if no run is scheduled. ``queued``: a run waits to start.
 
-    ``failed_run``: its last run that has ended, if that failed, and when it ended. ``stuck``: what a run waits for that does not come by
-    itself, as a sentence without its end; empty if there is none.
+    ``failed_run``, ``failed_at``: the last finished run and its end, if that run failed. ``stuck``: what blocks a run until somebody acts,
+    as the end of a sentence; empty if nothing does.
     """
 
     dag_id: str
@@ -92,7 +92,7 @@ class Dag:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a partition's lag, or of all partitions of a topic or a group: their sums and extremes.
+    """What is known of the lag of a partition, or of a topic or group: sums and extremes over its partitions.
 
     ``sampled_at``: of the oldest sample; `None`: there is none. ``waiting``: records to read in partitions that are not paused.
     ``deleted``: records that retention has deleted before they were read. ``losing_from``, ``expires_at``: of the first unread record whose

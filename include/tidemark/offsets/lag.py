@@ -150,10 +150,7 @@ def _read(cur: Cursor, queries: Iterable[str], dags: Dags, names: Collection[str
 def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], dag: Dag | None) -> GroupLag:
     runs = Runs(**{field.name: row[field.name] for field in fields(Runs)})
     ledger = Ledger(**{field.name: row[field.name] for field in fields(Ledger)})
-    lags = [
-        _lag(row["group"], one, topics, row["now"], row["committed_at"], runs, dag, None if one.get("topic_id") is not None else ledger)
-        for one in sums
-    ]
+    lags = [_lag(row, one, topics, runs, dag, None if one.get("topic_id") is not None else ledger) for one in sums]
     whole = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row, runs, dag, ledger)
     return GroupLag(
         whole,
@@ -170,18 +167,12 @@ def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int,
 
 
 def _lag(
-    name: str,
-    one: dict[str, Any],
-    topics: Mapping[int, str],
-    now: datetime,
-    committed_at: datetime | None,
-    runs: Runs,
-    dag: Dag | None,
-    ledger: Ledger | None,
+    group: Mapping[str, Any], one: dict[str, Any], topics: Mapping[int, str], runs: Runs, dag: Dag | None, ledger: Ledger | None
 ) -> Lag:
+    now = group["now"]
     facts = Facts(
         now=now,
-        committed_at=max((at for at in (one["committed_at"], committed_at) if at is not None), default=None),
+        committed_at=max((at for at in (one["committed_at"], group["committed_at"]) if at is not None), default=None),
         trends=frozenset(trend for trend, column in _TRENDS.items() if one[column]),
         **{field: one[field] for field in _FACTS},
     )
@@ -192,7 +183,7 @@ def _lag(
         seconds = 0.0 if one["next_at"] is None else (one["sampled_at"] - one["next_at"]).total_seconds()
     left = catch_up(known, produced, consumed)
     return Lag(
-        group=name,
+        group=group["group"],
         topic=topics.get(one["topic_id"]) if one.get("topic_id") is not None else None,
         partition=one.get("partition"),
         health=judged.health,

@@ -56,8 +56,8 @@ SELECT topic_id, partition, sum(moved)::bigint
 SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: forget
--- Deletes partitions that the sample of this time did not see: the group no longer reads them. Those of topics that are gone from Kafka stay
--- until a run has stored what was not read of them.
+-- Deletes the samples of partitions that the newest sample did not see: the group no longer reads them. Those of deleted topics stay until a
+-- run has stored their unread rest as lost.
 DELETE FROM tidemark.lag_partition last
  WHERE group_id = %(group_id)s AND sampled_at < %(at)s
    AND NOT (topic_id = ANY (%(gone)s::smallint[])

@@ -119,7 +119,7 @@ def sample(
 
 
 def _gone(cluster: Cluster, topic_ids: Collection[int], positions: Iterable[Position]) -> set[int]:
-    """Those of these topics that are no longer in Kafka."""
+    """The topics among these that Kafka no longer has."""
     asked = [one for one in positions if one.topic_id in topic_ids]
     visible, hidden = cluster.visible({one.partition.topic for one in asked})
     there = {topic.kafka_uuid for topic in visible}

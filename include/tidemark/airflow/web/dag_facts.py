@@ -43,7 +43,7 @@ def _begins_with(prefix: str, column: Any) -> Any:
 
 
 def _stuck(airflow: Any, ours: Callable[[Any], Any]) -> dict[str, str]:
-    """What runs wait for that nobody brings: slots of a pool that has none, or a logical date in the future."""
+    """What blocks runs until somebody acts, by DAG: a pool without slots, a missing pool, a logical date in the future."""
     from airflow.models.dagrun import DagRun
     from airflow.models.pool import Pool
     from airflow.models.taskinstance import TaskInstance

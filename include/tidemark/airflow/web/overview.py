@@ -30,9 +30,9 @@ LAG = ("records", "known_records", "seconds", "replay_records", "sampled_at")
 def groups(consumers: Mapping[str, Declared]) -> dict[str, Any]:
     """``{"groups": [...], "banners": [...]}``."""
     with ThreadPoolExecutor(1) as beside:  # the two halves take about as long as each other
-        asked = beside.submit(read_dags, {name: dag_id(CONSUME, name) for name in consumers})
-        answers = ask_each(consumers, lambda connection, specs: _ask(connection, specs, asked))
-        dags = asked.result()
+        reading = beside.submit(read_dags, {name: dag_id(CONSUME, name) for name in consumers})
+        answers = ask_each(consumers, lambda connection, specs: _ask(connection, specs, reading))
+        dags = reading.result()
     silent = {name: banner for banner in answers.banners for name in banner["consumers"]}
     listed = [_row(one, answers.found.get(name), silent.get(name), dags.get(name)) for name, one in consumers.items()]
     listed.sort(key=lambda row: (RANK[row["health"]], row["consumer"]))
