@@ -30,7 +30,7 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
 from tidemark import secret
-from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable, StatementTimeout
+from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
 
 __all__ = [
     "ERASE_LOCK",
@@ -109,6 +109,9 @@ READ_ONLY = "25006"
 SILENCE_S = 1800.0
 """Give up on a server that has neither sent nor accepted a byte for this long during a statement. A staged batch of 10 million rows is one
 statement."""
+LOOK_EVERY_S = 5.0
+REPORT_AFTER_S = 30.0
+"""Log a session's silence after this, and then each time its duration has doubled."""
 SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary tables come last, so that they cannot hide catalog tables. All other names are schema-qualified."""
 FIX_PATH = f"SET LOCAL search_path TO {SEARCH_PATH}"
@@ -329,6 +332,8 @@ def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:
     said = str(error).strip()
     if isinstance(error, psycopg2.errors.QueryCanceled) and "statement timeout" in said:
         return StatementTimeout(cause=said.splitlines()[0])
+    if isinstance(error, psycopg2.errors.LockNotAvailable):
+        return LockTimeout(cause=said.splitlines()[0])
     return DatabaseReadOnly(cause=said) if error.pgcode == READ_ONLY else DatabaseUnavailable(cause=said)
 
 
@@ -463,16 +468,18 @@ def computed(connection: Connection, batches: Iterator[T]) -> Iterator[T]:
 
 
 @contextlib.contextmanager
-def answering(connection: Connection, within_s: float = SILENCE_S) -> Iterator[None]:
+def answering(connection: Connection, within_s: float = SILENCE_S, *, url: DatabaseUrl | None = None) -> Iterator[None]:
     """Within the block, a statement fails as an outage if the session has been silent in both directions for ``within_s``.
 
     The kernel detects a peer that is gone. This detects a peer that acknowledges but never responds: a stopped server, a stuck pooler.
-    Time in which Postgres waits for this process does not count (`computed`).
+    Time in which Postgres waits for this process does not count (`computed`). A long silence is logged; with ``url``, so are the sessions
+    whose locks the statement waits for.
     It has no effect where the kernel does not count bytes (no Linux, no TCP).
     """
     ended = threading.Event()
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
-        thread = threading.Thread(target=_end_silence, args=(connection, line, within_s, ended), name="silence", daemon=True)
+        silence = _Silence(connection, line, within_s, url)
+        thread = threading.Thread(target=silence.watch, args=(ended,), name="silence", daemon=True)
         thread.start()
         try:
             yield
@@ -487,18 +494,59 @@ def cut(connection: Connection) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-def _end_silence(connection: Connection, line: socket.socket, within_s: float, ended: threading.Event) -> None:
-    seen, since = _bytes_passed(line), time.monotonic()
-    while seen is not None and not ended.wait(within_s / 20):
-        passed = _bytes_passed(line)
-        is_ours = connection.get_transaction_status() != TRANSACTION_STATUS_ACTIVE or getattr(connection, "computing", False)
-        if passed != seen or connection.closed or is_ours:
-            seen, since = passed, time.monotonic()
-        elif time.monotonic() - since > within_s:
-            log.warning("session given up, Postgres was silent silence_s=%.0f", within_s)
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-            return
+@dataclass
+class _Silence:
+    """Watches a session for `answering`, in a thread of its own."""
+
+    connection: Connection
+    line: socket.socket
+    within_s: float
+    url: DatabaseUrl | None
+
+    def watch(self, ended: threading.Event) -> None:
+        seen, since, reported_s = _bytes_passed(self.line), time.monotonic(), 0.0
+        while seen is not None and not ended.wait(min(self.within_s / 20, LOOK_EVERY_S)):
+            passed, silent_s = _bytes_passed(self.line), time.monotonic() - since
+            status = self.connection.get_transaction_status()
+            is_ours = status != TRANSACTION_STATUS_ACTIVE or getattr(self.connection, "computing", False)
+            if passed != seen or self.connection.closed or is_ours:
+                seen, since, reported_s = passed, time.monotonic(), 0.0
+            elif silent_s > self.within_s:
+                log.warning("session given up, Postgres was silent silence_s=%.0f", self.within_s)
+                with contextlib.suppress(OSError):
+                    self.line.shutdown(socket.SHUT_RDWR)
+                return
+            elif silent_s >= max(REPORT_AFTER_S, 2 * reported_s):
+                reported_s = silent_s
+                threading.Thread(target=self._report, args=(silent_s,), daemon=True).start()  # this server may not respond either
+
+    def _report(self, silent_s: float) -> None:
+        holders = ""
+        if self.url is not None:
+            with contextlib.suppress(DatabaseUnavailable), session(self.url) as connection, transaction(connection) as cur:
+                application = self.connection.get_dsn_parameters()["application_name"]
+                cur.execute(_BLOCKING, {"pid": self.connection.get_backend_pid(), "application": application})
+                holders = described_sessions(cur)
+        if holders:
+            log.warning("waiting for a lock what=statement waited_s=%.0f held_by=%s", silent_s, holders)
+        else:
+            log.info("waiting for=the result of a statement since_s=%.0f", silent_s)
+
+
+_BLOCKING = """
+WITH RECURSIVE blocking (pid) AS (
+    SELECT unnest(pg_blocking_pids(pid)) FROM pg_stat_activity WHERE pid = %(pid)s AND application_name = %(application)s
+     UNION
+    SELECT unnest(pg_blocking_pids(pid)) FROM blocking
+)
+SELECT pid, application_name, usename, date_trunc('second', xact_start) FROM blocking JOIN pg_stat_activity USING (pid) ORDER BY pid
+"""
+"""The sessions that a session waits for, and those that these wait for. Behind a pooler, the process may by now serve another client."""
+
+
+def described_sessions(cur: Cursor) -> str:
+    """The sessions of the last statement's rows: process, name, role and begin of the transaction."""
+    return ", ".join(f"{name or '?'} (pid {pid}, role {role}, since {since or '?'})" for pid, name, role, since in cur.fetchall())
 
 
 def _bytes_passed(line: socket.socket) -> tuple[int, int] | None:

@@ -88,6 +88,14 @@ class StatementTimeout(DatabaseUnavailable):
 
 
 @dataclass(kw_only=True, eq=False)
+class LockTimeout(DatabaseUnavailable):
+    """Another session did not release a lock in time."""
+
+    def __str__(self) -> str:
+        return f"Another session holds a lock: {self.cause}. This step stored nothing; the next try waits again. The log names the session."
+
+
+@dataclass(kw_only=True, eq=False)
 class DatabaseReadOnly(DatabaseUnavailable):
     """Postgres responds but accepts no writes: it is a standby, or a failover is in progress."""
 

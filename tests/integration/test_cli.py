@@ -249,6 +249,13 @@ def test_check_without_services_checks_what_it_can_and_says_what_it_could_not(sc
     assert done.returncode == 0
 
 
+def test_check_notes_a_transform_that_takes_long_to_import(scenario: Scenario) -> None:
+    scenario.write(f"    import time\n\n    time.sleep(3.1)\n{CITIES}", topics="cities")
+    done = tidemark(scenario, "consumers", "check", env={"TIDEMARK_DATABASE_URL": "", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": ""})
+    assert "  note       importing the transform took 3 s: in the shared Spark application each slice" in done.stdout
+    assert done.returncode == 0
+
+
 def test_check_of_a_folder_without_consumers_says_so(scenario: Scenario) -> None:
     """Having nothing to check is not an error."""
     done = tidemark(scenario, "consumers", "check")

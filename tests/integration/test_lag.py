@@ -193,9 +193,9 @@ class Sampled:
         with transaction(self.connection) as cur:
             assert samples.store(cur, self.group_id, seen)
 
-    def attempt(self, error: Mapping[str, str] | None = None) -> None:
+    def attempt(self, error: Mapping[str, str] | None = None, task: TaskIdentity | None = None) -> None:
         with transaction(self.connection) as cur:
-            attempt_id = store.new_attempt(cur, self.group_id, TaskIdentity())
+            attempt_id = store.new_attempt(cur, self.group_id, task or TaskIdentity())
             store.end_attempt(cur, attempt_id, error)
 
     def lag(self, dag: Dag | None = None) -> GroupLag:
@@ -238,6 +238,9 @@ def test_failed_run_stops_the_group_until_the_next_one_commits(group: Sampled) -
     group.attempt({"kind": "refused", "type": "TopicsMissing", "text": "Topics not found."})
     group.sample(0, {0: 10}, 50, next_at=group.now)
     assert (group.lag().lag.health, group.lag().lag.why) == (Health.RUN_FAILED, "Attempt 1 failed: TopicsMissing: Topics not found.")
+    for drain in (TaskIdentity(task_id="drain"), TaskIdentity("drain_retries", "manual", "drain", 0, 1)):
+        group.attempt(task=drain)
+    assert group.lag().lag.health is Health.RUN_FAILED, "drains read other records"
     group.attempt()
     assert group.lag().lag.health is Health.OK
     assert group.lag(Dag("consume__g", paused=True)).lag.why == "Records wait, and the DAG consume__g is paused."

@@ -20,7 +20,7 @@ import pytest
 from tests.support.attempts import Attempt, all_gone
 from tests.support.orders import Orders, order
 from tests.support.points import Mark, Points, points_among
-from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario
+from tests.support.scenario import ARROW, PLAIN, SPARK, STARTS_A_PROCESS, Scenario
 from tests.support.waiting import until
 
 from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, SPARK_CONF
@@ -280,6 +280,12 @@ def test_others_go_on_when_one_driver_is_killed(scenario: Scenario, make_scenari
     assert isinstance(two.wait(), Progress), two.log
     other.check()
     assert run(scenario).counts["loaded"] == 3
+
+
+def test_processes_that_a_transform_has_started_end_with_its_task(scenario: Scenario) -> None:
+    run(consumer(scenario, STARTS_A_PROCESS, values=2))
+    until(lambda: not any(psutil.pid_exists(int(pid)) for pid in scenario.rows()))
+    assert len(scenario.rows()) == 2
 
 
 # Calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,14 +12,14 @@ import psycopg2
 import pytest
 from tests.support import black_hole
 from tests.support.black_hole import BlackHole
-from tests.support.ledger import DDL, Group, rows
+from tests.support.ledger import DDL, TABLE, Group, rows
 from tests.support.waiting import until
 
 from tidemark import db
 from tidemark.consume import launch
 from tidemark.consume.launch import AttemptGone
 from tidemark.db import answering, session, transaction
-from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable, StatementTimeout
+from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
 from tidemark.records.outcome import TransformOutput, only
 from tidemark.records.ranges import Slice
 from tidemark.sink import commit as commit_module
@@ -106,7 +107,7 @@ def test_copy_to_a_peer_that_takes_nothing_is_an_outage(hole: BlackHole, group: 
 
 def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer accepts everything and never responds, like a stuck pooler. The session is given up and stores nothing."""
-    monkeypatch.setattr(commit_module, "answering", lambda connection: answering(connection, 1.0))
+    monkeypatch.setattr(commit_module, "answering", lambda connection, url: answering(connection, 1.0))
     part = group.slice(end=3)
     with pytest.raises(DatabaseUnavailable):
         group.commit(part, endless(part, hole, "swallow"), url=hole.url)
@@ -124,9 +125,46 @@ def test_server_that_works_is_not_given_up(database_url: str) -> None:
         cur.execute("SELECT 1")
 
 
+def test_long_silence_is_logged(hole: BlackHole, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The driver's own session may be the only one that gets no answer."""
+    monkeypatch.setattr(db, "REPORT_AFTER_S", 0.5)
+    caplog.set_level("INFO", "tidemark")
+    with contextlib.suppress(DatabaseUnavailable), session(hole.url) as connection, answering(connection, 3.0, url=hole.url):
+        hole.swallow.set()
+        with transaction(connection) as cur:
+            cur.execute("SELECT 1")
+    until(lambda: "waiting for=the result of a statement since_s=" in caplog.text)
+
+
+def test_commit_behind_a_locked_table_names_the_sessions_that_lock_it(
+    group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An ALTER TABLE waits for a reader that is idle in its transaction, and the commit waits for both."""
+    monkeypatch.setattr(db, "REPORT_AFTER_S", 0.5)
+    monkeypatch.setattr(db, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(commit_module, "LOCK_TIMEOUT_MS", 5_000)
+    with session(group.url, application="a report") as reader, session(group.url, application="a migration") as writer:
+        with reader.cursor() as cur:
+            cur.execute(f"SELECT FROM {TABLE}")
+        altering = threading.Thread(target=alter, args=(writer,))
+        altering.start()
+        until(lambda: group.sql("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+        with pytest.raises(LockTimeout, match="canceling statement due to lock timeout"):
+            group.commit(group.slice())
+        reader.rollback()
+        altering.join()
+    (line,) = [record.getMessage() for record in caplog.records if "what=statement" in record.getMessage()][:1]
+    assert re.search(r"held_by=.*a report \(pid \d+, role .*a migration|held_by=.*a migration \(pid \d+, role .*a report", line)
+
+
+def alter(connection: db.Connection) -> None:
+    with transaction(connection) as cur:
+        cur.execute(f"ALTER TABLE {TABLE} ADD COLUMN gate text")
+
+
 def test_transform_may_take_longer_than_postgres_may_be_silent(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it computes the rows of a COPY, Postgres waits for it."""
-    monkeypatch.setattr(commit_module, "answering", lambda connection: answering(connection, 1.0))
+    monkeypatch.setattr(commit_module, "answering", lambda connection, url: answering(connection, 1.0))
     part = group.slice(end=3)
 
     def slow() -> Iterator[TransformOutput]:

@@ -60,6 +60,19 @@ PLAIN = """
 """
 """One row for each record, with its value."""
 
+STARTS_A_PROCESS = """
+    import subprocess
+    import sys
+
+    from tidemark.transform import Record
+
+
+    def transform(record: Record):
+        child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return {"payload": str(child.pid).encode()}
+"""
+"""Starts a process for each record, which nobody ends, and loads its pid."""
+
 ARROW = """
     import pyarrow as pa
 

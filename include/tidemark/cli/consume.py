@@ -72,7 +72,9 @@ def run_shown(
 
     Raises the run's error, after printing the driver's last log lines to stderr.
     """
-    attempt_id = open_attempt(connections.database_url, spec.group, TaskIdentity(), backfill_of=backfill_of)
+    attempt_id = open_attempt(
+        connections.database_url, spec.group, TaskIdentity(task_id="drain" if drain else None), backfill_of=backfill_of
+    )
     title = spec.name if backfill_of is None else f"{spec.name}, rewind {backfill_of}"
     lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
     columns = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from tidemark.sink.table import Difference, SinkMismatch, SinkMissing, create_dd
 from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
 from tidemark.spec.load import groups_into
 from tidemark.spec.model import Deletes, OffsetReset
-from tidemark.spec.transform import Transform, load_permanent
+from tidemark.spec.transform import Form, Transform, load_permanent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,10 @@ class TopicFound:
 
     topic: Topic
     cleanup: Cleanup | None
+
+
+SLOW_IMPORT_S = 3.0
+"""`check` mentions a transform whose import takes longer: a small run has a slice, and so an import, for each partition."""
 
 
 @dataclass
@@ -100,8 +105,15 @@ def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None,
 
 
 def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSchema) -> None:
+    since = time.monotonic()
     report.transform = transform_of(report.spec, folders)
     load_permanent(report.spec, folders)
+    seconds = time.monotonic() - since
+    if seconds > SLOW_IMPORT_S and report.transform.form is not Form.SPARK and report.spec.spark.shared:
+        report.notes.append(
+            f"importing the transform took {seconds:.0f} s: in the shared Spark application each slice of a small run imports it again; "
+            "with spark: {shared: false} each worker imports it once"
+        )
 
 
 def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:

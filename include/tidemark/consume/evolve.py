@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import EVOLVE_LOCK, complaint, statements, transaction
+from tidemark.db import EVOLVE_LOCK, complaint, described_sessions, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
-from tidemark.offsets.locks import holders
 from tidemark.quality.view import validated_view
 from tidemark.sink.table import Column, Layout, SinkMismatch, add_column, quoted, quoted_table, read_columns
 
@@ -114,7 +113,9 @@ def _add(connection: Connection, attempt_id: int, table: str, columns: Sequence[
             raise
         with transaction(connection) as cur:
             cur.execute(SQL["holders"], key)
-            raise TableInUse(table=table, columns=[column.name for column in columns], held_by=holders(cur)) from None
+            raise TableInUse(
+                table=table, columns=[column.name for column in columns], held_by=described_sessions(cur) or "unknown"
+            ) from None
     except psycopg2.Error as error:  # a column's name that Postgres keeps to itself, a table that has too many
         raise _refused(connection, table, columns, complaint(error).message) from None
     log.info("columns added attempt=%s table=%s columns=%s", attempt_id, table, ",".join(column.name for column in missing))

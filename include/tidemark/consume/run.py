@@ -120,7 +120,11 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
         return False
     try:
         application = f"{schema.DRIVER}{attempt_id}"
-        with session(connections.database_url, application=application) as connection, answering(connection), in_sight(connection):
+        with (
+            session(connections.database_url, application=application) as connection,
+            answering(connection, url=connections.database_url),
+            in_sight(connection),
+        ):
             schema.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import statements
+from tidemark.db import described_sessions, statements
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -34,18 +34,12 @@ class LockWait:
         self._next_s = 2 * waited_s
         _look_again(cur)
         cur.execute(SQL["holders"], key)
-        log.warning("waiting for a lock what=%s waited_s=%.0f held_by=%s", self._what, waited_s, holders(cur))
+        log.warning("waiting for a lock what=%s waited_s=%.0f held_by=%s", self._what, waited_s, described_sessions(cur) or "unknown")
 
 
 def _look_again(cur: Cursor) -> None:
     """Postgres remembers which sessions there are until a transaction ends: a long one would never see sessions that began later."""
     cur.execute("SELECT pg_stat_clear_snapshot()")
-
-
-def holders(cur: Cursor) -> str:
-    """The sessions that the last statement has found: process, name, role and begin of the transaction."""
-    found = ", ".join(f"{name or '?'} (pid {pid}, role {role}, since {since or '?'})" for pid, name, role, since in cur.fetchall())
-    return found or "unknown"
 
 
 def held_by_writer(cur: Cursor, group_id: int, topic_id: int, partition: int) -> bool:

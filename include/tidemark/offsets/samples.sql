@@ -165,8 +165,8 @@ SELECT group_id{of}, count(*)::integer AS partitions, min(sampled_at) AS sampled
 
 -- name: groups
 -- These groups (null: all) by name, with the database's time and what `tidemark.offsets.health` needs of each beyond its lag. Of its last runs,
--- up to 30 attempts; attempts of one Airflow run are one run, which has failed if the newest try of any of its members has. Backfills and the
--- DAG of the retries are not: they read other records. ``dead``: attempts that have not ended, whose driver was killed with whatever watched
+-- up to 30 attempts; attempts of one Airflow run are one run, which has failed if the newest try of any of its members has. Backfills and
+-- drains are not: they read other records. ``dead``: attempts that have not ended, whose driver was killed with whatever watched
 -- it; one that has just begun and committed nothing may be about to start. Counts of failed records stop at %(most)s. Locks nothing.
 WITH dead AS MATERIALIZED (
     SELECT attempt_id FROM tidemark.attempt
@@ -174,6 +174,19 @@ WITH dead AS MATERIALIZED (
        AND (started_at < clock_timestamp() - interval '10 minutes' OR EXISTS (SELECT FROM tidemark.batch own WHERE own.attempt_id = attempt.attempt_id))
        AND NOT EXISTS (SELECT FROM pg_stat_activity
                         WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt_id)
+), view AS (
+    SELECT position.group_id, min(validation.validation_id) FILTER (WHERE verdict = 'critical') AS stopped_by, bool_or(verdict IS NULL) AS unvalidated
+      FROM tidemark.partition_offset position JOIN tidemark.consumer_group grp ON grp.group_id = position.group_id
+     CROSS JOIN LATERAL (SELECT * FROM tidemark.batch
+                          WHERE batch.group_id = position.group_id AND batch.topic_id = position.topic_id
+                            AND batch.partition = position.partition AND batch.start_offset <= position.validated_offset
+                          ORDER BY batch.start_offset DESC LIMIT 1) first
+     CROSS JOIN LATERAL (SELECT state FROM tidemark.attempt WHERE attempt.attempt_id = first.attempt_id OFFSET 0) attempt
+      LEFT JOIN tidemark.validation ON validation.validation_id = first.validation_id
+     WHERE (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
+       AND NOT position.drained AND validated_offset < next_offset AND first.end_offset > position.validated_offset
+       AND (verdict IS NOT NULL OR attempt.state <> 'RUNNING' OR first.attempt_id IN (SELECT attempt_id FROM dead))
+     GROUP BY position.group_id
 )
 SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
        lost.ranges AS lost_ranges, lost.records AS lost_records, lost.unknown AS lost_unknown, pos.partitions, pos.committed_at,
@@ -185,7 +198,7 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
        coalesce((SELECT reason FROM tidemark.flow
                   WHERE group_id = grp.group_id AND flow.paused ORDER BY topic NULLS FIRST, partition NULLS FIRST LIMIT 1), '') AS pause_reason,
        validation.validation_id, validation.verdict,
-       view.unvalidated AND (last.dag_id IS NOT NULL OR validation.validation_id IS NOT NULL) AS unvalidated,
+       coalesce(view.unvalidated, false) AND (last.dag_id IS NOT NULL OR validation.validation_id IS NOT NULL) AS unvalidated,
        coalesce(view.stopped_by, CASE WHEN validation.verdict = 'critical' THEN validation.validation_id END) AS blocked_by
   FROM tidemark.consumer_group grp
   LEFT JOIN LATERAL (
@@ -197,7 +210,8 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                   FROM (SELECT *, EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id) AS gone,
                                first_value(coalesce(run_id, attempt_id::text)) OVER (ORDER BY attempt_id DESC) AS last_run
                           FROM tidemark.attempt
-                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
+                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                           AND (dag_id = 'drain_retries' OR dag_id IS NULL AND task_id = 'drain') IS NOT TRUE
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  WHERE coalesce(run_id, attempt_id::text) = last_run
                  ORDER BY coalesce(map_index, -1), attempt_id DESC) newest
@@ -210,7 +224,8 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                                state = 'RUNNING' AND NOT EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id) AS running,
                                state = 'COMMITTED' AS good
                           FROM tidemark.attempt
-                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
+                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                           AND (dag_id = 'drain_retries' OR dag_id IS NULL AND task_id = 'drain') IS NOT TRUE
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  GROUP BY run) run) runs ON true
   LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records,
@@ -225,18 +240,7 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                       WHERE validation.group_id = grp.group_id
                         AND EXISTS (SELECT FROM tidemark.batch WHERE batch.validation_id = validation.validation_id)
                       ORDER BY validation_id DESC LIMIT 1) validation ON true
- CROSS JOIN LATERAL (SELECT min(validation_id) FILTER (WHERE verdict = 'critical') AS stopped_by,
-                            coalesce(bool_or(verdict IS NULL), false) AS unvalidated
-                       FROM tidemark.partition_offset position
-                      CROSS JOIN LATERAL (SELECT * FROM tidemark.batch
-                                           WHERE batch.group_id = position.group_id AND batch.topic_id = position.topic_id
-                                             AND batch.partition = position.partition AND batch.start_offset <= position.validated_offset
-                                           ORDER BY batch.start_offset DESC LIMIT 1) first
-                       JOIN tidemark.attempt ON attempt.attempt_id = first.attempt_id
-                       LEFT JOIN tidemark.validation USING (validation_id)
-                      WHERE position.group_id = grp.group_id AND NOT position.drained AND validated_offset < next_offset
-                        AND first.end_offset > position.validated_offset
-                        AND (verdict IS NOT NULL OR state <> 'RUNNING' OR EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id))) view
+ LEFT JOIN view ON view.group_id = grp.group_id
  WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
  ORDER BY grp.name;
 

@@ -142,7 +142,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """The Airflow task that an attempt is a try of. All `None`: a run from the command line."""
+    """The Airflow task that an attempt is a try of. From the command line, all are `None`, but ``task_id`` of a drain is "drain"."""
 
     dag_id: str | None = None
     run_id: str | None = None

@@ -211,7 +211,7 @@ def commit(
 
 
 def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]], sessions: Sessions) -> list[Receipt]:
-    with waiting(f"commit of={parts[0]}"), sessions.lent(target) as connection, answering(connection):
+    with waiting(f"commit of={parts[0]}"), sessions.lent(target) as connection, answering(connection, url=target.database_url):
         try:
             with connection.cursor() as cur:
                 reached(Step.BEGIN, parts[0])

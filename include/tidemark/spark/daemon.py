@@ -3,7 +3,7 @@
 It has imported what a slice needs: once, instead of in each worker. A fork takes 10 ms, the imports take most of a second.
 
 A worker ends as soon as its task does. When a job is cancelled, the JVM only closes the connection, and a worker that waits for Postgres or
-runs a transform would not notice.
+runs a transform would not notice. With the worker end the processes that a transform has started: all of its process group.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ from tidemark.kafka.compiled import library
 
 def _watched(work: Any) -> Any:
     """PySpark's function that serves one connection, ended with the connection."""
+    reused = bool(os.environ.get("SPARK_REUSE_WORKER"))
 
     def worker(connection: socket.socket, authenticated: bool) -> Any:
         watch(connection)
-        return work(connection, authenticated)
+        status = work(connection, authenticated)
+        if status or not reused:
+            _end_with(connection)
+        return status
 
     @functools.cache  # a worker serves one connection, task after task
     def watch(connection: socket.socket) -> None:
+        os.setpgid(0, 0)
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
 
     return worker
@@ -47,7 +52,7 @@ def _end_with(connection: socket.socket) -> None:
     closed = select.poll()
     closed.register(connection, select.POLLRDHUP)
     closed.poll()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
