@@ -19,6 +19,8 @@ import tenacity
 from tidemark.errors import Refused, Unavailable
 
 CONNECT_ATTEMPTS = 5
+FRESH = httpx.Limits(keepalive_expiry=2.0)
+"""Airflow's server closes a connection that is idle for 5 s, maybe just when the next request is on its way."""
 POLL_S = 0.3
 FINISHED = frozenset({"success", "failed"})
 """The final states of a run."""
@@ -108,7 +110,9 @@ class AirflowClient:
     def __init__(self, url: str, *, user: str, password: str) -> None:
         self._user = user
         self._password = password
-        self._http = httpx.Client(base_url=url, timeout=30, trust_env=False)  # a proxy from the environment cannot reach loopback
+        self._http = httpx.Client(
+            base_url=url, timeout=30, limits=FRESH, trust_env=False
+        )  # a proxy from the environment cannot reach loopback
 
     def __enter__(self) -> Self:
         return self
