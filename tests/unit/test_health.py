@@ -71,6 +71,7 @@ CASES = [
     ("Records wait; hourly runs, the last one 3 hours ago", facts(**WAITS), MISSED, None, FINE, Health.STOPPED),
     ("Records wait; hourly runs, the current one has committed nothing for 3 hours",
      facts(committed_at=NOW - 4 * HOUR, **WAITS), HUNG, None, FINE, Health.STOPPED),
+    ("The same, and it committed 2 minutes ago: it catches up", facts(**WAITS), HUNG, None, FINE, Health.RUNNING),
     ("Records wait; the DAG is paused", facts(**WAITS), HOURLY, replace(DAG, paused=True), FINE, Health.STOPPED),
     ("Records wait; no run is scheduled", facts(**WAITS), HOURLY, replace(DAG, next_run_at=None), FINE, Health.STOPPED),
     ("Records wait; the DAG is paused, and a run is queued", facts(**WAITS), HOURLY, replace(DAG, paused=True, queued=True), FINE,
