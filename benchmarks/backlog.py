@@ -23,9 +23,9 @@ from benchmarks.retries import Flaky
 from benchmarks.site import TABLE, Job, Site, Topic
 from benchmarks.stage import Stage
 from tidemark.connections import Connections
-from tidemark.consume.launch import run_attempt
 from tidemark.consume.run import open_attempt
 from tidemark.db import session
+from tidemark.driver.launch import run_attempt
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.pending import due, tried
 

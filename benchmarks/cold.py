@@ -1,13 +1,13 @@
 """A small scheduled run, cold: seconds from the start of the driver to the first commit, by stage.
 
-Calls `tidemark.consume.launch.run_attempt`, as the operator does, and observes it from outside: the driver's log lines, the start of the
+Calls `tidemark.driver.launch.run_attempt`, as the operator does, and observes it from outside: the driver's log lines, the start of the
 JVM and of the Python workers, and the numbered steps of the commit through ``TIDEMARK_STEP_HOOK``. What Airflow does between the schedule
 and the task (scheduler, supervisor, parsing of the DAG) is not included.
 
 Also measures warm runs: the same, started by a keeper whose shared application is running.
 
-Except for the first run in an environment, every run finds the class-data archive of `tidemark.spark.archive`, so it is built before the
-first round.
+Except for the first run in an environment, every run finds the class-data archive of `tidemark.spark.class_archive`, so it is built before
+the first round.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from benchmarks.product import TRANSFORMS, write_spec
 from benchmarks.site import Job, Site, Topic
 from benchmarks.stage import Stage
 from tidemark.connections import Connections
-from tidemark.consume import keeper
-from tidemark.consume.launch import Driver, run_attempt
 from tidemark.consume.run import open_attempt
+from tidemark.driver import keeper_client
+from tidemark.driver.launch import Driver, run_attempt
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.sink.steps import Step
@@ -106,7 +106,7 @@ def _warm(stage: Stage, site: Site, form: str, topic: Topic, rounds: int, report
                 if number >= WARM_UP:
                     runs.append(moments)
         finally:
-            keeper.stop_keepers()
+            keeper_client.stop_keepers()
     first, end = ([one[name] for one in runs] for name in ("committed", "end"))
     return {"first_commit_s": statistics.median(first), "first_commit_max_s": max(first), "end_s": statistics.median(end)}
 

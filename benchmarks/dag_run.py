@@ -25,12 +25,12 @@ from tests.support.kafka_topics import Topics
 from benchmarks.cpu import seconds_of
 from benchmarks.stage import Stage
 from tidemark import project
-from tidemark.consume.check import sink_ddl
+from tidemark.author.check import sink_ddl
 from tidemark.local import airflow_processes, airflow_settings
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.airflow_client import AirflowClient
 from tidemark.spec import find_consumer
-from tidemark.spec.transform import load_transform
+from tidemark.spec.user_transform import load_transform
 
 BARS = {0: 1.2, 1_000: 4.0}
 """Records, and the bar in CPU seconds."""

@@ -31,7 +31,7 @@ from benchmarks.harness import Harness
 from benchmarks.product import Arrow
 from benchmarks.site import Job, Topic
 from benchmarks.stage import Stage
-from tidemark import schema
+from tidemark import migrations
 from tidemark.consume import run
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt
 from tidemark.db import Connection, connect, session, transaction
@@ -338,7 +338,7 @@ def _postgres(report: Callable[[str], None]) -> Iterator[str]:
             stack.stop_postgres()
             stack.start_postgres()
             url = stack.create_database("members")
-            schema.migrate(url)
+            migrations.migrate(url)
             report("a Postgres for the members of groups")
             yield url
         finally:

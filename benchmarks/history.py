@@ -28,7 +28,7 @@ from tests.support.ledger import all_loaded, payloads
 from benchmarks import year
 from benchmarks.rewind import empty_records
 from benchmarks.stage import Stage
-from tidemark import events, schema
+from tidemark import events, migrations
 from tidemark.connections import Connections
 from tidemark.consume import run
 from tidemark.db import Connection, Cursor, connect, session, statements, transaction
@@ -41,7 +41,7 @@ from tidemark.metrics.serve import FromPostgres
 from tidemark.offsets import lag, store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import ValidatedRun, validate
-from tidemark.quality import history as verdicts
+from tidemark.quality import stored_verdicts as verdicts
 from tidemark.quality.validation import unjudged
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.retry import admin, pending, redrive
@@ -51,8 +51,8 @@ from tidemark.retry.relay import relay
 from tidemark.rewind import reaction
 from tidemark.rewind import store as rewinds
 from tidemark.rewind.apply import apply
-from tidemark.rewind.model import Scenario, ShiftBy, ToBatch, ToValidated, Undo
 from tidemark.rewind.plan import plan
+from tidemark.rewind.plan_model import Scenario, ShiftBy, ToBatch, ToValidated, Undo
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, load_consumer
@@ -173,7 +173,7 @@ def filled(
     uuid = empty_records(servers, Cluster({"bootstrap.servers": servers}), topic, shape.partitions, shape.runs * shape.slices)
     began = time.monotonic()
     with year.created(server_url, name), tempfile.TemporaryDirectory(prefix="tidemark-bench-history-") as folder:
-        schema.migrate(url)
+        migrations.migrate(url)
         with contextlib.closing(psycopg2.connect(url)) as connection:
             connection.autocommit = True
             with connection.cursor() as cur:
@@ -319,7 +319,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         ),
         "tidemark retries redrives": lambda: redrive.history(connection, "orders_5", limit=4),
         "tidemark rewind list": lambda: rewinds.history(connection, limit=40),
-        "tidemark migrate": lambda: schema.migrate(url),
+        "tidemark migrate": lambda: migrations.migrate(url),
         "tidemark doctor": lambda: list(examine_database(url, [])),
         "the page: groups": within(lambda cur: lag.groups(cur, names=groups)),
         "the page: lines": within(lambda cur: _ask(cur, "overview", "trends", groups=groups, period=timedelta(hours=3))),

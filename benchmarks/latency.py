@@ -23,8 +23,8 @@ from benchmarks.product import TRANSFORMS, write_spec
 from benchmarks.site import Site, Topic
 from benchmarks.stage import Stage
 from tidemark.connections import Connections
-from tidemark.consume.launch import kill_group, run_attempt
 from tidemark.consume.run import open_attempt
+from tidemark.driver.launch import kill_group, run_attempt
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
 

@@ -3,7 +3,7 @@
     python -m benchmarks.memory                             1 and 10 million records
     python -m benchmarks.memory --records 100000 500000     only checks that it works
 
-`tidemark.consume.launch.run_attempt` starts the driver. While it runs, the memory of the driver and all its descendants (JVM, Python
+`tidemark.driver.launch.run_attempt` starts the driver. While it runs, the memory of the driver and all its descendants (JVM, Python
 workers) is read twenty times a second, as PSS: a page that several processes share, as forked workers do, is divided among them, so the
 sum is what the machine needs. Broker and Postgres are not included. The smaller run reads the end of the larger run's topic.
 """
@@ -27,9 +27,9 @@ from benchmarks.product import TRANSFORMS, write_spec
 from benchmarks.site import TABLE, Job, Site, Topic
 from benchmarks.stage import Stage, set_up
 from tidemark.connections import Connections
-from tidemark.consume.launch import run_attempt
 from tidemark.consume.run import open_attempt
 from tidemark.db import session, transaction
+from tidemark.driver.launch import run_attempt
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 

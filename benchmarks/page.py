@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.e2e.served import served
 
 from benchmarks.stage import Stage
-from tidemark import schema
+from tidemark import migrations
 from tidemark.db import Connection, Cursor, DatabaseUrl, session
 from tidemark.local.airflow_settings import connections_env
 from tidemark.metrics import serve
@@ -117,7 +117,7 @@ def _database(stage: Stage, extent: Extent) -> str:
             for statement in statements:
                 cur.execute(statement)
             if not statements:
-                schema.migrate(url)
+                migrations.migrate(url)
                 text = Path(__file__).with_suffix(".sql").read_text().format(groups=extent.groups, partitions=extent.partitions)
                 for statement in (*text.split(";\n"), SUMS):
                     if statement.strip():

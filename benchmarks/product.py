@@ -17,8 +17,6 @@ from benchmarks.site import ACCOUNTS, SECOND_TABLE, TABLE, Job, Site
 from tidemark.connections import Connections
 from tidemark.consume import run
 from tidemark.consume.claims import LookUp
-from tidemark.consume.decode import Decoding
-from tidemark.consume.fields import transform_of
 from tidemark.consume.lookup import last_records
 from tidemark.errors import TidemarkError
 from tidemark.offsets import store
@@ -30,6 +28,8 @@ from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spark.engine import SparkEngine
 from tidemark.spec import Batch, ConsumerSpec, Sink, SinkMode, load_consumer
+from tidemark.values.fields import transform_of
+from tidemark.worker.decoding import Decoding
 
 if TYPE_CHECKING:
     from tidemark.db import Connection

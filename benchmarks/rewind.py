@@ -31,8 +31,8 @@ from tidemark.db import Connection, connect
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.rewind.apply import apply
-from tidemark.rewind.model import ToEarliest
 from tidemark.rewind.plan import plan
+from tidemark.rewind.plan_model import ToEarliest
 from tidemark.spec import ConsumerSpec, load_consumer
 from tidemark.spec.scope import Scope
 

@@ -28,7 +28,7 @@ from benchmarks.site import (
     Job,
     Topic,
 )
-from tidemark import schema
+from tidemark import migrations
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
 from tidemark.offsets import store
@@ -47,7 +47,7 @@ class Stage:
         postgres, broker, *_ = stack.status()
         self.versions = {"Postgres": postgres.version, "Kafka": broker.version}
         self._pids = (broker.pid or 0, postgres.pid or 0)
-        schema.migrate(self.database_url)
+        migrations.migrate(self.database_url)
         self._connection: Connection = psycopg2.connect(self.database_url)
         self._connection.autocommit = True
         self._made: str | None = None

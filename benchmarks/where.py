@@ -20,13 +20,13 @@ from benchmarks.limit import _layout
 from benchmarks.site import COLUMNS, TABLE, Site, Topic
 from benchmarks.stage import Stage
 from benchmarks.transforms.bench_arrow import transform
-from tidemark.consume.messages import records
-from tidemark.consume.work import collect_less_garbage
 from tidemark.kafka.reader import read
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
 from tidemark.sink.table import LINEAGE, Layout
 from tidemark.sink.tally import Tally, split_output
+from tidemark.worker.batches import records
+from tidemark.worker.slice_worker import collect_less_garbage
 
 FETCH = "fetch: librdkafka's threads"
 READ = "read: messages to Arrow columns"

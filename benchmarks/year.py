@@ -21,7 +21,7 @@ from tests.support.ledger import all_loaded, payloads
 
 from benchmarks.rewind import again_and_again
 from benchmarks.stage import Stage
-from tidemark import schema
+from tidemark import migrations
 from tidemark.db import Cursor, connect, session, statements, transaction
 from tidemark.keep import KEEP
 from tidemark.maintenance import maintain
@@ -54,7 +54,7 @@ def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict
     url = urlunsplit(urlsplit(stage.database_url)._replace(path="/history"))
     months = []
     with created(stage.database_url, "history"):
-        schema.migrate(url)
+        migrations.migrate(url)
         with contextlib.closing(psycopg2.connect(url)) as connection:
             connection.autocommit = True
             with connection.cursor() as cur:

@@ -2,7 +2,7 @@
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.dags import consume_dags
+from tidemark.airflow.dags.consume import consume_dags
 
 dags: dict[str, DAG] = consume_dags()
 globals().update(dags)

@@ -2,7 +2,7 @@
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.discard import discard_dags
+from tidemark.airflow.dags.discard import discard_dags
 
 dags: dict[str, DAG] = discard_dags()
 globals().update(dags)

@@ -2,6 +2,6 @@
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.retries import drain_dag
+from tidemark.airflow.dags.retries import drain_dag
 
 dag: DAG = drain_dag()

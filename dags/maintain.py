@@ -2,6 +2,6 @@
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.maintain import maintain_dag
+from tidemark.airflow.dags.maintain import maintain_dag
 
 dag: DAG = maintain_dag()

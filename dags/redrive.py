@@ -2,7 +2,7 @@
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.redrive import redrive_dags
+from tidemark.airflow.dags.redrive import redrive_dags
 
 dags: dict[str, DAG] = redrive_dags()
 globals().update(dags)

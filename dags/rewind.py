@@ -2,7 +2,7 @@
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.rewind import rewind_dags
+from tidemark.airflow.dags.rewind import rewind_dags
 
 dags: dict[str, DAG] = rewind_dags()
 globals().update(dags)

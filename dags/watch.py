@@ -2,7 +2,7 @@
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.watch import watch_dags
+from tidemark.airflow.dags.watch import watch_dags
 
 dags: dict[str, DAG] = watch_dags()
 globals().update(dags)

@@ -26,9 +26,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tidemark import project, schema
-from tidemark.consume.launch import progress
+from tidemark import migrations, project
 from tidemark.db import session, transaction
+from tidemark.driver.launch import progress
 from tidemark.errors import Broken, Unavailable
 from tidemark.local import airflow_processes, airflow_settings
 from tidemark.local.airflow import LocalAirflow
@@ -101,7 +101,7 @@ def run(folder: Path) -> None:
             env = stack.env()
             url, servers = env["TIDEMARK_DATABASE_URL"], env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]
         with step("tidemark migrate; tidemark sink ddl departures | psql"):
-            schema.migrate(url)
+            migrations.migrate(url)
             create_sink(url)
         with step(f"a year of flights to topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
             expected = produce(servers)
@@ -177,10 +177,10 @@ def produce(servers: str) -> Expected:
 
 def create_sink(url: str) -> None:
     """Creates the sink as a user would: runs the DDL that Tidemark prints."""
+    from tidemark.author.check import sink_ddl
     from tidemark.cli.check import spark_schemas
-    from tidemark.consume.check import sink_ddl
     from tidemark.spec import find_consumer
-    from tidemark.spec.transform import load_transform
+    from tidemark.spec.user_transform import load_transform
 
     spec = find_consumer("departures", project.consumers())
     with spark_schemas() as spark_schema:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tidemark import project
 from tidemark.connections import from_env
-from tidemark.consume.engine import Engine
-from tidemark.consume.process import die_with_parent
+from tidemark.consume.batch import Engine
+from tidemark.driver.process import die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.text.wording import indented
 from tidemark.waiting import watch
@@ -50,12 +50,12 @@ class _Formatter(logging.Formatter):
 
 
 def _consume(options: argparse.Namespace) -> None:
-    from tidemark.consume.fields import transform_of
-    from tidemark.consume.fixed import narrowed
+    from tidemark.consume.assignment import narrowed
     from tidemark.consume.run import consume, open_attempt
     from tidemark.offsets.store import TaskIdentity
     from tidemark.spec import find_consumer
-    from tidemark.spec.transform import import_from, load_permanent
+    from tidemark.spec.user_transform import import_from, load_permanent
+    from tidemark.values.fields import transform_of
 
     connections = from_env()
     spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)

@@ -26,7 +26,7 @@ from tests.support.readers import READERS, reading_with
 from tests.support.sampling import ALL, examples, left_out
 from tests.support.scenario import Scenario, tidy_imports
 from tests.support.shared import ONE_SPARK, SHARED, TESTS, costs, scope, shard, stop_unless_needed_by
-from tidemark import schema
+from tidemark import migrations
 from tidemark.local import LocalStack
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def without_fsync(stack: LocalStack) -> None:
 @pytest.fixture(scope="session")
 def template(stack: LocalStack) -> str:
     """A migrated database that is only ever cloned."""
-    schema.migrate(stack.create_database("template_tidemark"))
+    migrations.migrate(stack.create_database("template_tidemark"))
     return "template_tidemark"
 
 

@@ -20,10 +20,10 @@ from tests.support.change_load import TYPES, differences
 from tests.support.change_story import Story, story
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
-from tidemark import project, schema
+from tidemark import migrations, project
 from tidemark.errors import TidemarkError
 from tidemark.local.stack import LocalStack
-from tidemark.rewind.model import ToEarliest
+from tidemark.rewind.plan_model import ToEarliest
 
 TRANSACTIONS = 150
 """Transactions of the shop in each step of the demo. Each has one to four changes."""
@@ -38,7 +38,7 @@ def run(folder: Path, transactions: int = TRANSACTIONS) -> bool:
             stack.reset()
             stack.up(console.print)
             env = stack.env()
-            schema.migrate(env["TIDEMARK_DATABASE_URL"])
+            migrations.migrate(env["TIDEMARK_DATABASE_URL"])
         with contextlib.ExitStack() as running:
             told = _begun(running, folder / "project", env["TIDEMARK_DATABASE_URL"], env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"])
             return _told(told, transactions)

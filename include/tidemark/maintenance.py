@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from tidemark.db import statements, transaction
 from tidemark.offsets import samples, store
-from tidemark.retry.retention import empty_settled
-from tidemark.rewind.retention import Removed, remove_archives
+from tidemark.retry.payload_retention import empty_settled
+from tidemark.rewind.archive_retention import Removed, remove_archives
 
 if TYPE_CHECKING:
     from tidemark.db import Connection

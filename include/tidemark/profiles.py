@@ -14,7 +14,7 @@ from enum import StrEnum
 STAGING = "tidemark_staging"
 """The schema of staging tables (`tidemark.sink.staged`)."""
 ARCHIVE = "tidemark_archive"
-"""The schema of the rows that rewinds take out of sinks (`tidemark.rewind.archive`)."""
+"""The schema of the rows that rewinds take out of sinks (`tidemark.rewind.rows.archive`)."""
 SCHEMAS = ("tidemark", STAGING, ARCHIVE)
 """Every profile may use these. Only the owner creates in the first one: a function there could match a call better than the one meant."""
 

@@ -15,7 +15,7 @@ from tests.support.points import Points, points_among
 from tests.support.scenario import Scenario
 from tests.support.shared import SHARED
 
-from tidemark import schema
+from tidemark import migrations
 from tidemark.local import LocalStack
 
 
@@ -30,7 +30,7 @@ def stack() -> Iterator[LocalStack]:
 
 @pytest.fixture(scope="session")
 def template(stack: LocalStack) -> str:
-    schema.migrate(stack.create_database("template_tidemark"))
+    migrations.migrate(stack.create_database("template_tidemark"))
     return "template_tidemark"
 
 

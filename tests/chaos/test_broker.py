@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from tests.chaos.trial import Trial, committed_before
 from tests.support.points import Mark, Point
 
-from tidemark.consume.launch import Progress
+from tidemark.driver.launch import Progress
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka import reader
 from tidemark.local import LocalStack

@@ -8,7 +8,7 @@ from tests.support.attempts import Attempt, all_gone
 from tests.support.points import Mark
 from tests.support.waiting import until
 
-from tidemark.consume.launch import AttemptUnavailable, DriverDied
+from tidemark.driver.launch import AttemptUnavailable, DriverDied
 from tidemark.sink.steps import Step
 
 

@@ -25,8 +25,8 @@ from tests.support.attempts import Attempt, all_gone
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark.consume.launch import DriverDied, Progress
 from tidemark.db import session
+from tidemark.driver.launch import DriverDied, Progress
 from tidemark.group.coordinator import Coordinator, Leaving
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice

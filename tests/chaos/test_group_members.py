@@ -11,7 +11,7 @@ from tests.support.attempts import all_gone
 from tests.support.members import Group, wait_for
 from tests.support.waiting import until
 
-from tidemark.consume.launch import DriverDied, Progress
+from tidemark.driver.launch import DriverDied, Progress
 from tidemark.sink.steps import Step
 
 PARTITIONS, ROUNDS = 4, 3

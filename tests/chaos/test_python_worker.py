@@ -10,7 +10,7 @@ from tests.chaos.trial import SLOTS, STRUCK, Trial, committed_before, failure
 from tests.support.points import Mark, Point
 from tests.support.waiting import until
 
-from tidemark.consume.launch import AttemptUnavailable, Progress
+from tidemark.driver.launch import AttemptUnavailable, Progress
 from tidemark.local.processes import gone
 from tidemark.sink.steps import Step
 

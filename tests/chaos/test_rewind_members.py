@@ -26,8 +26,8 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
-from tidemark.rewind.model import FromFile
 from tidemark.rewind.plan import plan
+from tidemark.rewind.plan_model import FromFile
 from tidemark.sink.steps import Step
 from tidemark.spec.scope import Scope
 

@@ -15,7 +15,7 @@ from tests.support.points import Point
 from tests.support.spark_cluster import SparkCluster, running
 from tests.support.waiting import until
 
-from tidemark.consume.launch import Progress
+from tidemark.driver.launch import Progress
 from tidemark.sink.steps import Step
 
 HOSTS = ("127.0.0.1", "127.0.0.2")

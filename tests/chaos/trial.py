@@ -19,7 +19,7 @@ from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
 from tidemark.connections import Connections
-from tidemark.consume.launch import Progress
+from tidemark.driver.launch import Progress
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step

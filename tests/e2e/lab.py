@@ -21,9 +21,9 @@ from tests.support.points import Point, Points
 from tests.support.scenario import LocalEngine
 from tests.support.waiting import until
 
-from tidemark import project, schema
+from tidemark import migrations, project
+from tidemark.author.check import sink_ddl
 from tidemark.connections import Connections
-from tidemark.consume.check import sink_ddl
 from tidemark.consume.run import consume, open_attempt
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
@@ -34,7 +34,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.sink.steps import Step
 from tidemark.spec import find_consumer
-from tidemark.spec.transform import load_transform
+from tidemark.spec.user_transform import load_transform
 
 USERS = ("ann", "bob")
 """Users whose Airflow role allows them to trigger, clear, mark and answer, and nothing else."""
@@ -466,7 +466,7 @@ class Lab:
     def _database(self) -> str:
         """Creates a migrated database, and a role whose password can be recognised. Returns the URL."""
         url = self.stack.create_database("e2e")
-        schema.migrate(url)
+        migrations.migrate(url)
         with session(url) as connection, transaction(connection) as cursor:
             cursor.execute("CREATE ROLE e2e_loader LOGIN SUPERUSER PASSWORD %s", (PASSWORD,))
         parts = urlsplit(url)

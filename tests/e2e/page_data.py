@@ -20,8 +20,8 @@ from tidemark.offsets.window import Observation
 from tidemark.quality import ValidatedRun, validate
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
-from tidemark.rewind.model import ToOffset
 from tidemark.rewind.plan import plan
+from tidemark.rewind.plan_model import ToOffset
 from tidemark.spec.scope import Scope
 
 EVIL = '<script>globalThis.stolen = 1</script><img src=x onerror="globalThis.stolen = 1">'

@@ -30,14 +30,14 @@ from tests.support.sampling import ALL
 from tests.support.scenario import tidy_imports
 from tests.support.waiting import until
 
-from tidemark import schema
+from tidemark import migrations
 from tidemark.db import rows, session, transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
-from tidemark.rewind.model import ToDatetime
 from tidemark.rewind.plan import preview as planned
-from tidemark.rewind.show import groups_as_json
+from tidemark.rewind.plan_model import ToDatetime
+from tidemark.rewind.plan_text import groups_as_json
 from tidemark.spec import find_consumer
 from tidemark.spec.scope import Scope
 
@@ -84,7 +84,7 @@ def site(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     home = tmp_path_factory.mktemp("page")
     topics = Topics(stack.kafka.bootstrap_servers())
     url = stack.create_database(f"page_{os.getpid()}")
-    schema.migrate(url)
+    migrations.migrate(url)
     data = Data(home, url, topics)
     try:
         with tidy_imports():

@@ -200,7 +200,8 @@ def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
 
 def test_forms_can_be_filled_without_documentation(lab):
     """Every field has a title and a section, every choice has a label, and the check of each form knows exactly these fields."""
-    from tidemark.airflow import discard, redrive, rewind_form
+    from tidemark.airflow.approvals import rewind_form
+    from tidemark.airflow.dags import discard, redrive
 
     for dag, fields in (("rewind", rewind_form.FIELDS), ("redrive", redrive.FIELDS), ("discard", discard.FIELDS)):
         schemas = {name: field["schema"] for name, field in lab.client.get(f"dags/{dag}/details")["params"].items()}

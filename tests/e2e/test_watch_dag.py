@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.e2e.lab import Lab, Run
 from tests.support.waiting import until
 
-from tidemark.airflow.watch import task_of
+from tidemark.airflow.dags.watch import task_of
 
 TASK = task_of("promised")
 DISCARD = """

@@ -16,7 +16,7 @@ from tests.support.change_story import AVRO, JSON, JSON_WITH_SCHEMAS, Form, Stor
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 
-from tidemark.rewind.model import ToEarliest, ToOffset
+from tidemark.rewind.plan_model import ToEarliest, ToOffset
 
 FORMS = [
     pytest.param(JSON, id="json"),

@@ -15,7 +15,7 @@ from tests.support.scenario import ARROW, SPARK, Scenario
 from tests.support.shell import tidemark
 from tests.support.waiting import until
 
-from tidemark import project, schema
+from tidemark import migrations, project
 from tidemark.errors import BadInput
 from tidemark.local import LocalStack
 
@@ -42,7 +42,7 @@ def blank(stack: LocalStack, scenario: Scenario) -> Scenario:
     return scenario
 
 
-def migrations(scenario: Scenario) -> list[str]:
+def applied(scenario: Scenario) -> list[str]:
     return [name for (name,) in scenario.sql("SELECT migration_id FROM tidemark.migration ORDER BY 1")]
 
 
@@ -57,8 +57,8 @@ def test_migrate_brings_a_database_up_to_date_and_then_has_nothing_to_do(blank: 
     """Each applied migration is a line on stderr; the second time, nothing changes."""
     first = blank.command("migrate")
     assert (first.returncode, first.stdout) == (0, "")
-    assert first.stderr.splitlines() == [f"applied {name}" for name in schema.known()]
-    assert migrations(blank) == schema.known()
+    assert first.stderr.splitlines() == [f"applied {name}" for name in migrations.known()]
+    assert applied(blank) == migrations.known()
     second = tidemark(blank, "migrate")
     assert (second.returncode, second.stderr) == (0, "nothing to apply: the database is current\n")
 
@@ -66,20 +66,20 @@ def test_migrate_brings_a_database_up_to_date_and_then_has_nothing_to_do(blank: 
 def test_migrations_at_once_take_turns(blank: Scenario) -> None:
     """The others find nothing left to do."""
     with ThreadPoolExecutor(3) as pool:
-        assert sorted(pool.map(schema.migrate, [blank.database_url] * 3)) == [[], [], schema.known()]
+        assert sorted(pool.map(migrations.migrate, [blank.database_url] * 3)) == [[], [], migrations.known()]
 
 
 def test_migrate_leaves_a_newer_database_alone(scenario: Scenario) -> None:
     """A database with migrations that this version does not know is refused, and the error names them. No run writes to it."""
-    scenario.sql("UPDATE tidemark.migration SET migration_id = '9999_future' WHERE migration_id = %s", schema.known()[0])
+    scenario.sql("UPDATE tidemark.migration SET migration_id = '9999_future' WHERE migration_id = %s", migrations.known()[0])
     done = tidemark(scenario, "migrate")
     assert done.returncode == 1
     assert done.stderr == (
         "The database was migrated by a newer Tidemark: this one does not know 9999_future. "
         "Nothing was changed; upgrade Tidemark to the version that migrated it.\n"
     )
-    assert "9999_future" in migrations(scenario)
-    with pytest.raises(schema.SchemaMismatch, match="9999_future"):
+    assert "9999_future" in applied(scenario)
+    with pytest.raises(migrations.SchemaMismatch, match="9999_future"):
         scenario.write(topics=scenario.topics.create()).run()
 
 
@@ -98,10 +98,10 @@ def test_migration_that_was_killed_half_way_is_gone_on_with(
         with monkeypatch.context() as patch:
             patch.setattr(project, "migrations", lambda: tmp_path)
             with pytest.raises(psycopg2.errors.UndefinedTable):  # the grants that follow need a later table
-                schema.migrate(blank.database_url)
+                migrations.migrate(blank.database_url)
         blank.sql("DELETE FROM tidemark.migration WHERE migration_id = '0000_nothing'")
-    assert schema.migrate(blank.database_url)
-    assert migrations(blank) == schema.known()
+    assert migrations.migrate(blank.database_url)
+    assert applied(blank) == migrations.known()
 
 
 def test_migration_that_fails_leaves_nothing_of_itself_and_says_why(
@@ -113,18 +113,18 @@ def test_migration_that_fails_leaves_nothing_of_itself_and_says_why(
     (tmp_path / "9000_bad.sql").write_text("CREATE TABLE tidemark.half (id int); SELECT no_such_function();")
     with monkeypatch.context() as patch:
         patch.setattr(project, "migrations", lambda: tmp_path)
-        with pytest.raises(schema.MigrationFailed, match=r"Migration 9000_bad failed: .*no_such_function"):
-            schema.migrate(blank.database_url)
-    assert migrations(blank) == schema.known()
+        with pytest.raises(migrations.MigrationFailed, match=r"Migration 9000_bad failed: .*no_such_function"):
+            migrations.migrate(blank.database_url)
+    assert applied(blank) == migrations.known()
     assert blank.sql("SELECT to_regclass('tidemark.half')") == [(None,)]
-    assert schema.migrate(blank.database_url) == []
+    assert migrations.migrate(blank.database_url) == []
 
 
 def test_migrate_without_migrations_is_refused(blank: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not report that the database is current."""
     monkeypatch.setattr(project, "migrations", lambda: tmp_path)
     with pytest.raises(BadInput, match=f"{tmp_path} has none"):
-        schema.migrate(blank.database_url)
+        migrations.migrate(blank.database_url)
 
 
 def test_migration_is_stored_with_its_bookkeeping_or_not_at_all(blank: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_migration_is_stored_with_its_bookkeeping_or_not_at_all(blank: Scenario,
     with monkeypatch.context() as patch:
         patch.setattr("yoyo.backends.core.postgresql.PostgresqlBackend.mark_one", end)
         with pytest.raises(KeyboardInterrupt):
-            schema.migrate(blank.database_url)
-    assert schema.migrate(blank.database_url) == schema.known()
+            migrations.migrate(blank.database_url)
+    assert migrations.migrate(blank.database_url) == migrations.known()
 
 
 def test_commands_on_a_database_that_was_never_migrated_name_the_command_that_does_it(blank: Scenario) -> None:

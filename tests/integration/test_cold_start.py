@@ -27,7 +27,7 @@ from pyspark import SparkContext
 from tidemark.connections import Connections
 from tidemark.spark.session import start_session
 from tidemark.spec import find_consumer
-from tidemark.spec.transform import Form
+from tidemark.spec.user_transform import Form
 
 records, conf, specs = json.loads(sys.argv[1])
 spark = start_session(find_consumer("departures", Path(specs)), Connections("", {}, "local[2]", conf), 1, [], Form.SPARK, records)

@@ -7,11 +7,11 @@ from tests.support.records import numbers
 from tests.support.scenario import Scenario
 from tests.support.transforms import arrow, set_column, with_column
 
-from tidemark.consume.forms import TransformFailed
 from tidemark.errors import TidemarkError
 from tidemark.records.outcome import BadOutput
 from tidemark.sink.encode import TypesChanged
 from tidemark.sink.table import SinkMismatch
+from tidemark.worker.call_transform import TransformFailed
 
 PAYLOAD = with_column("payload", "batch['value']")
 UNFIT: dict[str, tuple[type[TidemarkError], str]] = {

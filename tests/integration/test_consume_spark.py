@@ -11,13 +11,13 @@ from tests.support.scenario import SPARK, Scenario
 from tests.support.spark_here import run_here
 from tests.support.transforms import ECHO_COLUMNS, ECHOES, JUDGES, MANY_ROWS, arrow, echoed, spark, told, with_column
 
-from tidemark.consume.forms import TransformFailed
 from tidemark.db import session, transaction
 from tidemark.errors import TidemarkError
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import BadOutput
 from tidemark.sink.table import SinkMismatch
 from tidemark.spark.errors import DataLoss, NotATime, SparkFailed
+from tidemark.worker.call_transform import TransformFailed
 
 LOOKS_AT_HEADERS = """
     from pyspark.sql import DataFrame

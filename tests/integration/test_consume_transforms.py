@@ -8,9 +8,9 @@ from tests.support.records import numbers
 from tests.support.scenario import Scenario
 from tests.support.transforms import JUDGES, MANY_ROWS
 
-from tidemark.consume.forms import TransformFailed
 from tidemark.consume.run import TooManyFailed
 from tidemark.sink.table import SinkMismatch, SinkMissing
+from tidemark.worker.call_transform import TransformFailed
 
 # ---- dispositions
 

@@ -14,7 +14,7 @@ from tests.support.orders import AT, ORDER, Orders, order
 from tests.support.scenario import Scenario, as_json
 from tests.support.shell import tidemark
 
-from tidemark.consume.sample import column_type
+from tidemark.author.json_sample import column_type
 from tidemark.quality import load_suite
 
 

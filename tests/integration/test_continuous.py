@@ -16,13 +16,14 @@ from tests.support.scenario import LocalEngine, Scenario
 from tests.support.waiting import until
 
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, from_env
-from tidemark.consume import extent, launch, run, watch
+from tidemark.consume import extent, rewind_watch, run
+from tidemark.driver import launch
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.kafka import groups
 from tidemark.offsets import mirror
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
 from tidemark.records.ranges import Slice
-from tidemark.spec.transform import load_transform
+from tidemark.spec.user_transform import load_transform
 
 HOUR = "1h"
 
@@ -225,7 +226,7 @@ def test_run_goes_on_with_a_password_that_changes_in_the_file(
 ) -> None:
     """While a batch runs, the password changes for the role and in the file, and all sessions except the driver's end. The batch, which got
     the old password, is refused and retried. The listener for changes of the group reconnects."""
-    monkeypatch.setattr(watch, "LOOK_EVERY_S", 1.0)
+    monkeypatch.setattr(rewind_watch, "LOOK_EVERY_S", 1.0)
     topic = topics.create()
     scenario.write(topics=topic, run="continuous", run_for=HOUR, members=members).make_sink()
     role, file = f"r_{scenario.name}", tmp_path / "url"

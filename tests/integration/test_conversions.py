@@ -24,11 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.sampling import ALL
 
-from tidemark.consume import json_fields
-from tidemark.consume.convert import CELLS, Kind, Rule, as_column, cell, converts, from_python
 from tidemark.local import LocalStack
 from tidemark.sink.encode import CopyStream
 from tidemark.sink.types import base_of
+from tidemark.values import json_fields
+from tidemark.values.conversion import CELLS, Kind, Rule, as_column, cell, converts, from_python
 
 REFUSED = object()
 VALUES_AT_ONCE = 25

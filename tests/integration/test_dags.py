@@ -224,7 +224,9 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
     timetable = serialized["timetable"]["__var"]
     assert (timetable["timetable"]["__var"]["expression"], timetable["timetable"]["__var"]["timezone"]) == ("*/5 * * * *", "UTC")
     (asset,) = timetable["asset_condition"]["objects"]
-    assert [watcher["trigger"] for watcher in asset["watchers"]] == [{"classpath": "tidemark.airflow.due.DueTrigger", "kwargs": {}}]
+    assert [watcher["trigger"] for watcher in asset["watchers"]] == [
+        {"classpath": "tidemark.airflow.triggers.due.DueTrigger", "kwargs": {}}
+    ]
     assert {name: (task["kind"], task["upstream"], task["rule"]) for name, task in dag["tasks"].items()} == {
         "relay": ("RelayOperator", [], "all_success"),
         "due": ("DueOperator", ["relay"], "all_done"),
@@ -471,7 +473,7 @@ def test_airflow_finds_nothing_unstable_in_dag_files():
 
 @pytest.mark.usefixtures("_home")
 def test_airflow_decides_about_errors_that_nobody_knows():
-    from tidemark.airflow.dags import RETRY_POLICY
+    from tidemark.airflow.dags.consume import RETRY_POLICY
 
     assert RETRY_POLICY.evaluate(ValueError("x"), 1, 3).action.value == "default"
 
@@ -482,7 +484,7 @@ def test_answer_is_a_persons_and_is_kept_while_kafka_is_away(monkeypatch):
     answer and action, because a retry would ask again."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    from tidemark.airflow import form
+    from tidemark.airflow.approvals import form
 
     monkeypatch.setattr(form, "WAIT_S", 0.0)
 

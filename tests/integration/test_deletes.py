@@ -14,12 +14,12 @@ from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 from tests.support.spark_here import run_here
 
-from tidemark.consume import launch
 from tidemark.db import session, transaction
+from tidemark.driver import launch
 from tidemark.metrics.families import of_work
 from tidemark.metrics.ledger import Ledger
 from tidemark.quality import RunCounts, ValidatedRun, check_conservation, validate
-from tidemark.sink.deleted import RowsKept
+from tidemark.sink.deletes import RowsKept
 
 FORMS = {
     "function": """

@@ -14,7 +14,7 @@ from tests.support.shell import tidemark
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Finding, Level
-from tidemark.doctor.topics import unreachable
+from tidemark.doctor.topic_checks import unreachable
 from tidemark.local import LocalStack
 
 DAY_MS = 86_400_000

@@ -23,7 +23,7 @@ from tidemark.profiles import SCHEMAS
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import ToOffset
+from tidemark.rewind.plan_model import ToOffset
 from tidemark.sink.commit import commit_slice
 
 

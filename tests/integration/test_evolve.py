@@ -22,10 +22,9 @@ from tests.support.shop import FORMS, Shop
 from tests.support.spark_here import run_here
 from tests.support.waiting import until
 
+from tidemark.author.describe import OutputUnknown
 from tidemark.consume import evolve
-from tidemark.consume.describe import OutputUnknown
 from tidemark.consume.evolve import ColumnsRefused, TableInUse
-from tidemark.consume.fields import NameTooLong
 from tidemark.db import session
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Level
@@ -36,6 +35,7 @@ from tidemark.quality.view import validated_view_ddl
 from tidemark.records.ranges import Slice
 from tidemark.rewind.verify import verify
 from tidemark.sink.table import SinkMismatch
+from tidemark.values.fields import NameTooLong
 
 
 def more(arrow: str = ARROW) -> str:

@@ -22,7 +22,7 @@ from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 from tests.support.spark_here import run_here
 
-from tidemark.airflow.dags import Declared
+from tidemark.airflow.dags.consume import Declared
 from tidemark.airflow.web import retries
 from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Level

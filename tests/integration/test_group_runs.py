@@ -14,8 +14,9 @@ import pytest
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark.consume import claims, launch
+from tidemark.consume import claims
 from tidemark.db import session
+from tidemark.driver import launch
 from tidemark.errors import BadInput, DatabaseUnavailable, Fenced
 from tidemark.group.coordinator import Coordinator, Leaving
 from tidemark.group.member import Member

@@ -13,8 +13,8 @@ from tests.support.black_hole import before
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark.airflow.lineage import Consumed
-from tidemark.airflow.openlineage import of_attempts
+from tidemark.airflow.lineage.facets import Consumed
+from tidemark.airflow.lineage.openlineage import of_attempts
 
 WITHIN_S = 9.0
 """Airflow's OpenLineage provider aborts after 10 s."""

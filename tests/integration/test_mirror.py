@@ -127,7 +127,7 @@ def test_dag_maintain_publishes_too(consumer: Scenario, tmp_path: Path, monkeypa
     connections = connections_env(consumer.database_url, consumer.connections.kafka, "local[2]")
     for name, value in (consumer.env() | connections | {"AIRFLOW_HOME": str(tmp_path / "airflow")}).items():
         monkeypatch.setenv(name, value)
-    from tidemark.airflow.maintain import MaintainOperator
+    from tidemark.airflow.dags.maintain import MaintainOperator
 
     run = SimpleNamespace(dag_id="maintain", run_id="by hand", conf={}, triggering_user_name="ann")
     MaintainOperator(task_id="maintain").execute({"params": {"keep": "30d"}, "dag_run": run})

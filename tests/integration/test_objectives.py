@@ -167,7 +167,7 @@ def test_of_two_reports_at_the_same_time_one_has_the_news(watched: Watched) -> N
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of the DAG, with a temporary Airflow home."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
-    from tidemark.airflow import watch
+    from tidemark.airflow.dags import watch
 
     monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(watch, "RENEW_AFTER_S", 0.5)
@@ -196,7 +196,7 @@ def test_trigger_fires_with_the_consumers_that_have_news_and_without_names_when_
     connect(monkeypatch, watched.scenario.database_url)
     watched.sample(3, 3)
     trigger = watch.ObjectivesTrigger([name])
-    assert trigger.serialize() == ("tidemark.airflow.watch.ObjectivesTrigger", {"consumers": [name]})
+    assert trigger.serialize() == ("tidemark.airflow.dags.watch.ObjectivesTrigger", {"consumers": [name]})
     assert [asyncio.run(fired(trigger)) for _ in range(2)] == [[name], [name]]
     assert asyncio.run(fired(watch.ObjectivesTrigger(["other"]))) == []
     watched.look()
@@ -232,9 +232,9 @@ def test_trigger_fires_only_if_the_role_may_store_the_report(
     monkeypatch.setenv("TIDEMARK_CONSUMERS", str(watched.scenario.folder / "consumers"))
     trigger = watch.ObjectivesTrigger([watched.scenario.name])
     connect(monkeypatch, reader)
-    with caplog.at_level(logging.INFO, "tidemark.airflow.watch"):
+    with caplog.at_level(logging.INFO, "tidemark.airflow.dags.watch"):
         assert [asyncio.run(trigger.look()) for _ in range(2)] == [[], []]
-    (said,) = (record.getMessage() for record in caplog.records if record.name == "tidemark.airflow.watch")
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "tidemark.airflow.dags.watch")
     assert said.startswith("cannot look up objectives of=tidemark_postgres cause=The role reader_")
     assert "lacks rights of the profile runner" in said
     connect(monkeypatch, runner)

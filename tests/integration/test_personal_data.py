@@ -8,7 +8,7 @@ import re
 import psycopg2
 
 from tidemark import project
-from tidemark.schema import BOOKKEEPING
+from tidemark.migrations import BOOKKEEPING
 
 PAGE = (project.root() / "docs" / "personal-data.md").read_text(encoding="utf-8")
 

@@ -20,7 +20,7 @@ from tests.support.members import Group as Members
 from tests.support.members import parts
 from tests.support.pooler import MODES, Pooler
 
-from tidemark import project, schema
+from tidemark import migrations, project
 from tidemark.db import in_sight, pooled, session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.group.coordinator import Coordinator
@@ -89,7 +89,7 @@ def test_members_notice_each_other_without_notifications(database_url: str) -> N
 def test_nothing_of_a_session_stays_behind(stack: LocalStack, pooler: Pooler) -> None:
     """What a session leaves on a backend would affect the next client: settings, locks, temporary objects, LISTEN, prepared statements."""
     url = pooler.url(stack.create_database(f"empty_{uuid.uuid4().hex}"))
-    assert schema.migrate(url) == schema.known()
+    assert migrations.migrate(url) == migrations.known()
     with contextlib.closing(psycopg2.connect(url)) as watch:
         group = Group(url, watch)
         group.sql(DDL)

@@ -36,7 +36,7 @@ from tidemark.metrics.families import of_state, of_work
 from tidemark.metrics.ledger import Ledger, Totals
 from tidemark.offsets import store
 from tidemark.records.outcome import RecordCounts
-from tidemark.rewind.model import ToOffset
+from tidemark.rewind.plan_model import ToOffset
 
 MONITORING = project.root() / "docs" / "monitoring"
 

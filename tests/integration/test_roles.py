@@ -32,7 +32,7 @@ from tests.support.roles import Roles, made_roles
 from tests.support.scenario import Scenario, tidy_imports
 from typer.testing import CliRunner
 
-from tidemark import events, project, schema
+from tidemark import events, migrations, project
 from tidemark import roles as granting
 from tidemark.cli.common import who
 from tidemark.cli.main import app
@@ -175,7 +175,7 @@ class Story:
         self.commands[profile].add(_command(words))
         assert refused.exit_code == 1, (words, refused.output)
         if profile is Profile.READER:
-            assert isinstance(refused.exception, schema.SchemaHidden), (words, refused.exception)
+            assert isinstance(refused.exception, migrations.SchemaHidden), (words, refused.exception)
         else:
             assert isinstance(refused.exception, RoleLacks), (words, refused.exception)
             assert f"lacks rights of the profile {profile}:" in str(refused.exception)
@@ -462,9 +462,9 @@ def test_dags_that_rewind_redrive_and_maintain_need_their_profile_too(
         monkeypatch.setenv(name, value)
     from airflow.sdk.exceptions import AirflowFailException
 
-    from tidemark.airflow.maintain import MaintainOperator
-    from tidemark.airflow.redrive import PlanRedriveOperator
-    from tidemark.airflow.rewind import PlanRewindOperator
+    from tidemark.airflow.dags.maintain import MaintainOperator
+    from tidemark.airflow.dags.redrive import PlanRedriveOperator
+    from tidemark.airflow.dags.rewind import PlanRewindOperator
 
     for operator, dag_id, profile, params in (
         (PlanRewindOperator, "rewind", Profile.REWINDER, REWOUND | {"consumers": [story.name]}),
@@ -912,7 +912,7 @@ def test_migration_takes_back_what_default_privileges_give_on_the_new_tables(sta
         roles.own(f"CREATE SCHEMA tidemark AUTHORIZATION {roles.owner}", BEFORE_PROFILES[0].format(role=roles.run))
         roles.own(*(one.format(role=roles.run, owner=roles.owner) for one in BEFORE_PROFILES[-2:]))
         roles.own(f"GRANT CREATE ON SCHEMA tidemark TO {roles.run}, PUBLIC")
-        schema.migrate(roles.url(roles.owner))
+        migrations.migrate(roles.url(roles.owner))
         grants = [(table, privilege) for table, privilege, _ in held(roles, roles.run) if table in ("audit_event", "role_profile")]
         assert grants == [("audit_event", "SELECT"), ("role_profile", "SELECT")]
         may = [tuple(has) for has in query(roles, roles.run, CREATES_IN)]
@@ -927,7 +927,7 @@ def test_a_later_migrate_renews_the_grants_and_forgets_dropped_roles(roles: Role
     before = held(roles, roles.run)
     roles.own(f"DROP OWNED BY {roles.run}", f"DROP OWNED BY {gone}", f"DROP ROLE {gone}")
     assert held(roles, roles.run) == []
-    schema.migrate(roles.url(roles.owner))
+    migrations.migrate(roles.url(roles.owner))
     assert held(roles, roles.run) == before
     recorded = query(roles, roles.owner, "SELECT role, profile FROM tidemark.role_profile ORDER BY 2")
     assert recorded == [(roles.run, "runner"), (roles.run, "stager")]
@@ -937,8 +937,8 @@ def test_name_of_a_role_is_quoted_and_the_grant_is_an_event(roles: Roles) -> Non
     name = 'odd "role"; --'
     roles.admin('CREATE ROLE "odd ""role""; --"')
     try:
-        schema.migrate(roles.url(roles.owner), by="ann@host", grant_to=name, profiles=[Profile.READER])
-        schema.migrate(roles.url(roles.owner), by="ann@host", grant_to=name, profiles=[Profile.OPERATOR, Profile.READER])
+        migrations.migrate(roles.url(roles.owner), by="ann@host", grant_to=name, profiles=[Profile.READER])
+        migrations.migrate(roles.url(roles.owner), by="ann@host", grant_to=name, profiles=[Profile.OPERATOR, Profile.READER])
         last = "SELECT kind, database_role, claimed_by, details FROM tidemark.audit_event ORDER BY event_id DESC LIMIT 1"
         details = {"role": name, "before": ["reader"], "profiles": ["reader", "operator"]}
         assert query(roles, roles.owner, last) == [("ROLE GRANTED", roles.owner, "ann@host", details)]
@@ -952,11 +952,11 @@ def test_only_the_owner_grants_and_only_to_another_role_that_exists(roles: Roles
     roles.give(roles.run, *Profile)
     events = query(roles, roles.owner, "SELECT count(*) FROM tidemark.audit_event")
     with pytest.raises(NotTheOwner, match=f"run the command as {roles.owner}"):
-        schema.migrate(roles.url(roles.run), grant_to=roles.run, profiles=[Profile.READER])
+        migrations.migrate(roles.url(roles.run), grant_to=roles.run, profiles=[Profile.READER])
     for role, problem in (("nobody_at_all", 'there is no role "nobody_at_all"'), (roles.owner, "owns the schema tidemark")):
         with pytest.raises(BadInput, match=problem):
-            schema.migrate(roles.url(roles.owner), grant_to=role, profiles=[Profile.READER])
-    assert schema.migrate(roles.url(roles.run)) == []
+            migrations.migrate(roles.url(roles.owner), grant_to=role, profiles=[Profile.READER])
+    assert migrations.migrate(roles.url(roles.run)) == []
     assert query(roles, roles.owner, "SELECT count(*) FROM tidemark.audit_event") == events
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.ledger import DDL, Group, all_loaded
 from tests.support.scenario import Scenario
 
-from tidemark import project, schema
+from tidemark import migrations, project
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
 from tidemark.sink.table import has_unique_index
@@ -65,7 +65,7 @@ def empty_database(stack: LocalStack) -> Iterator[str]:
 def test_migrations_do_not_call_functions_planted_in_the_schema(empty_database: str) -> None:
     """Staging tables require CREATE on the schema ``tidemark``. A role with it must not be able to run code as the owner who migrates."""
     plant(empty_database, "tidemark")
-    assert schema.migrate(empty_database) == schema.known()
+    assert migrations.migrate(empty_database) == migrations.known()
     assert called(empty_database, "tidemark") == set()
 
 

@@ -16,7 +16,7 @@ from tests.support.kafka_topics import Topics
 from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
 from tests.support.secure_servers import KAFKA_PASSWORD, KEY_PASSWORD, POSTGRES_PASSWORD, SCRAM, USER, SecureStack
 
-from tidemark import schema
+from tidemark import migrations
 from tidemark.airflow.connections import resolve
 from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, from_env
 from tidemark.db import session
@@ -75,7 +75,7 @@ def consumer(secure: SecureStack, project_dir: Path) -> Iterator[Scenario]:
         connection.autocommit = True
         with connection.cursor() as cur:
             cur.execute(f"CREATE DATABASE {name}")
-    schema.migrate(postgres_url(secure, name))
+    migrations.migrate(postgres_url(secure, name))
     with tidy_imports():
         scenario = Scenario(project_dir, postgres_url(secure, name), topics)
         topic = topics.create(2)

@@ -15,8 +15,8 @@ from tests.support.ledger import in_thread
 from tests.support.members import CONFIG, QUICK, Told, wait_for
 from tests.support.scenario import Scenario
 
-from tidemark.consume.launch import Progress
 from tidemark.consume.membership import TRIES, metadata_of
+from tidemark.driver.launch import Progress
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.group.assignors import find_assignor
 from tidemark.group.coordinator import Coordinator, Joined, JoinRequest

@@ -24,8 +24,8 @@ from tests.support.scenario import ARROW, PLAIN, SPARK, STARTS_A_PROCESS, Scenar
 from tests.support.waiting import until
 
 from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, SPARK_CONF
-from tidemark.consume import keeper
-from tidemark.consume.launch import Progress
+from tidemark.driver import keeper_client
+from tidemark.driver.launch import Progress
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step
@@ -40,9 +40,9 @@ def own_keepers() -> Iterator[None]:
         patch.setenv("TIDEMARK_STATE", folder)
         yield
         running = tree()
-        keeper.stop_keepers()
+        keeper_client.stop_keepers()
         until(lambda: all_gone(running), "the keeper and what it has started are gone", 30)
-        shutil.rmtree(keeper._folder())
+        shutil.rmtree(keeper_client._folder())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +72,7 @@ def points(scenario: Scenario) -> Iterator[Points]:
 
 def kept() -> list[psutil.Process]:
     """The keepers of these runs, without their forks, which have the same command line."""
-    mine = [process for process in psutil.process_iter() if str(keeper._folder()) in " ".join(command(process)[-1:])]
+    mine = [process for process in psutil.process_iter() if str(keeper_client._folder()) in " ".join(command(process)[-1:])]
     return [process for process in mine if process.ppid() not in {other.pid for other in mine}]
 
 
@@ -229,7 +229,7 @@ def test_run_after_the_daemons_end_gets_another(scenario: Scenario) -> None:
 TASK = """
 import json, sys
 from pathlib import Path
-from tidemark.consume.launch import run_attempt
+from tidemark.driver.launch import run_attempt
 from tidemark.connections import from_env
 from tidemark.consume.run import open_attempt
 from tidemark.offsets.store import TaskIdentity
@@ -298,12 +298,12 @@ def wrong(text: str) -> None:
 def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is the caller's."""
     monkeypatch.setenv("STAGE", "called")
-    assert keeper.called(partial(os.getenv, "STAGE")) == "called"
-    assert keeper.called(os.getpid) != os.getpid()
+    assert keeper_client.called(partial(os.getenv, "STAGE")) == "called"
+    assert keeper_client.called(os.getpid) != os.getpid()
     with pytest.raises(BadInput, match="a call: nothing"):
-        keeper.called(partial(wrong, "nothing"))
-    with pytest.raises(keeper.CallDied):
-        keeper.called(partial(os._exit, 3))
+        keeper_client.called(partial(wrong, "nothing"))
+    with pytest.raises(keeper_client.CallDied):
+        keeper_client.called(partial(os._exit, 3))
 
 
 @pytest.mark.thorough
@@ -311,7 +311,7 @@ def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: 
 def test_each_sparks_settings_have_an_application_of_their_own_and_all_have_one_keeper(scenario: Scenario) -> None:
     """The settings of a connection may be secret, and may differ between consumers. A call does not know the driver's connections."""
     run(consumer(scenario))
-    keeper.called(os.getpid)
+    keeper_client.called(os.getpid)
     scenario.connections = replace(scenario.connections, spark_conf={"spark.hadoop.some.password": "x"})
     scenario.topics.produce(scenario.spec.topics[0], [b"next"])
     run(scenario)
@@ -401,10 +401,10 @@ def test_call_of_one_consumer_finds_no_environment_of_another_in_its_memory(monk
     """It is a fork of the keeper, so it has whatever the keeper has ever read."""
     for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", DATABASE_URL, KAFKA_CONFIG, "SPARK_DB_PASSWORD", "PYTHON_TOKEN"):
         monkeypatch.setenv(name, f"{SECRET}-of-another")
-    assert len(keeper.called(secrets_in_memory)) > 0  # its own
+    assert len(keeper_client.called(secrets_in_memory)) > 0  # its own
     for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", DATABASE_URL, KAFKA_CONFIG, "SPARK_DB_PASSWORD", "PYTHON_TOKEN"):
         monkeypatch.delenv(name)
-    assert keeper.called(secrets_in_memory) == set()
+    assert keeper_client.called(secrets_in_memory) == set()
 
 
 SECRET = "s3cr3t"
@@ -427,7 +427,7 @@ def secrets_in_memory() -> set[bytes]:
 @pytest.mark.usefixtures("apart")
 def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, points: Points, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old application ends with its last run."""
-    monkeypatch.setattr(keeper, "MODULE", "tests.support.few_runs_keeper")
+    monkeypatch.setattr(keeper_client, "MODULE", "tests.support.few_runs_keeper")
     consumer(scenario)
     run(scenario)
     (first,) = jvms()
@@ -451,7 +451,7 @@ def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:
     run(consumer(scenario))
     scenario.topics.produce(scenario.spec.topics[0], [b"next"])
     running = tree()
-    for path in keeper._folder().glob("*.sock"):
+    for path in keeper_client._folder().glob("*.sock"):
         path.unlink()
     until(lambda: all_gone(running), "the keeper is gone", 60)
     run(scenario)

@@ -16,9 +16,9 @@ from tests.support.ledger import DDL, TABLE, Group, rows
 from tests.support.waiting import until
 
 from tidemark import db
-from tidemark.consume import launch
-from tidemark.consume.launch import AttemptGone
 from tidemark.db import answering, session, transaction
+from tidemark.driver import launch
+from tidemark.driver.launch import AttemptGone
 from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
 from tidemark.records.outcome import TransformOutput, only
 from tidemark.records.ranges import Slice
@@ -189,34 +189,34 @@ def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: 
 
 def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Following a driver does not wait for Postgres: the driver's output still arrives, and a kill still works."""
-    follow = launch._Follow(hole.url, group.attempt())
+    following = launch._Follow(hole.url, group.attempt())
     heard: list[launch.Progress] = []
     said: list[str] = []
     try:
-        until(lambda: follow.show(heard.append, said.append) or heard)
+        until(lambda: following.show(heard.append, said.append) or heard)
         assert said == []
         monkeypatch.setattr(launch, "SILENT_S", 1.0)
         hole.swallow.set()
-        until(lambda: follow.show(heard.append, said.append) or said)
+        until(lambda: following.show(heard.append, said.append) or said)
         begun = time.monotonic()
-        follow.show(heard.append, said.append)
+        following.show(heard.append, said.append)
         assert time.monotonic() - begun < 10  # it does not wait for the answer, which never comes
         assert len(said) == 1
         assert re.match(r"no answer from Postgres since \d\d:\d\d:\d\d UTC", said[0])
     finally:
         hole.close()
-        follow.close()
+        following.close()
 
 
 def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None:
     """A failover to a lagging replica, or a restore, removes the attempt's row and what the attempt committed."""
     attempt = group.attempt()
     heard: list[launch.Progress] = []
-    with contextlib.closing(launch._Follow(group.url, attempt)) as follow:
-        until(lambda: follow.show(heard.append, heard.append) or heard)
+    with contextlib.closing(launch._Follow(group.url, attempt)) as following:
+        until(lambda: following.show(heard.append, heard.append) or heard)
         group.sql("DELETE FROM tidemark.attempt WHERE attempt_id = %s", attempt)
         with pytest.raises(AttemptGone, match=f"attempt {attempt} is gone.*the next run reads"):
-            until(lambda: follow.show(heard.append, heard.append))
+            until(lambda: following.show(heard.append, heard.append))
     with pytest.raises(AttemptGone):
         launch.progress(group.url, attempt)
     assert AttemptGone.retriable

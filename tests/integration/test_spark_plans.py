@@ -19,7 +19,7 @@ from tidemark.jvm.java import find_java
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, marked, not_counted, unmarked
 from tidemark.spark.engine import HEADERS_ARE_MISSING, kafka_records
-from tidemark.spark.plan import hands_over_once, passed_on, reads_headers, why_staged
+from tidemark.spark.query_plan import hands_over_once, passed_on, reads_headers, why_staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,9 @@ from tests.support.shell import tidemark
 from tests.support.shop import Shop
 from tests.support.spark_here import run_here
 
-from tidemark.consume import launch, run
+from tidemark.consume import run
 from tidemark.db import session, transaction
+from tidemark.driver import launch
 from tidemark.erase import erasure
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import OffsetFenced, TaskIdentity

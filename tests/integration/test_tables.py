@@ -16,8 +16,8 @@ from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 from tests.support.shop import FORMS, Order, Shop
 
-from tidemark.consume.forms import TransformFailed
 from tidemark.records.outcome import BadOutput
+from tidemark.worker.call_transform import TransformFailed
 
 
 @pytest.fixture(params=["function", "arrow", pytest.param("spark", marks=pytest.mark.thorough)])

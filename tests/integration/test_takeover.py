@@ -14,7 +14,7 @@ from tests.support.points import points_among
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark.consume.launch import Progress, progress
+from tidemark.driver.launch import Progress, progress
 from tidemark.errors import Fenced
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step

@@ -10,7 +10,7 @@ from tests.support.orders import COLUMNS, FORMS, Orders, order
 from tests.support.scenario import Scenario, as_json
 from tests.support.shell import tidemark
 
-from tidemark.consume.latest import latest
+from tidemark.author.latest_records import latest
 from tidemark.kafka.cluster import Cluster
 
 ROW = {"id": 1, "city": None, "total": "12.50", "at": "2026-01-02T03:04:05.678000Z", "country": "CH"}

@@ -15,7 +15,7 @@ from tests.support.points import points_among
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark import project, schema
+from tidemark import migrations, project
 from tidemark.db import session
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Level
@@ -46,7 +46,7 @@ def newer(tmp_path: Path) -> Migrate:
         (folder / f"{name}.sql").write_text(statements)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(project, "migrations", lambda: folder)
-            return schema.migrate(url)
+            return migrations.migrate(url)
 
     return migrate
 
@@ -87,7 +87,7 @@ def test_older_driver_commits_while_and_after_an_additive_migration_is_applied(
     scenario.topics.produce(topic, ["one", "more"])
     assert scenario.run().records == 2
     scenario.check()
-    assert schema.migrate(scenario.database_url) == []
+    assert migrations.migrate(scenario.database_url) == []
 
 
 def test_migration_that_is_not_additive_is_refused_while_a_driver_runs(
@@ -102,23 +102,23 @@ def test_migration_that_is_not_additive_is_refused_while_a_driver_runs(
         commit = points.at(Step.BEGIN)
         driver = pool.submit(scenario.run)
         commit.reached()
-        with pytest.raises(schema.DriversRunning, match=rf"Stop all runs first: 9000_names .*\(driver {scenario.attempt_id}\)"):
+        with pytest.raises(migrations.DriversRunning, match=rf"Stop all runs first: 9000_names .*\(driver {scenario.attempt_id}\)"):
             newer(scenario.database_url, "9000_names", breaking)
         commit.release()
         assert driver.result(LIMIT_S).records == 1
     scenario.check()
     assert newer(scenario.database_url, "9000_names", breaking) == ["9000_names"]
-    with pytest.raises(schema.SchemaMismatch, match="9000_names"):
+    with pytest.raises(migrations.SchemaMismatch, match="9000_names"):
         scenario.run()
 
 
 def test_server_that_is_too_old_is_refused_before_anything_is_changed(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
     url = stack.create_database(f"old_{uuid.uuid4().hex}")
     with session(url) as connection:
-        monkeypatch.setattr(schema, "OLDEST_POSTGRES", connection.server_version // 10_000 + 1)
-        with pytest.raises(schema.PostgresTooOld, match=rf"needs {schema.OLDEST_POSTGRES} or newer\. Nothing was changed"):
-            schema.migrate(url)
-        assert schema.applied(connection) == []
+        monkeypatch.setattr(migrations, "OLDEST_POSTGRES", connection.server_version // 10_000 + 1)
+        with pytest.raises(migrations.PostgresTooOld, match=rf"needs {migrations.OLDEST_POSTGRES} or newer\. Nothing was changed"):
+            migrations.migrate(url)
+        assert migrations.applied(connection) == []
     assert [one.subject for one in examine_database(url, []) if one.level is Level.FAILURE] == ["postgres version"]
 
 
@@ -126,11 +126,11 @@ def test_migration_that_gets_no_lock_gives_up_and_leaves_nothing(
     scenario: Scenario, newer: Migrate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a transaction stays open, commits do not queue behind the waiting migration for long."""
-    monkeypatch.setattr(schema, "LOCK_WAITS_S", (0.1, 0.1))
+    monkeypatch.setattr(migrations, "LOCK_WAITS_S", (0.1, 0.1))
     with psycopg2.connect(scenario.database_url) as other, other.cursor() as cur:
         cur.execute("LOCK TABLE tidemark.partition_offset IN ROW EXCLUSIVE MODE")
-        with pytest.raises(schema.MigrationBlocked, match=r"9000_notes\.additive got no lock on its tables in 2 tries"):
+        with pytest.raises(migrations.MigrationBlocked, match=r"9000_notes\.additive got no lock on its tables in 2 tries"):
             newer(scenario.database_url, "9000_notes.additive", ADDITIVE)
     other.close()
-    assert scenario.sql("SELECT count(*) FROM tidemark.migration") == [(len(schema.known()),)]
+    assert scenario.sql("SELECT count(*) FROM tidemark.migration") == [(len(migrations.known()),)]
     assert newer(scenario.database_url, "9000_notes.additive", ADDITIVE) == ["9000_notes.additive"]

@@ -26,7 +26,7 @@ from tidemark.quality import (
     validate,
     validated_view_ddl,
 )
-from tidemark.quality.ranges import merge_ranges, predicate
+from tidemark.quality.merged_ranges import merge_ranges, predicate
 
 UNEXPECTED = "unexpected_rows_expectation"
 

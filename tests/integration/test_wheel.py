@@ -18,7 +18,7 @@ from tests.support.documented import snippets
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark import schema
+from tidemark import migrations
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,7 @@ def test_wheel_has_the_library_and_what_a_project_needs(installed: Installed, tm
     """It has the migrations, the entry point, a project's files and the marker of a typed package, but no byte code and no tests."""
     names = zipfile.ZipFile(installed.wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"tidemark", f"tidemark-{version('tidemark')}.dist-info"}
-    assert {Path(name).stem for name in names if name.startswith("tidemark/_project/sql/")} == set(schema.known())
+    assert {Path(name).stem for name in names if name.startswith("tidemark/_project/sql/")} == set(migrations.known())
     needed = ("py.typed", "kafka/compiled.c", "_project/spark_jobs/consume.py", "_project/dags/consume.py")
     assert {f"tidemark/{name}" for name in needed} <= set(names)
     assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
@@ -140,7 +140,7 @@ def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, 
     assert ("tidemark local up" in setup, "airflow up" in airflow_up, "local down" in stop) == (True, True, True)
     done = run(*work)
     scenario.topics.adopt(["cities"])
-    assert [line for line in done.stderr.splitlines() if line.startswith("applied")] == [f"applied {name}" for name in schema.known()]
+    assert [line for line in done.stderr.splitlines() if line.startswith("applied")] == [f"applied {name}" for name in migrations.known()]
     shown = re.findall(r"^ (\w+) +\| +(\d+)$", done.stdout, re.MULTILINE)
     assert sorted(shown) == [("Rome", "2748109"), ("Ulm", "128928")]
     assert scenario.failed("error_type") == [("Undecodable",)]

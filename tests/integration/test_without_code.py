@@ -13,8 +13,8 @@ from tests.support.orders import AT, Orders, order
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 
-from tidemark.consume.fields import FieldReserved, FieldUnreadable
 from tidemark.sink.table import SinkMismatch
+from tidemark.values.fields import FieldReserved, FieldUnreadable
 
 AVRO = {"value": "avro"}
 

@@ -16,9 +16,9 @@ import psutil
 
 from tests.soak.history import FATE_OF_REMAINDER, FATE_PERIOD, Fate, Source
 from tidemark.connections import Connections
-from tidemark.consume.launch import Progress, kill_group, run_attempt
 from tidemark.consume.run import open_attempt
 from tidemark.db import session, transaction
+from tidemark.driver.launch import Progress, kill_group, run_attempt
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step

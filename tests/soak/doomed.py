@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import Message, Producer
 
-from tidemark.consume.process import die_with_parent
+from tidemark.driver.process import die_with_parent
 
 LIMIT_S = 20
 

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaException, Message, Producer
 
 from tests.soak import doomed
 from tests.soak.history import Outcome, Recorder, Source
-from tidemark.consume.process import child_env
+from tidemark.driver.process import child_env
 
 VALUES_A_PRODUCER = 10**9
 TICK_S = 0.05

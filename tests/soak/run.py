@@ -35,7 +35,7 @@ from tests.soak.plan import Fault
 from tests.soak.producers import Setting, Transactional, idempotent
 from tests.soak.report import Result
 from tests.soak.watch import Watcher, opened, stored
-from tidemark import schema
+from tidemark import migrations
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
 from tidemark.quality import check_conservation
@@ -118,7 +118,7 @@ class _Soak:
         (folder / "logs").mkdir(exist_ok=True)
         self._url = stack.env()["TIDEMARK_DATABASE_URL"]  # ①
         servers = stack.kafka.bootstrap_servers()
-        schema.migrate(self._url)
+        migrations.migrate(self._url)
         read = {topic for one in options.plans for topic in one.topics}
         self._sources = broker.create_topics(servers, {topic: count for topic, count in TOPICS.items() if topic in read})
         for one in options.plans:

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from tidemark.connections import Connections
-from tidemark.consume.launch import Driver, Progress, kill_group, run_attempt
 from tidemark.consume.run import open_attempt
+from tidemark.driver.launch import Driver, Progress, kill_group, run_attempt
 from tidemark.errors import TidemarkError
 from tidemark.local.processes import gone
 from tidemark.offsets.store import TaskIdentity

@@ -22,16 +22,16 @@ from tests.support.ledger import in_thread
 from tests.support.points import points_among
 from tests.support.scenario import Scenario, Stored
 from tests.support.waiting import until
-from tidemark.consume.launch import DriverDied
 from tidemark.db import session, transaction
+from tidemark.driver.launch import DriverDied
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.model import Scenario as Rewind
 from tidemark.rewind.plan import plan
+from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.sink.steps import Step
 from tidemark.spec.scope import Scope
 

@@ -10,7 +10,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from tidemark.consume.messages import input_schema
+from tidemark.worker.batches import input_schema
 
 
 def record(name: str, /, **fields: Any) -> dict[str, Any]:

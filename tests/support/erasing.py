@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemark.erase import erasure
 from tidemark.erase.erasure import Erasure, Person, Planned
-from tidemark.erase.topics import Keyed, records_of
+from tidemark.erase.kafka_records import Keyed, records_of
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidemark.airflow import redrive, rewind_form
+from tidemark.airflow.approvals import rewind_form
+from tidemark.airflow.dags import redrive
 
 REWOUND: dict[str, Any] = {
     **dict.fromkeys(rewind_form.FIELDS),

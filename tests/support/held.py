@@ -11,7 +11,7 @@ import psutil
 from tests.support.scenario import Scenario
 from tests.support.spark_here import Lasting, run_here
 from tests.support.waiting import until
-from tidemark.consume import launch
+from tidemark.driver import launch
 from tidemark.offsets.store import TaskIdentity
 
 HELD = """

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg2
 
 from tests.support.documented import grants
-from tidemark import schema
+from tidemark import migrations
 from tidemark.local import LocalStack
 from tidemark.local.postgres import DATABASE
 from tidemark.profiles import Profile
@@ -41,7 +41,7 @@ class Roles:
 
     def give(self, role: str, *profiles: Profile) -> None:
         """Grants profiles to a role, as ``tidemark migrate --grant-to`` does."""
-        schema.migrate(self.url(self.owner), by="the tests", grant_to=role, profiles=profiles)
+        migrations.migrate(self.url(self.owner), by="the tests", grant_to=role, profiles=profiles)
 
     def give_sink(self, role: str, table: str) -> None:
         """Grants the privileges on a sink that docs/deployment.md lists."""
@@ -87,7 +87,7 @@ def _template(stack: LocalStack) -> str:
     owner = _owner(stack)
     template = f"template_{owner}"
     _admin(stack, f"CREATE DATABASE {template} OWNER {owner}")
-    schema.migrate(_url(stack, template, owner))
+    migrations.migrate(_url(stack, template, owner))
     return template
 
 

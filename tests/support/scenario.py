@@ -24,16 +24,13 @@ import yaml
 from tests.support.kafka_topics import Topics
 from tests.support.waiting import until
 from tidemark import project
+from tidemark.author.check import sink_ddl
+from tidemark.author.describe import layouts_of
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, REGISTRY_URL, SPARK_MASTER, Connections
-from tidemark.consume import launch, run
-from tidemark.consume.check import sink_ddl
-from tidemark.consume.decode import Decoding, learning
-from tidemark.consume.describe import layouts_of
-from tidemark.consume.fields import transform_of
-from tidemark.consume.fixed import narrowed
-from tidemark.consume.forms import Work
-from tidemark.consume.work import SliceWorker
+from tidemark.consume import run
+from tidemark.consume.assignment import narrowed
 from tidemark.db import Connection
+from tidemark.driver import launch
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
@@ -43,7 +40,11 @@ from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, find_consumer
-from tidemark.spec.transform import Transform, load_permanent
+from tidemark.spec.user_transform import Transform, load_permanent
+from tidemark.values.fields import transform_of
+from tidemark.worker.call_transform import Work
+from tidemark.worker.decoding import Decoding, learning
+from tidemark.worker.slice_worker import SliceWorker
 
 PLAIN = """
     from typing import TypedDict

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.scenario import Scenario
-from tidemark.consume import launch, run
-from tidemark.consume.fields import transform_of
+from tidemark.consume import run
+from tidemark.driver import launch
 from tidemark.jvm.jars import spark_jars
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.spark import engine
 from tidemark.spark.engine import SparkEngine
 from tidemark.spark.session import SETTINGS, _session, end_jvm
-from tidemark.spec.transform import load_permanent
+from tidemark.spec.user_transform import load_permanent
+from tidemark.values.fields import transform_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tidemark.airflow.due import Bell, Waits, pause_s
+from tidemark.airflow.triggers.due import Bell, Waits, pause_s
 
 NOON = datetime(2026, 3, 24, 12, tzinfo=UTC)
 A, B = ("postgres", "a"), ("postgres", "b")

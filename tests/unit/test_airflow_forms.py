@@ -16,11 +16,12 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 from tests.support.forms import REDRIVEN, REWOUND
 
-from tidemark.airflow import discard, redrive, rewind_form
-from tidemark.airflow.dags import REDRIVE, REWIND
-from tidemark.airflow.form import own_consumer
+from tidemark.airflow.approvals import rewind_form
+from tidemark.airflow.approvals.form import own_consumer
+from tidemark.airflow.dags import discard, redrive
+from tidemark.airflow.dags.consume import REDRIVE, REWIND
 from tidemark.errors import Refused
-from tidemark.rewind.scenario import WORDS
+from tidemark.rewind.scenarios.scenario import WORDS
 from tidemark.spec import ConsumerSpec
 from tidemark.text.storable import BIGINT, is_storable
 

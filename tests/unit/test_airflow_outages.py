@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidemark.airflow.dags import RETRY_POLICY, retrying
-from tidemark.consume.launch import AttemptBroken, AttemptFenced, AttemptRefused, AttemptUnavailable, DriverDied
+from tidemark.airflow.dags.consume import RETRY_POLICY, retrying
+from tidemark.driver.launch import AttemptBroken, AttemptFenced, AttemptRefused, AttemptUnavailable, DriverDied
 from tidemark.errors import BadInput, BrokerUnavailable, DatabaseReadOnly, DatabaseUnavailable
 from tidemark.spec import AirflowSettings
 

@@ -17,7 +17,7 @@ from tidemark.airflow.web.preview import refusal
 from tidemark.errors import BadInput, BrokerUnavailable, DatabaseUnavailable
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan import PlanRefused
-from tidemark.rewind.targets import SHOWN, Outside, TargetsOutOfRange
+from tidemark.rewind.scenarios.targets import SHOWN, Outside, TargetsOutOfRange
 from tidemark.rewind.verify import Example
 from tidemark.text.problems import SeveralProblems
 

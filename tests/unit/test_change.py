@@ -14,9 +14,6 @@ import pyarrow as pa
 import pytest
 from tests.support.encoded import batch, record, written
 
-from tidemark.consume.change import NoEnvelope
-from tidemark.consume.connect_json import UNAVAILABLE
-from tidemark.consume.fields import Fields, steps_of, transform_of
 from tidemark.formats import avro
 from tidemark.formats.connect import NoValue
 from tidemark.formats.decoder import Decoder
@@ -25,6 +22,9 @@ from tidemark.formats.shape import plain, resolved, type_of
 from tidemark.sink.table import Column
 from tidemark.spec import SpecInvalid, load_consumer
 from tidemark.spec.model import Encoding
+from tidemark.values.connect_json import UNAVAILABLE
+from tidemark.values.debezium import NoEnvelope
+from tidemark.values.fields import Fields, steps_of, transform_of
 
 CONNECT = "org.apache.kafka.connect.data"
 UTC = dt.UTC

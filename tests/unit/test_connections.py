@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tidemark import connections
 from tidemark.cli.main import main
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, SPARK_CONF, Connections, from_env
-from tidemark.consume.forms import Work
 from tidemark.db import connect
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.secret import SecretUnreadable
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
-from tidemark.spec.transform import Form
+from tidemark.spec.user_transform import Form
+from tidemark.worker.call_transform import Work
 
 SECRET = "s3cr3t"
 ADVICE = "Write postgresql://user:password@host:port/database with names and password percent-encoded: %40 for an @, %2F for a slash."

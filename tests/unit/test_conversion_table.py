@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidemark.consume.convert import CELLS, Kind, Rule, converts, kind_of
 from tidemark.sink.types import fits
+from tidemark.values.conversion import CELLS, Kind, Rule, converts, kind_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 COLUMNS = {

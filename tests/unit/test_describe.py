@@ -12,13 +12,13 @@ from typing import Any, Literal, NotRequired, Optional, TypedDict, Union
 import pyarrow as pa
 import pytest
 
-from tidemark.consume.describe import OutputUnknown, _function_schema, declared_columns, outputs_of
-from tidemark.consume.forms import TransformFailed
-from tidemark.consume.messages import input_schema
+from tidemark.author.describe import OutputUnknown, _function_schema, declared_columns, outputs_of
 from tidemark.records.outcome import ONLY
 from tidemark.sink.table import LINEAGE, Column, SinkMismatch, match
-from tidemark.spec.transform import Form, Transform
+from tidemark.spec.user_transform import Form, Transform
 from tidemark.transform import Record
+from tidemark.worker.batches import input_schema
+from tidemark.worker.call_transform import TransformFailed
 
 LINEAGE_COLUMNS = [Column(name, kind, not_null=True) for name, kind in LINEAGE]
 

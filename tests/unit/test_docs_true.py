@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from tests.support.documented import PAGES, ROOT, snippets, text_of
 
 from tidemark.cli.main import app
-from tidemark.consume.launch import PartitionResult
+from tidemark.driver.launch import PartitionResult
 from tidemark.retry.messages import NAMES as HEADERS
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import FILLED_IN
@@ -31,7 +31,7 @@ CLI = typer.main.get_command(app)
 MADE_BY_THE_READER = {"cities"}
 """Consumers that a page asks the reader to write."""
 COUNTERS = re.compile(rf"tidemark\.(\w+\.consume\.)?(records|{'|'.join(field.name for field in fields(PartitionResult))})")
-"""Counters in Airflow's statistics, which `tidemark.airflow.statistics` sends under the names of the counts."""
+"""Counters in Airflow's statistics, which `tidemark.airflow.lineage.statistics` sends under the names of the counts."""
 
 
 def inline(page: str) -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidemark.consume.connect_json import UNAVAILABLE
-from tidemark.consume.fields import Fields, FieldsClash, NameTooLong, NotARecord, steps_of, transform_of
 from tidemark.sink.table import Column
 from tidemark.spec import SpecInvalid, load_consumer
+from tidemark.values.connect_json import UNAVAILABLE
+from tidemark.values.fields import Fields, FieldsClash, NameTooLong, NotARecord, steps_of, transform_of
 
 LINEAGE = [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
 FILE = "topics: [t]\nformat: {value: json}\nsink: {table: lake.t}\n"

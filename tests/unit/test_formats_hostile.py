@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.consume.connect_json import envelopes, read
-from tidemark.consume.convert import from_python
-from tidemark.consume.decode import Decoding
 from tidemark.formats.decoder import Decoder, Undecodable
 from tidemark.formats.protobuf import compiled
 from tidemark.formats.schema import BadSchema, parse
 from tidemark.formats.shape import type_of
 from tidemark.spec.model import Encoding
 from tidemark.transform import Verdict
+from tidemark.values.connect_json import envelopes, read
+from tidemark.values.conversion import from_python
+from tidemark.worker.decoding import Decoding
 
 WIDE = {"type": "record", "name": "wide", "fields": [{"name": f"c{n}", "type": "long"} for n in range(4_000)]}
 VARIABLE = {

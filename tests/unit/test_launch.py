@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tidemark.connections import Connections
-from tidemark.consume import launch
+from tidemark.driver import launch
 
 
 def test_driver_that_does_not_end_when_it_is_killed_leaves_no_thread_and_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_no_import_points_upwards() -> None:
 UPWARDS = {
     "errors": "from tidemark import rewind",
     "secret": "def late() -> None:\n    from tidemark.rewind.apply import apply",
-    "keep": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tidemark.rewind.model import Plan",
+    "keep": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tidemark.rewind.plan_model import Plan",
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemark.airflow.lineage import Consumed, kafka_address, postgres_address
+from tidemark.airflow.lineage.facets import Consumed, kafka_address, postgres_address
 
 
 @pytest.mark.parametrize(

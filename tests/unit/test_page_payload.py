@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from tidemark.airflow.web.payload import MOST_BYTES, Room
-from tidemark.consume.decode import Shown
 from tidemark.retry.admin import Payload
+from tidemark.worker.decoding import Shown
 
 MEGABYTE = 1_000_000
 

@@ -14,7 +14,7 @@ DOORS = ("tidemark", "tidemark.transform", "tidemark.airflow")
 HEAVY = {"airflow", "pyspark", "great_expectations", "sqlalchemy", "confluent_kafka", "pandas", "pyarrow", "psycopg2", "croniter"}
 LIGHT = [
     ("import tidemark", HEAVY | {"tidemark.transform", "tidemark.spec", "tidemark.errors"}),
-    ("from tidemark import *; from tidemark.transform import *; import tidemark.spec, tidemark.spec.transform", HEAVY),
+    ("from tidemark import *; from tidemark.transform import *; import tidemark.spec, tidemark.spec.user_transform", HEAVY),
     ("import tidemark.quality", {"great_expectations", "sqlalchemy", "pandas", "pyarrow", "pyspark"}),
 ]
 PUBLIC = [(door, name) for door in DOORS for name in importlib.import_module(door).__all__ if name != "__version__"]

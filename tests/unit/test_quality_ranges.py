@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.quality.ranges import covers, merge_ranges, predicate
+from tidemark.quality.merged_ranges import covers, merge_ranges, predicate
 
 slices = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 60), st.integers(0, 60)), max_size=30)
 

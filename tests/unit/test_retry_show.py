@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from tidemark.records.outcome import quoting
 from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination, Phase, Preview, Redrive
-from tidemark.retry.show import lines, markdown
+from tidemark.retry.redrive_text import lines, markdown
 
 AT = datetime(2026, 3, 24, 13, 0, tzinfo=UTC)
 EXAMPLE = {"number": 4711, "topic": "flights", "partition": 3, "offset": 12, "error_type": "KeyError", "error_text": "'*dest*'\n<b>"}

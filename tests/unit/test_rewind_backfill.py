@@ -9,9 +9,9 @@ import pytest
 
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import Backfill, Part
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, RewindState, ToLatest, Undo
-from tidemark.rewind.show import as_json, markdown
-from tidemark.rewind.targets import Move, Place
+from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState, ToLatest, Undo
+from tidemark.rewind.plan_text import as_json, markdown
+from tidemark.rewind.scenarios.targets import Move, Place
 
 FLIGHTS = TopicPartition("flights", 0)
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.offsets_file import MAX_BYTES, OffsetsFileInvalid, of_groups, parse_offsets, read_text
+from tidemark.rewind.scenarios.offsets_file import MAX_BYTES, OffsetsFileInvalid, of_groups, parse_offsets, read_text
 from tidemark.text.storable import BIGINT, INTEGER
 
 P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)

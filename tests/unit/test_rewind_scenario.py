@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.model import (
+from tidemark.rewind.plan_model import (
     Adopt,
     ByDuration,
     FromFile,
@@ -28,7 +28,7 @@ from tidemark.rewind.model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.scenario import EXPIRES_IN, WORDS, from_json, name_of, parse, parse_expiry, said, to_json
+from tidemark.rewind.scenarios.scenario import EXPIRES_IN, WORDS, from_json, name_of, parse, parse_expiry, said, to_json
 from tidemark.text.problems import Problems, SeveralProblems, check_reason
 from tidemark.text.storable import BIGINT, INTEGER
 

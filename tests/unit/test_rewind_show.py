@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, RewindState, ToDatetime, Undo
-from tidemark.rewind.offsets_file import parse_offsets
-from tidemark.rewind.show import MARKDOWN_ROWS, NOTED, as_json, markdown, table
+from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState, ToDatetime, Undo
+from tidemark.rewind.plan_text import MARKDOWN_ROWS, NOTED, as_json, markdown, table
+from tidemark.rewind.scenarios.offsets_file import parse_offsets
 from tidemark.text.wording import about, escaped
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.model import ShiftBy, ToCurrent, ToLatest, ToOffset
-from tidemark.rewind.targets import SHOWN, Outside, Place, TargetsOutOfRange, moves
+from tidemark.rewind.plan_model import ShiftBy, ToCurrent, ToLatest, ToOffset
+from tidemark.rewind.scenarios.targets import SHOWN, Outside, Place, TargetsOutOfRange, moves
 
 
 def place(position: int, start: int = 10, end: int = 100, partition: int = 0) -> Place:

@@ -66,7 +66,7 @@ def settings_of_spark(value: dict[str, Any], folder: Path) -> None:
 
 def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
     """The DAG accepts these keys through the REST API, with the form's defaults for the others."""
-    from tidemark.airflow.rewind_form import form, read_form
+    from tidemark.airflow.approvals.rewind_form import form, read_form
 
     defaults = {name: param.value for name, param in form((), None).items()}
     asked = read_form(defaults | value, value)

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from tests.support.waiting import until
 
-from tidemark.spark import archive as module
-from tidemark.spark.archive import Archive
+from tidemark.spark import class_archive as module
+from tidemark.spark.class_archive import Archive
 from tidemark.spark.session import _alone
 
 MAKER = """#!/bin/sh
@@ -24,7 +24,7 @@ echo "$(ps -o sid= -p $$) $(ps -o ni= -p $$) $3 ${TIDEMARK_CACHE-none} ${TIDEMAR
 LATER = """
 import os, sys
 from pathlib import Path
-from tidemark.spark.archive import Archive
+from tidemark.spark.class_archive import Archive
 Archive(Path(sys.argv[1]), "k").make_later()
 sys.executable = sys.argv[2]
 sys.stdout.write("ready\\n")

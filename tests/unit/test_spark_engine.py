@@ -34,7 +34,7 @@ def test_a_worker_does_not_look_through_what_it_has_imported_after_each_task() -
     """Spark collects garbage after each task of a worker. With 100,000 objects that took 50 ms, as long as 15,000 records."""
     code = """if True:
         import gc, pyarrow
-        from tidemark.consume.work import collect_less_garbage
+        from tidemark.worker.slice_worker import collect_less_garbage
         from tidemark.spark import engine
 
         for task in (lambda: pyarrow.array([1]), lambda: engine._answer(lambda: None), lambda: list(engine._idle(None, iter(())))):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.airflow.dags import consume_dags
+from tidemark.airflow.dags.consume import consume_dags
 from tidemark.sink.table import quoted_table
 from tidemark.spec import ConsumerSpec, SpecInvalid, rules
-from tidemark.spec.load import find_consumer, load_consumer, read_folder
+from tidemark.spec.files import find_consumer, load_consumer, read_folder
 from tidemark.spec.partial import partial_spec
 from tidemark.text.storable import is_storable
 

@@ -21,8 +21,8 @@ from tidemark.spec import (
     SpecInvalid,
     UnknownConsumer,
     consumer_names,
+    files,
     find_consumer,
-    load,
     load_consumer,
     load_consumers,
     partial_spec,
@@ -259,8 +259,8 @@ def test_finding_a_consumer_reads_its_file_and_those_that_may_claim_its_group(tm
         write(f"group: {group}\n{SMALL}", f"{name}.yaml")
     write(SMALL, "f.yaml")
     seen = []
-    read = load.read
-    monkeypatch.setattr(load, "read", lambda path: seen.append(path.stem) or read(path))
+    read = files.read
+    monkeypatch.setattr(files, "read", lambda path: seen.append(path.stem) or read(path))
     assert find_consumer("f", tmp_path).name == "f"
     assert sorted(seen) == ["c", "f"], "c has an escape, so that its text does not tell which group it claims"
     with pytest.raises(SpecInvalid) as one:

@@ -17,7 +17,7 @@ import pytest
 
 import tidemark.transform
 from tidemark.spec import SpecInvalid, load_consumer
-from tidemark.spec.transform import Form, form_of, load_permanent, load_transform
+from tidemark.spec.user_transform import Form, form_of, load_permanent, load_transform
 from tidemark.transform import Fail, Record, Retry, Skip, Verdict
 
 _numbers = count()

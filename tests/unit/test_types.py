@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.sampling import examples
 
-from tidemark.consume.convert import from_python
 from tidemark.sink.types import arrow_type, conform, fits, postgres_type
+from tidemark.values.conversion import from_python
 
 TEXTS = [pa.string(), pa.large_string(), pa.string_view()]
 BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(5), pa.binary(16)]

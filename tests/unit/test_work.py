@@ -15,9 +15,6 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 
-from tidemark.consume import forms, messages
-from tidemark.consume.forms import TransformFailed, Work
-from tidemark.consume.messages import input_schema, payloads, records, rows
 from tidemark.formats.decoder import Decoder
 from tidemark.formats.schema import parse
 from tidemark.kafka.poll import chunk_of
@@ -29,8 +26,11 @@ from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally
 from tidemark.sink.target import Target
 from tidemark.spec.model import Encoding
-from tidemark.spec.transform import Form
+from tidemark.spec.user_transform import Form
 from tidemark.transform import Fail, Record, Retry, Skip
+from tidemark.worker import batches, call_transform
+from tidemark.worker.batches import input_schema, payloads, records, rows
+from tidemark.worker.call_transform import TransformFailed, Work
 
 PART = Slice(TopicPartition("flights", 3), 7, 100, 200, Epoch(1))
 LAYOUT = Layout("analytics.departures", (Column("city", "text"), Column("population", "integer")))
@@ -54,7 +54,7 @@ def judged(
 ) -> TransformOutput:
     """The output of a plain function for messages, by default for one."""
     task = Work(Target("", 1, 1, (layout,)), {}, Form.FUNCTION, function, permanent)
-    return forms.by_record(task, PART, rows(PART, chunk_of(messages or [sent()])))
+    return call_transform.by_record(task, PART, rows(PART, chunk_of(messages or [sent()])))
 
 
 def stored(postgres: str, value: Any) -> Any:
@@ -201,7 +201,7 @@ def test_held_record_whose_schema_is_not_known_yet_is_held() -> None:
     order = KeyOrder(10)
     order.begin([Blocked(b"k", 50, 0)])
     given = chunk_of([sent(100, b"\0\0\0\0\x09\x02"), sent(101, b"noise")])
-    found = forms.by_record(task, PART, rows(PART, given), order=order).rejects
+    found = call_transform.by_record(task, PART, rows(PART, given), order=order).rejects
     assert [(each.offset, each.disposition.name, each.error_type) for each in found] == [
         (100, "HELD", "HeldBack"),
         (101, "FAIL", "Undecodable"),
@@ -313,7 +313,7 @@ def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgr
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
     """It processes whole columns at once, so the whole batch fails. A retry may help if the user's code hit an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
-        forms.called(function, records(PART, chunk_of([sent(100), sent(101)]))[0], PART)
+        call_transform.called(function, records(PART, chunk_of([sent(100), sent(101)]))[0], PART)
     assert raised.value.retriable
 
 
@@ -330,11 +330,11 @@ def test_failed_records_are_read_again_with_all_that_is_needed_to_retry_them(mon
         yield chunk_of([sent(at) for at in range(start + 4, start + 6)])
         yield chunk_of([sent(end - 1, None, None, None, [("a", b"\xff"), ("\0", None), ("a", b"")])])
 
-    monkeypatch.setattr(messages, "read", read)
-    batches = list(payloads({}, PART, {150, 112, 110}))
+    monkeypatch.setattr(batches, "read", read)
+    chunks = list(payloads({}, PART, {150, 112, 110}))
     assert asked == [(110, 151)]
-    assert [batch.column("record_offset").to_pylist() for batch in batches] == [[110, 112], [150]]
-    first, last = batches[0].to_pylist()[0], batches[1].to_pylist()[0]
+    assert [batch.column("record_offset").to_pylist() for batch in chunks] == [[110, 112], [150]]
+    first, last = chunks[0].to_pylist()[0], chunks[1].to_pylist()[0]
     assert (first["record_timestamp"], first["key"], first["value"], first["headers"]) == (NOON, b"k", b"{}", "[]")
     assert (last["record_timestamp"], last["key"], last["value"]) == (None, None, None)
     headers = json.loads(last["headers"])

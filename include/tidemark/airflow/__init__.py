@@ -16,24 +16,13 @@ in a task. The driver runs in its own process group, which never outlives the ta
 Modules::
 
     access         the roles of consumers' files as the access of DAGs
+    approvals      the forms of the DAGs with a form, the check of their input, approvals
     connections    Airflow's connections as Tidemark's settings
-    dags           a DAG from each consumer's file
-    discard        the DAG `discard`, and one for each consumer with `access`
-    due            the asset and the trigger that start drains when records are due
-    form           what the DAGs with a form share: checks of the input, approvals
-    lineage        what lineage says of a run or a validation
-    maintain       the DAG `maintain`
-    openlineage    lineage in OpenLineage's words
+    dags           a DAG from each consumer's file, and the DAGs for all consumers
+    lineage        what a run and a validation report: to OpenLineage, to Airflow's statistics
     operators      the tasks consume, validate and publish
     plugin         the page as an Airflow plugin
-    polling        how triggers ask the consumers' databases
-    records_form   the form's part that chooses failed records, for `discard` and `redrive`
-    redrive        the DAG `redrive`, and one for each consumer with `access`
-    retries        the DAG `drain_retries`
-    rewind         the DAG `rewind`, and one for each consumer with `access`
-    rewind_form    the form of the DAG `rewind`, and the check of its input
-    statistics     the counts of runs for Airflow's own statistics
-    watch          the DAG `watch`, and its trigger
+    triggers       the trigger that starts drains when records are due, and how triggers ask the databases
     web            the page
 """
 
@@ -45,14 +34,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-    from tidemark.airflow.dags import consume_dags, refuse_broken_files
-    from tidemark.airflow.discard import discard_dags
-    from tidemark.airflow.maintain import maintain_dag
+    from tidemark.airflow.dags.consume import consume_dags, refuse_broken_files
+    from tidemark.airflow.dags.discard import discard_dags
+    from tidemark.airflow.dags.maintain import maintain_dag
+    from tidemark.airflow.dags.redrive import redrive_dags
+    from tidemark.airflow.dags.retries import drain_dag
+    from tidemark.airflow.dags.rewind import rewind_dags
+    from tidemark.airflow.dags.watch import watch_dags
     from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
-    from tidemark.airflow.redrive import redrive_dags
-    from tidemark.airflow.retries import drain_dag
-    from tidemark.airflow.rewind import rewind_dags
-    from tidemark.airflow.watch import watch_dags
 
 __all__ = [
     "ConsumeOperator",
@@ -73,14 +62,14 @@ _HOMES = {
     "ConsumeOperator": "operators",
     "PublishOperator": "operators",
     "ValidateOperator": "operators",
-    "consume_dags": "dags",
-    "discard_dags": "discard",
-    "drain_dag": "retries",
-    "maintain_dag": "maintain",
-    "redrive_dags": "redrive",
-    "refuse_broken_files": "dags",
-    "rewind_dags": "rewind",
-    "watch_dags": "watch",
+    "consume_dags": "dags.consume",
+    "discard_dags": "dags.discard",
+    "drain_dag": "dags.retries",
+    "maintain_dag": "dags.maintain",
+    "redrive_dags": "dags.redrive",
+    "refuse_broken_files": "dags.consume",
+    "rewind_dags": "dags.rewind",
+    "watch_dags": "dags.watch",
 }
 
 
@@ -89,13 +78,13 @@ def all_dags() -> dict[str, DAG]:
     ``discard``, ``redrive`` and ``rewind``, and ``discard__<consumer>``, ``redrive__<consumer>`` and ``rewind__<consumer>`` for each
     consumer with ``access``; ``watch`` if a consumer has ``slo``. A consumer's file with problems gets a DAG that lists them and whose runs
     fail with them."""
-    from tidemark.airflow.dags import consume_dags
-    from tidemark.airflow.discard import discard_dags
-    from tidemark.airflow.maintain import maintain_dag
-    from tidemark.airflow.redrive import redrive_dags
-    from tidemark.airflow.retries import drain_dag
-    from tidemark.airflow.rewind import rewind_dags
-    from tidemark.airflow.watch import watch_dags
+    from tidemark.airflow.dags.consume import consume_dags
+    from tidemark.airflow.dags.discard import discard_dags
+    from tidemark.airflow.dags.maintain import maintain_dag
+    from tidemark.airflow.dags.redrive import redrive_dags
+    from tidemark.airflow.dags.retries import drain_dag
+    from tidemark.airflow.dags.rewind import rewind_dags
+    from tidemark.airflow.dags.watch import watch_dags
 
     several = consume_dags() | discard_dags() | redrive_dags() | rewind_dags() | watch_dags()
     return several | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag())}

@@ -20,8 +20,8 @@ from tidemark.text.wording import visible
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    from tidemark.airflow.lineage import Consumed, Judged
-    from tidemark.consume.launch import Driver
+    from tidemark.airflow.lineage.facets import Consumed, Judged
+    from tidemark.driver.launch import Driver
     from tidemark.quality import Verdict
 
 T = TypeVar("T")
@@ -104,12 +104,12 @@ class ConsumeOperator(BaseOperator):
         return sorted(task.task_id for task in after)
 
     def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
-        from tidemark.airflow import statistics
         from tidemark.airflow.connections import resolve
-        from tidemark.airflow.lineage import Consumed
-        from tidemark.consume.launch import progress, run_attempt
-        from tidemark.consume.process import die_with_parent
+        from tidemark.airflow.lineage import statistics
+        from tidemark.airflow.lineage.facets import Consumed
         from tidemark.consume.run import consume, open_attempt
+        from tidemark.driver.launch import progress, run_attempt
+        from tidemark.driver.process import die_with_parent
         from tidemark.retry.pending import relay_at_end
         from tidemark.waiting import watch
 
@@ -155,7 +155,7 @@ class ConsumeOperator(BaseOperator):
 
     def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
         """The topics and the sink, for OpenLineage. Also called after a failure: what a failed attempt has committed stays."""
-        from tidemark.airflow.openlineage import of_attempts
+        from tidemark.airflow.lineage.openlineage import of_attempts
 
         return of_attempts(self._consumed)
 
@@ -163,7 +163,7 @@ class ConsumeOperator(BaseOperator):
         """Kills the driver first. Also called on a timeout. Logs nothing, because a broken log pipe must not prevent the kill."""
         self._killed = True
         if self._driver is not None:
-            from tidemark.consume.launch import kill_group
+            from tidemark.driver.launch import kill_group
 
             kill_group(self._driver)
 
@@ -202,7 +202,7 @@ class ValidateOperator(BaseOperator):
     @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
-        from tidemark.airflow.lineage import Judged
+        from tidemark.airflow.lineage.facets import Judged
         from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, suite_files, validate_with_earlier
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs hundreds of lines at its start
@@ -231,7 +231,7 @@ class ValidateOperator(BaseOperator):
 
     def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
         """The results as assertions on the sink, for OpenLineage. Also called after a failure."""
-        from tidemark.airflow.openlineage import of_validations
+        from tidemark.airflow.lineage.openlineage import of_validations
 
         return of_validations(self._judged)
 
@@ -366,7 +366,7 @@ def keeps(spec: ConsumerSpec) -> bool:
 
 def kept_call(function: Callable[[], T]) -> T:
     """Calls the function in a fork of a keeper, if possible: importing Great Expectations takes longer than a small validation."""
-    from tidemark.consume.keeper import KeeperUnavailable, called
+    from tidemark.driver.keeper_client import KeeperUnavailable, called
 
     try:
         return called(function)

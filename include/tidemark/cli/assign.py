@@ -12,7 +12,7 @@ from tidemark.errors import BadInput
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment, find_assignor
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
-from tidemark.spec.transform import import_from
+from tidemark.spec.user_transform import import_from
 from tidemark.text.wording import counted
 
 ROUNDS = 4

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemark import project
+from tidemark.author.check import Report, TableDiff, check, sink_ddl, sink_diff
+from tidemark.author.describe import SparkSchema
+from tidemark.author.new_consumer import sketched_table
 from tidemark.cli.common import OutputFormat, print_json, print_raw, stderr, stdout
 from tidemark.cli.sketch import say_left_out
-from tidemark.consume.check import Report, TableDiff, check, sink_ddl, sink_diff
-from tidemark.consume.describe import SparkSchema
-from tidemark.consume.fields import ColumnsUnknown, transform_of
-from tidemark.consume.sketch import sketched_table
 from tidemark.kafka.cluster import Cleanup
 from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
 from tidemark.text.duration import format_duration
 from tidemark.text.wording import counted
+from tidemark.values.fields import ColumnsUnknown, transform_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

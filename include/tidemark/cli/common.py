@@ -107,12 +107,12 @@ def json_value(value: Any) -> Any:
 def connected(application: str = "tidemark", *, needs: Profile = Profile.READER) -> Iterator[Connection]:
     """Opens a database session. Raises `SchemaMismatch` if the schema is not this version's, and `RoleLacks` unless the role has all
     rights of the profile ``needs``."""
-    from tidemark import roles, schema
+    from tidemark import migrations, roles
     from tidemark.connections import database_url
     from tidemark.db import session
 
     with session(database_url(), application=application) as connection:
-        schema.require_current(connection)
+        migrations.require_current(connection)
         roles.require(connection, needs)
         yield connection
 

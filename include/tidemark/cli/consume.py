@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tidemark.cli.common import OutputFormat, plain_table, print_json, spec_of, stderr, stdout
 from tidemark.connections import Connections, from_env
-from tidemark.consume import launch
-from tidemark.consume.fixed import narrowed
+from tidemark.consume.assignment import narrowed
 from tidemark.consume.run import open_attempt
 from tidemark.db import session, transaction
+from tidemark.driver import launch
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity

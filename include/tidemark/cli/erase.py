@@ -30,7 +30,7 @@ from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.erase.erasure import Erasure, Person
-    from tidemark.erase.topics import Keyed
+    from tidemark.erase.kafka_records import Keyed
     from tidemark.spec import ConsumerSpec
 
 app = typer.Typer(help="Remove a person's rows from a sink and from all that is kept of them: plan, apply.", no_args_is_help=True)
@@ -149,7 +149,7 @@ def _person(where: str | None, key: str | None, key_hex: str | None) -> Person:
 
 def _read_kafka(spec: ConsumerSpec, key: bytes) -> Keyed:
     from tidemark.connections import kafka_config
-    from tidemark.erase.topics import records_of
+    from tidemark.erase.kafka_records import records_of
 
     return records_of(kafka_cluster(), kafka_config(), spec, key, _say)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, spec_of, stderr, stdout, who
-from tidemark.consume.fixed import partitions_of, require_topics
+from tidemark.consume.assignment import partitions_of, require_topics
 from tidemark.db import Cursor, on_behalf, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store

@@ -76,12 +76,12 @@ def migrate(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Migrate the database to this version's schema, and renew the grants of roles."""
-    from tidemark import schema
+    from tidemark import migrations
     from tidemark.connections import database_url
 
     if (grant_to is None) != (not as_):
         raise typer.BadParameter("use both or neither", param_hint="--grant-to and --as")
-    done = schema.migrate(database_url(), by=who(), grant_to=grant_to, profiles=as_ or [])
+    done = migrations.migrate(database_url(), by=who(), grant_to=grant_to, profiles=as_ or [])
     stderr.print("\n".join(f"applied {name}" for name in done) or "nothing to apply: the database is current")
     if grant_to is not None:
         stderr.print(f"granted {grant_to} the rights of {', '.join(as_ or [])}", markup=False, highlight=False)

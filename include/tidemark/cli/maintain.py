@@ -12,7 +12,7 @@ from tidemark.keep import default_keep, parse_keep
 from tidemark.offsets.mirror import Drift, republish_all
 from tidemark.offsets.sampling import sample_all
 from tidemark.profiles import Profile
-from tidemark.rewind.overwritten import KEPT
+from tidemark.rewind.rows.overwritten import KEPT
 from tidemark.spec import read_folder
 from tidemark.text.wording import counted
 

@@ -141,7 +141,7 @@ def _as_json(one: Any) -> dict[str, Any]:
 
 
 def _print(made: Preview, output: OutputFormat) -> None:
-    from tidemark.retry.show import heading
+    from tidemark.retry.redrive_text import heading
 
     one = made.redrive
     if output is OutputFormat.JSON:

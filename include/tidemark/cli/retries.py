@@ -37,10 +37,10 @@ from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import one_line
 
 if TYPE_CHECKING:
-    from tidemark.consume.decode import Shown
     from tidemark.retry.admin import Headers, Payload, Whole
     from tidemark.retry.filter import Filter
     from tidemark.retry.topics import Found
+    from tidemark.worker.decoding import Shown
 
 app = typer.Typer(help="Show, retry and settle records that were not loaded.", no_args_is_help=True)
 
@@ -279,8 +279,8 @@ def show(
 ) -> None:
     """Show one record with its payload, headers, tries and edits."""
     from tidemark.connections import registry_config
-    from tidemark.consume.decode import Decoding
     from tidemark.retry.admin import show_record
+    from tidemark.worker.decoding import Decoding
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:

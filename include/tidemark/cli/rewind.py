@@ -30,7 +30,7 @@ from tidemark.profiles import Profile
 from tidemark.text.storable import BIGINT
 
 if TYPE_CHECKING:
-    from tidemark.rewind.model import Plan, Scenario
+    from tidemark.rewind.plan_model import Plan, Scenario
 
 POSITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)/(?P<partition>\d{1,9})", re.ASCII)
 
@@ -116,8 +116,8 @@ def plan(
     ((name, value),) = given
 
     def read(groups: Sequence[str]) -> Scenario:
-        from tidemark.rewind.offsets_file import read_text
-        from tidemark.rewind.scenario import parse
+        from tidemark.rewind.scenarios.offsets_file import read_text
+        from tidemark.rewind.scenarios.scenario import parse
 
         contents = read_text(Path(from_file)) if from_file is not None else None
         return parse(name, value if isinstance(value, str) else None, zone=zone, groups=groups, contents=contents)
@@ -153,7 +153,7 @@ def undo(
 ) -> None:
     """Plan to undo a rewind: restore its offsets and rows. Changes nothing; run `tidemark rewind apply` next."""
     from tidemark.rewind import store
-    from tidemark.rewind.model import Undo
+    from tidemark.rewind.plan_model import Undo
 
     with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
@@ -170,8 +170,8 @@ def list_(
 ) -> None:
     """List rewinds, newest first, whether planned, applied, undone or rejected."""
     from tidemark.rewind import store
-    from tidemark.rewind.scenario import said
-    from tidemark.rewind.show import as_json
+    from tidemark.rewind.plan_text import as_json
+    from tidemark.rewind.scenarios.scenario import said
 
     with connected() as connection:
         found = store.history(connection, name, limit=limit)
@@ -196,7 +196,7 @@ def verify(rewind_id: Number, consumers: Consumers = None, output: Output = Outp
 
     from tidemark import project
     from tidemark.rewind import store
-    from tidemark.rewind.show import verified_table
+    from tidemark.rewind.plan_text import verified_table
     from tidemark.rewind.verify import verify as compare
     from tidemark.spec import find_consumer
 
@@ -222,7 +222,7 @@ def adopt(
     output: Form = PlanFormat.TABLE,
 ) -> None:
     """Plan to start a consumer without positions where a group has committed in Kafka. Run `tidemark rewind apply` next."""
-    from tidemark.rewind.model import Adopt
+    from tidemark.rewind.plan_model import Adopt
 
     why = reason or f"adopts what group {from_kafka} has committed in Kafka"
     made = _planned([name], [], lambda _: Adopt(from_kafka), why, consumers, allow_loss=allow_loss, expires_in=expires_in)
@@ -240,7 +240,7 @@ def seek(
     output: Form = PlanFormat.TABLE,
 ) -> None:
     """Rewind one partition: plan and apply in one step."""
-    from tidemark.rewind.model import ToOffset
+    from tidemark.rewind.plan_model import ToOffset
 
     match = POSITION.fullmatch(position)
     if match is None:
@@ -264,7 +264,7 @@ def _planned(
     """Makes and stores a plan. Raises all problems of the arguments at once, before it connects to Postgres or Kafka."""
     from tidemark import project
     from tidemark.rewind.plan import plan as make_plan
-    from tidemark.rewind.scenario import parse_expiry
+    from tidemark.rewind.scenarios.scenario import parse_expiry
     from tidemark.spec import find_consumer
     from tidemark.spec.scope import Scope
     from tidemark.text.problems import Problems, check_reason
@@ -309,7 +309,7 @@ def _applied(rewind_id: int, consumers: Path | None) -> Plan:
 
 
 def _print(made: Plan, output: PlanFormat) -> None:
-    from tidemark.rewind import show as shown
+    from tidemark.rewind import plan_text as shown
 
     if output is PlanFormat.JSON:
         print_json(shown.as_json(made))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidemark import project
+from tidemark.author.new_consumer import Sketch, sketched
 from tidemark.cli.common import OutputFormat, print_json, print_raw, stderr
-from tidemark.consume.sketch import Sketch, sketched
 from tidemark.text.wording import quoted
 
 

@@ -9,13 +9,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tidemark.author.try_records import Trial, Tried, try_latest
 from tidemark.cli.check import small_spark
 from tidemark.cli.common import OutputFormat, print_json, spec_of, stdout
-from tidemark.consume.json_text import json_text
-from tidemark.consume.messages import UNIX_EPOCH
-from tidemark.consume.trial import Trial, Tried, try_latest
 from tidemark.records.outcome import Disposition
 from tidemark.text.wording import counted
+from tidemark.values.json_text import json_text
+from tidemark.worker.batches import UNIX_EPOCH
 
 STYLES = {Disposition.SKIP: "dim", Disposition.RETRY: "yellow", Disposition.FAIL: "red"}
 SUMS = {Disposition.LOAD: "loaded", Disposition.SKIP: "skipped", Disposition.RETRY: "retried", Disposition.FAIL: "failed"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tidemark.consume.assignment import partitions_of
 from tidemark.consume.claims import LookUp
-from tidemark.consume.fixed import partitions_of
 from tidemark.db import transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store

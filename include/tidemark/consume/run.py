@@ -26,15 +26,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tidemark import roles, schema
+from tidemark import migrations, roles
 from tidemark.connections import Connections
+from tidemark.consume.batch import Engine, Start, require_same_topics, run_batch
 from tidemark.consume.claims import LookUp, leave_gone
-from tidemark.consume.engine import Engine, Start, require_same_topics, run_batch
 from tidemark.consume.evolve import evolved
 from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
-from tidemark.consume.watch import RewindWatch
+from tidemark.consume.rewind_watch import RewindWatch
 from tidemark.db import DatabaseUrl, answering, in_sight, read_url, session, transaction
 from tidemark.errors import Broken, BrokerUnavailable, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster, TopicsMissing
@@ -100,7 +100,7 @@ def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, b
     Raises `SchemaMismatch`, `RoleLacks`, and `BadInput` if the rewind left the group no backfill.
     """
     with session(database_url) as connection:
-        schema.require_current(connection)
+        migrations.require_current(connection)
         roles.require(connection, Profile.RUNNER)
         with transaction(connection) as cur:
             if backfill_of is not None:
@@ -119,13 +119,13 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     if start is None and (drain or spec.run is RunMode.CONTINUOUS or spec.members > 1 or spec.listeners):
         return False
     try:
-        application = f"{schema.DRIVER}{attempt_id}"
+        application = f"{migrations.DRIVER}{attempt_id}"
         with (
             session(connections.database_url, application=application) as connection,
             answering(connection, url=connections.database_url),
             in_sight(connection),
         ):
-            schema.require_current(connection)
+            migrations.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:
                 store.end_attempt(cur, attempt_id)

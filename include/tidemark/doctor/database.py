@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from tidemark import roles, schema
+from tidemark import migrations, roles
 from tidemark.db import Connection, Cursor, DatabaseUrl, pooled, rows, session, statements, transaction
 from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
 from tidemark.errors import TidemarkError
@@ -34,7 +34,7 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
         server = _row(connection, "server")
         yield ok("postgres", f"version {server['version']}, role {server['role']}")
         try:
-            schema.require_version(connection)
+            migrations.require_version(connection)
         except TidemarkError as error:
             yield failure("postgres version", str(error), "")
             return
@@ -46,11 +46,11 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
         yield from _clock(connection)
         yield from _sessions(connection, server)
         try:
-            schema.require_current(connection)
+            migrations.require_current(connection)
         except TidemarkError as error:
             yield failure("schema", str(error), "")
             return
-        yield ok("schema", f"migrated up to {schema.known()[-1]}")
+        yield ok("schema", f"migrated up to {migrations.known()[-1]}")
         yield from _profiles(connection)
         yield from attempted("retention", lambda: _kept(connection))
         for spec in specs:

@@ -6,14 +6,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tidemark import schema
+from tidemark import migrations
 from tidemark.connections import Connections
-from tidemark.consume.decode import Decoding
 from tidemark.db import session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
 from tidemark.doctor.finding import Finding, attempted, ok, warning
-from tidemark.doctor.topics import examine_brokers, examine_topics, read_by
+from tidemark.doctor.topic_checks import examine_brokers, examine_topics, read_by
 from tidemark.doctor.versions import examine_versions
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
@@ -21,6 +20,7 @@ from tidemark.offsets import lag
 from tidemark.offsets.health import RANK, Health
 from tidemark.spec import ConsumerSpec
 from tidemark.wires import of_servers
+from tidemark.worker.decoding import Decoding
 
 
 def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def _schemas(connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
 def _health(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
     """How each consumer does, as everywhere else, as of its last sample."""
     with session(connections.database_url, application="tidemark doctor") as connection:
-        schema.require_current(connection)
+        migrations.require_current(connection)
         with transaction(connection) as cur:
             groups = {one.lag.group: one.lag for one in lag.groups(cur, names=[spec.group for spec in specs])}
     for spec in specs:
@@ -68,7 +68,7 @@ def _kafka(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[
     yield from examine_brokers(cluster)
     read = {}
     with contextlib.suppress(TidemarkError), session(connections.database_url, application="tidemark doctor") as connection:
-        schema.require_current(connection)  # what is wrong with the database is a finding of its own
+        migrations.require_current(connection)  # what is wrong with the database is a finding of its own
         read = {spec.name: read_by(connection, spec.group) for spec in specs}
     for spec in specs:
         yield from attempted(f"{spec.name}: topics", partial(examine_topics, cluster, spec, read.get(spec.name)))

@@ -13,7 +13,7 @@ from tidemark.connections import Connections
 from tidemark.db import read_url, session
 from tidemark.doctor.database import CLOCKS_AGREE_S, clock_ahead_s
 from tidemark.doctor.finding import Finding, failure, ok, warning
-from tidemark.doctor.topics import unreachable
+from tidemark.doctor.topic_checks import unreachable
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.spark.session import plain_session

@@ -10,6 +10,6 @@ rewinds and drains of the group out and another that keeps commits out; if it fa
 
 Modules::
 
-    erasure     plans, applies, reads and lists erasures
-    topics      finds the records of a key in Kafka, and until when Kafka keeps what was found
+    erasure        plans, applies, reads and lists erasures
+    kafka_records  finds the records of a key in Kafka, and until when Kafka keeps what was found
 """

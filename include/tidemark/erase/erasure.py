@@ -23,14 +23,14 @@ import psycopg2
 import psycopg2.errors
 
 from tidemark.db import ERASE_LOCK, REWIND_LOCK, complaint, rows, statements, transaction
-from tidemark.erase.topics import InKafka, Keyed, in_kafka, of_logs
+from tidemark.erase.kafka_records import InKafka, Keyed, in_kafka, of_logs
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.quality.conservation import group_number
 from tidemark.rewind import guards
-from tidemark.rewind.archive import opened
 from tidemark.rewind.guards import RowsStay
+from tidemark.rewind.rows.archive import opened
 from tidemark.sink import suppressed
 from tidemark.sink.table import quoted_table
 from tidemark.spec import ConsumerSpec, Sink

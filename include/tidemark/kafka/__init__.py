@@ -9,9 +9,9 @@ Modules::
     config      one set of client settings for librdkafka and the JVM's client
     failures    what an error of Kafka means: outage, missing right, refusal
     groups      consumer groups of Kafka: live members, offsets that are mirrored there
-    history     detects a truncated log by its leader epochs (KIP-320)
     poll        what a poll finds, as columns; the poller that needs no compiler
     producer    publishes messages, with an answer for each one
     reader      reads `[start, end)` of one partition
     security    TLS and SASL settings in the names of both clients
+    truncation  detects a truncated log by its leader epochs (KIP-320)
 """

@@ -16,10 +16,10 @@ from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, 
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
 from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.kafka.failures import KafkaRefuses, NotAllowed, failure_of, is_denial
-from tidemark.kafka.history import truncated
 from tidemark.kafka.reader import SETTINGS, read
+from tidemark.kafka.truncation import truncated
 from tidemark.records.ranges import Log, TopicPartition
-from tidemark.spec.load import groups_with_retries
+from tidemark.spec.files import groups_with_retries
 from tidemark.spec.retry_topics import FIRST_HEADER, group_of
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Cluster:
         return {part: Log(part, starts[part], max(starts[part], end), epoch) for part, (end, epoch) in ends.items()}
 
     def truncated(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int | None]:
-        """See `tidemark.kafka.history.truncated`."""
+        """See `tidemark.kafka.truncation.truncated`."""
         return truncated(self._config, positions)
 
     def log_starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

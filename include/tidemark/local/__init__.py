@@ -7,21 +7,21 @@ Killed servers, and a start killed half-way, are recovered by the next ``up``.
 
 Modules::
 
-    account              the system user for Postgres if the caller is root
-    airflow              Airflow on loopback
-    airflow_client       the part of Airflow's REST API that the demo and the tests use
-    airflow_metadata     Airflow's metadata database
-    airflow_processes    Airflow's processes and their descendants
-    airflow_settings     environment, connections and secrets of the local Airflow
-    errors               errors of the embedded stack
-    folder               the folder of the stack's state
-    kafka                the Kafka broker
-    ports                free ports
-    postgres             the Postgres server
-    processes            processes that outlive the command that started them
-    registry             the schema registry
-    server               what the servers share: start, readiness, stop
-    stack                `LocalStack`: the servers in one folder
+    account            the system user for Postgres if the caller is root
+    airflow            Airflow on loopback
+    airflow_client     the part of Airflow's REST API that the demo and the tests use
+    airflow_metadata   Airflow's metadata database
+    airflow_processes  Airflow's processes and their descendants
+    airflow_settings   environment, connections and secrets of the local Airflow
+    errors             errors of the embedded stack
+    folder             the folder of the stack's state
+    kafka              the Kafka broker
+    ports              free ports
+    postgres           the Postgres server
+    processes          processes that outlive the command that started them
+    registry_server    the schema registry
+    server             what the servers share: start, readiness, stop
+    stack              `LocalStack`: the servers in one folder
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tidemark import project
 from tidemark.local import folder as state_folder
 from tidemark.local.kafka import Kafka
 from tidemark.local.postgres import DATABASE, Postgres
-from tidemark.local.registry import Registry
+from tidemark.local.registry_server import Registry
 from tidemark.local.server import Report, Server, ServerStatus
 
 

@@ -31,7 +31,7 @@ class PartitionEnd:
 
 
 Truncated = Callable[[Mapping[TopicPartition, tuple[int, int]]], dict[TopicPartition, int | None]]
-"""The signature of `tidemark.kafka.history.truncated`."""
+"""The signature of `tidemark.kafka.truncation.truncated`."""
 
 
 def truncations(

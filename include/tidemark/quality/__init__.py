@@ -17,16 +17,16 @@ its view (`validated_view_ddl`) only the rows below the validated offset.
 
 Modules::
 
-    announcements   verdicts that no asset event has mentioned yet
-    audit           where every record is, and that none is missing (I3)
-    conservation    the ledger compared with sink, failed records and positions (I3)
-    expectations    runs Great Expectations over the rows of a run
-    history         stored verdicts, read
-    ranges          the offset ranges that a run wrote
-    suite           reads suite files
-    validation      validates a run and stores the verdict
-    verdict         a validation's input and result
-    view            the DDL of the view of validated rows
+    announcements    verdicts that no asset event has mentioned yet
+    audit            where every record is, and that none is missing (I3)
+    conservation     the ledger compared with sink, failed records and positions (I3)
+    expectations     runs Great Expectations over the rows of a run
+    merged_ranges    the offset ranges that a run wrote
+    stored_verdicts  stored verdicts, read
+    suite            reads suite files
+    validation       validates a run and stores the verdict
+    verdict          a validation's input and result
+    view             the DDL of the view of validated rows
 """
 
 from tidemark.quality.announcements import Announcement, announced, unannounced

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, session, statements, transaction
 from tidemark.quality.conservation import group_number
-from tidemark.quality.ranges import by_name, merge_ranges
+from tidemark.quality.merged_ranges import by_name, merge_ranges
 from tidemark.quality.validation import loaded_by
 from tidemark.quality.verdict import RunCounts, Verdict
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import Refused
-from tidemark.quality.ranges import Partition, Range, covers, predicate
+from tidemark.quality.merged_ranges import Partition, Range, covers, predicate
 from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
 from tidemark.quality.verdict import ExpectationResult
 from tidemark.sink.table import LINEAGE, on_tables, quoted, quoted_table

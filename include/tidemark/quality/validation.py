@@ -18,7 +18,7 @@ from tidemark.db import FIX_PATH, rows, session, statements, transaction, unavai
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation, group_number
 from tidemark.quality.expectations import Evaluated, ExpectationError, copy_loaded, evaluate, expose
-from tidemark.quality.ranges import MOST_RANGES, by_name, merge_ranges
+from tidemark.quality.merged_ranges import MOST_RANGES, by_name, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
 from tidemark.quality.verdict import ExpectationResult, RunCounts, Severity, ValidatedRun, ValidationReport, outcome
 from tidemark.sink.table import LINEAGE, read_columns

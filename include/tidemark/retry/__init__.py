@@ -17,19 +17,19 @@ message from another producer. Due times are by the database's clock.
 
 Modules::
 
-    admin        list, count, show, export, discard and edit failed records
-    breaker      aborts a slice in which too many records fail
-    filter       selects failed records by state, error, origin, key or time
-    ladder       the next delay of a record that was not loaded
-    messages     a failed record as a message, with Tidemark's headers
-    order        holds later records of a key while one waits
-    pending      which groups have records to publish or due records
-    redrive      sends failed records again: plan, apply, stop
-    relay        publishes the outbox and registers the messages
-    retention    removes payloads of settled records
-    show         a redrive as text and Markdown
-    store        the statements of a drain's commit
-    topics       creates and checks the retry topics
+    admin              list, count, show, export, discard and edit failed records
+    breaker            aborts a slice in which too many records fail
+    filter             selects failed records by state, error, origin, key or time
+    ladder             the next delay of a record that was not loaded
+    messages           a failed record as a message, with Tidemark's headers
+    order              holds later records of a key while one waits
+    payload_retention  removes payloads of settled records
+    pending            which groups have records to publish or due records
+    redrive            sends failed records again: plan, apply, stop
+    redrive_text       a redrive as text and Markdown
+    relay              publishes the outbox and registers the messages
+    store              the statements of a drain's commit
+    topics             creates and checks the retry topics
 """
 
 from tidemark.retry.ladder import Ladder, Rung

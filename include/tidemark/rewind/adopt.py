@@ -16,7 +16,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.reset import first_position
 from tidemark.records.ranges import Log, TopicPartition
-from tidemark.rewind.model import Adopt, Plan
+from tidemark.rewind.plan_model import Adopt, Plan
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:

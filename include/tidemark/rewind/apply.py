@@ -9,7 +9,7 @@
 
 Nobody has to stop. The rewind waits `GRACE_MS` for a commit in flight on one of its partitions, then ends that commit's session. From ③ on,
 commits on these partitions wait; after ⑪ they are fenced. Other partitions and the group itself go on meanwhile. Readers of the sink are
-not locked out, unless a table partition is moved whole (`tidemark.rewind.archive`).
+not locked out, unless a table partition is moved whole (`tidemark.rewind.rows.archive`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait
 from tidemark.offsets.mirror import republish_or_log
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import adopt, backfill, deleted, guards, overwritten, undo
-from tidemark.rewind.archive import Span, put_back, take_out
+from tidemark.rewind import adopt, backfill, guards, undo
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import Plan, RewindState
 from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, torn
+from tidemark.rewind.plan_model import Plan, RewindState
+from tidemark.rewind.rows import deletions, overwritten
+from tidemark.rewind.rows.archive import Span, put_back, take_out
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
 from tidemark.sink.table import on_tables
 from tidemark.spec import ConsumerSpec
@@ -328,9 +329,9 @@ def _supersede(
             take_out(cur, plan.rewind_id, group.group_id, sink, group.tables, spans)
         numbers = {**key, "group_id": group.group_id}
         for sink, columns in specs[group.group_id].keys.items():
-            deleted.park(cur, numbers, sink)
+            deletions.park(cur, numbers, sink)
             if plan.undo_of is None:  # an undo first puts back what was overwritten
-                deleted.put_back(cur, numbers, sink, columns)
+                deletions.put_back(cur, numbers, sink, columns)
     cur.execute(SQL["take_from_ledger"], key)
     cur.execute(SQL["keep_lost_heads"], key)
     for group in groups:
@@ -344,11 +345,11 @@ def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[in
         numbers, keys = {**key, "group_id": group.group_id}, specs[group.group_id].keys
         overwritten.put_back(cur, numbers, keys)
         for sink, columns in keys.items():
-            deleted.put_back(cur, numbers, sink, columns)
+            deletions.put_back(cur, numbers, sink, columns)
             give_way = functools.partial(overwritten.give_way, cur, numbers, sink, columns)
             put_back(cur, plan.undo_of, group.group_id, sink, give_way)
         for sink, columns in reversed([*keys.items()]):
-            deleted.bring_back(cur, numbers, sink, columns)
+            deletions.bring_back(cur, numbers, sink, columns)
         overwritten.unpark(cur, numbers)
 
 

@@ -1,7 +1,7 @@
 """Guards against a sink's triggers, rules, row security and foreign keys, which may interfere when a rewind or undo moves its rows.
 
 Either all rows of a range go, and nothing else with them, or the rewind is refused. `problems` and `trial` find what they can when the plan
-is made. `take_out` and `put_back` in `tidemark.rewind.archive` count the rows in the transaction that moves them.
+is made. `take_out` and `put_back` in `tidemark.rewind.rows.archive` count the rows in the transaction that moves them.
 """
 
 from __future__ import annotations

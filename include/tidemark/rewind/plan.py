@@ -25,10 +25,10 @@ from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import adopt, guards, undo
-from tidemark.rewind.model import Adopt, GroupPlan, PartitionPlan, Plan, Scenario, Undo
-from tidemark.rewind.scenario import EXPIRES_IN, to_json
+from tidemark.rewind.plan_model import Adopt, GroupPlan, PartitionPlan, Plan, Scenario, Undo
+from tidemark.rewind.scenarios.scenario import EXPIRES_IN, to_json
+from tidemark.rewind.scenarios.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
 from tidemark.rewind.store import read_plan
-from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
 from tidemark.sink.table import SinkMissing, on_tables, read_columns
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import Deletes, OnFailure, SinkMode

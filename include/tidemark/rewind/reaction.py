@@ -21,8 +21,8 @@ from tidemark.quality.validation import CONSERVATION
 from tidemark.quality.verdict import ValidatedRun, ValidationReport, Verdict
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.apply import apply
-from tidemark.rewind.model import Plan, ToBatch
 from tidemark.rewind.plan import CompactedTopics, plan
+from tidemark.rewind.plan_model import Plan, ToBatch
 from tidemark.rewind.store import reject
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope

@@ -12,8 +12,8 @@ from tidemark.db import rows, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, RewindState
-from tidemark.rewind.scenario import from_json
+from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState
+from tidemark.rewind.scenarios.scenario import from_json
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor

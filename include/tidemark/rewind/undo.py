@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import overwritten
-from tidemark.rewind.archive import opened
-from tidemark.rewind.model import RewindState
+from tidemark.rewind.plan_model import RewindState
+from tidemark.rewind.rows import overwritten
+from tidemark.rewind.rows.archive import opened
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import read_columns
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
-from tidemark.rewind.archive import opened
-from tidemark.rewind.model import GroupPlan, RewindState, Undo
+from tidemark.rewind.plan_model import GroupPlan, RewindState, Undo
+from tidemark.rewind.rows.archive import opened
 from tidemark.rewind.store import read_plan
-from tidemark.sink.overwritten import kept_columns, literal
+from tidemark.sink.kept_rows import kept_columns, literal
 from tidemark.sink.table import LINEAGE, on_table, quoted, read_columns
 
 if TYPE_CHECKING:

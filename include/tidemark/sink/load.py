@@ -19,8 +19,8 @@ from tidemark.db import complaint, computed, is_outage, may_be_of_a_row, stateme
 from tidemark.errors import Broken, DatabaseUnavailable, Refused, TidemarkError
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
-from tidemark.sink import deleted, suppressed
-from tidemark.sink import overwritten as kept
+from tidemark.sink import deletes, suppressed
+from tidemark.sink import kept_rows as kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally, by_absent
@@ -164,7 +164,7 @@ def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBa
         return
     name = f"tidemark_slice_{layout.sink}" if layout.sink else "tidemark_slice"
     slice_ = quoted_table(f"pg_temp.{name}")
-    cur.execute(SQL["make_slice"].format(name=quoted(name), columns=deleted.slice_columns(layout), sink=quoted_table(layout.table)))
+    cur.execute(SQL["make_slice"].format(name=quoted(name), columns=deletes.slice_columns(layout), sink=quoted_table(layout.table)))
     for column, default in _defaults(cur, layout):
         cur.execute(SQL["default_of_slice"].format(slice=slice_, column=quoted(column), default=default))
     rows = _copy_rows(cur, part, f"pg_temp.{name}", layout, batches)
@@ -289,7 +289,7 @@ def merge(
     as many are written, each key has one.
 
     Rows of suppressed keys are dropped (`tidemark.sink.suppressed`). Rows below the floor of their partition are kept before they are
-    overwritten (`tidemark.sink.overwritten`). Rows that delete remove their key's row (`tidemark.sink.deleted`). Raises `SinkRejected`.
+    overwritten (`tidemark.sink.kept_rows`). Rows that delete remove their key's row (`tidemark.sink.deletes`). Raises `SinkRejected`.
     """
     part, whole = parts[0], source
     names = layout.sink_columns
@@ -308,11 +308,11 @@ def merge(
     }
     try:
         floor = kept.has_floor(cur, layout.table, parts[:1] if any_partition else parts)
-        if not any_partition and deleted.asked(cur, layout, parts, source):
-            cur.execute(SQL["not_replaceable"].format(**fill, source=deleted.deletes(source)))
+        if not any_partition and deletes.asked(cur, layout, parts, source):
+            cur.execute(SQL["not_replaceable"].format(**fill, source=deletes.deletes(source)))
             if (strange := cur.fetchone()) is not None:
                 raise _of_other_partition(part, layout, strange)
-            source = deleted.carry_out(cur, layout, source, floor=floor)
+            source = deletes.carry_out(cur, layout, source, floor=floor)
         fill["source"] = source
         if floor:
             kept.keep_replaced(cur, layout, source, any_partition=any_partition)

@@ -30,8 +30,8 @@ from tidemark.retry.store import Waiting
 from tidemark.roles import require
 from tidemark.sink import suppressed
 from tidemark.sink.commit import Receipt, commit, enter
-from tidemark.sink.drained import Outcomes, origins, say_what_became
 from tidemark.sink.hand_off import Payloads, copy_failed
+from tidemark.sink.kept_rows import literal
 from tidemark.sink.load import (
     KEY_OF_OTHER_PARTITION,
     Bisection,
@@ -44,7 +44,7 @@ from tidemark.sink.load import (
     merge,
     translated,
 )
-from tidemark.sink.overwritten import literal
+from tidemark.sink.retry_commit import Outcomes, origins, say_what_became
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
@@ -228,7 +228,7 @@ def promote_drained(
     target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], tried: Waiting, *, isolate: bool
 ) -> list[Receipt]:
     """Like `promote`, for slices of retry topics: the staged rows come from the records ``tried``. Rows of records that are no longer
-    waiting and registered there are dropped. See `tidemark.sink.drained`."""
+    waiting and registered there are dropped. See `tidemark.sink.retry_commit`."""
     parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
 
     def store_parts(cur: Cursor) -> list[Receipt]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tidemark.db import ERASE_LOCK, statements
 from tidemark.offsets.store import locked_position
 from tidemark.records.ranges import Slice
-from tidemark.sink.overwritten import literal
+from tidemark.sink.kept_rows import literal
 from tidemark.sink.table import Layout, quoted
 
 if TYPE_CHECKING:

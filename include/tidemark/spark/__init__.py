@@ -2,14 +2,14 @@
 
 Modules::
 
-    archive          the class-data archive for fast JVM starts
-    arrow            the size of the batches that the JVM hands to Python
-    build_archive    builds the class-data archive
-    daemon           PySpark's daemon, with Tidemark imported
-    engine           a batch as one Spark job
-    errors           Spark's errors as Tidemark's
-    keeper           forks drivers and keeps the shared application
-    plan             checks that a plan keeps each Kafka partition in one task
-    session          the driver's Spark session
-    shared           the application that small runs share
+    arrow          the size of the batches that the JVM hands to Python
+    build_archive  builds the class-data archive
+    class_archive  the class-data archive for fast JVM starts
+    daemon         PySpark's daemon, with Tidemark imported
+    engine         a batch as one Spark job
+    errors         Spark's errors as Tidemark's
+    keeper         forks drivers and keeps the shared application
+    query_plan     checks that a plan keeps each Kafka partition in one task
+    session        the driver's Spark session
+    shared         the application that small runs share
 """

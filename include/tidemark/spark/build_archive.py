@@ -1,4 +1,4 @@
-"""Builds the class-data archive of `tidemark.spark.archive` if there is none: ``python -m tidemark.spark.build_archive``."""
+"""Builds the class-data archive of `tidemark.spark.class_archive` if there is none: ``python -m tidemark.spark.build_archive``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark.jvm.java import find_java
-from tidemark.spark.archive import Archive
+from tidemark.spark.class_archive import Archive
 from tidemark.spark.session import archived_session, local_archive
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _exercise(spark: SparkSession) -> None:
     given = [*names, *(f"{name} AS kafka_{name}" for name in names[:3])]
     records = spark.read.format("kafka").options(**NO_BROKER).load().selectExpr(*given)
     with contextlib.suppress(Py4JJavaError):
-        _transform(records)._jdf.queryExecution().executedPlan()  # noqa: SLF001 - as `tidemark.spark.plan` asks
+        _transform(records)._jdf.queryExecution().executedPlan()  # noqa: SLF001 - as `tidemark.spark.query_plan` asks
     one = ("t", 0, 0, datetime.now(UTC), b"key", b'{"id": 1, "name": "one"}', [("name", b"value")], "t", 0, 0)
     rows = _transform(spark.createDataFrame([one], records.schema))
     for result in (rows, rows.groupBy("kafka_partition").count()):

@@ -25,8 +25,8 @@ import pyspark.worker  # noqa: F401, TID253
 from pyspark import daemon  # noqa: TID253
 
 import tidemark.spark.engine  # noqa: F401
-from tidemark.consume.work import collect_less_garbage
 from tidemark.kafka.compiled import library
+from tidemark.worker.slice_worker import collect_less_garbage
 
 
 def _watched(work: Any) -> Any:

@@ -20,13 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tidemark.author.describe import layouts_of
 from tidemark.connections import Connections
-from tidemark.consume.decode import Decoding, decoded_here, learning, undecodable
-from tidemark.consume.describe import layouts_of
-from tidemark.consume.drained import batch_of, read_all_tries
-from tidemark.consume.forms import TransformFailed, Work
-from tidemark.consume.messages import payloads, records, without_time
-from tidemark.consume.work import SliceWorker, collect_less_garbage
 from tidemark.errors import TidemarkError
 from tidemark.formats.decoder import Decoder, SchemasMissing
 from tidemark.kafka.cluster import Cluster
@@ -35,19 +30,24 @@ from tidemark.kafka.reader import read
 from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL, BadOutput, Reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, commit_slice
-from tidemark.sink.drained import commit_drained, origins
 from tidemark.sink.load import SinkRejected
+from tidemark.sink.retry_commit import commit_drained, origins
 from tidemark.sink.staged import OF_SINK, Staged, column_of, drop_staging, make_staging, promote, promote_drained, stage
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
 from tidemark.spark.errors import NotATime, lost_jvm, translated
-from tidemark.spark.plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
+from tidemark.spark.query_plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import is_shared, name_of, start_session
 from tidemark.spark.shared import with_environment
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.transform import Form, Transform
+from tidemark.spec.user_transform import Form, Transform
+from tidemark.worker.batches import payloads, records, without_time
+from tidemark.worker.call_transform import TransformFailed, Work
+from tidemark.worker.decoding import Decoding, decoded_here, learning, undecodable
+from tidemark.worker.retry_slice import batch_of, read_all_tries
+from tidemark.worker.slice_worker import SliceWorker, collect_less_garbage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -343,7 +343,7 @@ def _collected(job: DataFrame) -> list[Any]:
 
 
 def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice], *, headers: bool = True) -> DataFrame:
-    """Exactly the records of the slices, with the columns of `tidemark.consume.messages.input_schema`.
+    """Exactly the records of the slices, with the columns of `tidemark.worker.batches.input_schema`.
 
     Unpacking headers takes a twentieth of the total time. Without ``headers``, their column has the right type but is computed from
     `STANDS_FOR_HEADERS`, which transforms do not get, so the plan shows whether it uses them (`reads_headers`). Reading them fails.

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tidemark.consume.forms import TransformFailed
 from tidemark.errors import BrokerUnavailable, Refused, Unavailable
 from tidemark.kafka.failures import NotAllowed
 from tidemark.kafka.reader import BatchDamaged
+from tidemark.worker.call_transform import TransformFailed
 
 DAMAGED = (
     re.compile(

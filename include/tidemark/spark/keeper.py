@@ -1,4 +1,4 @@
-"""The keeper: a resident process that forks drivers and keeps one Spark application for small runs. See `tidemark.consume.keeper`.
+"""The keeper: a resident process that forks drivers and keeps one Spark application for small runs. See `tidemark.driver.keeper_client`.
 
     python -m tidemark.spark.keeper SOCKET
 
@@ -37,8 +37,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tidemark.consume.keeper import IDLE_S, KEEPER, read_in_fork, receive, receive_files, send
-from tidemark.consume.process import PARENT, die_with_parent
+from tidemark.driver.keeper_client import IDLE_S, KEEPER, read_in_fork, receive, receive_files, send
+from tidemark.driver.process import PARENT, die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.quality.suite import great_expectations
 
@@ -51,7 +51,7 @@ IMPORTS = (
     "pyarrow.compute",
     "pyspark.sql.functions",
     "pyspark.sql.pandas.types",
-    "tidemark.consume.fields",
+    "tidemark.values.fields",
     "tidemark.consume.run",
     "tidemark.formats.avro",
     "tidemark.rewind",

@@ -23,10 +23,10 @@ from tidemark.connections import Connections
 from tidemark.errors import Refused, Unavailable
 from tidemark.jvm.jars import spark_jars
 from tidemark.jvm.java import find_java, released
-from tidemark.spark.archive import Archive
+from tidemark.spark.class_archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.transform import Form
+from tidemark.spec.user_transform import Form
 from tidemark.wires import guarded, is_local, of_spark, on_loopback
 
 if TYPE_CHECKING:

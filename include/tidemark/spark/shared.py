@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidemark.consume.keeper import attached, receive, send
+from tidemark.driver.keeper_client import attached, receive, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

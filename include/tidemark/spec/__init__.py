@@ -10,13 +10,13 @@ with all of its problems at once (`SpecInvalid`): where, the line, what to write
                                                          └─ rules (across keys) ───────────┴─▶ ConsumerSpec, or problems
 
 Checks that need more than the file (does the topic exist, does the suite) add theirs with `ConsumerSpec.problem`. Nothing here reads
-Kafka or Postgres or imports the user's code, so that a DAG file may call it; `tidemark.spec.transform` is what imports a transform.
+Kafka or Postgres or imports the user's code, so that a DAG file may call it; `tidemark.spec.user_transform` is what imports a transform.
 
 Modules::
 
     checks          checks of single values
     explain         pydantic's errors as messages with a fix
-    load            files and folders to consumers
+    files           files and folders to consumers
     model           the keys, their types and defaults
     partial         what can still be read from a refused file
     problem         a problem with its place in the file
@@ -24,10 +24,10 @@ Modules::
     rules           checks across several keys
     scope           topics and partitions such as `flights:0,1,5-9`
     source          YAML nodes with their places
-    transform       loads a user's transform and recognizes its form
+    user_transform  loads a user's transform and recognizes its form
 """
 
-from tidemark.spec.load import consumer_names, find_consumer, load_consumer, load_consumers, read_folder
+from tidemark.spec.files import consumer_names, find_consumer, load_consumer, load_consumers, read_folder
 from tidemark.spec.model import (
     Access,
     AirflowSettings,

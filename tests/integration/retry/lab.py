@@ -15,8 +15,8 @@ from tests.integration.retry.outbox import FIT
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
 
-from tidemark.consume import launch
 from tidemark.db import session, transaction
+from tidemark.driver import launch
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.producer import Publishers
 from tidemark.offsets import store
@@ -28,11 +28,11 @@ from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination
 from tidemark.retry.relay import relay
 from tidemark.rewind.apply import apply
-from tidemark.rewind.model import Plan, Undo
-from tidemark.rewind.model import Scenario as Rewind
 from tidemark.rewind.plan import plan
+from tidemark.rewind.plan_model import Plan, Undo
+from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.sink import commit as commit_module
-from tidemark.sink import drained as drained_module
+from tidemark.sink import retry_commit as drained_module
 from tidemark.sink.steps import Step
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.retry_topics import now_topic

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.integration.retry.lab import Lab, dying_at
 
 from tidemark.retry.filter import Filter
-from tidemark.rewind.model import ToOffset
 from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.plan_model import ToOffset
 from tidemark.sink.steps import Step
 
 LADDERS = (["5m", "5m", "30m"], ["5m"], ["30m", "5m"], ["1m", "5m", "5m", "5m", "5m"])

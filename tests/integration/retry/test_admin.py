@@ -18,7 +18,7 @@ from tidemark.errors import BadInput
 from tidemark.retry import admin
 from tidemark.retry.admin import NotEditable, Payload, SelectionChanged
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.retry.show import selection_lines
+from tidemark.retry.redrive_text import selection_lines
 
 WHY = {"reason": "the service is gone for good", "by": "ann@host"}
 REASON = ("--reason", "the service is gone for good")

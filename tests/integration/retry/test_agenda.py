@@ -13,7 +13,7 @@ from tests.support.shell import tidemark
 from tidemark.db import session
 from tidemark.retry.pending import busy, due, relay_at_end, tried
 from tidemark.retry.topics import ensure_topics
-from tidemark.rewind.model import ToEarliest
+from tidemark.rewind.plan_model import ToEarliest
 
 
 def make_topics(lab: Lab) -> None:

@@ -15,13 +15,13 @@ from tests.support.ledger import in_thread
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark.airflow.lineage import Consumed
-from tidemark.airflow.openlineage import of_attempts
+from tidemark.airflow.lineage.facets import Consumed
+from tidemark.airflow.lineage.openlineage import of_attempts
 from tidemark.db import session, transaction
 from tidemark.records.ranges import Slice
 from tidemark.retry import store
 from tidemark.retry.filter import Filter
-from tidemark.rewind.model import ToEarliest
+from tidemark.rewind.plan_model import ToEarliest
 from tidemark.sink import commit as commit_module
 from tidemark.sink.steps import Step
 

@@ -14,7 +14,7 @@ from tests.support.spark_here import run_here
 from tests.support.transforms import ECHO_COLUMNS, ECHOES
 
 from tidemark.retry.redrive import Destination
-from tidemark.rewind.model import ToEarliest
+from tidemark.rewind.plan_model import ToEarliest
 from tidemark.spark import engine
 
 SERVICE = """

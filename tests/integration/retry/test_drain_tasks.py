@@ -25,7 +25,7 @@ def relay_and_due(airflow: None) -> Callable[[], Any]:
     """Runs the tasks ``relay`` and ``due``, and returns their results; for a relay that fails, the lines of its error."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    from tidemark.airflow.retries import DueOperator, RelayOperator
+    from tidemark.airflow.dags.retries import DueOperator, RelayOperator
 
     def run() -> Any:
         try:

@@ -14,13 +14,13 @@ from tests.integration.retry.lab import DELAYS, Lab, minutes
 from tests.support import ledger
 from tests.support.statements import COMMIT, counted
 
-from tidemark.consume import messages
 from tidemark.db import connect
 from tidemark.kafka.reader import Reader
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker, BreakerTripped
 from tidemark.sink import commit as commit_module
 from tidemark.sink.commit import commit_slice
+from tidemark.worker import batches
 
 
 def test_record_that_is_to_be_retried_waits_for_the_first_delay_by_the_databases_clock(lab: Lab) -> None:
@@ -62,13 +62,13 @@ def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab:
     lab.check()
 
 
-@pytest.mark.parametrize(("room", "readings"), [(messages.KEPT_BYTES, 1), (1, 2)], ids=["kept", "too much to keep"])
+@pytest.mark.parametrize(("room", "readings"), [(batches.KEPT_BYTES, 1), (1, 2)], ids=["kept", "too much to keep"])
 def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_read_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, room: int, readings: int
 ) -> None:
     """Scenarios 11, 13: failed records are kept while there is room for them. Otherwise the slice is read a second time."""
     seen = []
-    monkeypatch.setattr(messages, "KEPT_BYTES", room)
+    monkeypatch.setattr(batches, "KEPT_BYTES", room)
     read = Reader.read
     monkeypatch.setattr(Reader, "read", lambda self, *of, **how: seen.append(of) or read(self, *of, **how))
     headers = [("trace", b"\xff\x00"), ("trace", None), ("", b"")]

@@ -10,7 +10,7 @@ from tests.support.waiting import until
 
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import ValidatedRun, ValidationReport, Verdict, validate
-from tidemark.rewind.model import ToEarliest
+from tidemark.rewind.plan_model import ToEarliest
 
 DAG = "drain_retries"
 PAYLOAD = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "payload"}, "severity": "critical"}

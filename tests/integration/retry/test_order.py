@@ -32,9 +32,9 @@ from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.order import HeldTooMany
 from tidemark.retry.pending import busy
 from tidemark.retry.redrive import Destination
-from tidemark.rewind.model import ToOffset
+from tidemark.rewind.plan_model import ToOffset
 from tidemark.sink import commit as commit_module
-from tidemark.sink import drained as drained_module
+from tidemark.sink import retry_commit as drained_module
 from tidemark.sink.steps import Step
 from tidemark.spec.retry_topics import now_topic
 

@@ -13,7 +13,7 @@ from tidemark.db import session, transaction
 from tidemark.retry import admin, redrive
 from tidemark.retry.admin import Payload
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.retry.retention import empty_settled
+from tidemark.retry.payload_retention import empty_settled
 
 WHY = {"reason": "the city does not exist", "by": "ann@host"}
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -16,8 +16,8 @@ from tests.support.scenario import PLAIN, Scenario
 from tests.support.waiting import until
 
 from tidemark.errors import Refused
-from tidemark.rewind.model import ToEarliest, ToOffset
-from tidemark.sink import drained as drained_module
+from tidemark.rewind.plan_model import ToEarliest, ToOffset
+from tidemark.sink import retry_commit as drained_module
 from tidemark.sink.steps import Step
 
 

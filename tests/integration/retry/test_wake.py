@@ -14,7 +14,7 @@ from tests.support.waiting import until
 @pytest.fixture
 def due(airflow: None) -> Any:
     """The trigger's module."""
-    from tidemark.airflow import due
+    from tidemark.airflow.triggers import due
 
     return due
 
@@ -46,12 +46,12 @@ def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab:
 
     faraway = folder / "faraway.yaml"
     faraway.write_text(f"{common}retry: {{delays: [5m]}}\n")
-    with caplog.at_level(logging.INFO, "tidemark.airflow.due"):
+    with caplog.at_level(logging.INFO, "tidemark.airflow.triggers.due"):
         for _ in range(3):
             assert list(asyncio.run(trigger.look())) == [key]
         faraway.write_text(f"{common.replace('away', 'tidemark_postgres')}retry: {{delays: [5m]}}\n")
         assert list(asyncio.run(trigger.look())) == [key]
-    told = [record.getMessage() for record in caplog.records if record.name == "tidemark.airflow.due"]
+    told = [record.getMessage() for record in caplog.records if record.name == "tidemark.airflow.triggers.due"]
     assert [line.split(" cause=")[0] for line in told] == ["cannot look up what is due of=away"]
     faraway.unlink()
     lab.consumer.spec_file.unlink()

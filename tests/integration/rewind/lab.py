@@ -22,6 +22,7 @@ from tests.support.scenario import Scenario as Consumer
 
 from tidemark.db import Connection, connect, session, transaction
 from tidemark.kafka.cluster import Cluster
+from tidemark.migrations import migrate
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
@@ -30,9 +31,8 @@ from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
-from tidemark.rewind.model import Plan, Scenario, Undo
 from tidemark.rewind.plan import plan
-from tidemark.schema import migrate
+from tidemark.rewind.plan_model import Plan, Scenario, Undo
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.staged import make_staging, promote, stage
 from tidemark.sink.table import Column, Layout

@@ -16,9 +16,9 @@ from tests.support.waiting import until
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind.apply import StalePlan, apply
-from tidemark.rewind.model import Adopt, Plan
 from tidemark.rewind.plan import PlanRefused, plan
-from tidemark.rewind.targets import TargetsOutOfRange
+from tidemark.rewind.plan_model import Adopt, Plan
+from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.spec.scope import Scope
 
 

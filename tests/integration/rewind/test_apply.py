@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.integration.rewind.lab import Lab, one_city
 
-from tidemark.rewind.model import RewindState, ToCurrent, ToOffset
+from tidemark.rewind.plan_model import RewindState, ToCurrent, ToOffset
 
 
 def test_rewind_into_a_batch_keeps_its_head_and_replays_to_the_same(lab: Lab) -> None:

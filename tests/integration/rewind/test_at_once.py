@@ -23,7 +23,7 @@ from tidemark.offsets.store import OffsetFenced
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.model import RewindState, ShiftBy, ToCurrent, ToOffset
+from tidemark.rewind.plan_model import RewindState, ShiftBy, ToCurrent, ToOffset
 from tidemark.sink.commit import commit_slice
 
 

@@ -25,8 +25,9 @@ from tests.support.scenario import Scenario as Consumer
 from tests.support.shell import tidemark
 from tests.support.waiting import until
 
-from tidemark.consume import launch, run
+from tidemark.consume import run
 from tidemark.db import connect, session, transaction
+from tidemark.driver import launch
 from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, list_groups
 from tidemark.offsets import store
@@ -36,8 +37,8 @@ from tidemark.profiles import Profile
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import backfill
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
-from tidemark.rewind.model import FromFile, Plan, ToCurrent, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.plan_model import FromFile, Plan, ToCurrent, ToOffset, Undo
 from tidemark.sink import commit
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.target import Target
@@ -198,7 +199,7 @@ def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
 
 def test_plan_says_what_becomes_of_the_skipped_and_show_what_is_left(plain: FillLab) -> None:
     """A rewind that skips nothing has nothing to backfill, and neither has an undo."""
-    from tidemark.rewind.show import as_json, markdown
+    from tidemark.rewind.plan_text import as_json, markdown
 
     whole = plain.plan(ToOffset(NEW), f"{plain.topic}:0", backfill=True)
     assert "40 skipped, to be read by the backfill" in markdown(whole)

@@ -15,7 +15,7 @@ from tests.support.scenario import Scenario
 
 from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable
-from tidemark.rewind.model import ShiftBy, ToOffset, Undo
+from tidemark.rewind.plan_model import ShiftBy, ToOffset, Undo
 from tidemark.sink import commit
 
 

@@ -19,10 +19,10 @@ from tests.support.sampling import examples
 from tests.support.scenario import Scenario as Consumer
 
 from tidemark.records.outcome import DELETED, TransformOutput, only
-from tidemark.rewind.model import ToOffset
-from tidemark.rewind.retention import remove_archives
+from tidemark.rewind.archive_retention import remove_archives
+from tidemark.rewind.plan_model import ToOffset
 from tidemark.rewind.verify import verify
-from tidemark.sink import deleted
+from tidemark.sink import deletes
 from tidemark.sink.commit import commit_slice
 from tidemark.spec.model import Deletes
 
@@ -183,13 +183,13 @@ def test_next_deletion_of_a_key_is_one_look_into_the_index(lab: Lab, count: int,
     a key."""
     lab.sql(
         "INSERT INTO tidemark.deletion (sink, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, digest, key)"
-        f" SELECT %s, %s, 0, number, 0, {deleted.hashed(['city'])}, jsonb_build_object('city', city)"
+        f" SELECT %s, %s, 0, number, 0, {deletes.hashed(['city'])}, jsonb_build_object('city', city)"
         "   FROM (SELECT number, 'city ' || number %% 5000 AS city FROM generate_series(1, %s) number) made",
         lab.table, lab.topic_id, count,
     )  # fmt: skip
     if analyzed:
         lab.sql("ANALYZE tidemark.deletion")
-    found = deleted.first_after(lab.table, ["newer.city"])
+    found = deletes.first_after(lab.table, ["newer.city"])
     plan = "\n".join(line for (line,) in lab.sql(f"EXPLAIN SELECT {found} FROM {lab.table} newer"))
     assert "Index Scan using deletion_key on deletion present" in plan
     assert plan.count("on deletion present") == 1, plan

@@ -20,11 +20,11 @@ from tests.support.scenario import Scenario as Consumer
 from tidemark.db import connect
 from tidemark.offsets import store
 from tidemark.profiles import Profile
-from tidemark.rewind.archive import RowsRefused
+from tidemark.rewind.archive_retention import remove_archives
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
-from tidemark.rewind.retention import remove_archives
+from tidemark.rewind.plan_model import ToOffset, Undo
+from tidemark.rewind.rows.archive import RowsRefused
 from tidemark.rewind.verify import verify
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.staged import make_staging, promote, stage

@@ -14,11 +14,11 @@ from tests.support.planted import YES, Trap, run
 
 from tidemark.db import connect, statements
 from tidemark.profiles import Profile
-from tidemark.rewind import retention
+from tidemark.rewind import archive_retention
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.archive import ArchiveForged, opened
-from tidemark.rewind.model import ToOffset, Undo
-from tidemark.rewind.retention import remove_archives
+from tidemark.rewind.archive_retention import remove_archives
+from tidemark.rewind.plan_model import ToOffset, Undo
+from tidemark.rewind.rows.archive import ArchiveForged, opened
 from tidemark.rewind.verify import NotVerifiable, verify
 
 ATTACHED = {
@@ -133,7 +133,7 @@ def test_table_that_a_stored_rewind_names_is_touched_only_if_the_consumers_file_
 
 def test_archives_of_a_thief_keep_nobody_else_from_working(lab: Lab, trap: Trap, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether he takes the name of the next one, or locks his own, or names no relation at all."""
-    monkeypatch.setattr(retention, "LOCK_WAIT_S", 1)
+    monkeypatch.setattr(archive_retention, "LOCK_WAIT_S", 1)
     lab.read(50)
     rewind_id = rewound(lab, trap)
     plan = lab.plan(ToOffset(10), f"{lab.topic}:0").rewind_id

@@ -12,9 +12,9 @@ from tidemark.db import Cursor
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.cluster import REQUEST_TIMEOUT_S, Cluster
 from tidemark.offsets.store import TaskIdentity
-from tidemark.rewind.model import GroupPlan, Scenario, ShiftBy, ToBatch, ToCurrent, ToLatest, ToOffset, ToValidated, Undo
 from tidemark.rewind.plan import PlanRefused, preview
-from tidemark.rewind.targets import TargetsOutOfRange
+from tidemark.rewind.plan_model import GroupPlan, Scenario, ShiftBy, ToBatch, ToCurrent, ToLatest, ToOffset, ToValidated, Undo
+from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.spec.scope import Scope
 
 RUN = TaskIdentity("consume__cities", "scheduled__2026-03-29", "consume", -1, 1)

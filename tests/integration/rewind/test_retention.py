@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from tests.integration.rewind.lab import Lab
 
-from tidemark.rewind.archive import ArchiveForged
-from tidemark.rewind.model import RewindState, ToOffset, Undo
+from tidemark.rewind.archive_retention import remove_archives
 from tidemark.rewind.plan import PlanRefused
-from tidemark.rewind.retention import remove_archives
+from tidemark.rewind.plan_model import RewindState, ToOffset, Undo
+from tidemark.rewind.rows.archive import ArchiveForged
 from tidemark.rewind.store import history
 from tidemark.rewind.verify import verify
 

@@ -18,9 +18,9 @@ from tests.support.machines import run_machine
 from tests.support.scenario import Scenario as Consumer
 
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.model import FromFile, Scenario, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset, ToValidated, Undo
 from tidemark.rewind.plan import PlanRefused
-from tidemark.rewind.targets import TargetsOutOfRange
+from tidemark.rewind.plan_model import FromFile, Scenario, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset, ToValidated, Undo
+from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 
 PARTITIONS = 2
 LOG_END = 60

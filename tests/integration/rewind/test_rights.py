@@ -18,8 +18,8 @@ from tidemark.profiles import Profile
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import RewindNotAllowed
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.plan_model import ToOffset, Undo
 
 RIGHTS = (
     "CREATE ON SCHEMA tidemark_archive",

@@ -24,10 +24,10 @@ from tidemark.kafka.cluster import TopicsMissing
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import scenario as words
-from tidemark.rewind import show
+from tidemark.rewind import plan_text
 from tidemark.rewind.apply import StalePlan, apply
-from tidemark.rewind.model import (
+from tidemark.rewind.plan import CompactedTopics, PlanRefused, plan
+from tidemark.rewind.plan_model import (
     ByDuration,
     FromFile,
     FromGroup,
@@ -43,9 +43,9 @@ from tidemark.rewind.model import (
     ToOffset,
     ToValidated,
 )
-from tidemark.rewind.offsets_file import of_groups, parse_offsets
-from tidemark.rewind.plan import CompactedTopics, PlanRefused, plan
-from tidemark.rewind.targets import TargetsOutOfRange
+from tidemark.rewind.scenarios import scenario as words
+from tidemark.rewind.scenarios.offsets_file import of_groups, parse_offsets
+from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.sink.table import SinkMissing
 from tidemark.spec.scope import Scope
 
@@ -157,14 +157,17 @@ def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
     made = words.parse("from-file", contents=csv, groups=[read.spec.group])
     planned = read.plan(made)
     assert offsets(planned) == {0: (50, 30), 2: (20, 11)}
-    again = FromFile(of_groups(parse_offsets(json.dumps(show.as_json(planned))), [read.spec.group]))
+    again = FromFile(of_groups(parse_offsets(json.dumps(plan_text.as_json(planned))), [read.spec.group]))
     assert offsets(read.plan(again)) == offsets(planned)
     assert all_applied(read, again) == [30, 50, 11]
     known = {TopicPartition(read.topic, 0): 15, TopicPartition(read.topic, 1): 16}
     with pytest.raises(PlanRefused, match=f"partitions that the group does not read: b3a/7, {read.topic}/7"):
         read.plan(FromFile({**known, TopicPartition(read.topic, 7): 15, TopicPartition("b3a", 7): 15}))
     some = read.plan(FromFile(known), f"{read.topic}:0")
-    assert ([part.new for _, part in some], show.as_json(some)["says"]) == ([15], "Continue at the offsets in a file, for 1 partition.")
+    assert ([part.new for _, part in some], plan_text.as_json(some)["says"]) == (
+        [15],
+        "Continue at the offsets in a file, for 1 partition.",
+    )
 
 
 def test_from_group_takes_where_another_group_is_here_or_in_kafka(read: Lab) -> None:

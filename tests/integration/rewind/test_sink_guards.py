@@ -8,10 +8,10 @@ from tests.integration.rewind.lab import Lab
 from tests.support.ledger import in_thread
 from tests.support.waiting import until
 
-from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import Plan, RewindState, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.plan_model import Plan, RewindState, ToOffset, Undo
+from tidemark.rewind.rows.archive import RowsRefused
 
 
 def trigger(lab: Lab, name: str, event: str, body: str) -> None:

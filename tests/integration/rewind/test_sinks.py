@@ -15,12 +15,12 @@ from tests.support.ledger import in_thread
 from tests.support.scenario import Scenario as Consumer
 from tests.support.waiting import until
 
-from tidemark.rewind import archive
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import ShiftBy, ToBatch, ToEarliest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.plan_model import ShiftBy, ToBatch, ToEarliest, ToOffset, Undo
+from tidemark.rewind.rows import archive
+from tidemark.rewind.rows.archive import RowsRefused
 
 # ---- upserts
 

@@ -11,8 +11,8 @@ from tidemark.errors import BadInput
 from tidemark.offsets.store import TaskIdentity
 from tidemark.rewind import store
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.model import RewindState, ShiftBy, ToEarliest, ToLatest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.plan_model import RewindState, ShiftBy, ToEarliest, ToLatest, ToOffset, Undo
 from tidemark.rewind.store import AlreadyDecided
 
 

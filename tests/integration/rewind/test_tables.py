@@ -19,9 +19,9 @@ from tests.support.shop import Order, Shop
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.model import Plan, ToOffset, Undo
-from tidemark.rewind.model import Scenario as Rewind
 from tidemark.rewind.plan import PlanRefused, plan
+from tidemark.rewind.plan_model import Plan, ToOffset, Undo
+from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.rewind.verify import verify
 from tidemark.spec.scope import Scope
 

@@ -13,8 +13,8 @@ from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.rewind import apply as applying
-from tidemark.rewind.model import ToCurrent
 from tidemark.rewind.plan import plan
+from tidemark.rewind.plan_model import ToCurrent
 from tidemark.spec.scope import Scope
 
 STAGED = (

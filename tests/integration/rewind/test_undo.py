@@ -12,9 +12,9 @@ from tests.support.ledger import payloads, rows
 from tidemark.errors import BadInput
 from tidemark.records.outcome import TransformOutput, only
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.archive import RowsRefused
-from tidemark.rewind.model import RewindState, ToLatest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.plan_model import RewindState, ToLatest, ToOffset, Undo
+from tidemark.rewind.rows.archive import RowsRefused
 from tidemark.sink.commit import commit_slice
 
 

@@ -17,10 +17,10 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality import ValidatedRun, ValidationReport, Verdict, validate
 from tidemark.rewind.apply import RewindNotAllowed
-from tidemark.rewind.model import Plan, RewindState, ToBatch
+from tidemark.rewind.plan_model import Plan, RewindState, ToBatch
 from tidemark.rewind.reaction import TakenBack, take_back, taken_back
+from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.rewind.store import history
-from tidemark.rewind.targets import TargetsOutOfRange
 from tidemark.spec.model import Approval
 
 DAG = "consume__cities"

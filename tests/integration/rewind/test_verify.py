@@ -9,7 +9,7 @@ from tests.support.scenario import Scenario
 
 from tidemark.db import transaction
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.model import ShiftBy, ToOffset
+from tidemark.rewind.plan_model import ShiftBy, ToOffset
 from tidemark.rewind.store import Replay, replays
 from tidemark.rewind.verify import NotVerifiable, Verified, verify
 

@@ -21,7 +21,7 @@ from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Rewinda
 from tidemark.airflow.web.payload import visible
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.rewind.scenario import WORDS
+from tidemark.rewind.scenarios.scenario import WORDS
 from tidemark.text.problems import REASON_CHARACTERS
 from tidemark.text.storable import BIGINT, INTEGER, is_storable
 

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import psycopg2
 
 from tidemark import project
-from tidemark.airflow import connections, dags
-from tidemark.airflow.dags import Declared
+from tidemark.airflow import connections
+from tidemark.airflow.dags import consume
+from tidemark.airflow.dags.consume import Declared
 from tidemark.db import Connection, SafeCursor, read_url, session
 from tidemark.errors import BadInput, StatementTimeout, TidemarkError
 from tidemark.spec import ConsumerSpec
@@ -40,7 +41,7 @@ def declared() -> dict[str, Declared]:
     stamp = _stamp()
     with _files:
         if _known[0] != stamp:
-            _known = (stamp, {one.spec.name: one for one in dags.declared()})
+            _known = (stamp, {one.spec.name: one for one in consume.declared()})
         return _known[1]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tidemark.airflow.dags import Declared
+from tidemark.airflow.dags.consume import Declared
 from tidemark.airflow.web.consumers import database
 from tidemark.airflow.web.overview import groups, problems
 from tidemark.airflow.web.rebalances import rebalances

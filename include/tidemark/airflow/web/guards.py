@@ -10,7 +10,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_access_view
 from fastapi import Depends, HTTPException, Request
 
-from tidemark.airflow.dags import CONSUME, DISCARD, REDRIVE, REWIND, Declared, dag_id
+from tidemark.airflow.dags.consume import CONSUME, DISCARD, REDRIVE, REWIND, Declared, dag_id
 from tidemark.airflow.web.consumers import declared
 
 plugins = Depends(requires_access_view(AccessView.PLUGINS))

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 
 from tidemark import events
-from tidemark.airflow.dags import Declared
+from tidemark.airflow.dags.consume import Declared
 from tidemark.airflow.web.consumers import ask_each, database, declared, first_line
 from tidemark.db import transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
-from tidemark.quality import history as verdicts
-from tidemark.rewind import show, store, verify
+from tidemark.quality import stored_verdicts as verdicts
+from tidemark.rewind import plan_text, store, verify
 from tidemark.text.wording import spreadsheet_cell
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
-    from tidemark.rewind.model import Plan
+    from tidemark.rewind.plan_model import Plan
     from tidemark.spec import ConsumerSpec
 
 REWINDS, VALIDATIONS, EVENTS = 50, 100, 100
@@ -52,7 +52,7 @@ def rewind(one: Declared, rewind_id: int, readable: Mapping[str, Declared]) -> d
     with database(one.spec) as connection:
         plan = _of_consumer(store.read(connection, rewind_id), one)
         now = _now(connection)
-    said = show.as_json(plan)
+    said = plan_text.as_json(plan)
     groups = [group for group in said["groups"] if group["consumer"] in readable]
     return said | {"groups": groups, "hidden": len(said["groups"]) - len(groups), "expired": _expired(plan, now)}
 
@@ -167,7 +167,7 @@ def _cell(value: Any) -> str:
 
 
 def _summary(plan: Plan, names: set[str]) -> dict[str, Any]:
-    said = {name: value for name, value in show.as_json(plan).items() if name not in ("groups", "digest", "scenario")}
+    said = {name: value for name, value in plan_text.as_json(plan).items() if name not in ("groups", "digest", "scenario")}
     shown = [group.consumer for group in plan.groups if group.consumer in names]
     return said | {"consumers": shown, "hidden": len(plan.groups) - len(shown), "partitions": sum(len(g.partitions) for g in plan.groups)}
 

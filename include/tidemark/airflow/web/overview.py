@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tidemark.airflow.dags import CONSUME, Declared, dag_id, zone_of
+from tidemark.airflow.dags.consume import CONSUME, Declared, dag_id, zone_of
 from tidemark.airflow.web.consumers import ask_each
 from tidemark.airflow.web.dag_facts import read_dags
 from tidemark.db import rows, statements, transaction

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 
 if TYPE_CHECKING:
-    from tidemark.consume.decode import Shown
     from tidemark.retry.admin import Payload
+    from tidemark.worker.decoding import Shown
 
 ANSWER_BYTES = 800_000
 """Of JSON, for all payloads of an answer together."""

@@ -16,22 +16,23 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 
 from tidemark.airflow import connections
-from tidemark.airflow.dags import Declared
+from tidemark.airflow.dags.consume import Declared
 from tidemark.airflow.web.consumers import database, first_line
 from tidemark.db import transaction
 from tidemark.errors import BadInput, Refused, TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind import plan as planning
-from tidemark.rewind import scenario, show
-from tidemark.rewind.model import Undo
+from tidemark.rewind import plan_text
+from tidemark.rewind.plan_model import Undo
+from tidemark.rewind.scenarios import scenario
+from tidemark.rewind.scenarios.targets import SHOWN, TargetsOutOfRange
 from tidemark.rewind.store import read_plan
-from tidemark.rewind.targets import SHOWN, TargetsOutOfRange
 from tidemark.spec.scope import Scope
 from tidemark.text.problems import SeveralProblems
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
-    from tidemark.rewind.model import Scenario
+    from tidemark.rewind.plan_model import Scenario
     from tidemark.spec import ConsumerSpec
 
 KAFKA_S = 3
@@ -96,7 +97,7 @@ def _computed(one: Declared, readable: Mapping[str, Declared], asked: Asked) -> 
                 names = [group.consumer for group in read_plan(cur, wanted.rewind_id).groups]
             specs = _together(one, readable, names, wanted)
         groups = planning.preview(connection, _cluster_of, specs, scope, wanted, allow_loss=asked.allow_loss)
-    return _said(specs, wanted, show.groups_as_json(groups))
+    return _said(specs, wanted, plan_text.groups_as_json(groups))
 
 
 def _said(specs: list[ConsumerSpec], wanted: Scenario, found: dict[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemark.airflow import connections
-from tidemark.airflow.dags import Declared
+from tidemark.airflow.dags.consume import Declared
 from tidemark.airflow.web.consumers import ask_each, database
 from tidemark.airflow.web.payload import Room
-from tidemark.consume.decode import Decoding, Shown
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import TidemarkError
 from tidemark.retry import admin, pending
 from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
 from tidemark.spec.retry_topics import failed_topic, retry_topic
 from tidemark.text.duration import format_duration
+from tidemark.worker.decoding import Decoding, Shown
 
 if TYPE_CHECKING:
     from tidemark.db import Connection

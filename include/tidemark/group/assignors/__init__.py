@@ -5,26 +5,26 @@ included (KIP-881). `random` is an example for custom assignors: any class that 
 
 Modules::
 
-    base          what an assignor gets and returns
-    check         the check of an assignment
-    claims        previous owners, and contradictory claims (KIP-792)
-    general       sticky assignment with unequal subscriptions
-    numbered      members, topics and partitions as numbers
-    racks         which members are near which replicas (KIP-881)
-    random        `random`, the example of a custom assignor
-    range         `range`
-    roundrobin    `roundrobin`
-    sticky        `sticky` and `cooperative-sticky`
-    uniform       sticky assignment with equal subscriptions
+    base             what an assignor gets and returns
+    general          sticky assignment with unequal subscriptions
+    numbered         members, topics and partitions as numbers
+    previous_owners  previous owners, and contradictory claims (KIP-792)
+    racks            which members are near which replicas (KIP-881)
+    random           `random`, the example of a custom assignor
+    range            `range`
+    result_check     the check of an assignment
+    roundrobin       `roundrobin`
+    sticky           `sticky` and `cooperative-sticky`
+    uniform          sticky assignment with equal subscriptions
 """
 
 from __future__ import annotations
 
 from tidemark.errors import BadInput
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription, TopicInfo, member_order
-from tidemark.group.assignors.check import check_assignment
 from tidemark.group.assignors.random import RandomAssignor
 from tidemark.group.assignors.range import RangeAssignor
+from tidemark.group.assignors.result_check import check_assignment
 from tidemark.group.assignors.roundrobin import RoundRobinAssignor
 from tidemark.group.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
 from tidemark.group.named import find_class

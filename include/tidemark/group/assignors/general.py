@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from tidemark.group.assignors.claims import NOBODY, Claims
 from tidemark.group.assignors.numbered import NumberedGroup
+from tidemark.group.assignors.previous_owners import NOBODY, Claims
 from tidemark.group.assignors.racks import Racks, split
 
 _FREE_PASSES = 100

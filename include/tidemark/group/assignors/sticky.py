@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tidemark.group.assignors import general, uniform
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription
-from tidemark.group.assignors.claims import moving, settle
 from tidemark.group.assignors.numbered import NumberedGroup
+from tidemark.group.assignors.previous_owners import moving, settle
 from tidemark.group.assignors.racks import Racks
 from tidemark.records.ranges import TopicPartition
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tidemark.group.assignors.claims import Claims
 from tidemark.group.assignors.numbered import NumberedGroup
+from tidemark.group.assignors.previous_owners import Claims
 from tidemark.group.assignors.racks import Racks, split
 
 

@@ -1,0 +1,192 @@
+"""The form of the DAG ``rewind``: its fields, and the check of what was sent, by the form or by a REST client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Param
+
+from tidemark.airflow.approvals.form import refuse_unknown
+from tidemark.airflow.operators import spec_of
+from tidemark.errors import BadInput
+from tidemark.rewind.scenarios.offsets_file import MAX_BYTES
+from tidemark.rewind.scenarios.scenario import FROM_FILE, WORDS, normalized, parse, parse_expiry
+from tidemark.spec import ConsumerSpec
+from tidemark.spec.scope import Scope
+from tidemark.text.moment import EXAMPLE as MOMENT
+from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
+from tidemark.text.wording import quoted
+
+if TYPE_CHECKING:
+    from tidemark.rewind.plan_model import Scenario
+
+FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume", "backfill")
+"""The keys of the form, and of a REST client's conf."""
+ZONES = (
+    "UTC",
+    "Europe/Berlin",
+    "Europe/London",
+    "Europe/Paris",
+    "America/New_York",
+    "America/Chicago",
+    "America/Los_Angeles",
+    "America/Sao_Paulo",
+    "Asia/Kolkata",
+    "Asia/Singapore",
+    "Asia/Tokyo",
+    "Australia/Sydney",
+)
+"""Suggestions. Any zone of the tz database is accepted."""
+
+_WHAT, _WHERE, _WHY = "What to rewind", "Where to", "Why, and how"
+_TEXT = ["null", "string"]
+LINE_CHARACTERS = 2_000
+"""Maximum length of a field that does not hold a list."""
+
+
+def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
+    """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
+    same keys in its conf."""
+    names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.shown_tables}" for spec in good}
+    examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != FROM_FILE)
+    consumers = Param(
+        type="array",
+        items={"type": "string"},
+        minItems=1,
+        examples=list(names),
+        values_display=names,
+        title="Consumers",
+        description_md="Several consumers are moved together or not at all.",
+        section=_WHAT,
+    )
+    return {
+        **({"consumers": consumers} if own is None else {}),
+        "scope": Param(
+            "all",
+            type="string",
+            maxLength=MAX_BYTES,
+            title="Topics and partitions",
+            description_md="*all*, *flights* or *flights:0,1,5-9*. Separate several by spaces.",
+            section=_WHAT,
+        ),
+        "scenario": Param(
+            type="string",
+            enum=list(WORDS),
+            values_display={word.name: f"{word.name}: {word.does}" for word in WORDS.values()},
+            title="Scenario",
+            description_md="Most scenarios need a value in the next field.",
+            section=_WHERE,
+        ),
+        "value": Param(
+            None,
+            type=_TEXT,
+            maxLength=LINE_CHARACTERS,
+            title="Value",
+            description_md=f"Examples:\n\n{examples}\nWrite a time with its UTC offset, *{MOMENT}*, or name its zone below.",
+            section=_WHERE,
+        ),
+        "zone": Param(
+            None,
+            type=_TEXT,
+            pattern=r"^[A-Za-z0-9_+/-]{0,64}$",
+            examples=list(ZONES),
+            title="Zone of a local time",
+            description_md="Only for *to-datetime*: *Europe/Berlin* or any other name from the tz database.",
+            section=_WHERE,
+        ),
+        "offsets": Param(
+            None,
+            type=_TEXT,
+            maxLength=MAX_BYTES,
+            format="multiline",
+            title="Offsets",
+            description_md="Only for *from-file*: paste the file's content. Either lines of *topic,partition,offset*, as written by "
+            "*kafka-consumer-groups --export*, or the JSON of a plan.",
+            section=_WHERE,
+        ),
+        "reason": Param(
+            type="string",
+            minLength=REASON_CHARACTERS,
+            maxLength=LINE_CHARACTERS,
+            title="Reason",
+            description_md=f"At least {REASON_CHARACTERS} characters; kept permanently: *transform of Tuesday doubled the fares*.",
+            section=_WHY,
+        ),
+        "allow_loss": Param(
+            False,
+            type="boolean",
+            title="Allow loss",
+            description_md="If Kafka no longer has the target offset: continue at the log start offset, and record the gap as lost. "
+            "Needed for compacted topics too.",
+            section=_WHY,
+        ),
+        "expires_in": Param(
+            "4h",
+            type="string",
+            title="Expires in",
+            description_md="How long the plan waits for approval and can be applied: *30m*, *4h*, *2d*.",
+            section=_WHY,
+        ),
+        "consume": Param(
+            True, type="boolean", title="Consume afterwards", description_md="Start a run of each consumer after the rewind.", section=_WHY
+        ),
+        "backfill": Param(
+            False,
+            type="boolean",
+            title="Backfill",
+            description_md="If the rewind skips records: read them later into the same table, in a separate run.",
+            section=_WHY,
+        ),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the form says."""
+
+    specs: tuple[ConsumerSpec, ...]
+    scope: Scope
+    scenario: Scenario
+    reason: str
+    expires_in: timedelta
+    allow_loss: bool
+    backfill: bool
+
+
+def named(params: Mapping[str, Any], own: str | None) -> list[str]:
+    """The consumers to rewind: those of the form, or the one that the DAG is for."""
+    return list(dict.fromkeys(params["consumers"])) if own is None else [own]
+
+
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> Asked:
+    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed. In the
+    DAG of the consumer ``own``, so are consumers.
+
+    Raises all problems at once (`BadInput`, `SeveralProblems`).
+    """
+    problems = Problems()
+    refuse_unknown(problems, conf, FIELDS, "consumers", own)
+    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in named(params, own)]  # type: ignore[misc]
+    good = tuple(spec for spec in specs if spec)
+    scope = problems.attempt(lambda: Scope.parse([params["scope"]]))
+    scenario = problems.attempt(lambda: _scenario(params, [spec.group for spec in good]))
+    reason = problems.attempt(lambda: check_reason(params["reason"]))
+    expires_in = problems.attempt(lambda: parse_expiry(params["expires_in"]))
+    problems.end()
+    assert scope is not None
+    assert scenario is not None
+    assert reason is not None
+    assert expires_in is not None
+    return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
+
+
+def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
+    """The scenario. A file's contents are pasted, because a path would be one of the worker's."""
+    name = params["scenario"]
+    if normalized(name) == FROM_FILE and params["value"]:
+        found = f"the value is {quoted(params['value'])}, but the form does not open files"
+        raise BadInput(what=FROM_FILE, found=found, fix="Paste the file into offsets.")
+    return parse(name, params["value"], zone=params["zone"] or None, groups=groups, contents=params["offsets"] or None)

@@ -1,0 +1,115 @@
+"""The DAG ``maintain``. Runs daily, once for each database that consumers write to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from airflow.sdk import DAG, BaseOperator, Context, Param
+
+from tidemark import project
+from tidemark.airflow.approvals.form import requester
+from tidemark.airflow.dags.consume import RUN_TYPES, START, general_access, retrying
+from tidemark.airflow.operators import plainly
+from tidemark.errors import TidemarkError
+from tidemark.keep import FLOOR, FLOOR_VARIABLE, default_keep, parse_keep
+from tidemark.spec import ConsumerSpec, read_folder
+
+if TYPE_CHECKING:
+    from tidemark.maintenance import Maintained
+
+
+def maintain_dag() -> DAG:
+    """The DAG ``maintain``: once a day, removes what is kept for a time only, as `tidemark maintain` does."""
+    with DAG(
+        dag_id="maintain",
+        description="Removes old rewind archives and the payloads of settled records, and closes attempts without a driver.",
+        doc_md="Drops the archives of rewinds older than `keep`. Such a rewind can no longer be undone or verified. "
+        "Empties failed records that were loaded, skipped or discarded before that: key, value and headers are deleted, the rest stays. "
+        "Closes attempts that began more than a day ago and no longer have a driver. Samples the lag of each consumer, and publishes "
+        "positions that are mirrored to Kafka.\n\n"
+        f"`keep` is at least {FLOOR}, unless the environment variable `{FLOOR_VARIABLE}` sets another minimum. Who rewound what, when and "
+        "why is kept permanently, and so is who ran the maintenance (table `tidemark.maintenance`).",
+        schedule="@daily",
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        allowed_run_types=RUN_TYPES,
+        is_paused_upon_creation=False,  # otherwise archives and payloads grow without limit
+        tags=["tidemark", "maintain"],
+        default_args={"owner": "tidemark"},
+        access_control=general_access(),
+        params={
+            "keep": Param(
+                default_keep(),
+                type="string",
+                pattern="^[0-9]{1,9}[smhd]$",
+                title="Keep",
+                description_md=f"How long to keep archives and payloads, such as `30d`. At least {FLOOR}, or `{FLOOR_VARIABLE}`.",
+            )
+        },
+    ) as dag:
+        MaintainOperator(task_id="maintain", **retrying())
+    return dag
+
+
+class MaintainOperator(BaseOperator):
+    """Runs the maintenance. Pushes the number of archives dropped, of their rows, of records emptied, and of attempts closed."""
+
+    @plainly
+    def execute(self, context: Context) -> dict[str, int]:
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session
+        from tidemark.maintenance import maintain
+        from tidemark.profiles import Profile
+        from tidemark.roles import require
+
+        keep, run = parse_keep(context["params"]["keep"]), context["dag_run"]
+        good, _ = read_folder(project.consumers())
+        databases = {spec.connections.postgres: spec for spec in good.values()}
+        by_servers = itertools.groupby(sorted(good.values(), key=_servers), key=_servers)
+        done: list[Maintained] = []
+        for spec in databases.values():
+            with session(database_url(spec)) as connection:
+                require(connection, Profile.REWINDER)
+                done.append(maintain(connection, keep, by=requester(context), dag_id=run.dag_id, run_id=run.run_id))
+        for (_, _), specs in by_servers:
+            self._look_at_kafka(list(specs))
+        removed = [archive for one in done for archive in one.removed]
+        counts = {"archives": len(removed), "rows": sum(archive.rows for archive in removed)}
+        counts |= {"emptied": sum(one.emptied for one in done), "attempts": sum(len(one.ended) for one in done)}
+        self.log.info("maintained keep=%s archives=%s rows=%s emptied=%s attempts=%s", keep, *counts.values())
+        return counts
+
+    def _look_at_kafka(self, specs: Sequence[ConsumerSpec]) -> None:
+        """Ends objectives that files no longer have, samples the lag of consumers with the same connections, and publishes positions that
+        are mirrored. A failure is only logged."""
+        from tidemark.airflow.connections import resolve
+        from tidemark.db import session, transaction
+        from tidemark.kafka.cluster import Cluster
+        from tidemark.objectives import report
+        from tidemark.offsets.mirror import republish_all
+        from tidemark.offsets.sampling import sample_all
+
+        unpublished: Mapping[str, TidemarkError] = {}
+        try:
+            connections = resolve(specs[0])
+            with session(connections.database_url) as connection:
+                with transaction(connection) as cur:
+                    for spec in specs:
+                        if spec.slo is None:  # nobody watches those that it had
+                            report(cur, spec)
+                cluster = Cluster(connections.kafka)
+                failed = sample_all(connection, cluster, specs)
+                _, unpublished = republish_all(connection, cluster, specs)
+        except TidemarkError as error:
+            failed = {spec.name: error for spec in specs}
+        for name, why in failed.items():
+            self.log.warning("lag not sampled consumer=%s: %s", name, why)
+        for name, why in unpublished.items():
+            self.log.warning("positions not mirrored consumer=%s: %s", name, why)
+
+
+def _servers(spec: ConsumerSpec) -> tuple[str, str]:
+    return spec.connections.postgres, spec.connections.kafka

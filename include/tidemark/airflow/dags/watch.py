@@ -1,0 +1,198 @@
+"""The DAG ``watch``: fails a consumer's task when the consumer misses an objective, so that the task's callbacks and notifiers run.
+
+    watch                   waits in the triggerer until something is to be reported, then skips the tasks of all other consumers
+    objectives__<consumer>  fails with the missed objectives, or logs the recovered ones
+
+One run follows the other. A run reports once and ends; the next one waits for the next change. The trigger only reads, and so does
+`watch`: the consumer's task stores what it reports (`tidemark.objectives`), so a run that is killed before it has reported is repeated by
+the next one. The tasks are not mapped, because each carries the owner of its consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import DAG, BaseBranchOperator, BaseOperator, Context, get_parsing_context
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from tidemark import project
+from tidemark.airflow.dags.consume import RUN_TYPES, START, dag_id, general_access, retrying
+from tidemark.airflow.operators import plainly, spec_of
+from tidemark.airflow.triggers.polling import Poll, cursor
+from tidemark.spec import ConsumerSpec, read_folder
+
+WATCH = "watch"
+OBJECTIVES = "objectives"
+LOOK_EVERY_S = 15.0
+RUN_FOR_S = 6 * 3600.0
+"""How long a run waits for something to report. Then the next run waits."""
+RENEW_AFTER_S = 60.0
+"""How long a run waits at least before it ends because consumers have got or lost objectives. The next run then has their tasks, if Airflow
+has read the files again by then."""
+log = logging.getLogger(__name__)
+
+
+def watch_dags() -> dict[str, DAG]:
+    """The DAG ``watch`` by its id, with a task for each consumer with ``slo``. Empty if there is no such consumer."""
+    if get_parsing_context().dag_id not in (None, WATCH):
+        return {}
+    specs = watched()
+    if not specs:
+        return {}
+    with DAG(
+        dag_id=WATCH,
+        description="Fails a consumer's task once when the consumer misses an objective.",
+        doc_md=_DOC,
+        schedule="@continuous",
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        allowed_run_types=RUN_TYPES,
+        is_paused_upon_creation=False,  # otherwise nobody is alarmed
+        max_consecutive_failed_dag_runs=0,  # failing is what it is for; Airflow's setting would pause it
+        tags=["tidemark", WATCH],
+        default_args={"owner": "tidemark"},
+        access_control=general_access(),
+    ) as dag:
+        watch = WatchOperator(
+            task_id=WATCH,
+            consumers=[spec.name for spec in specs],
+            doc_md="Waits until an objective is missed or met again.",
+            owner="tidemark",
+            **retrying(),
+        )
+        for spec in specs:
+            watch >> ReportOperator(
+                task_id=task_of(spec.name),
+                task_display_name=spec.name,
+                consumer=spec.name,
+                owner=spec.airflow.owner,
+                retries=0,  # a retry would find the change reported, and succeed
+                doc_md="Fails with the objectives that are missed since the last report.",
+            )
+    return {dag.dag_id: dag}
+
+
+def watched() -> list[ConsumerSpec]:
+    """The consumers with objectives."""
+    good, _ = read_folder(project.consumers())
+    return [spec for spec in good.values() if spec.slo is not None]
+
+
+def task_of(consumer: str) -> str:
+    return dag_id(OBJECTIVES, consumer)
+
+
+class WatchOperator(BaseBranchOperator):
+    """Waits in the triggerer until something is to be reported of ``consumers``, and goes on with their tasks."""
+
+    def __init__(self, *, consumers: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.consumers = consumers
+
+    def execute(self, context: Context) -> None:
+        self.defer(trigger=ObjectivesTrigger(list(self.consumers)), method_name="go_on")
+
+    def go_on(self, context: Context, event: Sequence[str]) -> Any:
+        return self.do_branch(context, sorted({task_of(name) for name in event} & self.downstream_task_ids))
+
+
+class ReportOperator(BaseOperator):
+    """Stores what is to be reported of a consumer's objectives, and fails if an objective is missed."""
+
+    template_fields: Sequence[str] = ("consumer",)
+
+    def __init__(self, *, consumer: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.consumer = consumer
+
+    @plainly
+    def execute(self, context: Context) -> None:
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session, transaction
+        from tidemark.objectives import report
+        from tidemark.profiles import Profile
+        from tidemark.roles import require
+
+        spec = spec_of(self.consumer)
+        with session(database_url(spec), application="tidemark watch") as connection:
+            require(connection, Profile.RUNNER)
+            with transaction(connection) as cur:
+                done = report(cur, spec)
+        for objective in done.recovered:
+            self.log.info("objective is met again consumer=%s objective=%s", spec.name, objective)
+        if done.missed:
+            raise AirflowFailException(f"{spec.name} misses {_objectives(done.missed)}: {'; '.join(done.missed.values())}")
+
+
+class ObjectivesTrigger(BaseTrigger):
+    """Fires with the names of the consumers of which something is to be reported; without names after `RUN_FOR_S`, or when other consumers
+    have objectives than ``consumers``. Reads the consumers' files and Airflow's connections again on every poll."""
+
+    def __init__(self, consumers: Sequence[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.consumers = consumers
+        self._poll = Poll(log, "objectives")
+        self._others = False
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"consumers": list(self.consumers)}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        began = time.monotonic()
+        while True:
+            names = await self.look()
+            waited_s = time.monotonic() - began
+            if names or waited_s >= RUN_FOR_S or (self._others and waited_s >= RENEW_AFTER_S):
+                log.info("objectives changed consumers=%s", ",".join(names) or "none")
+                yield TriggerEvent(names)  # type: ignore[no-untyped-call]
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> list[str]:
+        """The consumers of which something is to be reported, in all databases that answer."""
+        found = await self._poll.ask(self._databases, _ask) or {}
+        return sorted(name for names in found.values() for name in names)
+
+    def _databases(self) -> dict[str, list[ConsumerSpec]]:
+        specs = watched()
+        self._others = {spec.name for spec in specs} != set(self.consumers)
+        databases: dict[str, list[ConsumerSpec]] = {}
+        for spec in specs:
+            if spec.name in self.consumers:
+                databases.setdefault(spec.connections.postgres, []).append(spec)
+        return databases
+
+
+def _ask(connection: Any, specs: Iterable[ConsumerSpec]) -> list[str]:
+    """The consumers of which something is to be reported. Raises `TidemarkError`, also if their tasks could not store it: they would fail
+    again and again."""
+    from tidemark.objectives import changes
+    from tidemark.profiles import Profile
+    from tidemark.roles import RoleLacks, missing
+
+    with cursor(connection, "tidemark watch") as cur:
+        if lacking := missing(cur, Profile.RUNNER):
+            raise RoleLacks(role=cur.connection.info.user, profile=Profile.RUNNER, rights=tuple(lacking))
+        return [spec.name for spec in specs if changes(cur, spec)]
+
+
+def _objectives(missed: Mapping[Any, str]) -> str:
+    return "an objective" if len(missed) == 1 else f"{len(missed)} objectives"
+
+
+_DOC = """
+Watches the objectives of consumers (`slo: {lag: 10m, failed: 100, freshness: 1h}`). While all are met, a run waits in the triggerer and
+takes no worker. When a consumer misses an objective, its task fails once, with the objective and the value found, so that the callbacks and
+notifiers of that task run. When the objective is met again, its task succeeds and says so in its log.
+
+| task | |
+|---|---|
+| watch | waits until an objective is missed or met again |
+| objectives__NAME | fails with the missed objectives of a consumer, or logs those that are met again; skipped if nothing has changed |
+"""

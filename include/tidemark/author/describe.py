@@ -1,0 +1,325 @@
+"""Finds out which columns a transform returns, without a record: for the check before a run, ``consumers check`` and ``sink ddl``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import types
+import typing
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidemark.db import transaction
+from tidemark.errors import Refused
+from tidemark.records.outcome import ONLY
+from tidemark.sink.table import (
+    LINEAGE,
+    Column,
+    Layout,
+    SinkGuardsRows,
+    SinkHidden,
+    SinkMismatch,
+    SinkMissing,
+    SinkNoTable,
+    blocking_publication,
+    has_unique_index,
+    lineage_index_columns,
+    match,
+    partition_key,
+    read_columns,
+    require_copy,
+    require_table,
+)
+from tidemark.sink.types import arrow_type, base_of
+from tidemark.spec import Sink
+from tidemark.spec.model import Evolve
+from tidemark.spec.user_transform import Form, Transform
+from tidemark.values.conversion import converts
+from tidemark.values.fields import Fields
+from tidemark.worker.call_transform import TransformFailed, require_batches, require_sinks
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemark.db import Connection
+
+SparkSchema = Callable[[Callable[..., Any], "pa.Schema"], Mapping[str, "pa.Schema"]]
+"""Returns the output schema of a Spark-form transform for each sink, for input of a schema. Starts a JVM."""
+
+
+@dataclass(kw_only=True, eq=False)
+class OutputUnknown(Refused):
+    """The function form has no declared result type, so its columns are unknown."""
+
+    transform: str
+    several: bool = False
+    """Whether it loads several sinks."""
+    evolve: bool = False
+    """Whether columns are to be added to the tables."""
+
+    def __str__(self) -> str:
+        if self.evolve and self.several:
+            return (
+                f"{self.transform} is a plain function for several sinks, so only their tables say which columns there are. Remove "
+                "evolve: add, or write the transform in the Arrow or the Spark form."
+            )
+        if self.several:
+            return (
+                f"{self.transform} is a plain function for several sinks, so only their tables say which columns there are. Create the "
+                "tables first, each with the lineage columns kafka_topic_id smallint, kafka_partition integer, kafka_offset bigint and "
+                "kafka_seq integer, all NOT NULL, and a unique constraint on these four."
+            )
+        return (
+            f"{self.transform} does not say what columns it returns. Annotate its result:\n"
+            "    class Row(TypedDict):\n        city: str\n        population: int\n\n"
+            "    def transform(record: Record) -> Row | None: ..."
+        )
+
+
+def outputs_of(transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, given: pa.Schema) -> dict[str, pa.Schema]:
+    """The columns of a transform's output for each sink, including the lineage columns.
+
+    Spark and Arrow forms are called once with no records, in the columns ``given``. A plain function declares its columns in its result
+    type (a ``TypedDict``).
+    Raises `TransformFailed` or `OutputUnknown`.
+    """
+    if isinstance(transform.function, Fields):
+        return {ONLY: transform.function.output(given, None)}
+    if transform.form is Form.FUNCTION:
+        return {ONLY: _declared_schema(transform, list(sinks))}
+    return _returned(transform, sinks, spark_schema, given)
+
+
+def _declared_schema(transform: Transform, sinks: Sequence[str]) -> pa.Schema:
+    import pyarrow as pa
+
+    name = f"{transform.module}:{transform.name}"
+    declared = declared_columns(transform) if sinks == [ONLY] else None
+    if declared is None:
+        raise OutputUnknown(transform=name, several=sinks != [ONLY])
+    lineage = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
+    return pa.schema([pa.field(name, kind) for name, kind in declared.items()] + lineage)
+
+
+def _returned(transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, given: pa.Schema) -> dict[str, pa.Schema]:
+    """What a transform of the Arrow or Spark form returns for no records."""
+    import pyarrow as pa
+
+    where = "an empty batch"
+    if transform.form is Form.SPARK:
+        found = dict(spark_schema(transform.function, given))
+    else:
+        empty = pa.RecordBatch.from_pylist([], schema=given)
+        try:
+            answer = transform.function(empty)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}. It must also accept an empty batch, because this is how its columns are found."
+            raise TransformFailed(where=where, problem=problem) from error
+        require_batches(answer, where)
+        found = {sink: each.schema for sink, each in (answer if isinstance(answer, Mapping) else {ONLY: answer}).items()}
+    require_sinks(found, list(sinks), where)
+    if missing := [sink for sink in sinks if sink not in found]:
+        problem = f"it returned nothing for {', '.join(missing)}: return a result for each sink, also without rows."
+        raise TransformFailed(where=where, problem=problem)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A sink's table beside what is written to it. ``refused``: why rows cannot be written. Both, if a run adds the columns that are
+    missing: then ``layout`` is as it will be."""
+
+    columns: Sequence[Column] = ()
+    layout: Layout | None = None
+    refused: Refused | None = None
+
+    @property
+    def to_add(self) -> list[Column]:
+        """What a run adds to the table."""
+        return self.refused.to_add if self.layout is not None and isinstance(self.refused, SinkMismatch) else []
+
+
+def layouts_of(
+    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
+) -> tuple[Layout, ...]:
+    """How this transform's output maps to the sinks' tables, in load order. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable`,
+    `SinkGuardsRows` or `SinkMismatch`, and what `compare` raises. A mismatch that a run can fix comes last."""
+    compared = compare(transform, sinks, connection, spark_schema, given)
+    if refused := [(bool(each.to_add), each.refused) for each in compared.values() if each.refused is not None]:
+        raise min(refused, key=lambda one: one[0])[1]
+    return agreed(compared)
+
+
+def agreed(compared: Mapping[str, Compared]) -> tuple[Layout, ...]:
+    """The layouts of all sinks. Raises `TransformFailed` if some rows have lineage and others do not."""
+    layouts = tuple(each.layout for each in compared.values() if each.layout is not None)
+    if len({layout.by_record for layout in layouts}) > 1:
+        problem = "some of its results have lineage columns and others do not: return all with them, or all without."
+        raise TransformFailed(where="an empty batch", problem=problem)
+    return layouts
+
+
+def compare(
+    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
+) -> dict[str, Compared]:
+    """Compares this transform's output with each sink's table, in load order.
+
+    A plain function's values get the types of the table's columns. If it declares no result type, it may return every column without a
+    default. Raises `TransformFailed`, and `OutputUnknown` if columns are to be added that nothing declares.
+    """
+    returned: dict[str, pa.Schema] = {}
+    compared = {}
+    for name, sink in sinks.items():
+        try:
+            found = _found(connection, sink)
+            columns = found.columns
+        except (SinkMissing, SinkHidden, SinkNoTable, SinkGuardsRows) as error:
+            compared[name] = Compared(refused=error)
+            continue
+        if isinstance(transform.function, Fields):
+            output = transform.function.output(given, columns)
+        elif transform.form is Form.FUNCTION:
+            declared = declared_columns(transform) if name == ONLY else None
+            if declared is None and sink.evolve is Evolve.ADD:
+                raise OutputUnknown(transform=f"{transform.module}:{transform.name}", several=name != ONLY, evolve=True)
+            output = _function_schema(declared, columns)
+        else:
+            returned = returned or _returned(transform, sinks, spark_schema, given)
+            output = returned[name]
+        fit = partial(
+            match,
+            sink.table,
+            output=output,
+            lineage_index=found.by_lineage,
+            key=sink.key,
+            key_index=found.by_key,
+            publication=found.publication,
+            partitioned_by=found.partitioned_by,
+            aggregates=transform.form is Form.SPARK,
+            deletes=sink.deletes,
+        )
+        refused = None
+        try:
+            layout: Layout | None = fit(columns)
+        except SinkMismatch as error:
+            to_add = error.to_add if sink.evolve is Evolve.ADD else []
+            layout, refused = fit([*columns, *to_add]) if to_add else None, error
+        compared[name] = Compared(columns, layout and replace(layout, error_detail=sink.error_detail, sink=name), refused)
+    return compared
+
+
+class _Found(NamedTuple):
+    """A table's columns, whether it has the unique indexes on its lineage and its key, its `blocking_publication` and `partition_key`."""
+
+    columns: list[Column]
+    by_lineage: bool
+    by_key: bool
+    publication: str | None
+    partitioned_by: list[str]
+
+
+def _found(connection: Connection, sink: Sink) -> _Found:
+    with transaction(connection) as cur:
+        columns = read_columns(cur, sink.table)
+        require_table(cur, sink.table)
+        if not sink.key:
+            require_copy(cur, sink.table)
+        partitioned_by = partition_key(cur, sink.table)
+        by_lineage = has_unique_index(cur, sink.table, lineage_index_columns(partitioned_by))
+        by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)
+        publication = blocking_publication(cur, sink.table)
+    if not columns:
+        raise SinkMissing(table=sink.table)
+    return _Found(columns, by_lineage, by_key, publication, partitioned_by)
+
+
+def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:
+    """The columns of a plain function's result type, in order, with their Arrow types. `None` if it declares no result type."""
+    try:
+        result = typing.get_type_hints(transform.function).get("return")
+        row = next((each for each in _parts(result) if typing.is_typeddict(each)), None)
+        return None if row is None else {name: _arrow_of(kind) for name, kind in typing.get_type_hints(row).items()}
+    except (NameError, TypeError):  # a name imported for type checkers only
+        return None
+
+
+def _function_schema(declared: Mapping[str, pa.DataType] | None, columns: Sequence[Column]) -> pa.Schema:
+    """The schema of the batches built from the function's rows: the table's types, for the columns that it may return."""
+    import pyarrow as pa
+
+    lineage = {name for name, _ in LINEAGE}
+    own = {column.name: column for column in columns if column.name not in lineage}
+    if declared is None:
+        names = [column.name for column in own.values() if not column.generated and not column.has_default]
+    else:
+        names = list(declared)
+    fields = []
+    for name in names:
+        kind = arrow_type(own[name].type) if name in own else None
+        if declared is not None and (kind is None or not _agrees(declared[name], own[name].type)):
+            kind = declared[name]
+        if kind is not None:
+            fields.append(pa.field(name, kind))
+    given = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
+    return pa.schema(fields + given)
+
+
+def _agrees(declared: pa.DataType, postgres: str) -> bool:
+    """Whether the column takes Python values of the declared type: a ``datetime`` may have a zone or none."""
+    import pyarrow as pa
+
+    if pa.types.is_list(declared) and postgres.endswith("[]"):
+        return _agrees(declared.value_type, postgres[:-2])
+    if pa.types.is_timestamp(declared) and base_of(postgres).startswith("timestamp"):
+        return True
+    return converts(declared, postgres)
+
+
+_PYTHON: Mapping[Any, str] = {
+    bool: "boolean",
+    int: "bigint",
+    float: "double precision",
+    str: "text",
+    bytes: "bytea",
+    dt.datetime: "timestamp with time zone",
+    dt.date: "date",
+    dt.time: "time without time zone",
+    dt.timedelta: "interval",
+    decimal.Decimal: "numeric",
+    uuid.UUID: "uuid",
+}
+
+
+def _arrow_of(kind: Any) -> pa.DataType:
+    """The Arrow type for a Python type. All but the simple types become JSON text."""
+    import pyarrow as pa
+
+    for each in _members(kind):
+        if isinstance(each, typing.Hashable) and each in _PYTHON:
+            found = pa.decimal128(38, 18) if each is decimal.Decimal else arrow_type(_PYTHON[each])
+            assert found is not None
+            return found
+        if typing.get_origin(each) is list and (inner := typing.get_args(each)) and inner[0] in _PYTHON:
+            return pa.list_(_arrow_of(inner[0]))
+    return pa.string()
+
+
+def _parts(kind: Any) -> list[Any]:
+    """A type, or the members of a union and of ``Iterable[...]``, ``list[...]`` and similar, without None."""
+    found = []
+    for each in _members(kind):
+        inner = typing.get_args(each)
+        found += [part for one in inner for part in _parts(one)] if inner else [each]
+    return found
+
+
+def _members(kind: Any) -> list[Any]:
+    """A type, or the members of a union without None; for a ``Literal`` the types of its values."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [type(value) for value in typing.get_args(kind)]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [part for each in typing.get_args(kind) for part in _members(each)]
+    return [] if kind is type(None) or kind is None else [kind]

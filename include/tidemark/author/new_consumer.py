@@ -1,0 +1,340 @@
+"""A consumer without code to start from: its file, its table's DDL and its suite, from what the topic holds.
+
+A schema in the registry says which fields there are and which are never null. Plain JSON has none, so both come from a sample of the
+latest records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tidemark import project
+from tidemark.author.check import ddl_of
+from tidemark.author.json_sample import Field, NoSketch, Sample
+from tidemark.author.latest_records import latest
+from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
+from tidemark.db import session, transaction
+from tidemark.errors import BadInput, Refused
+from tidemark.formats.registry import Registry
+from tidemark.formats.schema import Node
+from tidemark.kafka.cluster import Cluster
+from tidemark.records.outcome import GIVEN, ONLY
+from tidemark.sink.table import read_columns
+from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer, read_folder
+from tidemark.spec.model import Deletes, Encoding, Envelope
+from tidemark.values import json_fields
+from tidemark.values.debezium import opened_schema
+from tidemark.values.fields import RESERVED, ColumnsUnknown, FieldReserved, Fields, transform_of
+from tidemark.worker.decoding import Decoding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OF_SCHEMA = {"AVRO": Encoding.AVRO, "JSON": Encoding.JSON_SCHEMA, "PROTOBUF": Encoding.PROTOBUF}
+"""What a registry calls a schema's type, and our name of the format."""
+SAMPLE = 100
+"""Default number of latest records to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """``files``: their texts. ``left_out``: fields whose names cannot be columns: empty, too long, or with quotes, backslashes or
+    control characters."""
+
+    name: str
+    files: Mapping[Path, str]
+    ddl: str
+    left_out: Sequence[str]
+
+    def write(self) -> None:
+        """Writes the files. Raises `FileTaken`."""
+        for path, text in self.files.items():
+            path.parent.mkdir(exist_ok=True)
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(text)
+            except FileExistsError:
+                raise FileTaken(path=str(path)) from None
+
+
+@dataclass(kw_only=True, eq=False)
+class FileTaken(Refused):
+    """A file of this name exists."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.path} exists already and was not changed. Give the consumer another --name, or remove the file."
+
+
+def sketched(topic: str, name: str, table: str | None, count: int, consumers: Path) -> Sketch:
+    """A consumer of this topic, whose file will be in the folder ``consumers``. Writes nothing.
+
+    Raises `FileTaken`, `NoSketch`, `BadInput`, and what the registry and the cluster raise.
+    """
+    _checked(checks.consumer_name, name, "--name")
+    table = _checked(checks.table_name, table or _free_table(name, consumers), "--table")
+    suite = project.expectations() / f"{name}.json"
+    file = consumers / f"{name}.yaml"
+    if name in consumer_names(consumers) or suite.exists():
+        raise FileTaken(path=str(suite if suite.exists() else file))
+    cluster = Cluster(kafka_config())
+    found = cluster.topics([topic], missing_ok=True)
+    if not found:
+        raise BadInput(what="TOPIC", found=f"{cluster.servers} has no topic {topic}", fix="Correct the name, or create the topic.")
+    messages = latest(kafka_config(), cluster.logs(found[0].all()).values(), count)
+    encoding = _encoding(topic, messages)
+    keys: dict[str, Any] = {"topics": [topic], "format": _format(topic, encoding, messages), "sink": {"table": table}}
+    sample = _sampled(topic, encoding, messages)
+    if (key := _key_of_changes(topic, encoding, sample)) is not None:
+        keys["format"] = {"value": encoding.value, "key": encoding.value, "envelope": Envelope.DEBEZIUM.value}
+        keys["sink"] |= {"mode": "upsert", "key": key, "deletes": Deletes.HARD.value}
+    fields = _of_schema(_spec(name, keys), topic) if sample is None else sample.fields()
+    columns = _columns(fields)
+    left_out = [field.name for field in fields if field.name not in columns]
+    renamed = {column: name for name, column in columns.items() if column != name}
+    keys |= {"columns": renamed} if renamed else {}
+    keys |= {"drop": left_out} if left_out and fields[0].type is None else {}
+    required = [columns[field.name] for field in fields if field.required and field.name in columns]
+    keys |= {"validation": {"suite": name}} if required else {}
+    files = {file: _text(keys)}
+    if required:
+        files[suite] = _suite(name, required, "warning" if fields[0].type else "critical")
+    return Sketch(name, files, _ddl(_spec(name, keys), fields, columns), left_out)
+
+
+def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
+    """The DDL for a consumer of JSON without code, by the latest records of its topics. Writes nothing.
+
+    Raises `ColumnsUnknown` if the table exists, because then its types decide; `BadInput` if the topics have no values, `FieldReserved`,
+    and `NoSketch`.
+    """
+    import pyarrow as pa
+
+    if _table_exists(spec.tables[ONLY].table):
+        raise ColumnsUnknown
+    function = transform_of(spec, ()).function
+    assert isinstance(function, Fields)
+    cluster = Cluster(kafka_config())
+    topics = cluster.topics(cluster.subscribed(spec))
+    logs = cluster.logs(each for topic in topics for each in topic.all() if spec.fixed.covers(each))
+    messages = latest(kafka_config(), logs.values(), SAMPLE)
+    names = ", ".join(topic.name for topic in topics)
+    if messages["value"].null_count == len(messages):
+        fix = "Produce a record first, or create the table yourself, with the lineage columns."
+        raise BadInput(what=names, found="it has no records with values to derive columns from", fix=fix)
+    sample = Sample.of_changes(names, messages) if spec.format.envelope else Sample.of(names, spec.format.value, messages, spec.format.key)
+    if sample is None:
+        raise NoSketch(topic=names, problem="its latest values are not change data of Debezium")
+    kinds = {name: sample.type_at(steps) for name, steps in function.columns if steps[0] in function.json}
+    used = {steps for _, steps in function.columns}
+    own = [
+        field
+        for field in sample.fields()
+        if ("value", field.name) not in used and field.name not in function.drop and field.name not in dict(function.columns)
+    ]
+    if taken := next((field.name for field in own if field.name in RESERVED), None):
+        raise FieldReserved(field=taken)
+    columns = _columns(own)
+    kinds |= {field.name: field.type for field in own if field.name in columns and field.type is not None}
+    given = function.output(Decoding(spec, registry_config(), lambda: spec.topics).input_schema(), ())
+    first = [pa.field(name, pa.string(), metadata={"postgres": kind}) for name, kind in kinds.items()]
+    output = pa.schema([*first, *(field for field in given if field.name not in kinds)])
+    return Sketch(spec.name, {}, ddl_of(spec, output, partitions), [field.name for field in own if field.name not in columns])
+
+
+def _table_exists(table: str) -> bool:
+    """Not if the environment names no database."""
+    try:
+        url = database_url()
+    except BadInput as error:
+        if error.what != DATABASE_URL:
+            raise
+        return False
+    with session(url) as connection, transaction(connection) as cur:
+        return bool(read_columns(cur, table))
+
+
+class _Subjects(Registry):
+    def type_of(self, subject: str) -> str | None:
+        """The type of a subject's newest schema. `None` if there is no such subject."""
+        found = self._asked(lambda: self._client.get_latest_version(subject))
+        return None if found is None else found.schema.schema_type or "AVRO"
+
+
+def _registered(subject: str) -> Encoding | None:
+    """The format of a subject's data. `None` if there is no such subject, or no registry."""
+    config = registry_config()
+    if config is None:
+        return None
+    subjects = _Subjects(config)
+    with subjects:
+        found = subjects.type_of(subject)
+    return None if found is None else OF_SCHEMA[found]
+
+
+def _encoding(topic: str, messages: pa.RecordBatch) -> Encoding:
+    if (registered := _registered(f"{topic}-value")) is not None:
+        return registered
+    if messages["value"].null_count == len(messages):
+        raise NoSketch(topic=topic, problem="it has no records with values, and the registry has no schema of it")
+    if not all(isinstance(each, dict) for each in Sample.of(topic, Encoding.JSON, messages).objects["value"]):
+        raise NoSketch(topic=topic, problem="its values are not all JSON objects, and the registry has no schema of it")
+    return Encoding.JSON
+
+
+def _format(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> dict[str, str]:
+    """With the key's format, if there are keys."""
+    if (registered := _registered(f"{topic}-key")) is not None:
+        return {"value": encoding.value, "key": registered.value}
+    keys = messages["key"].drop_null().to_pylist()
+    if not keys:
+        return {"value": encoding.value}
+    text = all(map(_is_printable, keys))
+    return {"value": encoding.value, "key": Encoding.STRING.value if text else Encoding.BYTES.value}
+
+
+def _is_printable(data: bytes) -> bool:
+    try:
+        return data.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+def _sampled(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> Sample | None:
+    """None for a format with a schema of its own."""
+    if encoding not in (Encoding.JSON, Encoding.JSON_SCHEMA):
+        return None
+    changes = Sample.of_changes(topic, messages) if encoding is Encoding.JSON else None
+    return changes or Sample.of(topic, encoding, messages)
+
+
+def _key_of_changes(topic: str, encoding: Encoding, sample: Sample | None) -> list[str] | None:
+    """The key of the source table, if these are change data. Raises `NoSketch` if it has none."""
+    if sample is not None:
+        if "change" not in sample.objects:
+            return None
+        if sample.objects["key"]:
+            return [field.name for field in sample.fields("key")]
+    elif encoding is not Encoding.AVRO or not {"op", "before", "after"} <= _names(_newest(topic, "value")):
+        return None
+    elif _registered(f"{topic}-key") is Encoding.AVRO:
+        return list(_names(_newest(topic, "key")))
+    raise NoSketch(topic=topic, problem="it has change data without keys: set message.key.columns in the connector")
+
+
+def _of_schema(spec: ConsumerSpec, topic: str) -> list[Field]:
+    """The fields of the values' newest schema."""
+    import pyarrow as pa
+
+    schema = Decoding(spec, registry_config(), lambda: [topic]).input_schema()
+    given = (opened_schema(schema) if spec.format.envelope else schema).field("value").type
+    if not pa.types.is_struct(given):
+        raise NoSketch(topic=topic, problem=f"its values are of the type {given}, and have no fields")
+    required = _never_null(spec, topic) if spec.format.value is Encoding.AVRO else set()
+    return [Field(each.name, None, each.name in required) for each in given]
+
+
+def _never_null(spec: ConsumerSpec, topic: str) -> set[str]:
+    node = _newest(topic, "value")
+    if spec.format.envelope:
+        (node,) = next(field.type for field in node.branches[0].fields if field.name == "after").branches
+    return {field.name for field in node.branches[0].fields if not _nullable(node) and not _nullable(field.type)}
+
+
+def _newest(topic: str, side: str) -> Node:
+    """The newest Avro schema of the topic's keys or values."""
+    config = registry_config()
+    assert config is not None
+    with Registry(config) as registry:
+        return registry.newest(f"{topic}-{side}")[1]
+
+
+def _names(node: Node) -> Set[str]:
+    return dict.fromkeys(field.name for field in node.branches[0].fields).keys()
+
+
+def _nullable(node: Node) -> bool:
+    return node.kind == "null" or any(each.kind == "null" for each in node.inner if node.kind == "union")
+
+
+def _columns(fields: Sequence[Field]) -> dict[str, str]:
+    """The column of each field: of the same name, unless that is reserved. Without fields that no column can have."""
+    names = [
+        field.name
+        for field in fields
+        if 0 < len(field.name.encode()) <= checks.POSTGRES_NAME_LIMIT and not json_fields.UNREADABLE & {*field.name}
+    ]
+    columns: dict[str, str] = {}
+    for name in names:
+        column = name
+        while column in RESERVED or (column != name and column in names):
+            column += "_"
+        columns[name] = column
+    return columns
+
+
+def _ddl(spec: ConsumerSpec, fields: Sequence[Field], columns: Mapping[str, str]) -> str:
+    import pyarrow as pa
+
+    fields_of_table = transform_of(spec, ()).function
+    given = Decoding(spec, registry_config(), lambda: spec.topics).input_schema()
+    if isinstance(fields_of_table, Fields) and "value" not in fields_of_table.json:
+        return ddl_of(spec, fields_of_table.output(given, None))
+    made = [(columns[field.name], field.type) for field in fields if field.name in columns]
+    lineage = [given.field(name) for name in GIVEN]
+    return ddl_of(spec, pa.schema([*(pa.field(name, pa.string(), metadata={"postgres": kind}) for name, kind in made), *lineage]))
+
+
+def _text(keys: Mapping[str, Any]) -> str:
+    """The consumer's file: one line for each key."""
+    lines = {
+        key: yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False) for key, value in keys.items()
+    }
+    return "".join(f"{key}: {line}" for key, line in lines.items())
+
+
+def _suite(name: str, columns: Sequence[str], severity: str) -> str:
+    lines = [
+        json.dumps({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": column}, "severity": severity}, ensure_ascii=False)
+        for column in columns
+    ]
+    return f'{{\n  "name": {json.dumps(name)},\n  "expectations": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n"
+
+
+def _spec(name: str, keys: Mapping[str, Any]) -> ConsumerSpec:
+    """What the consumer's file will say, checked as such a file is."""
+    with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:
+        path = Path(folder) / f"{name}.yaml"
+        path.write_text(_text(keys), encoding="utf-8")
+        return load_consumer(path)
+
+
+def _free_table(name: str, consumers: Path) -> str:
+    """A table for the consumer that no other one names: ``orders.eu`` and ``orders-eu`` would have the same."""
+    taken = {table for each in read_folder(consumers)[0].values() for table in each.table_names} if consumers.is_dir() else set()
+    names = (f"public.{_identifier(name)}{f'_{number}' if number > 1 else ''}" for number in itertools.count(1))
+    return next(table for table in names if table not in taken)
+
+
+def _identifier(name: str) -> str:
+    """The name as Postgres may name a table."""
+    text = re.sub(r"[^a-z0-9_]+", "_", name.lower())[: checks.POSTGRES_NAME_LIMIT - 1]
+    return f"_{text}" if text[:1].isdigit() else text
+
+
+def _checked(check: Callable[[str], str], value: str, option: str) -> str:
+    try:
+        return check(value)
+    except checks.NotThis as error:
+        said = error.context or {}
+        raise BadInput(what=option, found=f'"{value}" {said["clause"]}', fix=f"{said['fix'][0].upper()}{said['fix'][1:]}.") from None

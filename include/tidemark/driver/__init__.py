@@ -1,0 +1,8 @@
+"""The driver's process, as its caller sees it.
+
+Modules::
+
+    keeper_client  has a resident process start the driver
+    launch         starts a driver and follows its attempt's row
+    process        a child process that never outlives its parent
+"""

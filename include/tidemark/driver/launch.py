@@ -1,0 +1,383 @@
+"""Starts a driver and follows it through its attempt's row in Postgres. Shared by the command line and the Airflow operator.
+
+The driver has its own process group and never outlives the caller: it dies with the thread that started it, and is killed when the caller
+stops following it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
+
+from tidemark import project
+from tidemark.connections import Connections
+from tidemark.db import Connection, DatabaseUrl, session, transaction
+from tidemark.driver.keeper_client import KeeperUnavailable, start_driver
+from tidemark.driver.process import child_env
+from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
+from tidemark.offsets import store
+from tidemark.records.outcome import RecordCounts
+
+POLL_S = 0.5
+KILL_WAIT_S = 10
+CLOSE_S = 2.0
+SILENT_S = 30.0
+"""After this long without an answer from Postgres, the log says so."""
+OUTCOME_WAIT_S = 60
+"""How long to keep asking an unavailable database how an attempt ended. A failover takes about as long."""
+
+
+class Driver(Protocol):
+    """A driver's process, as `subprocess.Popen` offers it. It leads a process group."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> IO[str] | None: ...
+
+    @property
+    def returncode(self) -> int | Any: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status. Raises `subprocess.TimeoutExpired`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """What an attempt did with a partition. ``start, end`` is the committed range; the run stops at ``planned_end``."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    planned_end: int
+    batches: int = 0
+    loaded: int = 0
+    skipped: int = 0
+    retried: int = 0
+    failed: int = 0
+    unaccounted: int = 0
+    sink_rows: int = 0
+    deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A range that this attempt stored as lost. ``end`` is `None` if unknown."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """An attempt as stored. ``state`` is RUNNING, COMMITTED or FAILED; ``planned`` is false until the run knows what to read."""
+
+    attempt_id: int
+    state: str
+    planned: bool
+    partitions: tuple[PartitionResult, ...]
+    lost: tuple[Lost, ...]
+
+    @property
+    def records(self) -> int:
+        """Offsets committed so far."""
+        return sum(part.end - part.start for part in self.partitions)
+
+    @property
+    def total(self) -> int:
+        """Offsets committed once the run is done."""
+        return sum(part.planned_end - part.start for part in self.partitions)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The sums of the partitions' counts, with the names of `RecordCounts`."""
+        return {count.name: sum(getattr(part, count.name) for part in self.partitions) for count in fields(RecordCounts)}
+
+
+@dataclass(kw_only=True, eq=False)
+class _AttemptEnded(TidemarkError):
+    attempt_id: int
+    type: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class AttemptRefused(_AttemptEnded, Refused):
+    """The driver found a problem that must be fixed first."""
+
+
+class AttemptFenced(_AttemptEnded, Fenced):
+    """A newer attempt owns the partitions."""
+
+
+class AttemptUnavailable(_AttemptEnded, Unavailable):
+    """The driver met an outage, or a transform error that may not occur again."""
+
+
+class AttemptBroken(_AttemptEnded, Broken):
+    """The driver found a broken invariant."""
+
+
+class AttemptFailed(_AttemptEnded):
+    """The driver failed with an unknown error."""
+
+    retriable = True
+
+
+@dataclass(kw_only=True, eq=False)
+class DriverDied(Unavailable):
+    """The driver ended without storing a result: it was killed or crashed."""
+
+    attempt_id: int
+    status: int
+
+    def __str__(self) -> str:
+        how = f"was killed by {signal.Signals(-self.status).name}" if self.status < 0 else f"ended with status {self.status}"
+        return f"The driver of attempt {self.attempt_id} {how}. Its commits stay; the next attempt continues from there."
+
+
+@dataclass(kw_only=True, eq=False)
+class AttemptGone(Unavailable):
+    """The row of an existing attempt is missing."""
+
+    attempt_id: int
+
+    def __str__(self) -> str:
+        return (
+            f"The row of attempt {self.attempt_id} is gone: Postgres was restored, or failed over to a replica that lagged behind. "
+            "Rows and offsets went back together, so the next run reads the missing records again."
+        )
+
+
+def run_attempt(
+    name: str,
+    connections: Connections,
+    attempt_id: int,
+    *,
+    folders: Mapping[str, Sequence[Path]],
+    on_log: Callable[[str], None],
+    on_progress: Callable[[Progress], None],
+    on_start: Callable[[Driver], None] = lambda driver: None,
+    on_silence: Callable[[str], None] | None = None,
+    drain: bool = False,
+    partitions: Sequence[str] = (),
+    kept: bool = False,
+) -> Progress:
+    """Starts the driver of an attempt whose row exists, follows it to its end and returns its result.
+
+    ``folders`` has the keys ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state
+    twice a second, both in the caller's thread. ``on_start`` gets the process, so that a signal handler can kill it.
+    ``on_silence`` gets a line when Postgres stops answering and another when it answers again (default: ``on_log``).
+    ``kept``: a keeper starts the driver, if possible (`tidemark.driver.keeper_client`).
+    ``drain``: read the consumer's retry topics. ``partitions``: read only these (``orders:0-2``).
+    The driver dies with the calling thread. It is followed even while Postgres does not answer.
+    Raises one of the ``Attempt...`` errors or `DriverDied`.
+    """
+    command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
+    command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
+    command += ["--drain"] if drain else []
+    command += [word for part in partitions for word in ("--partition", part)]
+    env = child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable})
+    driver = _started(command, env, on_log) if kept else _spawned(command, env)
+    assert driver.stdout is not None
+    with contextlib.ExitStack() as ends:  # each of them happens, even if a driver does not end when it is killed
+        ends.callback(driver.stdout.close)
+        follow = ends.enter_context(contextlib.closing(_Follow(connections.database_url, attempt_id)))
+        ends.callback(kill, driver)
+        try:
+            on_start(driver)
+            lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+            reader = threading.Thread(target=_pass_on, args=(driver.stdout, lines), daemon=True)
+            reader.start()
+            while not _ended_within(driver, POLL_S):
+                _drain(lines, on_log)
+                follow.show(on_progress, on_silence or on_log)
+            reader.join(KILL_WAIT_S)
+            _drain(lines, on_log)
+        except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                kill(driver)
+            _abandon(connections.database_url, attempt_id, error)
+            raise
+    return _ended(connections.database_url, attempt_id, driver.returncode)
+
+
+def _spawned(command: Sequence[str], env: Mapping[str, str]) -> Driver:
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _started(command: Sequence[str], env: Mapping[str, str], on_log: Callable[[str], None]) -> Driver:
+    try:
+        return start_driver(command[1:], env)
+    except KeeperUnavailable as error:
+        on_log(f"no keeper, starting the driver without one: {error}")
+        return _spawned(command, env)
+
+
+def kill(driver: Driver) -> None:
+    """Kills the driver's process group and waits until the driver has ended."""
+    kill_group(driver)
+    driver.wait(KILL_WAIT_S)
+
+
+def kill_group(driver: Driver) -> None:
+    """Sends SIGKILL and does nothing else. Safe in a signal handler, where the main thread may already be waiting for the driver.
+
+    It writes no output: after the supervisor's death a write may raise.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+
+
+def progress(database_url: DatabaseUrl, attempt_id: int) -> Progress:
+    """An attempt's current state."""
+    with session(database_url) as connection, transaction(connection) as cur:
+        return _progress(cur, attempt_id)[0]
+
+
+class _Follow:
+    """Polls an attempt's state in its own thread and session, so that the caller never waits for a silent Postgres.
+
+    An unavailable database is reported by the driver, not here.
+    """
+
+    def __init__(self, database_url: DatabaseUrl, attempt_id: int) -> None:
+        self._url = database_url
+        self._attempt_id = attempt_id
+        self._seen: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        self._error: Exception | None = None
+        self._heard, self._heard_at = time.monotonic(), datetime.now(UTC)
+        self._silent = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look, name=f"follow {attempt_id}", daemon=True)
+        self._thread.start()
+
+    def show(self, on_progress: Callable[[Progress], None], on_log: Callable[[str], None]) -> None:
+        """Passes on the latest state since the last call. Reports once if Postgres was silent for `SILENT_S`. Raises `AttemptGone`."""
+        if self._error is not None:
+            raise self._error
+        seen = None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                seen = self._seen.get_nowait()
+        if seen is not None:
+            on_progress(seen)
+        silent = time.monotonic() - self._heard >= SILENT_S
+        if silent and not self._silent:
+            on_log(f"no answer from Postgres since {self._heard_at:%H:%M:%S} UTC attempt={self._attempt_id}")
+        elif self._silent and not silent:
+            on_log(f"Postgres answers again attempt={self._attempt_id}")
+        self._silent = silent
+
+    def close(self) -> None:
+        """Returns soon. A thread that still waits for Postgres ends with its session, see `tidemark.db.CLIENT_DEFAULTS`."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+
+    def _look(self) -> None:
+        while not self._closing.wait(POLL_S):
+            try:
+                with session(self._url, application=f"tidemark follow {self._attempt_id}") as connection:
+                    self._watch(connection)
+            except DatabaseUnavailable:
+                continue
+            except Exception as error:  # noqa: BLE001 - `show` raises it in the caller's thread
+                self._error = error
+                return
+
+    def _watch(self, connection: Connection) -> None:
+        while not self._closing.wait(POLL_S):
+            with transaction(connection) as cur:
+                seen, _ = _progress(cur, self._attempt_id)
+            self._heard, self._heard_at = time.monotonic(), datetime.now(UTC)
+            self._seen.put(seen)
+
+
+def _ended_within(driver: Driver, seconds: float) -> bool:
+    try:
+        driver.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+@retry(
+    retry=retry_if_exception_type(DatabaseUnavailable),
+    stop=stop_after_delay(OUTCOME_WAIT_S),
+    wait=wait_exponential(multiplier=0.5, max=5),
+    reraise=True,
+)
+def _ended(database_url: DatabaseUrl, attempt_id: int, status: int) -> Progress:
+    with session(database_url) as connection, transaction(connection) as cur:
+        seen, error = _progress(cur, attempt_id)
+        if seen.state == "RUNNING":
+            died = DriverDied(attempt_id=attempt_id, status=status)
+            store.end_attempt(cur, attempt_id, {"kind": "unavailable", "type": "DriverDied", "text": str(died)})
+        elif seen.state == "COMMITTED":
+            return seen
+    if error is None:
+        raise died
+    kinds = {"refused": AttemptRefused, "fenced": AttemptFenced, "unavailable": AttemptUnavailable, "broken": AttemptBroken}
+    raise kinds.get(error["kind"], AttemptFailed)(attempt_id=attempt_id, type=error["type"], text=error["text"])
+
+
+def _abandon(database_url: DatabaseUrl, attempt_id: int, error: BaseException) -> None:
+    """Ends the row of an attempt whose driver was killed because its caller stopped following it."""
+    said = {"kind": "unavailable", "type": type(error).__name__, "text": f"The driver was killed: {error or type(error).__name__}"}
+    with contextlib.suppress(TidemarkError), session(database_url) as connection, transaction(connection) as cur:
+        store.end_attempt(cur, attempt_id, said)
+
+
+def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | None]:
+    row = store.read_attempt(cur, attempt_id)
+    if row is None:
+        raise AttemptGone(attempt_id=attempt_id)
+    done = {(part["topic"], part["partition"]): part for part in store.attempt_ledger(cur, attempt_id)}
+    parts = []
+    for planned in row["planned"] or []:
+        where = {"topic": planned["topic"], "partition": planned["partition"], "planned_end": planned["end"]}
+        ledger = done.get((planned["topic"], planned["partition"]))
+        parts.append(PartitionResult(**{"start": planned["start"], "end": planned["start"], **(ledger or {}), **where}))
+    lost = tuple(Lost(**one) for one in store.attempt_lost(cur, attempt_id))
+    return Progress(attempt_id, row["state"], row["planned"] is not None, tuple(parts), lost), row["error"]
+
+
+def _pass_on(lines: IO[str], to: queue.SimpleQueue[str]) -> None:
+    with contextlib.suppress(ValueError):  # the pipe was closed meanwhile: the driver has ended
+        for line in lines:
+            to.put(line.rstrip("\n"))
+
+
+def _drain(lines: queue.SimpleQueue[str], on_log: Callable[[str], None]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            on_log(lines.get_nowait())

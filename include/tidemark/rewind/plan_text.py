@@ -1,0 +1,267 @@
+"""Shows a plan: as a table for a terminal, as JSON for programs, as Markdown for Airflow's approval page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState
+from tidemark.rewind.scenarios.scenario import said, to_json
+from tidemark.text.moment import iso
+from tidemark.text.wording import about, counted, escaped
+
+if TYPE_CHECKING:
+    from tidemark.rewind.verify import Example, Verified
+
+WITH_COMMAS, WITH_MOVES = 10**12, 10**15
+"""To fit a terminal, offsets from the first number on are shown without commas, and from the second on without the difference."""
+MARKDOWN_ROWS = 200
+"""Maximum number of a group's partitions on an approval page; the others are summed up."""
+NOTED = 20
+"""Maximum number of partitions with losses that are named."""
+
+_BACK = ["rows back", "failed back"]
+
+
+def table(plan: Plan) -> RenderableType:
+    """The plan for a terminal of 80 columns: a heading, a table for each topic of each group, notes."""
+    parts: list[RenderableType] = [_line(text) for text in _heading(plan)]
+    for group in plan.groups:
+        parts += [Text(), _line(_about_group(group), "bold")]
+        for topic, partitions in groupby(group.partitions, key=lambda part: part.partition.topic):
+            parts += [_line(f"topic {topic}"), _topic_table(list(partitions), undo=plan.undo_of is not None)]
+        parts += [_line(text) for text in _notes(plan, group)]
+    return Group(*parts, Text(), *(_line(text) for text in _closing(plan)))
+
+
+def markdown(plan: Plan) -> str:
+    """The plan as GitHub Markdown, for Airflow's approval page. User text is escaped and shown literally."""
+    blocks = ["  \n".join(map(escaped, _heading(plan)))]
+    for group in plan.groups:
+        blocks.append(f"**{escaped(_about_group(group))}**")
+        undo = plan.undo_of is not None
+        rows = [_markdown_row(part, undo=undo) for part in group.partitions[:MARKDOWN_ROWS]]
+        if rest := group.partitions[MARKDOWN_ROWS:]:
+            sums = (sum(part.replay for part in rest), sum(part.skip for part in rest))
+            taken = (sum(part.sink_rows for part in rest), sum(part.failed_records for part in rest))
+            back = (sum(part.rows_back for part in rest), sum(part.failed_back for part in rest)) if undo else ()
+            rows.append(_row([f"{len(rest):,} more", "", "", "", *(f"{number:,}" for number in (*sums, *taken, *back))]))
+        heads = ["topic", "partition", "now", "new", "read again", "skipped", "rows out", "failed out", *(_BACK if undo else [])]
+        blocks.append("\n".join([_row(heads), "|---|" + "---:|" * (len(heads) - 1), *rows]))
+        if notes := _notes(plan, group):
+            blocks.append("\n".join(f"- {escaped(text)}" for text in notes))
+    return "\n\n".join([*blocks, "  \n".join(map(escaped, _closing(plan)))]) + "\n"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values; `tidemark.rewind.scenarios.offsets_file` reads its new offsets."""
+    return {
+        "rewind_id": plan.rewind_id,
+        "state": plan.state.value,
+        "scenario": to_json(plan.scenario),
+        "says": said(plan.scenario),
+        "reason": plan.reason,
+        "planned_by": plan.planned_by,
+        "planned_at": iso(plan.planned_at),
+        "expires_at": iso(plan.expires_at),
+        "allow_loss": plan.allow_loss,
+        "backfill": plan.backfill,
+        "digest": plan.digest,
+        "undo_of": plan.undo_of,
+        "decided_by": plan.decided_by,
+        "decided_at": plan.decided_at and iso(plan.decided_at),
+        "applied_by": plan.applied_by,
+        "applied_at": plan.applied_at and iso(plan.applied_at),
+        "dag_id": plan.dag_id,
+        "run_id": plan.run_id,
+        **groups_as_json(plan.groups),
+    }
+
+
+def groups_as_json(groups: Sequence[GroupPlan]) -> dict[str, Any]:
+    """The groups of a plan as plain values, and their sums."""
+    return {"groups": [_group_json(group) for group in groups], **totals(groups)}
+
+
+def totals(groups: Sequence[GroupPlan]) -> dict[str, int]:
+    """Sums over all partitions: offsets read again and skipped, rows and failed records taken out and, for an undo, put back."""
+    parts = [part for group in groups for part in group.partitions]
+    return {
+        "replay": sum(part.replay for part in parts),
+        "skip": sum(part.skip for part in parts),
+        "sink_rows": sum(part.sink_rows for part in parts),
+        "failed_records": sum(part.failed_records for part in parts),
+        "rows_back": sum(part.rows_back for part in parts),
+        "failed_back": sum(part.failed_back for part in parts),
+    }
+
+
+def verified_table(found: Sequence[Verified]) -> RenderableType:
+    """What a replay has changed: for each consumer a table and some example rows."""
+    parts: list[RenderableType] = []
+    for one in found:
+        progress = f", {counted(one.left, 'offset')} still to read again" if one.left else ""
+        parts.append(_line(f"{one.consumer}, table {one.table}: {counted(one.replayed, 'offset')} read again{progress}", "bold"))
+        made = Table("equal", "changed", "gone", "new", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
+        for column in made.columns:
+            column.justify = "right"
+        made.add_row(*(f"{number:,}" for number in (one.equal, one.changed, one.gone, one.new)))
+        parts.append(made)
+        for verdict, examples in one.examples.items():
+            for example in examples:
+                parts += [_line(f"{verdict}: {_difference(example, one.by)}")]
+    return Group(*parts)
+
+
+def _difference(example: Example, by: Sequence[str]) -> str:
+    """The row's key and its values; for a changed row only the values that differ."""
+    row = example.now or example.was or {}
+    which = " ".join(f"{name}={row.get(name)}" for name in by)
+    was, now = example.was, example.now
+    beside = [name for name in row if name not in by and not name.startswith("kafka_")]
+    if was is None or now is None:
+        return f"{which}: {' '.join(f'{name}={row.get(name)}' for name in beside)}"
+    return f"{which}: " + ", ".join(f"{name} {was.get(name)} is now {now.get(name)}" for name in beside if was.get(name) != now.get(name))
+
+
+# ---- Texts of all formats
+
+
+def _heading(plan: Plan) -> list[str]:
+    until = f"; can be applied until {_second(plan.expires_at)}" if plan.state is RewindState.PLANNED else ""
+    decided = f"{'Rejected' if plan.state is RewindState.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
+    loss = ["Records that Kafka no longer has are given up and stored as lost."] if plan.allow_loss else []
+    return [
+        f"Rewind {plan.rewind_id} ({plan.state}): {said(plan.scenario)}",
+        f"Reason: {plan.reason}",
+        f"Planned by {plan.planned_by} at {_second(plan.planned_at)}{until}.",
+        *([decided] if plan.decided_by else []),
+        *([f"Applied by {plan.applied_by} at {_second(plan.applied_at)}."] if plan.applied_by else []),
+        *loss,
+    ]
+
+
+def _second(moment: datetime | None) -> str:
+    return iso(moment.replace(microsecond=0)) if moment else "?"
+
+
+def _about_group(group: GroupPlan) -> str:
+    flying = "nobody is reading" if not group.in_flight else f"{counted(group.in_flight, 'attempt')} in flight"
+    return f"{group.consumer} (group {group.group}, {group.group_state}, {flying}), table {group.table}"
+
+
+def _notes(plan: Plan, group: GroupPlan) -> list[str]:
+    gone = [(part.partition, part.lost) for part in group.partitions if part.lost]
+    notes = [
+        f"{partition}: offsets {start:,} to {end - 1:,} are gone from the log; they will be stored as lost"
+        for partition, (start, end) in gone[:NOTED]
+    ]
+    if len(gone) > NOTED:
+        notes.append(f"offsets of {counted(len(gone) - NOTED, 'more partition')} are gone from the log too")
+    if any(part.backfill_left is not None for part in group.partitions):
+        left = sum(part.backfill_left or 0 for part in group.partitions)
+        notes.append(
+            f"backfill: {counted(left, 'offset')} still to read; tidemark backfill {group.consumer} {plan.rewind_id} reads them"
+            if left
+            else "backfill: nothing left to read"
+        )
+    if plan.state is RewindState.PLANNED:
+        if not group.partitions:
+            notes.append("no partition moves")
+        slow = "how long that takes is unknown, because the group has not read yet"
+        speed = slow if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {_rate(group.records_per_s or 0)} records/s"
+        notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {speed}" if group.lag else "nothing left to read afterwards")
+    return [*notes, *(f"rows that are taken out were announced by events of asset {asset}" for asset in group.told)]
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"
+
+
+def _closing(plan: Plan) -> list[str]:
+    sums = totals(plan.groups)
+    growing = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
+    least = ("At least " if plan.undo_of is None else "at least ") if plan.state is RewindState.PLANNED and growing else ""
+    what = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
+    read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{what}"
+    rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
+    if plan.undo_of is None:
+        return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
+    back = f"{counted(sums['rows_back'], 'row')} and {counted(sums['failed_back'], 'failed record')} of rewind {plan.undo_of} come back"
+    return [
+        f"{back}; {least}{rows} and {failed} taken out and kept in case the undo is undone; {counted(sums['replay'], 'offset')} read again."
+    ]
+
+
+# ---- Parts of single formats
+
+
+def _line(text: str, style: str = "") -> Text:
+    """One paragraph, folded if too long, even within a word. Markup in it is shown literally."""
+    return Text("".join(char if char.isprintable() else " " for char in text), style=style, overflow="fold")
+
+
+def _topic_table(partitions: Sequence[PartitionPlan], *, undo: bool) -> Table:
+    greatest = max(max(part.old, part.new) for part in partitions)
+    commas = "," if greatest < WITH_COMMAS else ""
+    moves = ["moves"] if greatest < WITH_MOVES else []
+    back = _BACK if undo else []
+    made = Table(
+        "part", "now", "new", *moves, "rows", "failed", *back, box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False
+    )
+    for column in made.columns:
+        column.no_wrap, column.justify = True, "right"
+    for part in partitions:
+        numbers = [f"{part.old:{commas}}", f"{part.new:{commas}}", *([f"{part.new - part.old:+{commas}}"] if moves else [])]
+        returns = [f"{part.rows_back:,}", f"{part.failed_back:,}"] if undo else []
+        made.add_row(str(part.partition.partition), *numbers, f"{part.sink_rows:,}", f"{part.failed_records:,}", *returns)
+    return made
+
+
+def _markdown_row(part: PartitionPlan, *, undo: bool) -> str:
+    back = (part.rows_back, part.failed_back) if undo else ()
+    numbers = (part.old, part.new, part.replay, part.skip, part.sink_rows, part.failed_records, *back)
+    return _row([escaped(part.partition.topic), str(part.partition.partition), *(f"{number:,}" for number in numbers)])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _group_json(group: GroupPlan) -> dict[str, Any]:
+    return {
+        "consumer": group.consumer,
+        "group": group.group,
+        "table": group.table,
+        "state": group.group_state,
+        "in_flight": group.in_flight,
+        "lag_records": group.lag,
+        "records_per_s": group.records_per_s,
+        "catch_up_s": group.catch_up_s,
+        "told": list(group.told),
+        "partitions": [
+            {
+                "topic": part.partition.topic,
+                "partition": part.partition.partition,
+                "old": part.old,
+                "new": part.new,
+                "replay": part.replay,
+                "skip": part.skip,
+                "sink_rows": part.sink_rows,
+                "failed_records": part.failed_records,
+                "superseded_from": part.superseded_from,
+                "lost": list(part.lost) if part.lost else None,
+                "backfill_left": part.backfill_left,
+                "rows_back": part.rows_back,
+                "failed_back": part.failed_back,
+            }
+            for part in group.partitions
+        ],
+    }

@@ -1,0 +1,295 @@
+"""Scenarios by Kafka's names: parsed from a command line or form, stored as JSON, described as a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from tidemark.errors import BadInput
+from tidemark.records.ranges import TopicPartition
+from tidemark.rewind.plan_model import (
+    Adopt,
+    ByDuration,
+    FromFile,
+    FromGroup,
+    Scenario,
+    ShiftBy,
+    ToBatch,
+    ToCurrent,
+    ToDatetime,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToValidated,
+    Undo,
+)
+from tidemark.rewind.scenarios.offsets_file import of_groups, parse_offsets
+from tidemark.text.duration import parse_duration
+from tidemark.text.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
+from tidemark.text.problems import Problems
+from tidemark.text.storable import BIGINT, require_storable
+from tidemark.text.wording import counted, nearest, quoted
+
+T = TypeVar("T")
+
+EXPIRES_IN = timedelta(hours=4)
+"""How long a plan can be applied by default."""
+FROM_FILE = "from-file"
+KAFKA = "kafka:"
+"""Prefix of a group whose offsets are in Kafka."""
+
+_INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A scenario as users know it: name, description, kind of value (empty if it has none) and an example value."""
+
+    name: str
+    does: str
+    value: str = ""
+    example: str = ""
+
+
+WORDS: Mapping[str, Word] = {
+    word.name: word
+    for word in (
+        Word("to-earliest", "the first record that Kafka still has"),
+        Word("to-latest", "after the last stable record"),
+        Word("to-current", "no move: running attempts are fenced and claim again"),
+        Word("to-offset", "this offset", "an offset", "1200"),
+        Word("shift-by", "this many offsets forward, or back if negative", "a number of offsets", "-500"),
+        Word("to-datetime", "the first record at or after this time", "a time", "2026-03-29 14:00"),
+        Word("by-duration", "the first record within this time before the plan is made", "an ISO 8601 duration", "PT2H"),
+        Word("from-file", "the offsets in a file", "a file", "offsets.csv"),
+        Word("from-group", "where another group is; kafka:name for what a group committed to Kafka", "a group", "kafka:departures"),
+        Word("to-validated", "after the last record up to which everything is validated"),
+        Word("to-batch", "just before a batch, or before all batches of an Airflow run", "a batch or DAG/RUN", "1234"),
+        Word("undo", "offsets and rows as they were before another rewind", "a rewind", "17"),
+    )
+}
+
+
+def parse(
+    scenario: str, value: str | None = None, *, zone: str | None = None, groups: Collection[str] = (), contents: str | None = None
+) -> Scenario:
+    """The scenario with this name and value, as users write them (`WORDS`).
+
+    ``zone`` is the time zone of a local time. ``groups`` are the groups to move, whose offsets a file must have. ``contents`` is the
+    text of that file, and ``value`` its name in messages. Opens no file: the name may come from a stranger. Raises all problems at once
+    (`BadInput`, `SeveralProblems`).
+    """
+    problems = Problems()
+    name, given = normalized(scenario), (value or "").strip()
+    problems.attempt(lambda: require_storable("value", given))
+    word = WORDS.get(name)
+    if word is None:
+        near = nearest(scenario, WORDS)
+        problems.add("scenario", f"{quoted(scenario)} does not exist", f"Write {near}." if near else f"Write one of {', '.join(WORDS)}.")
+    if zone is not None and word is not None and name != "to-datetime":
+        problems.add("zone", f"{name} does not use a time zone", "Omit it; only to-datetime takes a local time.")
+    if contents is not None and word is not None and name != FROM_FILE:
+        problems.add("offsets", f"{name} does not use offsets from a file", "Omit them; only from-file takes them.")
+    if word is not None and not word.value and given:
+        problems.add(name, f"it takes no value, but {quoted(given)} was given", "Omit the value.")
+    if name == FROM_FILE and contents is None:
+        problems.add(
+            name, "the contents of the file are missing", "Give the file to `tidemark rewind plan --from-file`, or paste it into the form."
+        )
+    needs = word is not None and word.value and name != FROM_FILE
+    if word is not None and needs and not given:
+        problems.add(name, f"it needs {word.value}", f"Write {word.example}.")
+    complete = word is not None and (contents is not None if name == FROM_FILE else given or not needs)
+    made = problems.attempt(lambda: _make(name, given, zone, groups, contents or "")) if complete else None
+    problems.end()
+    assert made is not None
+    return made
+
+
+def normalized(scenario: str) -> str:
+    """The scenario's name, however it is written."""
+    return scenario.strip().lower()
+
+
+def _make(name: str, value: str, zone: str | None, groups: Collection[str], contents: str) -> Scenario:
+    plain: dict[str, Callable[[], Scenario]] = {
+        "to-earliest": ToEarliest,
+        "to-latest": ToLatest,
+        "to-current": ToCurrent,
+        "to-validated": ToValidated,
+        "to-offset": lambda: ToOffset(_integer(name, value, 0)),
+        "shift-by": lambda: ShiftBy(_integer(name, value, -BIGINT)),
+        "to-datetime": lambda: ToDatetime(parse_moment(value, zone)),
+        "by-duration": lambda: ByDuration(parse_iso_duration(value)),
+        "from-file": lambda: FromFile(of_groups(parse_offsets(contents, Path(value or "offsets")), groups)),
+        "from-group": lambda: _from_group(value),
+        "to-batch": lambda: _to_batch(value),
+        "undo": lambda: Undo(_integer(name, value.removeprefix("#"), 1)),
+    }
+    return plain[name]()
+
+
+def parse_expiry(text: str | None) -> timedelta:
+    """How long a plan can be applied: ``4h``, or ``PT4H``."""
+    if not text or not text.strip():
+        return EXPIRES_IN
+    asked = text.strip()
+    try:
+        length = parse_iso_duration(asked) if asked[0] in "Pp" else parse_duration(asked)
+    except BadInput as error:
+        raise BadInput(what="expires-in", found=f"{quoted(asked)} is not a duration", fix="Write 30m, 4h, or 2d.") from error
+    if not length:
+        raise BadInput(what="expires-in", found=f"{quoted(asked)} is zero", fix="Write 30m, 4h, or 2d.")
+    return length
+
+
+def _integer(name: str, text: str, least: int) -> int:
+    number = int(text) if _INTEGER.fullmatch(text) else None
+    if number is None or not least <= number <= BIGINT:
+        kind = "a whole number, optionally with + or -" if least < 0 else f"a whole number, {least} or greater"
+        raise BadInput(what=name, found=f"{quoted(text)} is not {WORDS[name].value}", fix=f"Write {kind}: {WORDS[name].example}.")
+    return number
+
+
+def _from_group(value: str) -> FromGroup:
+    group = value.removeprefix(KAFKA).strip()
+    if not group:
+        raise BadInput(what="from-group", found=f"{quoted(value)} names no group", fix="Write departures, or kafka:departures.")
+    return FromGroup(group, kafka=value.startswith(KAFKA))
+
+
+def _to_batch(value: str) -> ToBatch:
+    dag_id, slash, run_id = value.partition("/")
+    if slash and dag_id.strip() and run_id.strip():
+        return ToBatch(dag_id=dag_id.strip(), run_id=run_id.strip())
+    if slash or not _INTEGER.fullmatch(value):
+        fix = "Write the batch's number, or consume__departures/scheduled__2026-03-29T12:00:00+00:00."
+        raise BadInput(what="to-batch", found=f"{quoted(value)} is neither a batch nor DAG/RUN", fix=fix)
+    return ToBatch(batch_id=_integer("to-batch", value, 1))
+
+
+# ---- As JSON
+
+
+def name_of(scenario: Scenario) -> str:
+    """Kafka's name for the scenario, or ours if Kafka has none."""
+    return _NAMES[type(scenario)]
+
+
+def to_json(scenario: Scenario) -> dict[str, Any]:
+    """Plain values that `from_json` reads back: ``{"scenario": "to-offset", "offset": 1200}``."""
+    values: dict[str, Any] = {}
+    match scenario:
+        case ToOffset(offset):
+            values = {"offset": offset}
+        case ShiftBy(offsets):
+            values = {"offsets": offsets}
+        case ToDatetime(moment):
+            values = {"moment": iso(moment)}
+        case ByDuration(duration):
+            values = {"duration": iso_duration(duration)}
+        case FromFile(of_partitions):
+            values = {"offsets": [[part.topic, part.partition, offset] for part, offset in sorted(of_partitions.items())]}
+        case FromGroup(group, kafka):
+            values = {"group": group, "kafka": kafka}
+        case Adopt(group):
+            values = {"group": group}
+        case ToBatch(batch_id, dag_id, run_id):
+            values = {"batch_id": batch_id} if batch_id is not None else {"dag_id": dag_id, "run_id": run_id}
+        case Undo(rewind_id):
+            values = {"rewind_id": rewind_id}
+    return {"scenario": name_of(scenario), **values}
+
+
+def from_json(stored: Any) -> Scenario:
+    """The scenario that `to_json` wrote. Raises `BadInput` for anything else: a newer Tidemark may have more scenarios, and a role may have
+    stored something else."""
+    kinds: dict[str, Callable[[Mapping[str, Any]], Scenario]] = {
+        "to-datetime": lambda values: ToDatetime(datetime.fromisoformat(values["moment"])),
+        "by-duration": lambda values: ByDuration(_length(values["duration"])),
+        "from-file": lambda values: FromFile({TopicPartition(topic, number): offset for topic, number, offset in values["offsets"]}),
+    }
+    if not isinstance(stored, Mapping):
+        _not_ours(stored)
+    values = {key: value for key, value in stored.items() if key != "scenario"}
+    name = stored.get("scenario")
+    kind = next((kind for kind, known in _NAMES.items() if known == name), None)
+    if kind is None:
+        _not_ours(stored)
+    try:
+        scenario = kinds[name](values) if name in kinds else kind(**values)
+        said(scenario)  # fails for values of other types
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        _not_ours(stored)
+    return scenario
+
+
+def _length(text: str) -> timedelta:
+    length = to_timedelta(text)
+    if length is None:
+        raise ValueError(text)
+    return length
+
+
+def _not_ours(stored: Any) -> NoReturn:
+    raise BadInput(what="stored scenario", found=quoted(str(stored)), fix="Use the Tidemark version that stored it.")
+
+
+# ---- As a sentence
+
+
+def said(scenario: Scenario) -> str:
+    """What the scenario does, as a sentence."""
+    match scenario:
+        case ToOffset(offset):
+            return f"Continue at offset {offset:,} of each partition."
+        case ShiftBy(0):
+            return "Stay where the group is (shift by 0)."
+        case ShiftBy(offsets):
+            return f"Continue {counted(abs(offsets), 'offset')} {'ahead' if offsets > 0 else 'back'}."
+        case ToDatetime(moment):
+            return f"Continue at the first record at or after {iso(moment)}."
+        case ByDuration(duration):
+            return f"Continue at the first record within {iso_duration(duration)} before the plan was made."
+        case FromFile(offsets):
+            return f"Continue at the offsets in a file, for {counted(len(offsets), 'partition')}."
+        case FromGroup(group, kafka):
+            return f"Continue at the offsets that group {group} committed to Kafka." if kafka else f"Continue where group {group} is."
+        case Adopt(group):
+            return f"Start where group {group} has committed in Kafka; where it has committed nothing, as offset_reset says."
+        case ToBatch(batch_id, dag_id, run_id):
+            return (
+                f"Continue just before batch {batch_id}."
+                if batch_id is not None
+                else f"Continue just before all batches of run {run_id} of {dag_id}."
+            )
+        case Undo(rewind_id):
+            return f"Undo rewind {rewind_id}: restore offsets and rows as they were before it."
+    return _PLAIN[type(scenario)]
+
+
+_PLAIN: Mapping[type, str] = {
+    ToEarliest: "Continue at the first record that Kafka still has.",
+    ToLatest: "Continue after the last stable record.",
+    ToCurrent: "Stay where the group is; running attempts are fenced and claim again.",
+    ToValidated: "Continue after the last record up to which everything is validated.",
+}
+_NAMES: Mapping[type[Any], str] = {
+    ToEarliest: "to-earliest",
+    ToLatest: "to-latest",
+    ToCurrent: "to-current",
+    ToOffset: "to-offset",
+    ShiftBy: "shift-by",
+    ToDatetime: "to-datetime",
+    ByDuration: "by-duration",
+    FromFile: "from-file",
+    FromGroup: "from-group",
+    Adopt: "adopt",
+    ToValidated: "to-validated",
+    ToBatch: "to-batch",
+    Undo: "undo",
+}

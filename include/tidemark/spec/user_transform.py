@@ -1,0 +1,268 @@
+"""Imports the user's transform and determines its form. The only module of `tidemark.spec` that runs the user's code.
+
+Errors in the transform are reported as problems of the consumer's file, at its ``transform:`` key.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tidemark.spec.model import ConsumerSpec, Order
+from tidemark.spec.problem import KeyPath, SpecInvalid, shown
+from tidemark.text.wording import nearest
+
+_ANNOTATE = "annotate it: record: Record, batch: pa.RecordBatch or records: DataFrame"
+_FOREIGN_FRAMES = ("pandas", "pd", "polars", "pl", "pyspark.pandas", "ps", "dask", "modin")
+"""Modules, and their usual aliases, whose DataFrame is not Spark's."""
+
+
+class Form(StrEnum):
+    SPARK = "spark"
+    """DataFrame to DataFrame."""
+    ARROW = "arrow"
+    """RecordBatch to RecordBatch."""
+    FUNCTION = "function"
+    """A record to a row, several rows, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The user's function and its form."""
+
+    form: Form
+    function: Callable[..., Any]
+    module: str
+    name: str
+
+
+_NAMES = {"records": Form.SPARK, "df": Form.SPARK, "batch": Form.ARROW, "record": Form.FUNCTION}
+"""The form that the name of an untyped first parameter implies."""
+
+
+class _Unclear(Exception):
+    """The form cannot be determined or is not supported. Holds the message and the fix."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message, fix)
+        self.message = message
+        self.fix = fix
+
+
+def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
+    """Imports the consumer's function, with ``folders`` at the front of ``sys.path`` in this order. They stay there, once each.
+
+    A consumer without code has none: see `tidemark.values.fields.transform_of`.
+
+    Raises `SpecInvalid` if the module or the function does not exist, if importing it raises (with the place in the user's file), if its
+    form cannot be determined, or if its form does not support ``retry.order``.
+    """
+    assert spec.transform is not None
+    module_name, _, name = spec.transform.partition(":")
+    module = _import(spec, ("transform",), module_name, folders)
+    function = getattr(module, name, None)
+    if function is None:
+        functions = [each for each, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module_name]
+        near = nearest(name, functions) or (functions[0] if len(functions) == 1 else None)
+        fix = f"write {module_name}:{near}" if near else f"write a function of this name in {_place(module)}"
+        raise _refused(spec, ("transform",), f'transform: module {module_name} has no function "{name}"', fix)
+    try:
+        form = form_of(function)
+    except _Unclear as unclear:
+        raise _refused(spec, ("transform",), f"transform: {spec.transform} {unclear.message}", unclear.fix) from None
+    if form is Form.SPARK and spec.retry.order is Order.KEY:
+        message = f"retry.order: {spec.transform} has the Spark form, whose rows do not show which key they come from"
+        raise _refused(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
+    return Transform(form, function, module_name, name)
+
+
+def load_permanent(spec: ConsumerSpec, folders: Sequence[Path]) -> tuple[type[Exception], ...]:
+    """The exception classes that ``retry.permanent`` names. Raises `SpecInvalid` for those that do not exist or are not exceptions."""
+    return tuple(_exception(spec, index, name, folders) for index, name in enumerate(spec.retry.permanent))
+
+
+def form_of(function: object) -> Form:
+    """The form of a transform: from the type of its first parameter or of its result, else from the first parameter's name."""
+    first, returned = _signature(function)
+    given = _form_of_annotation(first.annotation, function)
+    made = _form_of_annotation(_of_each(returned), function)
+    if given is None and made in (Form.SPARK, Form.ARROW):
+        return made
+    by_name = _NAMES.get(first.name)
+    if given is None and made is Form.FUNCTION and by_name not in (None, Form.FUNCTION):
+        raise _Unclear(f'takes "{first.name}" as the {by_name} form does, but its result is typed otherwise', _ANNOTATE)
+    form = given or by_name or made
+    if form is None:
+        raise _Unclear(f'takes "{first.name}", which does not show the form', _ANNOTATE)
+    if made is not None and made is not form:
+        raise _Unclear(f"takes what the {form} form takes and returns what the {made} form returns", "use types of one form for both")
+    if form is not Form.FUNCTION and inspect.isgeneratorfunction(function):
+        raise _Unclear("yields", "return one result; only the form record: Record may yield its rows")
+    return form
+
+
+def _signature(function: object) -> tuple[inspect.Parameter, object]:
+    """The parameter that gets the input, and the annotation of the result."""
+    if not callable(function):
+        raise _Unclear(f"is not a function but {type(function).__name__}", "name a function")
+    if isinstance(function, type):
+        raise _Unclear("is a class", "name a function")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise _Unclear("is async", "write a plain function: def, not async def")
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        raise _Unclear("has no readable signature", "wrap it in a function of your own") from None
+    positional = [each for each in signature.parameters.values() if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if not positional:
+        raise _Unclear("takes no parameter", "let it take one: record: Record, batch: pa.RecordBatch or records: DataFrame")
+    needed = [each.name for each in positional[1:] if each.default is each.empty]
+    needed += [each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    if needed:
+        raise _Unclear(f"needs more than one parameter: {', '.join(needed)}", "give all but the first one a default")
+    return positional[0], signature.return_annotation
+
+
+def _of_each(annotation: object) -> object:
+    """The type of the results in a dict of them; any other type as it is."""
+    if isinstance(annotation, str):
+        match = re.fullmatch(r"[\"']?(?:\w+\.)*(?:dict|Dict|Mapping)\[str, *(.+)\][\"']?", annotation.strip())
+        return match[1] if match else annotation
+    arguments = typing.get_args(annotation)
+    return arguments[1] if typing.get_origin(annotation) in (dict, Mapping) and arguments[:1] == (str,) else annotation
+
+
+def _form_of_annotation(annotation: object, function: object) -> Form | None:
+    """The form that a type implies. None if there is no type."""
+    if annotation is inspect.Parameter.empty:
+        return None
+    if isinstance(annotation, str):
+        annotation = _resolved(annotation.strip().strip("'\""), function)
+    module, name = _module_and_name(annotation)
+    if name == "DataFrame":
+        if any(module == foreign or module.startswith(f"{foreign}.") for foreign in _FOREIGN_FRAMES):
+            raise _Unclear(f"has the type {module}.DataFrame", "take a pyspark.sql.DataFrame, or a pa.RecordBatch and its to_pandas()")
+        return Form.SPARK
+    if name == "RecordBatch":
+        return Form.ARROW
+    if name == "Table" and module.partition(".")[0] in ("", "pa", "pyarrow"):
+        raise _Unclear("has the type pa.Table", "take and return a pa.RecordBatch")
+    if name != "Record" and any(wanted in str(annotation) for wanted in ("RecordBatch", "DataFrame")):
+        raise _Unclear(f"has the type {_plain(annotation)}", "write the type itself: pa.RecordBatch or DataFrame")
+    return Form.FUNCTION
+
+
+def _resolved(text: str, function: object) -> object:
+    """The object that a dotted name refers to in the function's module. Returns the text if it refers to nothing, as for names that are
+    only imported for type checking."""
+    value: Any = None
+    for index, part in enumerate(text.split(".")):
+        names = getattr(inspect.unwrap(function), "__globals__", {}) if callable(function) else {}
+        value = names.get(part, text) if index == 0 else getattr(value, part, text)
+        if value is text:
+            return text
+    return value
+
+
+def _module_and_name(annotation: object) -> tuple[str, str]:
+    if isinstance(annotation, str):
+        module, _, name = annotation.rpartition(".")
+        return module, name
+    if isinstance(annotation, type):
+        return annotation.__module__, annotation.__name__
+    return "", ""
+
+
+def _plain(annotation: object) -> str:
+    return annotation if isinstance(annotation, str) else str(annotation).replace("typing.", "")
+
+
+def _exception(spec: ConsumerSpec, index: int, name: str, folders: Sequence[Path]) -> type[Exception]:
+    path = ("retry", "permanent", index)
+    module_name, _, class_name = name.rpartition(".")
+    module = _import(spec, path, module_name, folders) if module_name else builtins
+    found = getattr(module, class_name, None)
+    if isinstance(found, type) and issubclass(found, Exception):
+        return found
+    message = f'retry.permanent[{index}]: {module.__name__} has no exception "{class_name}"'
+    kinds = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, Exception)]
+    near = nearest(class_name, kinds)
+    raise _refused(spec, path, message, f"write {module.__name__}.{near}" if near else "name a class that is an Exception")
+
+
+def _import(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequence[Path]) -> ModuleType:
+    import_from(folders)
+    mine = _file_in(name, folders)
+    if mine is not None and name.partition(".")[0] in sys.stdlib_module_names:
+        top = name.partition(".")[0]
+        message = f"{path[0]}: {shown(mine)} has the name of the standard library's module {top}"
+        raise _refused(spec, path, message, "rename the file")
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _import_failed(spec, path, name, folders, error) from error
+    if mine is not None and module.__file__ and Path(module.__file__).resolve() != mine.resolve():
+        message = f"{path[0]}: {name} is {shown(Path(module.__file__))}, which hides {shown(mine)}"
+        raise _refused(spec, path, message, "rename your file")
+    return module
+
+
+def _import_failed(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequence[Path], error: BaseException) -> SpecInvalid:
+    if isinstance(error, ModuleNotFoundError) and error.name and (name == error.name or name.startswith(f"{error.name}.")):
+        modules = sorted(file.stem for folder in folders for file in folder.glob("*.py"))
+        near = nearest(name, modules)
+        places = ", ".join(shown(folder) for folder in folders) or "sys.path"
+        fix = f"write {near}" if near else f"put {name.replace('.', '/')}.py into {places}"
+        return _refused(spec, path, f'{path[0]}: module "{error.name}" not found', fix)
+    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return _refused(spec, path, f"{path[0]}: importing {name} raised {said}", f"fix {_user_line(error, folders)}")
+
+
+def _user_line(error: BaseException, folders: Sequence[Path]) -> str:
+    """The innermost line of the user's files in the error's traceback."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{shown(Path(error.filename))}:{error.lineno}: {(error.text or '').strip()}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    roots = [folder.resolve() for folder in folders]
+    mine = [frame for frame in frames if any(Path(frame.filename).resolve().is_relative_to(root) for root in roots)]
+    last = (mine or frames)[-1]
+    return f"{shown(Path(last.filename))}:{last.lineno}: {last.line}"
+
+
+def import_from(folders: Sequence[Path]) -> None:
+    """Puts these folders at the front of ``sys.path``, once each. Changes nothing if they are already there."""
+    wanted = list(dict.fromkeys(str(folder.resolve()) for folder in folders))
+    if sys.path[: len(wanted)] != wanted:
+        sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]
+
+
+def _file_in(name: str, folders: Sequence[Path]) -> Path | None:
+    parts = name.split(".")
+    for folder in folders:
+        for file in (folder.joinpath(*parts, "__init__.py"), folder.joinpath(*parts[:-1], f"{parts[-1]}.py")):
+            if file.is_file():
+                return file
+    return None
+
+
+def _place(module: ModuleType) -> str:
+    return shown(Path(module.__file__)) if module.__file__ else module.__name__
+
+
+def _refused(spec: ConsumerSpec, path: KeyPath, message: str, fix: str) -> SpecInvalid:
+    return spec.invalid(spec.problem(path, message, fix))

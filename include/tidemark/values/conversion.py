@@ -1,0 +1,602 @@
+"""The conversion table: which kinds of values a column takes, and how. One for all formats, for change data, for consumers without code and
+for the function form of a transform.
+
+A cell is `Rule.ALWAYS` if each value of the kind is stored as it was sent, `Rule.CHECKED` if that depends on the value. A kind without a
+cell is refused. A value that does not fit its column fails its record, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import enum
+import functools
+import math
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidemark.sink import numeric
+from tidemark.sink.types import arrow_type, base_of, conformed, cut, fits, is_bytes, is_text, uuid_bytes
+from tidemark.values.arrow_values import TOO_FINE, python_values
+from tidemark.values.json_text import json_text
+from tidemark.values.plain import Misfit, plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Kind(enum.Enum):
+    """Kinds of values. The text is what `docs/formats.md` calls them."""
+
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    DECIMAL = "decimal number"
+    FLOAT = "floating-point number"
+    TEXT = "text"
+    BYTES = "bytes"
+    UUID = "uuid"
+    DATE = "date"
+    TIME = "time"
+    TIMESTAMP = "timestamp without zone"
+    TIMESTAMPTZ = "timestamp with zone"
+    INTERVAL = "interval"
+    RECORD = "record or map"
+    LIST = "list"
+
+
+class Rule(enum.Enum):
+    ALWAYS = "always"
+    CHECKED = "checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """``convert`` gets a value and the column's type. It returns what `arrow_type` of the column takes, or raises `Misfit`."""
+
+    rule: Rule
+    convert: Callable[[Any, str], Any]
+
+
+_INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
+_FLOATS = ("real", "double precision")
+_TEXTS = ("text", "character varying", "character", "name")
+_JSON = ("json", "jsonb")
+_EXACT_DIGITS = {"real": (6, 2.0**-126), "double precision": (15, 2.0**-1022)}
+"""A float keeps so many digits, if it is not less than this."""
+_MOST_DIGITS = 1_100
+"""A double has at most 767 significant digits."""
+_DATE = r"\d{4}-\d\d-\d\d"
+_TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
+_ZONE = r"(?:Z|z|[+-]\d\d(?::?[0-5]\d(?::?[0-5]\d)?)?)"
+_MOST = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])\d*-\d\d-\d\d"
+_INNER = r"^(?:000[2-9]|00[1-9]\d|0[1-9]\d\d|[1-8]\d\d\d|9[0-8]\d\d|99[0-8]\d|999[0-8])-\d\d-\d\d"
+_CLOCK = r"[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?"
+_ISO = {
+    "date": rf"{_MOST}$",
+    "timestamp without time zone": rf"{_MOST}{_CLOCK}$",
+    "timestamp with time zone": rf"{_INNER}{_CLOCK}(?:Z|[+-]\d\d:[0-5]\d)$",
+}
+"""Texts that Arrow reads as Python does."""
+_FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
+_FRACTION = re.compile(r"([.,]\d{6})\d+")
+
+
+def _same(value: Any, _: str) -> Any:
+    return value
+
+
+def _integer(value: int, postgres: str) -> int:
+    limit = _INTEGERS[base_of(postgres)]
+    if not -limit <= value < limit:
+        raise Misfit("is out of range")
+    return int(value)
+
+
+def _whole(value: Decimal | float, postgres: str) -> int:
+    number = value if isinstance(value, Decimal) else Decimal(value)
+    if not number.is_finite():
+        raise Misfit("is not a finite number")
+    if not number:  # of any exponent
+        return 0
+    if number.adjusted() > 20:  # before it is written out, which takes minutes for a large exponent
+        raise Misfit("is out of range")
+    if number != number.to_integral_value():
+        raise Misfit("is not a whole number")
+    return _integer(int(number), postgres)
+
+
+def _float_of_integer(value: int, postgres: str) -> float:
+    return _float_of_decimal(Decimal(value), postgres)
+
+
+def _float_of_decimal(value: Decimal, postgres: str) -> float:
+    """The nearest float, if it has the digits that were sent."""
+    base = base_of(postgres)
+    if not value.is_finite():
+        return float(_loud(value))
+    if base == "double precision" and repr(float(value)) == str(value):
+        return float(value)
+    digits = len("".join(map(str, value.as_tuple().digits)).rstrip("0")) or 1
+    if digits > _MOST_DIGITS:
+        raise Misfit(f"has more digits than {base} keeps")
+    nearest = _float32(float(value)) if base == "real" else float(value)
+    if math.isinf(nearest) or (nearest == 0) is not (value == 0):
+        raise Misfit("is out of range")
+    most, least = _EXACT_DIGITS[base]
+    if (digits > most or abs(nearest) < least) and Decimal(f"{nearest:.{digits - 1}e}") != value:
+        raise Misfit(f"has more digits than {base} keeps")
+    return nearest
+
+
+def _loud(value: Decimal) -> Decimal:
+    """A number that is not finite, without the sign and the payload of a NaN, which Postgres has not."""
+    if value.is_snan():
+        raise Misfit("is a signaling NaN")
+    return Decimal("NaN") if value.is_nan() else value
+
+
+def _real(value: float, postgres: str) -> float:
+    """A double in a ``real`` column: what has the digits that Python shows of it."""
+    if not math.isfinite(value) or _float32(value) == value:
+        return value
+    return _float_of_decimal(Decimal(repr(value)), postgres)
+
+
+def _float32(value: float) -> float:
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def _double(value: float, postgres: str) -> float:
+    return _real(value, postgres) if base_of(postgres) == "real" else value
+
+
+def _numeric(value: Decimal | int, postgres: str) -> str:
+    number = value if isinstance(value, Decimal) else Decimal(value)
+    number = number if number.is_finite() else _loud(number)
+    try:
+        numeric.require_fits(number, postgres)
+    except numeric.NotNumeric as error:
+        raise Misfit(str(error)) from None
+    return str(number)
+
+
+def _number(text: str) -> Decimal:
+    try:
+        return numeric.number_of(text)
+    except numeric.NotNumeric as error:
+        raise Misfit(str(error)) from None
+
+
+def _parsed_float(text: str, postgres: str) -> float:
+    return _float_of_decimal(_number(text), postgres)
+
+
+def _parsed_uuid(text: str, _: str) -> bytes:
+    if (octets := uuid_bytes(text)) is None:
+        raise Misfit("is not a uuid")
+    return octets
+
+
+def _uuid_bytes(value: bytes, _: str) -> bytes:
+    if len(value) != 16:
+        raise Misfit("does not have 16 bytes")
+    return value
+
+
+def _utf8(value: bytes, _: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Misfit("is not UTF-8 text") from None
+
+
+@functools.lru_cache(maxsize=16)
+def _form(*parts: str) -> re.Pattern[str]:
+    return re.compile("".join(parts), re.ASCII)
+
+
+def _iso(text: str, pattern: re.Pattern[str], parse: Callable[[str], Any], what: str) -> Any:
+    if not pattern.fullmatch(text):
+        raise Misfit(f"is not {what} in ISO 8601")
+    if _FINER.search(text):
+        raise Misfit("has more than 6 digits after the second")
+    try:
+        return parse(_FRACTION.sub(r"\1", text))
+    except ValueError:
+        raise Misfit(f"is not {what} that exists") from None
+
+
+def _parsed_date(text: str, _: str) -> dt.date:
+    day: dt.date = _iso(text, _form(_DATE), dt.date.fromisoformat, "a date")
+    return day
+
+
+def _parsed_time(text: str, _: str) -> dt.time:
+    time_of_day: dt.time = _iso(text, _form(_TIME), dt.time.fromisoformat, "a time without zone")
+    return time_of_day
+
+
+def _parsed_timestamp(text: str, _: str) -> dt.datetime:
+    moment: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME), dt.datetime.fromisoformat, "a timestamp without zone")
+    return moment
+
+
+def _parsed_timestamptz(text: str, _: str) -> dt.datetime:
+    moment: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME, _ZONE), _in_utc, "a timestamp with zone")
+    return moment
+
+
+def _in_utc(text: str) -> dt.datetime:
+    try:
+        return dt.datetime.fromisoformat(text.upper()).astimezone(dt.UTC)
+    except OverflowError as error:
+        raise ValueError from error
+
+
+def _parsed_interval(text: str, _: str) -> dt.timedelta:
+    if _FINER.search(text):
+        raise Misfit("has more than 6 digits after the second")
+    try:
+        return msgspec.convert(text, dt.timedelta)
+    except (msgspec.ValidationError, OverflowError):
+        raise Misfit("is not a time of days, hours, minutes and seconds in ISO 8601") from None
+
+
+def _moment(milliseconds: int, _: str) -> int:
+    """In microseconds, as Arrow takes it too."""
+    if not -(2**63) <= milliseconds * 1_000 < 2**63:
+        raise Misfit("is out of range for milliseconds since 1970")
+    return int(milliseconds) * 1_000
+
+
+def _whole_moment(milliseconds: Decimal, postgres: str) -> int:
+    return _moment(_whole(milliseconds, "bigint"), postgres)
+
+
+def _decimal_text(value: Decimal, _: str) -> str:
+    """Written out, unless most of it would be zeros."""
+    exponent = value.as_tuple().exponent
+    if not isinstance(exponent, int):
+        return str(_loud(value))
+    return f"{value:f}" if -100 <= exponent <= 0 else str(value)
+
+
+def _integer_text(value: int, _: str) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python writes 4,300 digits at most
+        return str(Decimal(value))
+
+
+def _float_text(value: float, _: str) -> str:
+    return _SPECIAL_TEXT.get(text := repr(float(value)), text)
+
+
+_SPECIAL_TEXT = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _json(value: Any, _: str) -> str:
+    return json_text(value, strict=True)
+
+
+def _unquoted(value: Any, _: str) -> str:
+    return json_text(value).strip('"')
+
+
+def _uuid_text(value: uuid.UUID, _: str) -> str:
+    return str(value)
+
+
+_ALWAYS, _CHECKED = Rule.ALWAYS, Rule.CHECKED
+
+
+def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
+    """The table: by kind of value, then by column, without its digits."""
+
+    def row(*cells: tuple[Iterable[str] | str, Rule, Callable[[Any, str], Any]]) -> Mapping[str, Cell]:
+        return {
+            column: Cell(rule, convert)
+            for columns, rule, convert in cells
+            for column in ([columns] if isinstance(columns, str) else columns)
+        }
+
+    return {
+        Kind.BOOLEAN: row(("boolean", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.INTEGER: row(
+            (_INTEGERS, _CHECKED, _integer),
+            (_FLOATS, _CHECKED, _float_of_integer),
+            ("numeric", _CHECKED, _numeric),
+            ((*_TEXTS, *_JSON), _ALWAYS, _integer_text),
+            ("timestamp with time zone", _CHECKED, _moment),
+        ),
+        Kind.DECIMAL: row(
+            (_INTEGERS, _CHECKED, _whole),
+            (_FLOATS, _CHECKED, _float_of_decimal),
+            ("numeric", _CHECKED, _numeric),
+            (_TEXTS, _ALWAYS, _decimal_text),
+            ("timestamp with time zone", _CHECKED, _whole_moment),
+            (_JSON, _CHECKED, _json),
+        ),
+        Kind.FLOAT: row(
+            (_INTEGERS, _CHECKED, _whole),
+            ("real", _CHECKED, _real),
+            ("double precision", _ALWAYS, _same),
+            (_TEXTS, _ALWAYS, _float_text),
+            (_JSON, _CHECKED, _json),
+        ),
+        Kind.TEXT: row(
+            (_INTEGERS, _CHECKED, lambda text, postgres: _whole(_number(text), postgres)),
+            (_FLOATS, _CHECKED, _parsed_float),
+            ("numeric", _CHECKED, lambda text, postgres: _numeric(_number(text), postgres)),
+            ((*_TEXTS, "enum", *_JSON), _ALWAYS, _same),
+            ("uuid", _CHECKED, _parsed_uuid),
+            ("date", _CHECKED, _parsed_date),
+            ("time without time zone", _CHECKED, _parsed_time),
+            ("timestamp without time zone", _CHECKED, _parsed_timestamp),
+            ("timestamp with time zone", _CHECKED, _parsed_timestamptz),
+            ("interval", _CHECKED, _parsed_interval),
+        ),
+        Kind.BYTES: row(("bytea", _ALWAYS, _same), (_TEXTS, _CHECKED, _utf8), ("uuid", _CHECKED, _uuid_bytes), (_JSON, _ALWAYS, _json)),
+        Kind.UUID: row(("uuid", _ALWAYS, lambda value, _: value.bytes), (_TEXTS, _ALWAYS, _uuid_text), (_JSON, _ALWAYS, _json)),
+        Kind.DATE: row(("date", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.TIME: row(("time without time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.TIMESTAMP: row(("timestamp without time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.TIMESTAMPTZ: row(("timestamp with time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.INTERVAL: row(("interval", _CHECKED, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.RECORD: row((_TEXTS, _CHECKED, _json), (_JSON, _CHECKED, _json)),
+        Kind.LIST: row((_TEXTS, _CHECKED, _json), (_JSON, _CHECKED, _json)),
+    }
+
+
+CELLS = _cells()
+
+
+def cell(kind: Kind, postgres: str) -> Cell | None:
+    """`None` if a column of this type, as ``format_type`` spells it, takes no values of this kind, or only lists."""
+    return CELLS[kind].get(base_of(postgres))
+
+
+def converts(source: pa.DataType, postgres: str) -> bool:
+    """Whether a column of this type takes values of the Arrow type. For `Rule.CHECKED`, each value decides."""
+    import pyarrow as pa
+
+    if arrow_type(postgres) is None:
+        return False
+    if pa.types.is_null(source):
+        return True
+    if postgres.endswith("[]"):
+        return bool(pa.types.is_list(source) or pa.types.is_large_list(source)) and converts(source.value_type, postgres[:-2])
+    kind = kind_of(source)
+    return kind is not None and cell(kind, postgres) is not None
+
+
+def kind_of(source: pa.DataType) -> Kind | None:
+    """The kind of values of an Arrow type."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(source):
+        return kind_of(source.value_type)
+    if pa.types.is_timestamp(source):
+        return Kind.TIMESTAMPTZ if source.tz else Kind.TIMESTAMP
+    simple = {
+        Kind.BOOLEAN: pa.types.is_boolean,
+        Kind.INTEGER: pa.types.is_integer,
+        Kind.DECIMAL: pa.types.is_decimal,
+        Kind.FLOAT: pa.types.is_floating,
+        Kind.TEXT: is_text,
+        Kind.BYTES: is_bytes,
+        Kind.DATE: pa.types.is_date,
+        Kind.TIME: pa.types.is_time,
+        Kind.INTERVAL: pa.types.is_duration,
+        Kind.LIST: lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
+        Kind.RECORD: lambda kind: pa.types.is_struct(kind) or pa.types.is_map(kind),
+    }
+    return next((kind for kind, matches in simple.items() if matches(source)), None)
+
+
+_KINDS: Mapping[type, Kind] = {
+    bool: Kind.BOOLEAN,
+    int: Kind.INTEGER,
+    Decimal: Kind.DECIMAL,
+    float: Kind.FLOAT,
+    str: Kind.TEXT,
+    bytes: Kind.BYTES,
+    uuid.UUID: Kind.UUID,
+    dt.date: Kind.DATE,
+    dt.timedelta: Kind.INTERVAL,
+    dict: Kind.RECORD,
+    list: Kind.LIST,
+}
+
+
+def _kind(value: Any) -> Kind:
+    """The kind of a plain value."""
+    if (known := _KINDS.get(type(value))) is not None:
+        return known
+    if isinstance(value, dt.datetime):
+        return Kind.TIMESTAMP if value.tzinfo is None else Kind.TIMESTAMPTZ
+    assert isinstance(value, dt.time)
+    return Kind.TIME
+
+
+@functools.lru_cache(maxsize=1024)
+def _converter(kind: type, postgres: str) -> Callable[[Any, str], Any]:
+    """What converts values of exactly this Python type."""
+    is_plain = kind in _KINDS and kind not in (dict, list) and not postgres.endswith("[]")
+    known = cell(_KINDS[kind], postgres) if is_plain else None
+    return known.convert if known is not None else lambda value, postgres: _converted(plain(value), postgres)
+
+
+def _converted(value: Any, postgres: str) -> Any:
+    if value is None:
+        return None
+    kind = _kind(value)
+    if postgres.endswith("[]"):
+        if kind is not Kind.LIST:
+            raise Misfit(f"is {_A[kind]}, not a list")
+        return [_converted(each, postgres[:-2]) for each in value]
+    known = cell(kind, postgres)
+    if known is None:
+        raise Misfit(f"is {_A[kind]}")
+    return known.convert(value, postgres)
+
+
+_A = {kind: kind.value if kind in (Kind.TEXT, Kind.BYTES) else f"{'an' if kind.value[0] in 'aeio' else 'a'} {kind.value}" for kind in Kind}
+
+
+_NATIVE: Mapping[str, type] = {
+    "boolean": bool,
+    **dict.fromkeys(_INTEGERS, int),
+    "double precision": float,
+    **dict.fromkeys((*_TEXTS, "enum", *_JSON), str),
+    "bytea": bytes,
+    "date": dt.date,
+    "time without time zone": dt.time,
+    "timestamp without time zone": dt.datetime,
+    "timestamp with time zone": dt.datetime,
+    "interval": dt.timedelta,
+}
+
+
+def _are_native(values: list[Any], postgres: str) -> bool:
+    """Whether Arrow stores all of them as they are, or refuses them."""
+    base = base_of(postgres)
+    native = _NATIVE.get(base)
+    if native is None or not {*map(type, values)} <= {native, type(None)}:
+        return False
+    if base == "timestamp with time zone":
+        return all(value is None or value.tzinfo is dt.UTC for value in values)
+    return native not in (dt.datetime, dt.time) or all(value is None or value.tzinfo is None for value in values)
+
+
+def from_python(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
+    """Python values for a column of this type, and the places of those that do not fit it, which are null, with the reason."""
+    converted, wrong = _fitted(values, postgres)
+    return _without(converted, wrong, cut(converted, postgres))
+
+
+def _without(array: pa.Array, wrong: dict[int, str], more: Mapping[int, str]) -> tuple[pa.Array, dict[int, str]]:
+    import pyarrow as pa
+
+    if more:
+        array = array.take(pa.array([None if at in more else at for at in range(len(array))], pa.int64()))
+    return array, {**more, **wrong}
+
+
+def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
+    import pyarrow as pa
+
+    base = base_of(postgres)
+    target = {"numeric": pa.string(), "numeric[]": pa.list_(pa.string())}.get(base) or arrow_type(postgres)
+    try:
+        together = pa.array(values, target) if _are_native(values, postgres) else _at_once(values, base, postgres)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - one by one, the value at fault is found
+        together = None
+    if together is not None:
+        return together, {}
+    wrong: dict[int, str] = {}
+    converted: list[Any] = []
+    for at, value in enumerate(values):
+        try:
+            kind: Any = type(value)
+            convert = _converter(kind, postgres)
+            converted.append(convert(value, postgres))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the value's
+            wrong[at] = _reason(error)
+            converted.append(None)
+    try:
+        return pa.array(converted, target), wrong
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a time beyond Arrow's range, text that is no Unicode
+        parts = []
+        for at, value in enumerate(converted):
+            try:
+                parts.append(pa.array([value], target))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                wrong[at] = "is not Unicode text" if isinstance(error, UnicodeError) else "is out of range"
+                parts.append(pa.nulls(1, target))
+        return pa.concat_arrays(parts), wrong
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Misfit):
+        return str(error)
+    return "is nested too deeply" if isinstance(error, RecursionError) else f"cannot be converted: {type(error).__name__}"
+
+
+def _at_once(values: list[Any], base: str, postgres: str) -> pa.Array | None:
+    """Numbers and times in text, which JSON has most, converted together. `None` if some of the values may be others, or may not fit."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = {*map(type, values)} - {type(None)}
+    if Decimal in kinds and not all(value.is_finite() for value in values if type(value) is Decimal):
+        return None
+    if base == "numeric" and kinds <= {Decimal, int}:
+        texts = pa.array([None if value is None else str(Decimal(value)) for value in values], pa.string())
+        return None if numeric.encoded(texts, postgres)[1] else texts
+    if base == "double precision" and kinds == {Decimal}:
+        floats = [None if value is None else float(value) for value in values]
+        same = list(map(repr, floats)) == list(map(str, values))
+        return pa.array(floats, pa.float64()) if same else None
+    if base in _ISO and kinds == {str}:
+        texts = pa.array(values, pa.string())
+        if pc.all(pc.match_substring_regex(texts, _ISO[base])).as_py() in (True, None):
+            with contextlib.suppress(pa.ArrowInvalid):
+                return texts.cast(arrow_type(postgres))
+    return None
+
+
+def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
+    """Like `from_python`, for an array of a type that `converts`."""
+    import pyarrow as pa
+
+    target = arrow_type(postgres)
+    assert target is not None
+    source = array.type
+    if base_of(postgres).removesuffix("[]") == "numeric":
+        inner = source if not postgres.endswith("[]") or pa.types.is_null(source) else source.value_type
+        if pa.types.is_decimal(inner) and fits(source, postgres):
+            return array, {}
+    elif fits(source, postgres):
+        wrong: dict[int, str] = {}
+        try:
+            converted = conformed(array, postgres)
+        except pa.ArrowException:
+            converted, wrong = _one_by_one(array, postgres)
+        return _without(converted, wrong, cut(converted, postgres))
+    with contextlib.suppress(pa.ArrowException):  # out of range
+        if pa.types.is_integer(source) and pa.types.is_integer(target):
+            return array.cast(target), {}
+        if pa.types.is_int64(source) and pa.types.is_timestamp(target):
+            return array.cast(pa.timestamp("ms", target.tz)).cast(target), {}
+    values, unreadable = python_values(array)
+    converted, misfits = from_python(values, postgres)
+    return converted, misfits | unreadable
+
+
+def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
+    import pyarrow as pa
+
+    target = arrow_type(postgres)
+    parts, wrong = [], {}
+    for at in range(len(array)):
+        one = array.slice(at, 1)
+        try:
+            parts.append(conformed(one, postgres).cast(target))
+        except pa.ArrowException:
+            wrong[at] = "is not a uuid" if base_of(postgres).startswith("uuid") else TOO_FINE
+            parts.append(pa.nulls(1, target))
+    return pa.concat_arrays(parts), wrong

@@ -1,0 +1,231 @@
+"""Reads fields of JSON texts for the columns of a table. Fields that are missing are null, others are ignored.
+
+A value is the Python value of its JSON: numbers with a point or an exponent as ``Decimal``. For text columns, all that is no text is its
+JSON as it was written; for JSON columns, everything is; bytes are base64. The rest is `tidemark.values.conversion`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from tidemark.sink.types import base_of
+from tidemark.values.json_text import from_base64
+from tidemark.values.plain import Misfit
+
+UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
+"""Characters that msgspec refuses in the name of a field to read."""
+ABSENT = msgspec.UNSET
+"""In place of a value: the record has no such field."""
+ANY = "any"
+"""In place of a column's type: whatever the JSON has."""
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("text", "character varying", "character", "name", "enum"), str),
+    **dict.fromkeys(("json", "jsonb"), msgspec.Raw),
+}
+"""What is read for a column's type, without its modifier, if not anything."""
+_UNFINISHED = ("json", "jsonb", "bytea")
+
+
+def number(text: str) -> Decimal:
+    """A number of JSON. Raises ValueError if its exponent has more digits than Python counts."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError("a number is out of range") from None
+
+
+def problem(text: str, error: Exception) -> str:
+    """Why a text cannot be parsed."""
+    return "it begins with a byte order mark" if text.startswith("\ufeff") else str(error)
+
+
+def is_json(text: str) -> bool:
+    """Whether the text is one value in JSON, and nothing else."""
+    try:
+        _RAW.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True
+
+
+Leaf = tuple[tuple[str, ...], str]
+"""A path of one or more names, and the type of the column, as ``format_type`` spells it."""
+
+
+def read(
+    texts: Sequence[str | None], leaves: Sequence[Leaf], with_default: Set[Leaf] = frozenset()
+) -> tuple[list[list[Any]], dict[int, str]]:
+    """The values of each path, one for each text, and the places of texts that cannot be read so, with ``Type: reason``. A missing field
+    is None, or `ABSENT` for the leaves ``with_default``."""
+    columns: list[list[Any]] = [[]] * len(leaves)
+    errors: dict[int, str] = {}
+    for reader in _readers(tuple(leaves), frozenset(with_default)):
+        found, has_raw = _parsed(reader, texts, errors)
+        for at, attributes in reader.places:
+            columns[at] = _walked(found, attributes, ABSENT if leaves[at] in with_default else None)
+            if has_raw or base_of(leaves[at][1]).removesuffix("[]") in _UNFINISHED:
+                columns[at] = _finished(columns[at], *leaves[at], errors)
+    return columns, errors
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads some leaves: their numbers and attributes. ``raw`` reads them as JSON. ``blank`` has none of the fields."""
+
+    decode: Callable[[str], Any]
+    raw: Callable[[str], Any]
+    blank: Any
+    places: tuple[tuple[int, tuple[str, ...]], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def _readers(leaves: tuple[Leaf, ...], with_default: frozenset[Leaf]) -> list[_Reader]:
+    """One reader; several, if a path goes on below another one."""
+    trees: list[tuple[dict[str, Any], list[tuple[int, tuple[str, ...]]]]] = []
+    for at, (path, postgres) in enumerate(leaves):
+        tree = next((each for each in trees if _is_free(each[0], path)), None)
+        if tree is None:
+            trees.append(tree := ({}, []))
+        node = tree[0]
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = (_type(postgres), ABSENT if (path, postgres) in with_default else None)
+        tree[1].append((at, path))
+    return [_reader(*each) for each in trees]
+
+
+def _reader(tree: dict[str, Any], paths: list[tuple[int, tuple[str, ...]]]) -> _Reader:
+    kind, raw = _struct(tree), _struct(_each(tree, lambda leaf: (msgspec.Raw, leaf[1])))
+    return _Reader(
+        msgspec.json.Decoder(kind, float_hook=number).decode,
+        msgspec.json.Decoder(raw).decode,
+        kind(),
+        tuple((at, tuple(_attributes(tree, path))) for at, path in paths),
+    )
+
+
+def _each(tree: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: _each(kind, change) if isinstance(kind, dict) else change(kind) for name, kind in tree.items()}
+
+
+def _is_free(tree: dict[str, Any], path: tuple[str, ...]) -> bool:
+    """Whether the tree has no leaf on the way, and nothing at its end."""
+    node: Any = tree
+    for name in path:
+        if not isinstance(node, dict):
+            return False
+        if name not in node:
+            return True
+        node = node[name]
+    return False
+
+
+def _struct(tree: dict[str, Any]) -> Any:
+    leaves = {name: (_struct(leaf), None) if isinstance(leaf, dict) else leaf for name, leaf in tree.items()}
+    fields = [
+        (f"f{at}", kind if kind in (msgspec.Raw, Any) else kind | None, msgspec.field(default=default, name=name))
+        for at, (name, (kind, default)) in enumerate(leaves.items())
+    ]
+    return msgspec.defstruct("Fields", fields)
+
+
+def _attributes(tree: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    node = tree
+    for name in path:
+        yield f"f{list(node).index(name)}"
+        node = node[name]
+
+
+def _type(postgres: str) -> Any:
+    base = base_of(postgres)
+    if base.endswith("[]"):
+        inner = _type(postgres[:-2])
+        return Any if inner is Any else list[inner | None]  # type: ignore[valid-type]
+    return _TYPES.get(base, Any)
+
+
+def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]) -> tuple[list[Any], bool]:
+    """The fields of each text, and whether there are some that have other types than most: their fields are JSON."""
+    decode, blank = reader.decode, reader.blank
+    try:
+        return list(map(decode, texts)), False  # type: ignore[arg-type]
+    except (msgspec.MsgspecError, RecursionError, TypeError):  # TypeError: a null
+        pass
+    found, has_raw = [], False
+    for at, text in enumerate(texts):
+        value = blank
+        if text is not None:
+            try:
+                try:
+                    value = decode(text)
+                except msgspec.ValidationError:
+                    value, has_raw = reader.raw(text), True
+            except msgspec.ValidationError as error:
+                errors[at] = f"Fail: {error}"
+            except (msgspec.DecodeError, RecursionError) as error:
+                errors[at] = f"Undecodable: it is not JSON: {problem(text, error)}"
+        found.append(value)
+    return found, has_raw
+
+
+def _walked(rows: list[Any], attributes: Sequence[str], missing: Any) -> list[Any]:
+    values = list(map(operator.attrgetter(attributes[0]), rows))
+    for name in attributes[1:]:
+        values = [getattr(value, name, missing) for value in values]
+    return values
+
+
+def _finished(values: list[Any], path: Sequence[str], postgres: str, errors: dict[int, str]) -> list[Any]:
+    """What is still JSON as values, and base64 as bytes."""
+    base = base_of(postgres)
+    is_json = base in ("json", "jsonb")
+    is_bytes = base.removesuffix("[]") == "bytea"
+    for at, value in enumerate(values):
+        try:
+            if type(value) is msgspec.Raw:
+                values[at] = _text(value) if is_json else _value(bytes(value), base)
+            if is_bytes:
+                values[at] = from_base64s(values[at])
+        except (Misfit, msgspec.MsgspecError, RecursionError) as error:
+            values[at] = None
+            why = "the value is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            why = f"the value {error}" if isinstance(error, Misfit) else why
+            errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: {why}")
+    return values
+
+
+def from_base64s(value: Any) -> Any:
+    """Texts, and texts in lists, as the bytes of which they are the base64. Raises `Misfit`."""
+    if isinstance(value, str):
+        return from_base64(value)
+    return [from_base64s(each) for each in value] if isinstance(value, list) else value
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    text = bytes(raw).decode()
+    return None if text == "null" else text
+
+
+def _value(raw: bytes, base: str) -> Any:
+    """JSON as a value. An absent field is null."""
+    if not raw or raw == b"null":
+        return None
+    if _TYPES.get(base) is str and not raw.startswith(b'"'):
+        return raw.decode()
+    if base.endswith("[]") and _TYPES.get(base[:-2]) is str and raw.startswith(b"["):
+        return [_value(bytes(each), base[:-2]) for each in _RAWS.decode(raw)]
+    return number(raw.decode()) if _MANY_DIGITS.fullmatch(raw) else _ANYTHING.decode(raw)
+
+
+_MANY_DIGITS = re.compile(rb"-?\d{20,}")
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+_ANYTHING = msgspec.json.Decoder(float_hook=number)

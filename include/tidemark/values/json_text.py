@@ -1,0 +1,51 @@
+"""Decoded values as JSON, and bytes as JSON has them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from tidemark.values.plain import Misfit
+
+
+def json_text(value: Any, *, strict: bool = False) -> str:
+    """A decoded value as JSON: bytes in base64, times in ISO 8601, decimals as numbers.
+
+    ``strict``: raises `Misfit` for what JSON has not (NaN, infinite numbers); else they are null.
+    """
+    try:
+        text = _ENCODER.encode(value).decode()
+    except (TypeError, ValueError, OverflowError) as error:
+        if not strict:
+            raise
+        raise Misfit(f"holds what JSON has not: {type(error).__name__}") from None
+    if strict and any(word in text for word in ("null", "NaN", "Infinity")) and not _is_finite(value):
+        raise Misfit("has NaN or an infinite number, which JSON has not")
+    return text
+
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list) or all(map(_is_finite, value))
+
+
+def from_base64(text: str) -> bytes:
+    """JSON's form of bytes. Raises `Misfit`."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Misfit("is not bytes in base64") from None

@@ -1,0 +1,84 @@
+"""A task's work on a slice: read, transform and commit it. Runs in a Python worker of Spark."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+from tidemark.formats.decoder import SchemasMissing
+from tidemark.kafka.reader import Reader
+from tidemark.records.outcome import TransformOutput
+from tidemark.records.ranges import Slice
+from tidemark.retry.order import KeyOrder, KeysBlocked
+from tidemark.sink.commit import Receipt, Sessions, commit_slice
+from tidemark.spec.user_transform import Form
+from tidemark.worker.batches import Kept, rows
+from tidemark.worker.call_transform import Work, by_batch, by_record
+from tidemark.worker.retry_slice import drain_slice
+
+JUDGE_AT_MOST = 3
+"""Maximum number of tries of a slice whose keys become blocked while it runs."""
+
+
+class SliceWorker:
+    """Does a `Work` on slice after slice, with one Kafka client and one database session as long as nothing fails.
+
+    Connecting takes longer than a small slice. Not for several threads.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._reader = Reader(work.kafka)
+        self._sessions = Sessions()
+
+    def close(self) -> None:
+        self._reader.close()
+        self._sessions.close()
+
+    def consume(self, part: Slice, *, then: Slice | None = None, isolate: bool = False) -> Receipt:
+        """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it. See `commit_slice`.
+
+        ``then``: the next slice. Its records are fetched during the commit.
+        """
+        try:
+            if part.drained:
+                return drain_slice(self._work, part, isolate=isolate)
+            retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
+            return retrying(self._consumed, part, then, isolate)
+        except SchemasMissing as error:
+            raise replace(error, part=part) from None
+
+    def _consumed(self, part: Slice, then: Slice | None, isolate: bool) -> Receipt:
+        target = self._work.target
+        order = None if target.max_held is None else KeyOrder(target.max_held)
+        kept = Kept(self._work.kafka)
+        answers = self._answers(part, then, order, kept)
+        return commit_slice(target, part, answers, kept.payloads, isolate=isolate, order=order, sessions=self._sessions)
+
+    def _answers(self, part: Slice, then: Slice | None, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
+        ahead = None if then is None or then.drained else (then.partition, then.start, then.leader_epoch)
+        for chunk in self._reader.read(part.partition, part.start, part.end, part.leader_epoch, then=ahead):
+            if self._work.form is Form.ARROW:
+                judged = by_batch(self._work, part, chunk, order=order)
+            else:
+                judged = by_record(self._work, part, rows(part, chunk), order=order)
+            kept.keep(chunk, judged.rejects)
+            yield judged
+
+
+@functools.cache
+def collect_less_garbage() -> None:
+    """Excludes a worker's imported modules from garbage collection permanently, and makes collections rare.
+
+    Python collects after every 700 new objects, while 10,000 messages are alive at a time: that took half of a reader's CPU time. Spark
+    also runs a full collection in the worker after each task, which took 50 ms.
+    """
+    import pyarrow as pa
+
+    gc.set_threshold(100_000, 20, 100)
+    pa.array([0])  # its first list imports pandas, if installed
+    gc.freeze()
