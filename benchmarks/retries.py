@@ -25,7 +25,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.pending import busy
 from tidemark.retry.relay import relay
 from tidemark.retry.topics import ensure_topics
-from tidemark.spec.model import Retry, RetryTopics
+from tidemark.spec.model import RetrySettings, RetryTopics
 
 CASES = ((1, (0, 10, 100)), (4, (100,)))
 """Partitions of the retry topic, and how many of 1000 records fail at first."""
@@ -38,7 +38,7 @@ class Flaky(_Product):
     transform = "bench_flaky"
 
     def __init__(self, site: Site, *, delay: str = DELAY, partitions: int = 1) -> None:
-        self._retry = Retry(delays=(delay,), topics=RetryTopics(partitions=partitions))
+        self._retry = RetrySettings(delays=(delay,), topics=RetryTopics(partitions=partitions))
         self._share = Path(os.environ[FILE])
         self.fails(0)
         super().__init__(site)

@@ -104,7 +104,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Delete", "Fail", "Record", "Retry", "Skip", "To", "Verdict", "to"]
+__all__ = ["Delete", "Fail", "NoRow", "Record", "Retry", "Skip", "To", "to"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def to(sink: str, row: Mapping[str, Any]) -> To:
     return To(sink, row)
 
 
-class Verdict(Exception):
+class NoRow(Exception):
     """Base of `Skip`, `Fail` and `Retry`, which a plain function raises for a record that produces no row.
 
     The reason is stored and displayed: put no payload or secret into it.
@@ -179,13 +179,13 @@ class Verdict(Exception):
         return str(self.args[0])
 
 
-class Skip(Verdict):
+class Skip(NoRow):
     """The record is not meant to produce a row; it is counted as skipped."""
 
 
-class Fail(Verdict):
+class Fail(NoRow):
     """The record can never be loaded; it is kept as failed and not retried."""
 
 
-class Retry(Verdict):
+class Retry(NoRow):
     """The record cannot be loaded now but may be later; it is kept for a retry."""

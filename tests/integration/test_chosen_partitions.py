@@ -18,7 +18,7 @@ from tests.support.shell import tidemark
 from tidemark.db import Cursor, session, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
-from tidemark.offsets.flow import Target
+from tidemark.offsets.flow import FlowTarget
 from tidemark.offsets.store import OffsetFenced
 from tidemark.records.ranges import Slice
 from tidemark.spec import SpecInvalid
@@ -178,11 +178,11 @@ def test_what_is_paused_is_left_until_it_is_resumed(two: Scenario) -> None:
     """A run ends when it has read everything else. Pauses remain in force after the run."""
     orders, clicks = two.spec.topics
     with flow_of(two) as (cur, group_id):
-        flow.pause(cur, group_id, [Target(orders, 1), Target(clicks)], "the sink is being moved")
+        flow.pause(cur, group_id, [FlowTarget(orders, 1), FlowTarget(clicks)], "the sink is being moved")
     assert two.run().records == 10
     assert left(two) == {(orders, 1): 10, (clicks, 0): 10}
     assert two.run().records == 0
-    for resumed, target in ((Target(orders, 1), Target(orders)), (Target(clicks), Target())):
+    for resumed, target in ((FlowTarget(orders, 1), FlowTarget(orders)), (FlowTarget(clicks), FlowTarget())):
         with flow_of(two) as (cur, group_id):
             assert flow.resume(cur, group_id, [target]) == [resumed]
         assert two.run().records == 10
@@ -192,7 +192,7 @@ def test_what_is_paused_is_left_until_it_is_resumed(two: Scenario) -> None:
 def test_pause_is_in_force_with_the_next_batch_of_a_run(two: Scenario) -> None:
     def pause(part: Slice) -> None:
         with flow_of(two) as (cur, group_id):
-            flow.pause(cur, group_id, [Target()], "stop")
+            flow.pause(cur, group_id, [FlowTarget()], "stop")
 
     assert two.run(before=pause).records == 5
     assert two.engine is not None

@@ -17,7 +17,7 @@ from tests.support.spark_here import run_here
 from tidemark.db import session, transaction
 from tidemark.driver import launch
 from tidemark.metrics.families import of_work
-from tidemark.metrics.ledger import Ledger
+from tidemark.metrics.ledger import LedgerTotals
 from tidemark.quality import RunCounts, ValidatedRun, check_conservation, validate
 from tidemark.sink.deletes import RowsKept
 
@@ -180,7 +180,7 @@ def test_deletes_are_shown_with_the_rows_that_they_are_of(scenario: Scenario, ca
     """Programs always get the number, people only if it is not 0: logs omit it then."""
     caplog.set_level(logging.INFO)
     consumer(scenario, "function", "hard")
-    ledger = Ledger()
+    ledger = LedgerTotals()
 
     def scraped() -> dict[str, float]:
         with session(scenario.database_url) as connection, transaction(connection) as cur:

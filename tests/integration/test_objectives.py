@@ -23,7 +23,7 @@ from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
 from tidemark.objectives import News, Objective, changes, report
 from tidemark.offsets import flow, samples, store
-from tidemark.offsets.flow import Target
+from tidemark.offsets.flow import FlowTarget
 from tidemark.offsets.window import Observation
 from tidemark.profiles import Profile
 
@@ -136,14 +136,14 @@ def test_what_is_paused_or_replayed_after_a_rewind_raises_no_alarm(watched: Watc
     """This holds even if the replay takes longer than the objectives allow. Records that wait in another partition do count."""
     watched.settle()
     with session(watched.scenario.database_url) as connection, transaction(connection) as cur:
-        flow.pause(cur, store.ensure_group(cur, watched.scenario.spec.group), [Target(watched.topic, 1)], "the sink is being moved")
+        flow.pause(cur, store.ensure_group(cur, watched.scenario.spec.group), [FlowTarget(watched.topic, 1)], "the sink is being moved")
     rewound(watched.scenario, "--to-earliest", "--topic", f"{watched.topic}:0")
     watched.sample(3, 9, waits=90)
     watched.pass_(90)
     assert [position for _, _, position in watched.positions()] == [0, 3]
     assert watched.look() == NOTHING
     with session(watched.scenario.database_url) as connection, transaction(connection) as cur:
-        flow.resume(cur, store.ensure_group(cur, watched.scenario.spec.group), [Target()])
+        flow.resume(cur, store.ensure_group(cur, watched.scenario.spec.group), [FlowTarget()])
     assert list(watched.look().missed) == [Objective.LAG, Objective.FRESHNESS]
 
 

@@ -33,7 +33,7 @@ from tidemark.db import session, transaction
 from tidemark.local.ports import find_free
 from tidemark.metrics import state
 from tidemark.metrics.families import of_state, of_work
-from tidemark.metrics.ledger import Ledger, Totals
+from tidemark.metrics.ledger import LedgerTotals, Totals
 from tidemark.offsets import store
 from tidemark.records.outcome import RecordCounts
 from tidemark.rewind.plan_model import ToOffset
@@ -172,7 +172,7 @@ def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-def read(lab: Lab, ledger: Ledger) -> Totals:
+def read(lab: Lab, ledger: LedgerTotals) -> Totals:
     with session(lab.url) as connection, transaction(connection) as cur:
         ledger.read(cur)
     return ledger.totals[lab.spec.group]
@@ -180,7 +180,7 @@ def read(lab: Lab, ledger: Ledger) -> Totals:
 
 def test_counters_count_each_commit_once_from_the_first_scrape_on(lab: Lab) -> None:
     """Earlier commits are not counted, nor are the batches that a rewind cuts or an undo restores."""
-    ledger = Ledger()
+    ledger = LedgerTotals()
     lab.read(20, step=10)
     assert read(lab, ledger).commits == 0
     lab.read(40, step=10)
@@ -200,7 +200,7 @@ def test_counters_count_each_commit_once_from_the_first_scrape_on(lab: Lab) -> N
 
 def test_commit_that_took_its_id_before_another_is_counted_when_it_is_visible(lab: Lab) -> None:
     """Ids are assigned in the order of insertion: a slower commit has the lower id, but becomes visible later."""
-    ledger = Ledger()
+    ledger = LedgerTotals()
     read(lab, ledger)
     inserted, go_on = threading.Event(), threading.Event()
 
@@ -221,7 +221,7 @@ def test_commit_that_took_its_id_before_another_is_counted_when_it_is_visible(la
 
 
 def test_attempts_are_counted_by_how_they_ended(lab: Lab) -> None:
-    ledger = Ledger()
+    ledger = LedgerTotals()
     read(lab, ledger)
     lab.read(10)
     with lab.watch.cursor() as cur:
@@ -233,7 +233,7 @@ def test_attempts_are_counted_by_how_they_ended(lab: Lab) -> None:
 
 
 def test_gauges_show_what_is_pending_and_counters_have_the_names_of_prometheus(lab: Lab) -> None:
-    ledger = Ledger()
+    ledger = LedgerTotals()
     read(lab, ledger)
     lab.read(20)
     lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp() - interval '90 s' WHERE record_offset = 1")

@@ -22,7 +22,7 @@ from tests.support.sampling import ALL
 from tests.support.waiting import until
 
 from tidemark.airflow import ConsumeOperator, PublishOperator, ValidateOperator
-from tidemark.offsets.health import Facts, Health, judge
+from tidemark.offsets.health import Health, LagFacts, judge
 from tidemark.offsets.lag import groups
 from tidemark.offsets.window import Trend
 from tidemark.quality import ValidatedRun, Verdict, announced, unannounced, unjudged, validate_with_earlier
@@ -196,7 +196,7 @@ def test_any_sequence_of_runs_and_one_good_run_leave_nothing_without_a_verdict(d
 def health(made: Departures) -> tuple[Health, int | None]:
     """Of the group, and the validation that stops the view. Its lag counts as known."""
     (one,) = groups(made.connection.cursor(), names=[made.group])
-    known = Facts(datetime.now(UTC), datetime.now(UTC), trends=frozenset({Trend.KEEPING_UP}))
+    known = LagFacts(datetime.now(UTC), datetime.now(UTC), trends=frozenset({Trend.KEEPING_UP}))
     return judge(known, one.runs, None, one.ledger).health, one.ledger.blocked_by
 
 

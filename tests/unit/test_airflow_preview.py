@@ -59,7 +59,7 @@ def test_more_previews_than_there_are_places_are_refused_at_once(monkeypatch: py
     go = threading.Event()
     monkeypatch.setattr(previews, "_computed", lambda *_: {"groups": [1]} if go.wait(60) else {})
     one: Any = SimpleNamespace(spec=SimpleNamespace(name="orders"))
-    asked = previews.Asked("to-earliest", "", "", allow_loss=False)
+    asked = previews.PreviewRequest("to-earliest", "", "", allow_loss=False)
     with ThreadPoolExecutor(3 * previews.AT_ONCE) as pool:
         futures = [pool.submit(previews.preview, one, {}, asked) for _ in range(3 * previews.AT_ONCE)]
         refused = [future.result(60) for future in itertools.islice(as_completed(futures), previews.AT_ONCE)]

@@ -8,7 +8,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.offsets.flow import Flow, Target
+from tidemark.offsets.flow import Flow, FlowTarget
 from tidemark.records.ranges import Claim, Epoch, TopicPartition
 
 ORDERS, CLICKS = TopicPartition("orders", 0), TopicPartition("clicks", 0)
@@ -29,10 +29,10 @@ def test_everything_that_has_something_left_is_open_where_nothing_is_said() -> N
 
 
 def test_pauses_cover_what_is_below_them() -> None:
-    assert opened(Flow(frozenset({Target()})), orders=5, clicks=5) == []
-    assert opened(Flow(frozenset({Target("orders")})), orders=5, clicks=5) == ["clicks"]
-    assert opened(Flow(frozenset({Target("orders", 1)})), orders=5) == ["orders"]
-    assert opened(Flow(frozenset({Target("orders", 0)})), orders=5) == []
+    assert opened(Flow(frozenset({FlowTarget()})), orders=5, clicks=5) == []
+    assert opened(Flow(frozenset({FlowTarget("orders")})), orders=5, clicks=5) == ["clicks"]
+    assert opened(Flow(frozenset({FlowTarget("orders", 1)})), orders=5) == ["orders"]
+    assert opened(Flow(frozenset({FlowTarget("orders", 0)})), orders=5) == []
 
 
 def test_topics_of_a_higher_priority_come_first_and_others_when_those_are_read() -> None:
@@ -43,7 +43,7 @@ def test_topics_of_a_higher_priority_come_first_and_others_when_those_are_read()
 
 
 def test_paused_topic_does_not_hold_back_those_below_it() -> None:
-    flow = Flow(frozenset({Target("orders")}), {"orders": 10})
+    flow = Flow(frozenset({FlowTarget("orders")}), {"orders": 10})
     assert opened(flow, orders=5, clicks=5) == ["clicks"]
 
 

@@ -20,7 +20,7 @@ from tidemark.formats.protobuf import compiled
 from tidemark.formats.schema import BadSchema, parse
 from tidemark.formats.shape import type_of
 from tidemark.spec.model import Encoding
-from tidemark.transform import Verdict
+from tidemark.transform import NoRow
 from tidemark.values.connect_json import envelopes, read
 from tidemark.values.conversion import from_python
 from tidemark.worker.decoding import Decoding
@@ -80,8 +80,8 @@ def test_moment_is_read_as_it_is_or_its_record_fails(kind: tuple[str, str], numb
     """Whether Arrow or Python cannot represent it; never as another moment."""
     number = number if kind[0] == "long" else number >> 32
     found, good = objects(avro({"type": kind[0], "logicalType": kind[1]}), varint(number), varint(0))
-    assert not isinstance(good, Verdict)
-    if isinstance(found, Verdict):
+    assert not isinstance(good, NoRow)
+    if isinstance(found, NoRow):
         assert isinstance(found, Undecodable)
         return
     sizes = {"timestamp-millis": 1_000, "local-timestamp-millis": 1_000}
@@ -106,7 +106,7 @@ def test_small_record_that_would_take_gigabytes_fails_alone(value: Any, datum: b
     before = time.process_time()
     found, kept = objects(avro(value), datum, good)
     assert isinstance(found, Undecodable) or len(str(found)) < 100
-    assert not isinstance(kept, Verdict)
+    assert not isinstance(kept, NoRow)
     assert time.process_time() - before < 10
 
 

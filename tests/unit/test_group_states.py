@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tidemark.errors import Fenced, Refused, Unavailable
 from tidemark.group import errors
 from tidemark.group.coordinator import GroupConfig, JoinRequest
-from tidemark.group.machine import Group, Member, topics_of, vote
+from tidemark.group.machine import Group, MemberRow, topics_of, vote
 from tidemark.group.states import TRANSITIONS, GroupState, IllegalTransition, Transition, Why, check_transition
 
 EMPTY, PREPARING, COMPLETING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
@@ -44,8 +44,8 @@ def test_the_table_has_kafkas_ways_and_no_other() -> None:
 # ---- the vote
 
 
-def member(name: str, *protocols: str) -> Member:
-    return Member(name, None, name, 10_000, 60_000, None, tuple((protocol, {}) for protocol in protocols))
+def member(name: str, *protocols: str) -> MemberRow:
+    return MemberRow(name, None, name, 10_000, 60_000, None, tuple((protocol, {}) for protocol in protocols))
 
 
 def test_the_vote_is_for_the_first_protocol_that_all_support() -> None:

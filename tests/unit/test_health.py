@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark import project
-from tidemark.offsets.health import OF_THE_PAGE, RANK, Dag, Facts, Health, Ledger, Runs, judge
+from tidemark.offsets.health import OF_THE_PAGE, RANK, Dag, Health, LagFacts, LedgerFacts, Runs, judge
 from tidemark.offsets.window import Trend
 
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
-def facts(**changes: object) -> Facts:
+def facts(**changes: object) -> LagFacts:
     """One partition with 50 records to read, sampled a minute ago."""
     known = {"waiting": 50, "trends": frozenset({Trend.KEEPING_UP}), "committed_at": NOW - 2 * MINUTE}
-    return Facts(now=NOW, sampled_at=NOW - MINUTE, **known | changes)  # type: ignore[arg-type]
+    return LagFacts(now=NOW, sampled_at=NOW - MINUTE, **known | changes)  # type: ignore[arg-type]
 
 
 def trend(*trends: Trend) -> dict[str, object]:
@@ -48,7 +48,7 @@ LATE: dict[str, object] = {"losing_from": NOW - HOUR, "expires_at": NOW + 2 * HO
 DAG = Dag("consume__orders", next_run_at=NOW + MINUTE)
 FAILED_DAG = replace(DAG, failed_run="r8", failed_at=NOW - 10 * MINUTE)
 OPEN: dict[str, object] = {"open": 100, "open_for": 16 * MINUTE}
-FINE = Ledger()
+FINE = LedgerFacts()
 
 # fmt: off
 CASES = [
@@ -85,14 +85,14 @@ CASES = [
     ("More waits than was read, and the lag grows", facts(**trend(Trend.FALLING_BEHIND)), RUNNING, None, FINE, Health.STALLED),
     ("The same in one of several partitions", facts(partitions=3, **trend(Trend.FALLING_BEHIND, Trend.IDLE)), RUNNING, None, FINE,
      Health.STALLED),
-    ("A validation is critical", facts(**NOTHING), HOURLY, None, Ledger(blocked_by=7), Health.BLOCKED),
+    ("A validation is critical", facts(**NOTHING), HOURLY, None, LedgerFacts(blocked_by=7), Health.BLOCKED),
     ("The last run of the DAG failed in `validate`", facts(**NOTHING), HOURLY, replace(FAILED_DAG, failed_run="r7"),
-     Ledger(unvalidated=True), Health.RUN_FAILED),
-    ("The same, so its DAG run failed", facts(**NOTHING), HOURLY, replace(FAILED_DAG, failed_run="r7"), Ledger(blocked_by=7),
+     LedgerFacts(unvalidated=True), Health.RUN_FAILED),
+    ("The same, so its DAG run failed", facts(**NOTHING), HOURLY, replace(FAILED_DAG, failed_run="r7"), LedgerFacts(blocked_by=7),
      Health.BLOCKED),
-    ("An objective is missed", facts(**NOTHING), HOURLY, None, Ledger(objectives=("lag is 20 min, objective 10m",)),
+    ("An objective is missed", facts(**NOTHING), HOURLY, None, LedgerFacts(objectives=("lag is 20 min, objective 10m",)),
      Health.OBJECTIVE_MISSED),
-    ("Records have failed for good", facts(**NOTHING), HOURLY, None, Ledger(failed=1), Health.RECORDS_FAILED),
+    ("Records have failed for good", facts(**NOTHING), HOURLY, None, LedgerFacts(failed=1), Health.RECORDS_FAILED),
     ("The log was truncated below the position", facts(truncated=1, waiting=0, **trend()), HOURLY, None, FINE, Health.UNKNOWN),
     ("A partition was never claimed", facts(never_claimed=1, waiting=0, **trend()), HOURLY, None, FINE, Health.UNKNOWN),
     ("Nothing waited, but hourly runs have been missed since, without a sample",
@@ -100,16 +100,16 @@ CASES = [
     ("Nothing waited in a partition, but the last run failed, and nothing was sampled since",
      replace(facts(**NOTHING), sampled_at=NOW - HOUR), FAILED, None, None, Health.UNKNOWN),
     ("A run has begun, and there is no sample yet", replace(facts(), sampled_at=None), HOURLY, None, FINE, Health.UNKNOWN),
-    ("Reading is paused with `tidemark pause`", facts(paused=1, waiting=0, **trend()), HOURLY, None, Ledger(pause_reason="Audit."),
+    ("Reading is paused with `tidemark pause`", facts(paused=1, waiting=0, **trend()), HOURLY, None, LedgerFacts(pause_reason="Audit."),
      Health.PAUSED),
     ("Reading of some partitions is paused", facts(partitions=3, paused=1), HOURLY, None, FINE, Health.PAUSED),
     ("The DAG is paused, and nothing waits", facts(**NOTHING), HOURLY, replace(DAG, paused=True), FINE, Health.PAUSED),
     ("A rewind moved the position back, and runs read", facts(replay=40, **trend(Trend.FALLING_BEHIND)), RUNNING, None, FINE,
      Health.REPLAYING),
     ("More waits than was read, and the lag shrinks", facts(**trend(Trend.CATCHING_UP)), RUNNING, None, FINE, Health.CATCHING_UP),
-    ("Failed records wait for their next try", facts(**NOTHING), HOURLY, None, Ledger(retrying=3), Health.RECORDS_WAIT),
+    ("Failed records wait for their next try", facts(**NOTHING), HOURLY, None, LedgerFacts(retrying=3), Health.RECORDS_WAIT),
     ("A run is reading", facts(**WAITS), RUNNING, None, FINE, Health.RUNNING),
-    ("Rows have no verdict", facts(**NOTHING), HOURLY, None, Ledger(unvalidated=True), Health.UNVALIDATED),
+    ("Rows have no verdict", facts(**NOTHING), HOURLY, None, LedgerFacts(unvalidated=True), Health.UNVALIDATED),
     ("Nothing waits; records are produced", facts(**NOTHING), HOURLY, None, FINE, Health.OK),
     ("Less waits than was read", facts(), HOURLY, None, FINE, Health.OK),
     ("Records wait for the next hourly run", facts(**WAITS), HOURLY, None, FINE, Health.OK),
@@ -123,7 +123,7 @@ CASES = [
 
 @pytest.mark.parametrize(("situation", "given_facts", "runs", "dag", "ledger", "health"), CASES, ids=[case[0] for case in CASES])
 def test_health_of_each_case(
-    situation: str, given_facts: Facts, runs: Runs, dag: Dag | None, ledger: Ledger | None, health: Health
+    situation: str, given_facts: LagFacts, runs: Runs, dag: Dag | None, ledger: LedgerFacts | None, health: Health
 ) -> None:
     assert judge(given_facts, runs, dag, ledger).health is health
 
@@ -159,7 +159,8 @@ def test_what_nobody_needs_to_see_to_has_no_way_out() -> None:
 moments = st.none() | st.timedeltas(timedelta(days=-40), timedelta(days=40)).map(NOW.__add__)
 lengths = st.none() | st.timedeltas(timedelta(), timedelta(days=40))
 any_facts = st.builds(
-    Facts, now=st.just(NOW), sampled_at=moments, partitions=st.integers(1, 9), waiting=st.integers(0, 9), never_claimed=st.integers(0, 2),
+    LagFacts, now=st.just(NOW), sampled_at=moments, partitions=st.integers(1, 9), waiting=st.integers(0, 9),
+    never_claimed=st.integers(0, 2),
     truncated=st.integers(0, 2), paused=st.integers(0, 9), deleted=st.integers(0, 1), losing_from=moments, expires_at=moments,
     trends=st.frozensets(st.sampled_from(Trend)), replay=st.integers(0, 9), open=st.none() | st.integers(0, 9), open_for=lengths,
     committed_at=moments,
@@ -175,12 +176,12 @@ dags = st.none() | st.builds(
     st.sampled_from(["", "waits for the pool one, which has no slots"]),
 )  # fmt: skip
 ledgers = st.none() | st.builds(
-    Ledger, st.integers(0, 1), st.integers(0, 1), st.none() | st.just(7), st.booleans(), st.sampled_from([(), ("lag is 1 h",)]),
+    LedgerFacts, st.integers(0, 1), st.integers(0, 1), st.none() | st.just(7), st.booleans(), st.sampled_from([(), ("lag is 1 h",)]),
 )  # fmt: skip
 
 
 @given(any_facts, any_runs, dags, ledgers)
-def test_every_situation_has_a_health_with_a_reason(facts: Facts, runs: Runs, dag: Dag | None, ledger: Ledger | None) -> None:
+def test_every_situation_has_a_health_with_a_reason(facts: LagFacts, runs: Runs, dag: Dag | None, ledger: LedgerFacts | None) -> None:
     """What is not known is never reported as good, and nothing hides what is worse."""
     one = judge(facts, runs, dag, ledger)
     assert one.why
@@ -193,5 +194,5 @@ def test_every_situation_has_a_health_with_a_reason(facts: Facts, runs: Runs, da
         ({"unvalidated": True}, Health.UNVALIDATED),
         ({"objectives": ("lag is 1 h",)}, Health.OBJECTIVE_MISSED),
     ):
-        worse = judge(facts, runs, dag, replace(ledger or Ledger(), **changes))  # type: ignore[arg-type]
+        worse = judge(facts, runs, dag, replace(ledger or LedgerFacts(), **changes))  # type: ignore[arg-type]
         assert RANK[worse.health] <= RANK[health]

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import folder as state_folder
 from tidemark.local import ports, processes
-from tidemark.local.account import Account, check_reachable
+from tidemark.local.account import SystemUser, check_reachable
 from tidemark.local.errors import FolderBusy
 from tidemark.local.kafka import cluster_id
 from tidemark.local.processes import Signature
@@ -138,7 +138,7 @@ if os.geteuid() == 0:  # only root starts Postgres as another user
 
     def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command_that_helps():
         """The stack does not change the permissions of folders that it did not create."""
-        nobody = Account(name="nobody", uid=65534, gid=65534)
+        nobody = SystemUser(name="nobody", uid=65534, gid=65534)
         with tempfile.TemporaryDirectory() as open_:  # other test runs of this user close the folder of `tmp_path`
             Path(open_).chmod(0o711)
             closed = Path(open_) / "closed"

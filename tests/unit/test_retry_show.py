@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from tidemark.records.outcome import quoting
 from tidemark.retry.filter import Filter
-from tidemark.retry.redrive import Destination, Phase, Preview, Redrive
+from tidemark.retry.redrive import Destination, Preview, Redrive, RedrivePhase
 from tidemark.retry.redrive_text import lines, markdown
 
 AT = datetime(2026, 3, 24, 13, 0, tzinfo=UTC)
@@ -18,7 +18,7 @@ def redrive(**facts: object) -> Redrive:
     which = {"consumer": "departures", "group": "departures", "destination": Destination.LADDER, "filter": Filter(error_type="KeyError")}
     limits = {"per_second": None, "max_redrives": 3, "reason": "the codes are fixed"}
     people = {"planned_by": "ann", "planned_at": AT, "approved_by": None, "started_at": None, "ended_at": None, "digest": None}
-    known = {"redrive_id": 7, "state": Phase.PLANNED, "planned": 1200, "redriven": 0, "passed_over": 0}
+    known = {"redrive_id": 7, "state": RedrivePhase.PLANNED, "planned": 1200, "redriven": 0, "passed_over": 0}
     return Redrive(**{**which, **limits, **people, **known, **facts})  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def test_plan_quotes_no_values_of_rows() -> None:
 
 def test_redrive_that_has_begun_is_shown_with_what_became_of_its_records() -> None:
     """A plan's examples are not shown once the redrive has begun."""
-    done = preview(state=Phase.DONE, destination=Destination.NOW, started_at=AT, planned=0, redriven=1150, passed_over=50)
+    done = preview(state=RedrivePhase.DONE, destination=Destination.NOW, started_at=AT, planned=0, redriven=1150, passed_over=50)
     said = lines(replace(done, passed_over={"was loaded meanwhile": 50}))
     assert said[0] == "Redrive 7 (DONE): 1,200 records of departures for one immediate try"
     assert said[4:6] == ["1,150 redriven, 50 passed over, 0 left", "Passed over, was loaded meanwhile: 50"]

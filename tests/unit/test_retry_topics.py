@@ -9,7 +9,7 @@ import pytest
 
 from tidemark.kafka.cluster import Setting, Topic
 from tidemark.retry.messages import HEADER_BYTES
-from tidemark.retry.topics import Found, Wanted, settings_of, unfit, wanted
+from tidemark.retry.topics import ExistingTopic, Wanted, settings_of, unfit, wanted
 from tidemark.spec import ConsumerSpec, load_consumer
 
 LARGEST = 1_048_588
@@ -23,11 +23,11 @@ def spec_of(folder: Path, retry: str = "retry: {delays: [5m, 5m, 30m, 30m, 30m, 
     return load_consumer(file)
 
 
-def found(one: Wanted, *, partitions: int = 1, copies: int = 1, stated: bool = True, **changed: str) -> Found:
+def found(one: Wanted, *, partitions: int = 1, copies: int = 1, stated: bool = True, **changed: str) -> ExistingTopic:
     """A topic as Tidemark creates it, except for what was changed."""
     values = settings_of(one, LARGEST) | {"min.insync.replicas": "1"} | {name.replace("_", "."): text for name, text in changed.items()}
     racks = ((None,) * copies,) * partitions
-    return Found(one, Topic(one.name, "uuid", partitions, racks), {name: Setting(value, stated) for name, value in values.items()})
+    return ExistingTopic(one, Topic(one.name, "uuid", partitions, racks), {name: Setting(value, stated) for name, value in values.items()})
 
 
 def test_one_topic_for_each_distinct_delay_one_for_tries_at_once_and_the_failed_topic(tmp_path: Path) -> None:

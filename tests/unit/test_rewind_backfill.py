@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.backfill import Backfill, Part
+from tidemark.rewind.backfill import Backfill, BackfillPart
 from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState, ToLatest, Undo
 from tidemark.rewind.plan_text import as_json, markdown
 from tidemark.rewind.scenarios.targets import Move, Place
@@ -24,7 +24,7 @@ NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 )
 def test_what_is_left_ends_where_the_group_reads_itself(position: int, end: int, left: int) -> None:
     """The number of records that the rewind skipped does not change."""
-    part = Part(FLIGHTS, 1, "uuid", 30, position, end, 70)
+    part = BackfillPart(FLIGHTS, 1, "uuid", 30, position, end, 70)
     whole = Backfill(7, "departures", 1, "side", 2, (part, part))
     assert (part.left, whole.left, whole.skipped) == (left, 2 * left, 80)
 

@@ -171,7 +171,7 @@ def test_error_of_a_check_is_a_problem_of_its_file_alone(tmp_path: Path, monkeyp
     (tmp_path / "orders.yaml").write_text(FILE + "description: breaks\n")
     findings = rules.findings
 
-    def broken(data: Mapping[str, Any]) -> Iterator[rules.Finding]:
+    def broken(data: Mapping[str, Any]) -> Iterator[rules.Breach]:
         if data.get("description") == "breaks":
             raise RecursionError
         return findings(data)

@@ -18,7 +18,7 @@ import pytest
 import tidemark.transform
 from tidemark.spec import SpecInvalid, load_consumer
 from tidemark.spec.user_transform import Form, form_of, load_permanent, load_transform
-from tidemark.transform import Fail, Record, Retry, Skip, Verdict
+from tidemark.transform import Fail, NoRow, Record, Retry, Skip
 
 _numbers = count()
 
@@ -234,7 +234,7 @@ def test_a_verdict_carries_its_reason_across_processes(kind):
     """It is raised in a worker and reported by the driver."""
     again = pickle.loads(pickle.dumps(kind("no carrier")))
     assert (type(again), again.reason, str(again)) == (kind, "no carrier", "no carrier")
-    assert issubclass(kind, Verdict)
+    assert issubclass(kind, NoRow)
 
 
 @pytest.mark.parametrize(("signature", "refused"), [("(records)", True), ("(batch)", False), ("(record)", False)])

@@ -20,7 +20,7 @@ from tidemark.text.wording import visible
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    from tidemark.airflow.lineage.facets import Consumed, Judged
+    from tidemark.airflow.lineage.facets import Consumed, ValidationFacts
     from tidemark.driver.launch import Driver
     from tidemark.quality import Verdict
 
@@ -197,12 +197,12 @@ class ValidateOperator(BaseOperator):
     def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.consumer = consumer
-        self._judged: list[Judged] = []
+        self._judged: list[ValidationFacts] = []
 
     @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
-        from tidemark.airflow.lineage.facets import Judged
+        from tidemark.airflow.lineage.facets import ValidationFacts
         from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, suite_files, validate_with_earlier
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs hundreds of lines at its start
@@ -216,7 +216,7 @@ class ValidateOperator(BaseOperator):
             self.log.warning(
                 "an earlier run had no verdict validation=%s verdict=%s ranges=%s", each.validation_id, each.verdict, each.ranges
             )
-        self._judged.append(Judged(spec.table_names, verdict.results, url))
+        self._judged.append(ValidationFacts(spec.table_names, verdict.results, url))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)

@@ -48,7 +48,7 @@ SLOW_IMPORT_S = 3.0
 
 
 @dataclass
-class Report:
+class CheckReport:
     """The findings: ``problems`` in the consumer's file, ``errors`` in what it names, ``notes`` on what could not be checked."""
 
     spec: ConsumerSpec
@@ -66,12 +66,12 @@ class Report:
         return not self.problems and not self.errors
 
 
-def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema) -> Report:
+def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema) -> CheckReport:
     """Checks the transform, suite, sink and topics of a consumer whose file is valid. Reports all mistakes at once.
 
     Parts that need a database or a broker are skipped if the environment names none; ``notes`` says so.
     """
-    report = Report(spec)
+    report = CheckReport(spec)
     for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics, _check_rows, _check_views):
         try:
             part(report, folders, spark_schema)
@@ -104,7 +104,7 @@ def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None,
     return create_ddl(own.table, output, view, key=own.key, soft=own.deletes is Deletes.SOFT, partitions=partitions)
 
 
-def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_transform(report: CheckReport, folders: Sequence[Path], _schema: SparkSchema) -> None:
     since = time.monotonic()
     report.transform = transform_of(report.spec, folders)
     load_permanent(report.spec, folders)
@@ -116,7 +116,7 @@ def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSche
         )
 
 
-def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_suite(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
     for sink, suite in report.spec.suites.items():
         path = project.expectations() / f"{suite}.json"
         if path.is_file():
@@ -127,7 +127,7 @@ def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema)
             report.problems.append(report.spec.problem(place, f'suite "{suite}" not found', fix))
 
 
-def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:
+def _check_sink(report: CheckReport, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:
     if report.transform is None:
         return
     given = _given(report.spec)
@@ -213,7 +213,7 @@ def _once(spark_schema: SparkSchema) -> SparkSchema:
     return once
 
 
-def _check_views(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_views(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
     """Whether the views of validated rows show the rows of all consumers of their tables."""
     if not report.columns:
         return
@@ -225,7 +225,7 @@ def _check_views(report: Report, _folders: Sequence[Path], _schema: SparkSchema)
                 report.ddl = "\n".join(filter(None, (report.ddl, validated_view_ddl(table, groups))))
 
 
-def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
     try:
         config = kafka_config()
     except BadInput as error:
@@ -256,7 +256,7 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
     report.topics = [TopicFound(topic, cleanup_of(settings[topic.name]) if settings else None) for topic in topics]
 
 
-def _check_rows(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_rows(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
     """Whether another group has loaded what the first run would read."""
     if not report.topics or not report.columns or report.spec.offset_reset is OffsetReset.LATEST:
         return
@@ -264,7 +264,7 @@ def _check_rows(report: Report, _folders: Sequence[Path], _schema: SparkSchema) 
         require_own_rows(cur, report.spec, [found.topic.name for found in report.topics])
 
 
-def _check_retry_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_retry_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
     """Missing topics are not a problem if they are created on demand."""
     known = {found.topic.name for found in report.topics}
     if not known or not known.issuperset(report.spec.topics) or not report.spec.retry.delays:

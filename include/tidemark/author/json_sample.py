@@ -35,7 +35,7 @@ _OF_CONNECT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class SampledField:
     """A field of the values. ``type``: the column's; `None`: the schema decides. ``required``: it is never null."""
 
     name: str
@@ -55,7 +55,7 @@ class NoSketch(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class JsonSample:
     """Sampled records. ``objects``: the parsed JSON of each column of the input, without nulls. ``schemas``: those of Kafka Connect that
     keys and values have."""
 
@@ -64,7 +64,7 @@ class Sample:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, topic: str, value: Encoding, messages: pa.RecordBatch, key: Encoding = Encoding.BYTES) -> Sample:
+    def of(cls, topic: str, value: Encoding, messages: pa.RecordBatch, key: Encoding = Encoding.BYTES) -> JsonSample:
         """Keys and values of these formats; an exception in place of a text that is not JSON."""
         sides = {"value": value, "key": key}
         return cls(
@@ -72,7 +72,7 @@ class Sample:
         )
 
     @classmethod
-    def of_changes(cls, topic: str, messages: pa.RecordBatch) -> Sample | None:
+    def of_changes(cls, topic: str, messages: pa.RecordBatch) -> JsonSample | None:
         """Rows and keys of change data. `None` if it is none."""
         errors: dict[int, str] = {}
         found = connect_json.envelopes([_text(value) for value in messages["value"].to_pylist()], errors)
@@ -86,16 +86,16 @@ class Sample:
         schemas = {side: next((each for each in reversed(some) if each is not None), None) for side, some in newest.items()}
         return cls(topic, objects, {side: schema for side, schema in schemas.items() if schema is not None})
 
-    def fields(self, side: str = "value") -> list[Field]:
+    def fields(self, side: str = "value") -> list[SampledField]:
         """The fields in the schema, or in the objects, in the order in which they first appear. Raises `NoSketch`."""
         if (schema := self.schemas.get(side)) is not None:
-            return [Field(each["field"], _type_of(each), not each.get("optional")) for each in schema["fields"]]
+            return [SampledField(each["field"], _type_of(each), not each.get("optional")) for each in schema["fields"]]
         objects = [each for each in self.objects[side] if isinstance(each, dict)]
         names = list(dict.fromkeys(name for each in objects for name in each))
         if not names:
             raise NoSketch(topic=self.topic, problem=f"none of its latest {side}s is a JSON object with fields to derive columns from")
         values = {name: [each[name] for each in objects if each.get(name) is not None] for name in names}
-        return [Field(name, column_type(some), len(some) == len(objects)) for name, some in values.items()]
+        return [SampledField(name, column_type(some), len(some) == len(objects)) for name, some in values.items()]
 
     def type_at(self, steps: Sequence[str]) -> str:
         """The type of a column with the field at this path."""

@@ -19,7 +19,7 @@ import yaml
 
 from tidemark import project
 from tidemark.author.check import ddl_of
-from tidemark.author.json_sample import Field, NoSketch, Sample
+from tidemark.author.json_sample import JsonSample, NoSketch, SampledField
 from tidemark.author.latest_records import latest
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.db import session, transaction
@@ -132,7 +132,11 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     if messages["value"].null_count == len(messages):
         fix = "Produce a record first, or create the table yourself, with the lineage columns."
         raise BadInput(what=names, found="it has no records with values to derive columns from", fix=fix)
-    sample = Sample.of_changes(names, messages) if spec.format.envelope else Sample.of(names, spec.format.value, messages, spec.format.key)
+    sample = (
+        JsonSample.of_changes(names, messages)
+        if spec.format.envelope
+        else JsonSample.of(names, spec.format.value, messages, spec.format.key)
+    )
     if sample is None:
         raise NoSketch(topic=names, problem="its latest values are not change data of Debezium")
     kinds = {name: sample.type_at(steps) for name, steps in function.columns if steps[0] in function.json}
@@ -187,7 +191,7 @@ def _encoding(topic: str, messages: pa.RecordBatch) -> Encoding:
         return registered
     if messages["value"].null_count == len(messages):
         raise NoSketch(topic=topic, problem="it has no records with values, and the registry has no schema of it")
-    if not all(isinstance(each, dict) for each in Sample.of(topic, Encoding.JSON, messages).objects["value"]):
+    if not all(isinstance(each, dict) for each in JsonSample.of(topic, Encoding.JSON, messages).objects["value"]):
         raise NoSketch(topic=topic, problem="its values are not all JSON objects, and the registry has no schema of it")
     return Encoding.JSON
 
@@ -210,15 +214,15 @@ def _is_printable(data: bytes) -> bool:
         return False
 
 
-def _sampled(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> Sample | None:
+def _sampled(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> JsonSample | None:
     """None for a format with a schema of its own."""
     if encoding not in (Encoding.JSON, Encoding.JSON_SCHEMA):
         return None
-    changes = Sample.of_changes(topic, messages) if encoding is Encoding.JSON else None
-    return changes or Sample.of(topic, encoding, messages)
+    changes = JsonSample.of_changes(topic, messages) if encoding is Encoding.JSON else None
+    return changes or JsonSample.of(topic, encoding, messages)
 
 
-def _key_of_changes(topic: str, encoding: Encoding, sample: Sample | None) -> list[str] | None:
+def _key_of_changes(topic: str, encoding: Encoding, sample: JsonSample | None) -> list[str] | None:
     """The key of the source table, if these are change data. Raises `NoSketch` if it has none."""
     if sample is not None:
         if "change" not in sample.objects:
@@ -232,7 +236,7 @@ def _key_of_changes(topic: str, encoding: Encoding, sample: Sample | None) -> li
     raise NoSketch(topic=topic, problem="it has change data without keys: set message.key.columns in the connector")
 
 
-def _of_schema(spec: ConsumerSpec, topic: str) -> list[Field]:
+def _of_schema(spec: ConsumerSpec, topic: str) -> list[SampledField]:
     """The fields of the values' newest schema."""
     import pyarrow as pa
 
@@ -241,7 +245,7 @@ def _of_schema(spec: ConsumerSpec, topic: str) -> list[Field]:
     if not pa.types.is_struct(given):
         raise NoSketch(topic=topic, problem=f"its values are of the type {given}, and have no fields")
     required = _never_null(spec, topic) if spec.format.value is Encoding.AVRO else set()
-    return [Field(each.name, None, each.name in required) for each in given]
+    return [SampledField(each.name, None, each.name in required) for each in given]
 
 
 def _never_null(spec: ConsumerSpec, topic: str) -> set[str]:
@@ -267,7 +271,7 @@ def _nullable(node: Node) -> bool:
     return node.kind == "null" or any(each.kind == "null" for each in node.inner if node.kind == "union")
 
 
-def _columns(fields: Sequence[Field]) -> dict[str, str]:
+def _columns(fields: Sequence[SampledField]) -> dict[str, str]:
     """The column of each field: of the same name, unless that is reserved. Without fields that no column can have."""
     names = [
         field.name
@@ -283,7 +287,7 @@ def _columns(fields: Sequence[Field]) -> dict[str, str]:
     return columns
 
 
-def _ddl(spec: ConsumerSpec, fields: Sequence[Field], columns: Mapping[str, str]) -> str:
+def _ddl(spec: ConsumerSpec, fields: Sequence[SampledField], columns: Mapping[str, str]) -> str:
     import pyarrow as pa
 
     fields_of_table = transform_of(spec, ()).function

@@ -77,7 +77,7 @@ class LocalSpark(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedRecord:
     """What would become of a record. ``disposition``: `None` if the transform did not mention it. ``rows``: with several sinks, each row
     is below the name of its sink."""
 
@@ -94,7 +94,7 @@ class Tried:
 class Trial:
     """``rows``: those of a transform whose rows belong to the whole batch; `None` if each row has its record."""
 
-    records: list[Tried] = field(default_factory=list)
+    records: list[TriedRecord] = field(default_factory=list)
     rows: list[Row] | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -360,14 +360,14 @@ def _encode(columns: Sequence[tuple[str, str]], rows: pa.RecordBatch) -> None:
         pass
 
 
-def _tried(partition: TopicPartition, offset: int, millis: int, outcome: _Outcome) -> Tried:
+def _tried(partition: TopicPartition, offset: int, millis: int, outcome: _Outcome) -> TriedRecord:
     rows, reject = outcome.rows.get(offset, []), outcome.rejects.get(offset)
     place = (partition, offset, millis if 0 <= millis <= LAST_SHOWN_MS else None)
     if reject is not None:
-        return Tried(*place, reject.disposition, (), reject.error_type, reject.error_text)
+        return TriedRecord(*place, reject.disposition, (), reject.error_type, reject.error_text)
     if offset in outcome.skipped:
-        return Tried(*place, Disposition.SKIP)
-    return Tried(*place, Disposition.LOAD if rows else None, rows)
+        return TriedRecord(*place, Disposition.SKIP)
+    return TriedRecord(*place, Disposition.LOAD if rows else None, rows)
 
 
 def _learned(decoding: Decoding, act: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemark import project
-from tidemark.author.check import Report, TableDiff, check, sink_ddl, sink_diff
+from tidemark.author.check import CheckReport, TableDiff, check, sink_ddl, sink_diff
 from tidemark.author.describe import SparkSchema
 from tidemark.author.new_consumer import sketched_table
 from tidemark.cli.common import OutputFormat, print_json, print_raw, stderr, stdout
@@ -138,7 +138,7 @@ def small_spark(folders: Sequence[Path] = ()) -> Iterator[SmallSpark]:
         spark.stop()
 
 
-def _print(report: Report) -> None:
+def _print(report: CheckReport) -> None:
     spec = report.spec
     stdout.print(f"[bold]{spec.name}[/bold]  {shown(spec.source.path)}", highlight=False)
     if report.transform is not None:
@@ -173,7 +173,7 @@ def _line(what: str, text: str, style: str = "") -> None:
     stdout.print(f"  {what:<10} {text}", style=style, markup=False, highlight=False)
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: CheckReport) -> dict[str, Any]:
     return {
         "consumer": report.spec.name,
         "ok": report.ok,

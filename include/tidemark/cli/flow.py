@@ -12,7 +12,7 @@ from tidemark.consume.assignment import partitions_of, require_topics
 from tidemark.db import Cursor, on_behalf, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
-from tidemark.offsets.flow import Target
+from tidemark.offsets.flow import FlowTarget
 from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Item, Scope
@@ -92,7 +92,7 @@ def _require_read(spec: ConsumerSpec, scope: Scope) -> None:
         scope.select(known)
 
 
-def _targets(words: Sequence[str]) -> list[Target]:
+def _targets(words: Sequence[str]) -> list[FlowTarget]:
     """Parses ``flights`` and ``flights:0,1,5-9``. No words mean the whole consumer."""
     items = Scope.parse(words).items
     for item in items:
@@ -101,10 +101,10 @@ def _targets(words: Sequence[str]) -> list[Target]:
                 raise BadInput(
                     what="range of partitions", found=f"{first}-{last}", fix=f"Name at most {MOST} partitions, or the whole topic."
                 )
-    found = [] if items else [Target()]
+    found = [] if items else [FlowTarget()]
     for item in items:
         numbers = [number for first, last in item.partitions for number in range(first, last + 1)]
-        found += [Target(item.topic, number) for number in numbers] if numbers else [Target(item.topic)]
+        found += [FlowTarget(item.topic, number) for number in numbers] if numbers else [FlowTarget(item.topic)]
     return found
 
 
@@ -115,9 +115,9 @@ def _priority(text: str) -> tuple[str, int]:
     return topic, int(number)
 
 
-def _as_json(targets: Iterable[Target]) -> list[dict[str, str | int | None]]:
+def _as_json(targets: Iterable[FlowTarget]) -> list[dict[str, str | int | None]]:
     return [{"topic": target.topic, "partition": target.partition} for target in sorted(targets, key=str)]
 
 
-def _listed(targets: Sequence[Target]) -> str:
+def _listed(targets: Sequence[FlowTarget]) -> str:
     return ", ".join(sorted(map(str, targets)))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Retry failed records: plan, apply, stop.", no_args_is_help=True)
 
 
-class To(StrEnum):
+class RedriveTo(StrEnum):
     LADDER = "ladder"
     NOW = "now"
 
@@ -48,7 +48,7 @@ def plan(
     name: Name,
     wanted: Filter,
     reason: Reason,
-    to: Annotated[To, typer.Option("--to", help="All delays again from the first, or one try at once.")] = To.LADDER,
+    to: Annotated[RedriveTo, typer.Option("--to", help="All delays again from the first, or one try at once.")] = RedriveTo.LADDER,
     limit: Annotated[int | None, typer.Option(min=1, max=BIGINT, help="Maximum number of records; takes the first ones.")] = None,
     per_second: Annotated[int | None, typer.Option(min=1, max=INTEGER, help="Maximum records per second.")] = None,
     max_redrives: Annotated[
@@ -80,7 +80,7 @@ def apply(redrive_id: Id, consumers: Consumers = None, output: Output = OutputFo
     with connected("tidemark redrive", needs=Profile.OPERATOR) as connection, Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(f"redrive {redrive_id}", total=None)
 
-        def show_progress(now: redrive.Progress) -> None:
+        def show_progress(now: redrive.RedriveProgress) -> None:
             bar.update(task, total=now.records, completed=now.redriven + now.passed_over)
 
         done = redrive.apply(

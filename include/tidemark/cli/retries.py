@@ -39,7 +39,7 @@ from tidemark.text.wording import one_line
 if TYPE_CHECKING:
     from tidemark.retry.admin import Headers, Payload, Whole
     from tidemark.retry.filter import Filter
-    from tidemark.retry.topics import Found
+    from tidemark.retry.topics import ExistingTopic
     from tidemark.worker.decoding import Shown
 
 app = typer.Typer(help="Show, retry and settle records that were not loaded.", no_args_is_help=True)
@@ -441,7 +441,7 @@ def _from_hex(text: str) -> bytes:
         raise BadInput(what="key", found=f'"{text[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
 
 
-def _topic_json(one: Found) -> dict[str, Any]:
+def _topic_json(one: ExistingTopic) -> dict[str, Any]:
     kept = int(one.settings["retention.ms"].value)
     return {
         "topic": one.topic.name,
@@ -452,7 +452,7 @@ def _topic_json(one: Found) -> dict[str, Any]:
     }
 
 
-def _delay(one: Found) -> str:
+def _delay(one: ExistingTopic) -> str:
     from tidemark.text.duration import format_duration
 
     return "-" if not one.wanted.delay else format_duration(one.wanted.delay)

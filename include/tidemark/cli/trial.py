@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from tidemark.author.try_records import Trial, Tried, try_latest
+from tidemark.author.try_records import Trial, TriedRecord, try_latest
 from tidemark.cli.check import small_spark
 from tidemark.cli.common import OutputFormat, print_json, spec_of, stdout
 from tidemark.records.outcome import Disposition
@@ -68,7 +68,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> None:
         _line("    " + " ".join(f"{name}={json_text(value)}" for name, value in row.items()), "")
 
 
-def _word(tried: Tried) -> str | None:
+def _word(tried: TriedRecord) -> str | None:
     return None if tried.disposition is None else tried.disposition.name.lower()
 
 
@@ -77,7 +77,7 @@ def _line(text: str, style: str) -> None:
     stdout.print(printable, style=style, markup=False, highlight=False)
 
 
-def _as_json(tried: Tried) -> dict[str, Any]:
+def _as_json(tried: TriedRecord) -> dict[str, Any]:
     return {
         "topic": tried.partition.topic,
         "partition": tried.partition.partition,

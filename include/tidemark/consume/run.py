@@ -52,7 +52,7 @@ from tidemark.rewind.backfill import Backfill, find, of_attempt
 from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
-from tidemark.spec import ConsumerSpec, OffsetReset, Order, RunMode
+from tidemark.spec import ConsumerSpec, OffsetReset, RetryOrder, RunMode
 from tidemark.text.wording import counted
 from tidemark.waiting import waiting
 from tidemark.wires import of_servers
@@ -363,7 +363,7 @@ def _target(attempt: Attempt, layouts: tuple[Layout, ...], backfill: Backfill | 
     target = Target(read_url(attempt.connections.database_url), attempt.group_id, attempt.attempt_id, layouts)
     ladder = Ladder.of(attempt.spec)
     target = replace(target, ladder=ladder if backfill is None else replace(ladder, group=backfill.group), breaker=Breaker.of(attempt.spec))
-    if attempt.spec.retry.order is Order.KEY:
+    if attempt.spec.retry.order is RetryOrder.KEY:
         target = replace(target, max_held=attempt.spec.retry.max_held)
     limit = attempt.spec.batch.max_failed_records
     target = target if limit is None else replace(target, max_rejected=limit)

@@ -20,7 +20,7 @@ from tidemark.formats.shape import Unresolvable, plain, resolved, type_of
 from tidemark.formats.wire import HEADERS, PREFIX_BYTES, SchemaId, id_in, ids_before, indexes_before
 from tidemark.records.ranges import Slice
 from tidemark.spec.model import Encoding
-from tidemark.transform import Fail, Retry, Verdict
+from tidemark.transform import Fail, NoRow, Retry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ class Decoder:
             fields.append(pa.field(f"{side}_bytes", pa.binary()))
         return pa.schema(fields)
 
-    def batch(self, given: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Verdict]]:
+    def batch(self, given: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
         """The records of one topic as a batch of `schema`, without those that cannot be decoded: their places in ``given``, and why.
 
         Raises `SchemasMissing`.
@@ -99,7 +99,7 @@ class Decoder:
         topic = given["topic"][0].as_py()
         schema = self.schema(given.schema, topic)
         columns = {name: given[name] for name in given.schema.names}
-        wrong: dict[int, Verdict] = {}
+        wrong: dict[int, NoRow] = {}
         for side in self._sides():
             columns[f"{side}_bytes"] = given[side]
             columns[side], bad = self._decoded(given[side], given["headers"], topic, side)
@@ -133,7 +133,7 @@ class Decoder:
             raise SchemasMissing(topics=frozenset({topic}))
         return self.readers[topic, side]
 
-    def _decoded(self, data: pa.Array, headers: Any, topic: str, side: str) -> tuple[pa.Array, dict[int, Verdict]]:
+    def _decoded(self, data: pa.Array, headers: Any, topic: str, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
         import pyarrow as pa
 
         encoding = self.encodings[side]
@@ -142,7 +142,7 @@ class Decoder:
             if isinstance(reader, Message):
                 return self._protobuf(data, headers, reader, side)
             return self._avro(data, headers, reader, side)
-        wrong: dict[int, Verdict] = {}
+        wrong: dict[int, NoRow] = {}
         if encoding is Encoding.JSON_SCHEMA:
             data, wrong = _without_ids(data, headers, side)
         text, bad = _each(data, range(len(data)), pa.string(), lambda some: some.cast(pa.string()), f"its {side} is not UTF-8 text")
@@ -150,11 +150,11 @@ class Decoder:
             bad |= _not_json(text, side)
         return text, bad | wrong
 
-    def _protobuf(self, data: pa.Array, headers: Any, reader: Message, side: str) -> tuple[pa.Array, dict[int, Verdict]]:
+    def _protobuf(self, data: pa.Array, headers: Any, reader: Message, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
         import numpy as np
         import pyarrow as pa
 
-        wrong: dict[int, Verdict] = {}
+        wrong: dict[int, NoRow] = {}
         bodies = _bodies(data, headers, reader, side, wrong) if self.framed[side] else data
         valid = bodies.is_valid().to_numpy(zero_copy_only=False)
         said = f"its {side} does not have the form of its Protobuf schema"
@@ -162,12 +162,12 @@ class Decoder:
         found, bad = _each(bodies.drop_null(), np.flatnonzero(valid), target, reader.decode, said, cost=cost_of_arrow(target))
         return found.take(pa.array(np.cumsum(valid) - 1, mask=~valid)), wrong | bad
 
-    def _avro(self, data: pa.Array, headers: Any, reader: Node, side: str) -> tuple[pa.Array, dict[int, Verdict]]:
+    def _avro(self, data: pa.Array, headers: Any, reader: Node, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
         import numpy as np
         import pyarrow as pa
 
         target = type_of(reader)
-        wrong: dict[int, Verdict] = {}
+        wrong: dict[int, NoRow] = {}
         parts = [pa.nulls(1, target)]
         places = np.zeros(len(data), np.int64)  # of each record in the parts, the first of which is null
         filled = 1
@@ -184,7 +184,7 @@ class Decoder:
         return pa.concat_arrays(parts).take(pa.array(places)), wrong
 
     def _by_schema(
-        self, data: pa.Array, headers: Any, reader: Node, side: str, wrong: dict[int, Verdict]
+        self, data: pa.Array, headers: Any, reader: Node, side: str, wrong: dict[int, NoRow]
     ) -> Iterator[tuple[np.ndarray, Node, pa.Array]]:
         """The places of the data of each schema, the schema, and the data without its id. What has none goes to ``wrong``."""
         import numpy as np
@@ -209,7 +209,7 @@ class Decoder:
             wrong |= dict.fromkeys(places.tolist(), unknown if writer is None else unusable)
 
 
-def _bodies(data: pa.Array, headers: Any, reader: Message, side: str, wrong: dict[int, Verdict]) -> pa.Array:
+def _bodies(data: pa.Array, headers: Any, reader: Message, side: str, wrong: dict[int, NoRow]) -> pa.Array:
     """The messages without ids and indexes. Null in the place of a null, and of what goes to ``wrong``."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -261,7 +261,7 @@ def _shown(indexes: Sequence[int]) -> str:
     return ".".join(map(str, indexes))
 
 
-def _ids(data: pa.Array, headers: Any, side: str, wrong: dict[int, Verdict]) -> list[tuple[SchemaId, bool, np.ndarray]]:
+def _ids(data: pa.Array, headers: Any, side: str, wrong: dict[int, NoRow]) -> list[tuple[SchemaId, bool, np.ndarray]]:
     """Each schema id, whether it is in the headers, and the places of its data. Data that has none goes to ``wrong``."""
     import numpy as np
 
@@ -306,7 +306,7 @@ def _each(
     said: str,
     find: Callable[[pa.Array], list[bool]] | None = None,
     cost: Cost | None = None,
-) -> tuple[pa.Array, dict[int, Verdict]]:
+) -> tuple[pa.Array, dict[int, NoRow]]:
     """What ``read`` makes of the data. A datum that it refuses becomes null, and its place is returned.
 
     ``find`` says of each datum whether it is bad. It may miss some; those are found by bisection, which takes long if there are many.
@@ -323,7 +323,7 @@ def _each(
         return _of_good(large, why, data, places, target, lambda some, where: _each(some, where, target, read, said, find, cost))
     ends = np.flatnonzero(np.diff(np.cumsum(costs) // CHUNK_BYTES)) + 1
     parts: list[pa.Array] = []
-    wrong: dict[int, Verdict] = {}
+    wrong: dict[int, NoRow] = {}
     for start, end in itertools.pairwise([0, *ends.tolist(), len(data)]):
         part, bad = _read_each(data.slice(start, end - start), places[start:end], target, read, said, find)
         parts.append(part)
@@ -338,7 +338,7 @@ def _read_each(
     read: Callable[[pa.Array], pa.Array],
     said: str,
     find: Callable[[pa.Array], list[bool]] | None,
-) -> tuple[pa.Array, dict[int, Verdict]]:
+) -> tuple[pa.Array, dict[int, NoRow]]:
     import numpy as np
     import pyarrow as pa
 
@@ -368,34 +368,34 @@ def _read_each(
 
 def _of_good(
     bad: np.ndarray,
-    why: Verdict,
+    why: NoRow,
     data: pa.Array,
     places: Sequence[int] | np.ndarray,
     target: pa.DataType,
-    read: Callable[[pa.Array, np.ndarray], tuple[pa.Array, dict[int, Verdict]]],
-) -> tuple[pa.Array, dict[int, Verdict]]:
+    read: Callable[[pa.Array, np.ndarray], tuple[pa.Array, dict[int, NoRow]]],
+) -> tuple[pa.Array, dict[int, NoRow]]:
     """Reads the data that is not bad, with its places. The other data becomes null."""
     import numpy as np
     import pyarrow as pa
 
-    wrong: dict[int, Verdict] = {int(place): why for place in np.asarray(places)[bad]}
+    wrong: dict[int, NoRow] = {int(place): why for place in np.asarray(places)[bad]}
     if bad.all():
         return pa.nulls(len(data), target), wrong
     found, more = read(data.filter(pa.array(~bad)), np.asarray(places)[~bad])
     return found.take(pa.array(np.cumsum(~bad) - 1, mask=bad)), wrong | more
 
 
-def _without_ids(data: pa.Array, headers: Any, side: str) -> tuple[pa.Array, dict[int, Verdict]]:
+def _without_ids(data: pa.Array, headers: Any, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
     """The data without schema ids, for formats whose data can be read without its schema. Data that has no id becomes null."""
     import pyarrow.compute as pc
 
-    wrong: dict[int, Verdict] = {}
+    wrong: dict[int, NoRow] = {}
     bare = [place for _, is_bare, places in _ids(data, headers, side, wrong) if is_bare for place in places.tolist()]
     rest = pc.if_else(_without(len(data), wrong), pc.binary_slice(data, PREFIX_BYTES, MOST_BYTES), None)
     return (pc.if_else(_without(len(data), bare), rest, data) if bare else rest), wrong
 
 
-def _not_json(text: pa.Array, side: str) -> dict[int, Verdict]:
+def _not_json(text: pa.Array, side: str) -> dict[int, NoRow]:
     checked = ((place, _parsed(each, _SYNTAX.decode, side)) for place, each in enumerate(text.to_pylist()) if each is not None)
     return {place: found for place, found in checked if isinstance(found, Undecodable)}
 

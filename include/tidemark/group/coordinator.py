@@ -32,7 +32,7 @@ from tidemark.group.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from tidemark.group.machine import Group, Member, Timer
+from tidemark.group.machine import Group, MemberRow, Timer
 from tidemark.group.requests import (
     GroupConfig,
     GroupDescription,
@@ -394,7 +394,7 @@ class Coordinator:
             return int(taken[0])
 
         cur.execute(SQL["read_members"], {"group_id": row["group_id"]})
-        members = [Member(**{**each, "protocols": tuple((name, data) for name, data in each["protocols"])}) for each in rows(cur)]
+        members = [MemberRow(**{**each, "protocols": tuple((name, data) for name, data in each["protocols"])}) for each in rows(cur)]
         group = Group(
             self._group,
             self._config,
@@ -448,7 +448,7 @@ def list_groups(connection: Connection, states: Iterable[str] = ()) -> list[Grou
         return [GroupListing(row["name"], GroupState(row["state"]), row["generation"], row["members"]) for row in rows(cur)]
 
 
-def _stored(member: Member) -> dict[str, Any]:
+def _stored(member: MemberRow) -> dict[str, Any]:
     return {**{name: getattr(member, name) for name in _STORED}, "heard": member.heard}
 
 

@@ -26,7 +26,7 @@ from tidemark.group.errors import (
 from tidemark.group.requests import GroupConfig, Joined, JoinRequest, Leaving, MemberMetadata, Protocols, normal_protocols, short_reason
 from tidemark.group.states import GroupState, Transition, Why, check_transition
 
-__all__ = ["EMPTY_ASSIGNMENT", "Group", "Member", "Timer", "topics_of", "vote"]
+__all__ = ["EMPTY_ASSIGNMENT", "Group", "MemberRow", "Timer", "topics_of", "vote"]
 
 EMPTY_ASSIGNMENT: Mapping[str, Any] = {}
 """The assignment of a member that is missing in the leader's."""
@@ -51,7 +51,7 @@ class Timer:
 
 
 @dataclass(slots=True)
-class Member:
+class MemberRow:
     """A row of ``group_member``."""
 
     member_id: str
@@ -94,13 +94,13 @@ class Group:
     generation: int = 0
     protocol: str | None = None
     leader: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, MemberRow] = field(default_factory=dict)
     deadline: Timer = field(default_factory=Timer)
     initial: Timer = field(default_factory=Timer)
     restarted: bool = False
     """The Postgres server has restarted since this group's timers were started."""
     reason: str = ""
-    removed: list[Member] = field(default_factory=list)
+    removed: list[MemberRow] = field(default_factory=list)
     moves: list[Transition] = field(default_factory=list)
     reached: list[tuple[GroupState, int]] = field(default_factory=list)
     """The state and the generation after each move: a join phase begins under the last generation."""
@@ -139,7 +139,7 @@ class Group:
             return self._join_known(request)
         if twin is not None:
             return self._replace(twin, request, new_id)
-        member = Member(
+        member = MemberRow(
             member_id=new_id,
             instance_id=request.instance_id,
             client_id=request.client_id,
@@ -224,7 +224,7 @@ class Group:
         """The topics that any member names in the metadata of any of its protocols."""
         return frozenset(topic for member in self.full() for _, metadata in member.protocols for topic in topics_of(metadata))
 
-    def full(self) -> list[Member]:
+    def full(self) -> list[MemberRow]:
         """The members that have joined, without those that only have an id."""
         return [member for member in self.members.values() if not member.pending]
 
@@ -252,7 +252,7 @@ class Group:
         self._settle()
         return self._answer(member)
 
-    def _add(self, member: Member) -> Joined | None:
+    def _add(self, member: MemberRow) -> Joined | None:
         member.joining, member.heard = True, True
         self.leader = self.leader or member.member_id
         if self.state is not GroupState.PREPARING_REBALANCE:
@@ -262,7 +262,7 @@ class Group:
         self._settle()
         return self._answer(member)
 
-    def _replace(self, member: Member, request: JoinRequest, new_id: str) -> Joined | None:
+    def _replace(self, member: MemberRow, request: JoinRequest, new_id: str) -> Joined | None:
         """A static member's next process replaces it (KIP-345); the previous one is fenced from now on."""
         topics = topics_of(member.metadata(self.protocol))
         if self.leader == member.member_id:
@@ -279,7 +279,7 @@ class Group:
         self._settle()
         return self._answer(member)
 
-    def _has_room(self, member: Member | None) -> bool:
+    def _has_room(self, member: MemberRow | None) -> bool:
         """The group size limit (KIP-389). In a join phase the first to join stay: a lowered limit excludes the last ones."""
         limit = self.config.max_size
         if limit is None or self.state is GroupState.EMPTY:
@@ -297,7 +297,7 @@ class Group:
                 group=self.name, offered=", ".join(offered) or "no assignor", supported=", ".join(sorted(common or ())) or "no assignor"
             )
 
-    def _answer(self, member: Member) -> Joined | None:
+    def _answer(self, member: MemberRow) -> Joined | None:
         if self.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             return None
         assert self.protocol is not None
@@ -385,7 +385,7 @@ class Group:
         self.reached.append((target, self.generation))
         self.state = target
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: MemberRow) -> None:
         del self.members[member.member_id]
         self.removed.append(member)
         if self.leader == member.member_id:
@@ -393,7 +393,7 @@ class Group:
 
     # ---- finding the member of a request
 
-    def _identify(self, member_id: str, instance_id: str | None) -> Member:
+    def _identify(self, member_id: str, instance_id: str | None) -> MemberRow:
         """The member with these ids. Checks the instance id first, as in Kafka."""
         if instance_id is not None:
             twin = self._instance(instance_id)
@@ -406,7 +406,7 @@ class Group:
             raise UnknownMemberId(group=self.name, member_id=member_id, instance_id=instance_id)
         return member
 
-    def _leaver(self, leaving: Leaving) -> Member:
+    def _leaver(self, leaving: Leaving) -> MemberRow:
         if not leaving.member_id and leaving.instance_id is not None:
             twin = self._instance(leaving.instance_id)
             if twin is None:
@@ -417,11 +417,11 @@ class Group:
             return pending
         return self._identify(leaving.member_id, leaving.instance_id)
 
-    def _check_generation(self, member: Member, generation: int) -> None:
+    def _check_generation(self, member: MemberRow, generation: int) -> None:
         if generation != self.generation:
             raise IllegalGeneration(group=self.name, member_id=member.member_id, generation=generation, current=self.generation)
 
-    def _instance(self, instance_id: str | None) -> Member | None:
+    def _instance(self, instance_id: str | None) -> MemberRow | None:
         if instance_id is None:
             return None
         return next((member for member in self.members.values() if member.instance_id == instance_id), None)
@@ -430,7 +430,7 @@ class Group:
         return max((member.rebalance_timeout_ms for member in self.full()), default=1)
 
 
-def vote(members: Sequence[Member], leader: str | None) -> str:
+def vote(members: Sequence[MemberRow], leader: str | None) -> str:
     """The protocol with the most votes among those that all members support.
 
     Each member votes for the first protocol in its own list that all members support. The leader's order breaks ties: Kafka does not define
@@ -450,7 +450,7 @@ def topics_of(metadata: Any) -> frozenset[str]:
     return frozenset(topic for topic in topics if isinstance(topic, str)) if isinstance(topics, list | tuple) else frozenset()
 
 
-def _common(members: Sequence[Member]) -> frozenset[str] | None:
+def _common(members: Sequence[MemberRow]) -> frozenset[str] | None:
     """The protocols that every member supports; `None`: there are no members, so any protocol will do."""
     if not members:
         return None

@@ -79,7 +79,7 @@ class MemberSettings:
     generation: int = NO_GENERATION
 
 
-class Phase(StrEnum):
+class Turn(StrEnum):
     """What the protocol thread does next."""
 
     REVOKE = "waits for the polling thread to give its partitions back"
@@ -94,7 +94,7 @@ class Phase(StrEnum):
 class _Shared:
     """State that both threads use, under the lock of `Member._changed`."""
 
-    phase: Phase = Phase.JOIN
+    phase: Turn = Turn.JOIN
     owned: tuple[TopicPartition, ...] = ()
     owned_generation: int = NO_GENERATION
     had: tuple[TopicPartition, ...] = ()
@@ -165,9 +165,9 @@ class Member:
     @property
     def state(self) -> MemberState:
         with self._changed:
-            if self._shared.phase is Phase.STABLE:
+            if self._shared.phase is Turn.STABLE:
                 return MemberState.STABLE
-            unjoined = self._generation == NO_GENERATION and self._shared.phase in (Phase.JOIN, Phase.AWAY)
+            unjoined = self._generation == NO_GENERATION and self._shared.phase in (Turn.JOIN, Turn.AWAY)
             return MemberState.UNJOINED if unjoined else MemberState.REBALANCING
 
     @property
@@ -175,7 +175,7 @@ class Member:
         """Is the group stable, the whole assignment taken over, and no further rebalance pending?"""
         with self._changed:
             shared = self._shared
-            return shared.phase is Phase.STABLE and shared.complete and shared.pending is None and shared.rejoin is None and not shared.lost
+            return shared.phase is Turn.STABLE and shared.complete and shared.pending is None and shared.rejoin is None and not shared.lost
 
     @property
     def member_id(self) -> str:
@@ -209,8 +209,8 @@ class Member:
             with self._changed:
                 shared = self._shared
                 shared.polled_at = time.monotonic()
-                if shared.phase is Phase.AWAY:
-                    self._enter(Phase.JOIN)
+                if shared.phase is Turn.AWAY:
+                    self._enter(Turn.JOIN)
                 self._changed.notify_all()
                 if shared.woken:
                     shared.woken = False
@@ -238,7 +238,7 @@ class Member:
         """Joins again without a request by the group, as Kafka's ``enforceRebalance``; until then the member is not `settled`. Does nothing
         if the member is already rebalancing."""
         with self._changed:
-            if self._shared.phase is not Phase.STABLE:
+            if self._shared.phase is not Turn.STABLE:
                 return
             self._shared.rejoin = reason
         self._wakeups.wake()
@@ -264,7 +264,7 @@ class Member:
         shared = self._shared
         if shared.lost:
             return self._tell_lost
-        if shared.phase is Phase.REVOKE:
+        if shared.phase is Turn.REVOKE:
             return self._give_all_back
         if shared.pending is not None:
             return self._take_over
@@ -287,8 +287,8 @@ class Member:
         finally:
             with self._changed:
                 self._shared.owned = ()
-                if self._shared.phase is Phase.REVOKE:
-                    self._enter(Phase.JOIN)
+                if self._shared.phase is Turn.REVOKE:
+                    self._enter(Turn.JOIN)
             self._wakeups.wake()
 
     def _take_over(self) -> None:
@@ -349,22 +349,22 @@ class Member:
         with self._changed:
             phase, rejoin = self._shared.phase, self._shared.rejoin
             late = time.monotonic() - self._shared.polled_at > self.settings.max_poll_interval_ms / 1000
-        if late and phase is not Phase.AWAY:
+        if late and phase is not Turn.AWAY:
             self._go_away()
-        elif rejoin is not None and phase is Phase.STABLE:
+        elif rejoin is not None and phase is Turn.STABLE:
             with self._changed:
                 self._shared.rejoin = None
             self._begin_rejoin(rejoin)
-        elif phase is Phase.AWAY:
+        elif phase is Turn.AWAY:
             self._wakeups.wait(self.settings.heartbeat_interval_ms / 1000)
-        elif phase is Phase.REVOKE:
+        elif phase is Turn.REVOKE:
             self._beat()
-        elif phase is Phase.JOIN:
+        elif phase is Turn.JOIN:
             self._join()
-        elif phase is Phase.JOINING:
+        elif phase is Turn.JOINING:
             self._wakeups.wait(PARKED_S)
             self._on_joined(self._ask().joined(self._member_id, self.settings.instance_id))
-        elif phase is Phase.SYNC:
+        elif phase is Turn.SYNC:
             self._sync()
         else:
             self._beat()
@@ -405,7 +405,7 @@ class Member:
         )
         answer = self._ask().join(request)
         with self._changed:
-            self._enter(Phase.JOINING)
+            self._enter(Turn.JOINING)
         self._on_joined(answer)
 
     def _on_joined(self, joined: Joined | None) -> None:
@@ -416,7 +416,7 @@ class Member:
         self._leads = joined.leader == joined.member_id
         self._reason = ""
         with self._changed:
-            self._enter(Phase.SYNC)
+            self._enter(Turn.SYNC)
 
     def _sync(self) -> None:
         joined = self._joined
@@ -437,7 +437,7 @@ class Member:
             self._shared.complete = answer.get("complete", False)
             self._shared.pending_generation = joined.generation
             self._shared.waiting_since = time.monotonic()
-            self._enter(Phase.STABLE)
+            self._enter(Turn.STABLE)
 
     def _assign(self, joined: Joined) -> dict[str, Any]:
         """The leader computes the assignment of every member, as JSON."""
@@ -466,7 +466,7 @@ class Member:
         interval = self.settings.heartbeat_interval_ms / 1000
         heard = self._wakeups.wait(max(0.0, self._beat_at + interval - time.monotonic()))
         self._hurry()
-        if self._shared.phase is Phase.STABLE and notice(GroupState.PREPARING_REBALANCE, self._generation) in heard:
+        if self._shared.phase is Turn.STABLE and notice(GroupState.PREPARING_REBALANCE, self._generation) in heard:
             self._begin_rejoin("the group rebalances")  # as the heartbeat would say
             return
         known = {notice(state, self._generation) for state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)}
@@ -476,7 +476,7 @@ class Member:
         try:
             self._ask().heartbeat(self._member_id, self.settings.instance_id, self._generation)
         except RebalanceInProgress:
-            if self._shared.phase is not Phase.REVOKE:
+            if self._shared.phase is not Turn.REVOKE:
                 raise
 
     def _hurry(self) -> None:
@@ -494,7 +494,7 @@ class Member:
             self._reason = reason
             self._shared.pending = None  # never taken over: the next assignment replaces it
             revoke = not self._cooperative and self._shared.owned and not self._shared.lost
-            self._enter(Phase.REVOKE if revoke else Phase.JOIN)
+            self._enter(Turn.REVOKE if revoke else Turn.JOIN)
             self._shared.waiting_since = time.monotonic() if revoke else None
             self._changed.notify_all()
 
@@ -514,7 +514,7 @@ class Member:
         self._generation = NO_GENERATION
         self._lose()
         with self._changed:
-            self._enter(Phase.AWAY)
+            self._enter(Turn.AWAY)
 
     def _lose(self) -> None:
         with self._changed:
@@ -522,11 +522,11 @@ class Member:
             self._shared.lost = bool(self._shared.owned)
             self._shared.had, self._shared.owned_generation = (), NO_GENERATION
             lost = self._shared.lost
-            self._enter(Phase.JOIN)
+            self._enter(Turn.JOIN)
         if lost:
             self._interrupt()
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: Turn) -> None:
         """Call under the lock."""
         self._shared.phase = phase
         self._changed.notify_all()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.errors import BrokerUnavailable
 from tidemark.jvm.jars import cache
 from tidemark.kafka.config import KafkaConfig, unusable
-from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, POLL_S, Failure, Polled, chunk_schema, header_type
+from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, POLL_S, Polled, PollError, chunk_schema, header_type
 from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
@@ -252,10 +252,10 @@ class CompiledPoller:
             [self._failure(number) for number in range(found.errors)],
         )
 
-    def _failure(self, number: int) -> Failure:
+    def _failure(self, number: int) -> PollError:
         pointer = self._errors[number] or 0
         message = _Message.from_address(pointer)
-        return Failure(message.error, _text(self._kafka["message_errstr"](pointer)), message.offset if message.offset >= 0 else None)
+        return PollError(message.error, _text(self._kafka["message_errstr"](pointer)), message.offset if message.offset >= 0 else None)
 
     def _chunks(self, count: int) -> Iterator[pa.RecordBatch]:
         at = 0

@@ -33,7 +33,7 @@ A direct call hides the exception once Python 3.11 has specialised it; this way 
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PollError:
     """An error that came in place of a message, with librdkafka's code and text. ``offset``: `None` if unknown."""
 
     code: int
@@ -52,7 +52,7 @@ class Polled:
     leader_epoch: int | None = None
     """Of the last record below the end."""
     bytes: int = 0
-    failures: Sequence[Failure] = ()
+    failures: Sequence[PollError] = ()
 
 
 class Poller(Protocol):
@@ -147,7 +147,9 @@ class MessagePoller:
         messages = [each for each in messages if each.topic() is None or self._is_assigned(each)]
         failures = []
         if any(map(Message.error, messages)):
-            failures = [Failure(failure.code(), failure.str(), each.offset()) for each in messages if (failure := each.error()) is not None]
+            failures = [
+                PollError(failure.code(), failure.str(), each.offset()) for each in messages if (failure := each.error()) is not None
+            ]
             messages = [each for each in messages if each.error() is None]
         last = messages[-1].offset() if messages else None
         if last is not None and last >= end:

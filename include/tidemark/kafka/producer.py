@@ -33,7 +33,7 @@ ALONE = {"batch.num.messages": "1", "linger.ms": "0", "compression.type": "zstd"
 """Each message in its own batch, so that a bad message does not affect others."""
 
 
-class Answer(Enum):
+class DeliveryStatus(Enum):
     STORED = "stored"
     REFUSED = "refused"
     """The broker refused this message or another one in its batch."""
@@ -53,15 +53,15 @@ class Outgoing(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]]
 
 
-class Report(NamedTuple):
+class DeliveryReport(NamedTuple):
     """The outcome of a message: its offset, or the client's error text."""
 
-    answer: Answer
+    answer: DeliveryStatus
     offset: int = -1
     text: str = ""
 
 
-SILENCE = Report(Answer.UNKNOWN, text="the broker did not answer")
+SILENCE = DeliveryReport(DeliveryStatus.UNKNOWN, text="the broker did not answer")
 
 
 class Publisher:
@@ -81,7 +81,7 @@ class Publisher:
             self._client = connected(Make, self._settings)
         return self._client
 
-    def publish(self, messages: Iterable[Outgoing]) -> Iterator[Report]:
+    def publish(self, messages: Iterable[Outgoing]) -> Iterator[DeliveryReport]:
         """Publishes the messages and yields a report for each, in order, within about `ANSWER_S`. Never raises broker errors.
 
         Takes each message when it is its turn, so that they need not all exist. Reports of stored messages come while others are still
@@ -90,7 +90,7 @@ class Publisher:
         from confluent_kafka import KafkaException
 
         client, until = self.connect(), time.monotonic() + ANSWER_S
-        reports: list[Report] = []
+        reports: list[DeliveryReport] = []
         yielded = 0
         for number, message in enumerate(messages):
             reports.append(SILENCE)
@@ -101,16 +101,16 @@ class Publisher:
                 reports[number] = _failed(error.args[0])
             if number % SERVED_AFTER == 0:
                 self._serve(client, 0.0)
-                while yielded < len(reports) and reports[yielded].answer is Answer.STORED:
+                while yielded < len(reports) and reports[yielded].answer is DeliveryStatus.STORED:
                     yield reports[yielded]
                     yielded += 1
         if not self._serve_all(client, until):
             client.purge()  # no answer in time: the messages must not be sent later
             self._serve_all(client, time.monotonic() + 1.0)
         if self._denied:
-            nowhere = Report(Answer.BLOCKED, text="WRITE is not allowed on it or on any other topic")
-            reports = [nowhere if report.answer is Answer.UNKNOWN else report for report in reports]
-        if any(report.answer in (Answer.UNKNOWN, Answer.BLOCKED) for report in reports):
+            nowhere = DeliveryReport(DeliveryStatus.BLOCKED, text="WRITE is not allowed on it or on any other topic")
+            reports = [nowhere if report.answer is DeliveryStatus.UNKNOWN else report for report in reports]
+        if any(report.answer in (DeliveryStatus.UNKNOWN, DeliveryStatus.BLOCKED) for report in reports):
             self._client = None  # it may have failed permanently, and it caches authorization errors
         yield from reports[yielded:]
 
@@ -158,16 +158,16 @@ class Publishers:
         """For messages that were refused in a batch with others."""
 
 
-def _note(reports: list[Report], number: int, error: KafkaError | None, message: Any) -> None:
-    reports[number] = Report(Answer.STORED, message.offset()) if error is None else _failed(error)
+def _note(reports: list[DeliveryReport], number: int, error: KafkaError | None, message: Any) -> None:
+    reports[number] = DeliveryReport(DeliveryStatus.STORED, message.offset()) if error is None else _failed(error)
 
 
-def _failed(error: KafkaError) -> Report:
+def _failed(error: KafkaError) -> DeliveryReport:
     from confluent_kafka import KafkaError as Code
 
     text = f"{error.name()}: {error.str()}"
     if error.code() == Code.TOPIC_AUTHORIZATION_FAILED:
-        return Report(Answer.BLOCKED, text="WRITE on it is not allowed")
+        return DeliveryReport(DeliveryStatus.BLOCKED, text="WRITE on it is not allowed")
     if error.code() in (
         Code.MSG_SIZE_TOO_LARGE,
         Code.INVALID_MSG,
@@ -176,7 +176,7 @@ def _failed(error: KafkaError) -> Report:
         Code.INVALID_TIMESTAMP,
         Code._INVALID_ARG,  # noqa: SLF001 - its public name
     ):
-        return Report(Answer.REFUSED, text=text)
+        return DeliveryReport(DeliveryStatus.REFUSED, text=text)
     if error.code() in (
         Code.UNKNOWN_TOPIC_OR_PART,
         Code._UNKNOWN_TOPIC,  # noqa: SLF001 - its public name
@@ -184,5 +184,5 @@ def _failed(error: KafkaError) -> Report:
         Code.TOPIC_EXCEPTION,
         Code.POLICY_VIOLATION,
     ):
-        return Report(Answer.BLOCKED, text=text)
-    return Report(Answer.UNKNOWN, text=text)
+        return DeliveryReport(DeliveryStatus.BLOCKED, text=text)
+    return DeliveryReport(DeliveryStatus.UNKNOWN, text=text)

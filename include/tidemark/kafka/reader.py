@@ -12,7 +12,7 @@ from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka import compiled
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.failures import NotAllowed
-from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, Failure, MessagePoller, Poller
+from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, MessagePoller, Poller, PollError
 from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _poller(settings: KafkaConfig) -> Poller:
     return compiled.CompiledPoller(known, settings)
 
 
-def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
+def _read_up_to(failure: PollError, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
     """Whether the client's error means that everything below ``end`` was read, and its text if it may be transient.
 
     Raises `RangeGone`, `NotAllowed`, `BatchDamaged` or `NotDecompressed`.

@@ -21,7 +21,7 @@ _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class SystemUser:
     """A system user other than the caller."""
 
     name: str
@@ -36,7 +36,7 @@ class Account:
         os.chown(path, self.uid, self.gid)
 
 
-def server_account() -> Account | None:
+def server_account() -> SystemUser | None:
     """None for an ordinary caller; for root the user `NAME`, created if it does not exist.
 
     Raises `FolderUnusable` if it cannot be created.
@@ -46,7 +46,7 @@ def server_account() -> Account | None:
     for _ in range(_TRIES):
         try:
             entry = pwd.getpwnam(NAME)
-            return Account(name=NAME, uid=entry.pw_uid, gid=entry.pw_gid)
+            return SystemUser(name=NAME, uid=entry.pw_uid, gid=entry.pw_gid)
         except KeyError:
             made = _make()
         if made:
@@ -76,7 +76,7 @@ def _make() -> str:
     return done.stderr.strip() or f"useradd ended with {done.returncode}" if done.returncode else ""
 
 
-def check_reachable(account: Account, *paths: Path) -> None:
+def check_reachable(account: SystemUser, *paths: Path) -> None:
     """Return if the account can enter all folders above ``paths``; raises `FolderUnusable` with the folder that it cannot enter.
 
     The permissions of folders outside the stack are never changed: opening /root to all users is the owner's decision.
@@ -94,7 +94,7 @@ def check_reachable(account: Account, *paths: Path) -> None:
         )
 
 
-def _passes(account: Account, folder: Path) -> bool:
+def _passes(account: SystemUser, folder: Path) -> bool:
     status = folder.stat()
     if status.st_uid == account.uid:
         return bool(status.st_mode & stat.S_IXUSR)

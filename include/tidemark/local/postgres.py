@@ -24,7 +24,7 @@ from psycopg2.extensions import connection as Connection
 
 from tidemark.jvm.errors import ExtraMissing, FolderUnusable
 from tidemark.local import ports, processes
-from tidemark.local.account import Account, check_reachable, server_account
+from tidemark.local.account import SystemUser, check_reachable, server_account
 from tidemark.local.server import Report, Server
 
 DATABASE = "tidemark"
@@ -193,7 +193,7 @@ class Postgres(Server):
             with contextlib.suppress(psutil.NoSuchProcess):  # it has not written its pid file yet
                 process.terminate()
 
-    def _run(self, program: str, *words: str, account: Account | None, limit_s: float) -> str | None:
+    def _run(self, program: str, *words: str, account: SystemUser | None, limit_s: float) -> str | None:
         command: list[str | Path] = [_programs() / program, *words]
         return processes.run(command, folder=Path("/"), limit_s=limit_s, account=account, environment=_environment())
 

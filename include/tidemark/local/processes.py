@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tidemark.local.account import Account, own_uids
+from tidemark.local.account import SystemUser, own_uids
 
 _POLL_S = 0.05
 _BEFORE = 3
@@ -61,7 +61,7 @@ def _private(path: str, flags: int) -> int:
     return file
 
 
-def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: Account | None, environment: Mapping[str, str]) -> int:
+def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: SystemUser | None, environment: Mapping[str, str]) -> int:
     """Start a process in its own session, with its output in ``log``, and return its pid. It survives the caller. Only this user reads
     the log: a server quotes rows in it."""
     with open(log, "ab", opener=_private) as output:
@@ -80,7 +80,7 @@ def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: Ac
 
 
 def run(
-    command: Sequence[str | Path], *, folder: Path, limit_s: float, account: Account | None, environment: Mapping[str, str]
+    command: Sequence[str | Path], *, folder: Path, limit_s: float, account: SystemUser | None, environment: Mapping[str, str]
 ) -> str | None:
     """Run a program to its end. Return None if it succeeded, else its output, which may be empty."""
     try:

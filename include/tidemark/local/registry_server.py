@@ -20,7 +20,7 @@ _API = "/apis/ccompat/v7"
 _ANSWER_S = 2.0
 
 
-class Registry(Server):
+class RegistryServer(Server):
     name = "Registry"
     stop_limit_s: ClassVar[float] = 10
 

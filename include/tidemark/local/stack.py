@@ -11,7 +11,7 @@ from tidemark import project
 from tidemark.local import folder as state_folder
 from tidemark.local.kafka import Kafka
 from tidemark.local.postgres import DATABASE, Postgres
-from tidemark.local.registry_server import Registry
+from tidemark.local.registry_server import RegistryServer
 from tidemark.local.server import Report, Server, ServerStatus
 
 
@@ -29,7 +29,7 @@ class LocalStack:
         self.folder = (folder or project.state()).resolve()
         self.postgres = Postgres(self.folder / "postgres", postgres_port)
         self.kafka = Kafka(self.folder / "kafka", kafka_port)
-        self.registry = Registry(self.folder / "registry", None)
+        self.registry = RegistryServer(self.folder / "registry", None)
 
     @property
     def _servers(self) -> tuple[Server, ...]:

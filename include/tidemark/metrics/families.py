@@ -8,7 +8,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from tidemark.metrics.ledger import COMMIT_BUCKETS_S, OUTCOMES, Totals
-from tidemark.metrics.state import State
+from tidemark.metrics.state import GroupStates
 from tidemark.offsets.health import OF_THE_PAGE, Health
 from tidemark.offsets.lag import GroupLag, Lag
 
@@ -38,7 +38,7 @@ def of_work(totals: Mapping[str, Totals]) -> Iterator[Metric]:
     yield from (records, made, deleted, commits, attempts)
 
 
-def of_state(state: State) -> Iterator[Metric]:
+def of_state(state: GroupStates) -> Iterator[Metric]:
     failed = GaugeMetricFamily("tidemark_failed_records", "Failed records that are not settled, by state.", labels=["group", "state"])
     for (group, name), count in sorted(state.unsettled.items()):
         failed.add_metric([group, name], count)

@@ -37,7 +37,7 @@ class Totals:
     """By how they ended: ``committed``, or the kind of the error: ``refused``, ``fenced``, ``unavailable``, ``broken``."""
 
 
-class Ledger:
+class LedgerTotals:
     """The totals of each group. Ids are given in the order of insertion, not of commit, so recent rows are read again and known by id."""
 
     def __init__(self) -> None:

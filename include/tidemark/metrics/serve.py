@@ -17,7 +17,7 @@ from tidemark.db import DatabaseUrl, session, transaction
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.metrics import state
 from tidemark.metrics.families import PARTITIONS, of_lag, of_state, of_work
-from tidemark.metrics.ledger import Ledger
+from tidemark.metrics.ledger import LedgerTotals
 from tidemark.offsets import lag
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class FromPostgres(Collector):
 
     def __init__(self, database_url: DatabaseUrl) -> None:
         self._url = database_url
-        self._ledger = Ledger()
+        self._ledger = LedgerTotals()
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:

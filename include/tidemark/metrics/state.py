@@ -16,7 +16,7 @@ SQL = statements("tidemark.metrics", "metrics.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GroupStates:
     """Groups that have nothing to report are missing."""
 
     unsettled: Mapping[tuple[str, str], int]
@@ -29,12 +29,12 @@ class State:
     """The last verdict, and when."""
 
 
-def read(cur: Cursor) -> State:
+def read(cur: Cursor) -> GroupStates:
     def found(name: str) -> list[dict[str, Any]]:
         cur.execute(SQL[name])
         return rows(cur)
 
-    return State(
+    return GroupStates(
         unsettled={(row["group"], row["state"]): row["records"] for row in found("unsettled")},
         overdue_s={row["group"]: max(row["late_s"], 0.0) for row in found("due")},
         lost={row["group"]: row["records"] for row in found("lost")},

@@ -21,7 +21,7 @@ class Objective(StrEnum):
     FRESHNESS = "freshness"
 
 
-class State(StrEnum):
+class Status(StrEnum):
     MET = "met"
     MISSED = "missed"
     UNCERTAIN = "uncertain"
@@ -29,15 +29,15 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Assessment:
     """``text`` says how an objective is missed. Empty unless it is."""
 
-    state: State
+    state: Status
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PartitionSample:
     """What a sample said of a partition at the database's time ``at``. See ``tidemark.lag_partition``.
 
     ``position`` is `None` if the partition was never claimed, ``lag`` if it is unknown, ``next_at`` if no record waits or if the timestamp
@@ -57,20 +57,20 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CountedPartition:
     """A partition that counts: not paused, and not being replayed after a rewind. ``look`` is `None` if it was never sampled."""
 
     position: int
     committed_at: datetime
-    look: Look | None
+    look: PartitionSample | None
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ObjectiveFacts:
     """What is known of a consumer at the database's time ``now``. ``failed``: its records in the state FAILED."""
 
     now: datetime
-    parts: tuple[Part, ...]
+    parts: tuple[CountedPartition, ...]
     failed: int
 
 
@@ -98,14 +98,14 @@ class News:
         return bool(self.missed or self.recovered)
 
 
-def news(verdicts: Mapping[Objective, Verdict], reported: Collection[Objective]) -> News:
+def news(verdicts: Mapping[Objective, Assessment], reported: Collection[Objective]) -> News:
     """The changes since what was reported. An objective that was removed from the consumer's file has recovered."""
-    missed = {one: verdict.text for one, verdict in verdicts.items() if verdict.state is State.MISSED and one not in reported}
-    recovered = [one for one in reported if one not in verdicts or verdicts[one].state is State.MET]
+    missed = {one: verdict.text for one, verdict in verdicts.items() if verdict.state is Status.MISSED and one not in reported}
+    recovered = [one for one in reported if one not in verdicts or verdicts[one].state is Status.MET]
     return News(missed, tuple(sorted(recovered)))
 
 
-def judge(slo: Objectives, facts: Facts) -> dict[Objective, Verdict]:
+def judge(slo: Objectives, facts: ObjectiveFacts) -> dict[Objective, Assessment]:
     """A verdict for each objective that the consumer has."""
     verdicts = {}
     if slo.lag is not None:
@@ -113,27 +113,27 @@ def judge(slo: Objectives, facts: Facts) -> dict[Objective, Verdict]:
     if slo.failed is not None:
         missed = facts.failed > slo.failed
         text = f"{counted(facts.failed, 'failed record')}, objective {slo.failed:,}"
-        verdicts[Objective.FAILED] = Verdict(State.MISSED, text) if missed else Verdict(State.MET)
+        verdicts[Objective.FAILED] = Assessment(Status.MISSED, text) if missed else Assessment(Status.MET)
     if slo.freshness is not None:
         age = max((facts.now - current_at(part) for part in facts.parts), default=NONE)
         text = f"freshness is {about(age.total_seconds())}, objective {format_duration(slo.freshness)}"
-        verdicts[Objective.FRESHNESS] = Verdict(State.MISSED, text) if age > slo.freshness else Verdict(State.MET)
+        verdicts[Objective.FRESHNESS] = Assessment(Status.MISSED, text) if age > slo.freshness else Assessment(Status.MET)
     return verdicts
 
 
-def _lag(limit: timedelta, facts: Facts) -> Verdict:
+def _lag(limit: timedelta, facts: ObjectiveFacts) -> Assessment:
     ages = [age(part, facts.now) for part in facts.parts]
     objective = f"objective {format_duration(limit)}"
     known = max((one.known for one in ages), default=NONE)
     if known > limit:
-        return Verdict(State.MISSED, f"lag is {about(known.total_seconds())}, {objective}")
+        return Assessment(Status.MISSED, f"lag is {about(known.total_seconds())}, {objective}")
     unseen = [one.unseen_since for one in ages if one.unseen_since is not None and facts.now - one.unseen_since > limit]
     if unseen:
-        return Verdict(State.MISSED, f"lag is unknown since {iso(min(unseen).replace(microsecond=0))}, {objective}")
-    return Verdict(State.UNCERTAIN if any(one.possible is None or one.possible > limit for one in ages) else State.MET)
+        return Assessment(Status.MISSED, f"lag is unknown since {iso(min(unseen).replace(microsecond=0))}, {objective}")
+    return Assessment(Status.UNCERTAIN if any(one.possible is None or one.possible > limit for one in ages) else Status.MET)
 
 
-def age(part: Part, now: datetime) -> Age:
+def age(part: CountedPartition, now: datetime) -> Age:
     """How long the partition's first record that is not committed has waited. An old sample is enough while the position stays where the
     sample found it: the first record is still the same."""
     look = part.look
@@ -152,7 +152,7 @@ def age(part: Part, now: datetime) -> Age:
     return Age(min(since_look, waited), waited)  # a record that existed then is the first one now
 
 
-def current_at(part: Part) -> datetime:
+def current_at(part: CountedPartition) -> datetime:
     """When the partition last had a commit, or no record that waited. That is also when its first waiting record arrived."""
     look = part.look
     if look is None or (look.lag is None and look.position is not None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements
-from tidemark.objectives.judge import Facts, Look, News, Objective, Part, judge, news
+from tidemark.objectives.judge import CountedPartition, News, Objective, ObjectiveFacts, PartitionSample, judge, news
 from tidemark.offsets import flow
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.store import replays
@@ -29,7 +29,7 @@ def changes(cur: Cursor, spec: ConsumerSpec) -> News:
     if spec.slo is not None:
         cur.execute(SQL["failed"], {"group_id": group_id})
         failed = cur.fetchall()[0][0]
-        verdicts = judge(spec.slo, Facts(now, _parts(cur, spec, group_id), failed))
+        verdicts = judge(spec.slo, ObjectiveFacts(now, _parts(cur, spec, group_id), failed))
     cur.execute(SQL["reported"], {"group_id": group_id})
     return news(verdicts, [Objective(name) for (name,) in cur.fetchall()])
 
@@ -54,7 +54,7 @@ def report(cur: Cursor, spec: ConsumerSpec) -> News:
     return News(missed, tuple(recovered))
 
 
-def _parts(cur: Cursor, spec: ConsumerSpec, group_id: int) -> tuple[Part, ...]:
+def _parts(cur: Cursor, spec: ConsumerSpec, group_id: int) -> tuple[CountedPartition, ...]:
     """The partitions that count. Those that a rewind made lag, and those that an operator has paused, do not."""
     settings = flow.read(cur, group_id)
     replayed = {one.partition for one in replays(cur, spec.group)}
@@ -68,7 +68,9 @@ def _parts(cur: Cursor, spec: ConsumerSpec, group_id: int) -> tuple[Part, ...]:
         if gone or not spec.names(partition) or partition in replayed or settings.is_paused(partition):
             continue
         look = (
-            Look(row["sampled_at"], row["position"], row["log_end"], row["lag"], row["next_at"], row["open_since"]) if sampled_at else None
+            PartitionSample(row["sampled_at"], row["position"], row["log_end"], row["lag"], row["next_at"], row["open_since"])
+            if sampled_at
+            else None
         )
-        parts.append(Part(row["next_offset"], row["committed_at"], look))
+        parts.append(CountedPartition(row["next_offset"], row["committed_at"], look))
     return tuple(parts)

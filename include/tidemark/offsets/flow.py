@@ -20,7 +20,7 @@ SQL = statements("tidemark.offsets", "flow.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FlowTarget:
     """A whole group, a topic or a partition."""
 
     topic: str | None = None
@@ -37,7 +37,7 @@ class Target:
 class Flow:
     """``priorities`` are by topic (default: 0)."""
 
-    paused: frozenset[Target] = frozenset()
+    paused: frozenset[FlowTarget] = frozenset()
     priorities: Mapping[str, int] = field(default_factory=dict)
     max_ahead: timedelta | None = None
 
@@ -90,34 +90,34 @@ def read(cur: Cursor, group_id: int) -> Flow:
     paused, priorities, max_ahead = set(), {}, None
     for topic, partition, is_paused, priority, ahead in cur.fetchall():
         if is_paused:
-            paused.add(Target(topic, partition))
+            paused.add(FlowTarget(topic, partition))
         if priority:
             priorities[topic] = priority
         max_ahead = ahead or max_ahead
     return Flow(frozenset(paused), priorities, max_ahead)
 
 
-def pause(cur: Cursor, group_id: int, targets: Iterable[Target], reason: str) -> None:
+def pause(cur: Cursor, group_id: int, targets: Iterable[FlowTarget], reason: str) -> None:
     for target in targets:
         cur.execute(SQL["pause"], {**_key(group_id, target), "reason": reason})
 
 
-def resume(cur: Cursor, group_id: int, targets: Iterable[Target]) -> list[Target]:
+def resume(cur: Cursor, group_id: int, targets: Iterable[FlowTarget]) -> list[FlowTarget]:
     """Ends the pauses of these targets and of everything below them; returns the pauses that were ended."""
     ended = []
     for target in targets:
         cur.execute(SQL["resume"], _key(group_id, target))
-        ended += [Target(*row) for row in cur.fetchall()]
+        ended += [FlowTarget(*row) for row in cur.fetchall()]
     return ended
 
 
 def prioritize(cur: Cursor, group_id: int, topic: str, priority: int) -> None:
-    cur.execute(SQL["prioritize"], {**_key(group_id, Target(topic)), "priority": priority})
+    cur.execute(SQL["prioritize"], {**_key(group_id, FlowTarget(topic)), "priority": priority})
 
 
 def limit_ahead(cur: Cursor, group_id: int, max_ahead: timedelta | None) -> None:
-    cur.execute(SQL["limit_ahead"], {**_key(group_id, Target()), "max_ahead": max_ahead})
+    cur.execute(SQL["limit_ahead"], {**_key(group_id, FlowTarget()), "max_ahead": max_ahead})
 
 
-def _key(group_id: int, target: Target) -> dict[str, int | str | None]:
+def _key(group_id: int, target: FlowTarget) -> dict[str, int | str | None]:
     return {"group_id": group_id, "topic": target.topic, "partition": target.partition}

@@ -91,7 +91,7 @@ class Dag:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LagFacts:
     """What is known of the lag of a partition, or of a topic or group: sums and extremes over its partitions.
 
     ``sampled_at``: of the oldest sample; `None`: there is none. ``waiting``: records to read in partitions that are not paused.
@@ -118,11 +118,11 @@ class Facts:
     committed_at: datetime | None = None
 
 
-NEVER_RUN = Facts(now=datetime.max.replace(tzinfo=UTC), sampled_at=None, partitions=0)
+NEVER_RUN = LagFacts(now=datetime.max.replace(tzinfo=UTC), sampled_at=None, partitions=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class LedgerFacts:
     """What a group's ledger says beyond its lag. ``failed``, ``retrying``: failed records that are given up, and that wait for a try.
 
     ``blocked_by``: the validation that is critical, and before whose rows the validated view stops, or the last one. ``unvalidated``: the
@@ -138,7 +138,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """``why`` and ``fix`` are sentences. ``fix`` says what ends it; it is empty if that needs nobody."""
 
     health: Health
@@ -150,38 +150,38 @@ class Judged:
 class _All:
     """All facts. ``ledger`` is `None` for a topic or a partition."""
 
-    lag: Facts
+    lag: LagFacts
     runs: Runs
     dag: Dag | None
-    ledger: Ledger | None
+    ledger: LedgerFacts | None
 
 
-def judge(facts: Facts, runs: Runs | None = None, dag: Dag | None = None, ledger: Ledger | None = None) -> Judged:
+def judge(facts: LagFacts, runs: Runs | None = None, dag: Dag | None = None, ledger: LedgerFacts | None = None) -> Judgement:
     """The worst that is so. ``dag``: `None` where Airflow was not asked. ``ledger``: of a group; `None` for a topic or a partition."""
     everything = _All(facts, runs or Runs(), dag, ledger)
     judged = (each(everything) for each in (*_LAG_ONLY, *_OTHERS) if facts.sampled_at is not None or each not in _LAG_ONLY)
     return min((one for one in judged if one is not None), key=lambda one: RANK[one.health])
 
 
-def _losing(known: _All) -> Judged | None:
+def _losing(known: _All) -> Judgement | None:
     facts = known.lag
     if facts.deleted:
         text = f"Retention has deleted {counted(facts.deleted, 'record')} that {_was(facts.deleted)} not read."
-        return Judged(Health.LOSING, text, "Set `offset_reset`, or rewind with `--to-earliest`; the next run records what is lost.")
+        return Judgement(Health.LOSING, text, "Set `offset_reset`, or rewind with `--to-earliest`; the next run records what is lost.")
     if facts.losing_from is None or facts.expires_at is None or facts.now < facts.losing_from:
         return None
     left = (facts.expires_at - facts.now).total_seconds()
     when = f"will pass the position in {about(left)}" if left > 0 else "may pass the position at any time"
-    return Judged(Health.LOSING, f"Retention {when}.", "Start a run at once, or raise `retention.ms` of the topic.")
+    return Judgement(Health.LOSING, f"Retention {when}.", "Start a run at once, or raise `retention.ms` of the topic.")
 
 
-def _failed(known: _All) -> Judged | None:
+def _failed(known: _All) -> Judgement | None:
     """The last run failed: as its attempt says or, if it made none, as Airflow says."""
     runs, dag = known.runs, known.dag
     if known.ledger is None or runs.running_since is not None:
         return None
     if runs.state == "FAILED":
-        return Judged(Health.RUN_FAILED, _failure(runs), "Remove the cause; the next run goes on where this one stopped.")
+        return Judgement(Health.RUN_FAILED, _failure(runs), "Remove the cause; the next run goes on where this one stopped.")
     if dag is None or dag.failed_run is None or dag.failed_at is None or (runs.began_at is not None and dag.failed_at < runs.began_at):
         return None
     if (runs.dag_id, runs.run_id) != (dag.dag_id, dag.failed_run):
@@ -194,7 +194,7 @@ def _failed(known: _All) -> Judged | None:
         )
     else:
         why = f"The run {dag.failed_run} of the DAG {dag.dag_id} failed after it had committed and validated its records."
-    return Judged(Health.RUN_FAILED, why, "Read the log of its failed task.")
+    return Judgement(Health.RUN_FAILED, why, "Read the log of its failed task.")
 
 
 def _failure(runs: Runs) -> str:
@@ -203,31 +203,33 @@ def _failure(runs: Runs) -> str:
     return f"Attempt {runs.attempt_id} {fenced}: {runs.error_type or 'unknown error'}: {text}".rstrip(": ")
 
 
-def _stuck(known: _All) -> Judged | None:
+def _stuck(known: _All) -> Judgement | None:
     """A run of the DAG waits, and not for its turn."""
     if known.dag is None or not known.dag.stuck:
         return None
-    return Judged(Health.STOPPED, f"A run of the DAG {known.dag.dag_id} {known.dag.stuck}.", "Change that in Airflow, or delete the run.")
+    return Judgement(
+        Health.STOPPED, f"A run of the DAG {known.dag.dag_id} {known.dag.stuck}.", "Change that in Airflow, or delete the run."
+    )
 
 
-def _stopped(known: _All) -> Judged | None:
+def _stopped(known: _All) -> Judgement | None:
     facts, runs, dag = known.lag, known.runs, known.dag
     if not facts.waiting:
         return None
     if runs.running_since is not None:
         return _hung(facts, runs, runs.running_since)
     if runs.state == "FAILED":
-        return Judged(Health.STOPPED, _failure(runs), "Remove the cause; the next run goes on where this one stopped.")
+        return Judgement(Health.STOPPED, _failure(runs), "Remove the cause; the next run goes on where this one stopped.")
     if dag is not None:
         return _unscheduled(dag)
     if runs.began_at is None:
-        return Judged(Health.STOPPED, "Records wait, and no run has begun yet.", "Start the consumer's DAG, or `tidemark consume NAME`.")
+        return Judgement(Health.STOPPED, "Records wait, and no run has begun yet.", "Start the consumer's DAG, or `tidemark consume NAME`.")
     if _missed(facts.now, runs):
-        return Judged(Health.STOPPED, _since_last_run(facts.now, runs), "See in Airflow why no run begins.")
+        return Judgement(Health.STOPPED, _since_last_run(facts.now, runs), "See in Airflow why no run begins.")
     return None
 
 
-def _hung(facts: Facts, runs: Runs, since: datetime) -> Judged | None:
+def _hung(facts: LagFacts, runs: Runs, since: datetime) -> Judgement | None:
     """A run that has committed nothing for so long that, as far as the last runs tell, it should have ended and others begun."""
     known = [length for length in (runs.longest_run, runs.longest_pause) if length is not None]
     quiet = facts.now - max(since, facts.committed_at or since)
@@ -235,27 +237,29 @@ def _hung(facts: Facts, runs: Runs, since: datetime) -> Judged | None:
         return None
     longest = about(max(known).total_seconds())
     text = f"A run has committed nothing for {about(quiet.total_seconds())}; the last runs took, or began apart, at most {longest}."
-    return Judged(Health.STOPPED, text, "Read the log of its task. It says what it waits for.")
+    return Judgement(Health.STOPPED, text, "Read the log of its task. It says what it waits for.")
 
 
-def _unscheduled(dag: Dag) -> Judged | None:
+def _unscheduled(dag: Dag) -> Judgement | None:
     if dag.queued:
         return None
     if dag.paused:
-        return Judged(Health.STOPPED, f"Records wait, and the DAG {dag.dag_id} is paused.", "Unpause it.")
+        return Judgement(Health.STOPPED, f"Records wait, and the DAG {dag.dag_id} is paused.", "Unpause it.")
     if dag.next_run_at is None:
-        return Judged(Health.STOPPED, f"Records wait, and no run of the DAG {dag.dag_id} is scheduled.", "Start a run, or set `schedule`.")
+        return Judgement(
+            Health.STOPPED, f"Records wait, and no run of the DAG {dag.dag_id} is scheduled.", "Start a run, or set `schedule`."
+        )
     return None
 
 
-def _hanging(known: _All) -> Judged | None:
+def _hanging(known: _All) -> Judgement | None:
     """Nobody can read on, because a producer has left its transaction open and the broker does not end it."""
     facts = known.lag
     if not facts.open or facts.open_for is None or facts.open_for <= TRANSACTION:
         return None
     open_for = about(facts.open_for.total_seconds())
     text = f"{counted(facts.open, 'record')} cannot be read: a transaction of a producer has been open for at least {open_for}."
-    return Judged(Health.STOPPED, text, "Find it with `kafka-transactions.sh find-hanging`, and abort it.")
+    return Judgement(Health.STOPPED, text, "Find it with `kafka-transactions.sh find-hanging`, and abort it.")
 
 
 def _missed(now: datetime, runs: Runs) -> bool:
@@ -276,122 +280,122 @@ def _since_last_run(now: datetime, runs: Runs) -> str:
     return f"No run has begun for {about((now - runs.began_at).total_seconds())}; the last ones began at most {pause} apart."
 
 
-def _stalled(known: _All) -> Judged | None:
+def _stalled(known: _All) -> Judgement | None:
     if Trend.FALLING_BEHIND not in known.lag.trends or known.lag.replay:
         return None
     text = "Runs commit, but more records wait than they have read lately, and the lag grows."
-    return Judged(Health.STALLED, text, "Run it more often, add partitions and `members`, or larger batches.")
+    return Judgement(Health.STALLED, text, "Run it more often, add partitions and `members`, or larger batches.")
 
 
-def _blocked(known: _All) -> Judged | None:
+def _blocked(known: _All) -> Judgement | None:
     if known.ledger is None or known.ledger.blocked_by is None:
         return None
     text = f"Validation {known.ledger.blocked_by} is critical; the validated view stops before its rows."
-    return Judged(Health.BLOCKED, text, "Repair the rows and run `tidemark validate NAME`, or rewind.")
+    return Judgement(Health.BLOCKED, text, "Repair the rows and run `tidemark validate NAME`, or rewind.")
 
 
-def _objective_missed(known: _All) -> Judged | None:
+def _objective_missed(known: _All) -> Judgement | None:
     if known.ledger is None or not known.ledger.objectives:
         return None
     text = "; ".join(known.ledger.objectives)
-    return Judged(
+    return Judgement(
         Health.OBJECTIVE_MISSED,
         f"{text[:1].upper()}{text[1:]}.",
         "See what holds the runs up, or change `slo`; without `slo`, the DAG `maintain` ends it.",
     )
 
 
-def _records_failed(known: _All) -> Judged | None:
+def _records_failed(known: _All) -> Judgement | None:
     if known.ledger is None or not known.ledger.failed:
         return None
-    return Judged(Health.RECORDS_FAILED, "Records have failed and are not tried again.", "Redrive, edit or discard them.")
+    return Judgement(Health.RECORDS_FAILED, "Records have failed and are not tried again.", "Redrive, edit or discard them.")
 
 
-def _unknown(known: _All) -> Judged | None:
+def _unknown(known: _All) -> Judgement | None:
     """A lag that is not known, or a lag of 0 that was sampled before something went wrong."""
     facts, runs = known.lag, known.runs
     if facts.truncated:
         text = f"The log was truncated below the position, in {counted(facts.truncated, 'partition')}."
-        return Judged(Health.UNKNOWN, text, "The next run says what to do, and changes nothing.")
+        return Judgement(Health.UNKNOWN, text, "The next run says what to do, and changes nothing.")
     if facts.never_claimed:
         text = f"{counted(facts.never_claimed, 'partition was', 'partitions were')} never claimed."
-        return Judged(Health.UNKNOWN, text, "The next run claims what it reads.")
+        return Judgement(Health.UNKNOWN, text, "The next run claims what it reads.")
     if facts.waiting or facts.paused or facts.sampled_at is None:
         return None
     sample = "Take one: `tidemark lag`."
     if runs.state == "FAILED" and runs.running_since is None and runs.began_at is not None and facts.sampled_at < runs.began_at:
-        return Judged(Health.UNKNOWN, f"Attempt {runs.attempt_id} failed, and there is no sample since.", sample)
+        return Judgement(Health.UNKNOWN, f"Attempt {runs.attempt_id} failed, and there is no sample since.", sample)
     if _missed(facts.now, runs) and _missed_at(runs) > facts.sampled_at:
-        return Judged(Health.UNKNOWN, f"{_since_last_run(facts.now, runs)} There is no sample since.", sample)
+        return Judgement(Health.UNKNOWN, f"{_since_last_run(facts.now, runs)} There is no sample since.", sample)
     return None
 
 
-def _paused(known: _All) -> Judged | None:
+def _paused(known: _All) -> Judgement | None:
     facts, ledger = known.lag, known.ledger
     reason = f" Reason: {ledger.pause_reason}" if ledger is not None and ledger.pause_reason else ""
     if facts.paused:
         some = "Paused" if facts.paused == facts.partitions else f"{counted(facts.paused, 'partition is', 'partitions are')} paused"
-        return Judged(Health.PAUSED, f"{some} with `tidemark pause`.{reason}", "`tidemark resume NAME`")
+        return Judgement(Health.PAUSED, f"{some} with `tidemark pause`.{reason}", "`tidemark resume NAME`")
     if known.dag is not None and known.dag.paused and known.runs.attempt_id is not None:
-        return Judged(Health.PAUSED, f"The DAG {known.dag.dag_id} is paused.", "Unpause it.")
+        return Judgement(Health.PAUSED, f"The DAG {known.dag.dag_id} is paused.", "Unpause it.")
     return None
 
 
-def _replaying(known: _All) -> Judged | None:
+def _replaying(known: _All) -> Judgement | None:
     if not known.lag.replay:
         return None
-    return Judged(Health.REPLAYING, f"{counted(known.lag.replay, 'record')} left to read again after a rewind.")
+    return Judgement(Health.REPLAYING, f"{counted(known.lag.replay, 'record')} left to read again after a rewind.")
 
 
-def _catching_up(known: _All) -> Judged | None:
+def _catching_up(known: _All) -> Judgement | None:
     if Trend.CATCHING_UP not in known.lag.trends:
         return None
-    return Judged(Health.CATCHING_UP, "More records wait than were read lately, and the lag shrinks.")
+    return Judgement(Health.CATCHING_UP, "More records wait than were read lately, and the lag shrinks.")
 
 
-def _retrying(known: _All) -> Judged | None:
+def _retrying(known: _All) -> Judgement | None:
     if known.ledger is None or not known.ledger.retrying:
         return None
-    return Judged(Health.RECORDS_WAIT, "Records wait for their next try.")
+    return Judgement(Health.RECORDS_WAIT, "Records wait for their next try.")
 
 
-def _running(known: _All) -> Judged | None:
+def _running(known: _All) -> Judgement | None:
     if known.runs.running_since is None or (known.ledger is None and not known.lag.waiting):
         return None
-    return Judged(Health.RUNNING, "A run is reading.")
+    return Judgement(Health.RUNNING, "A run is reading.")
 
 
-def _unvalidated(known: _All) -> Judged | None:
+def _unvalidated(known: _All) -> Judgement | None:
     if known.ledger is None or not known.ledger.unvalidated:
         return None
     text = "The validated view stops before rows without a verdict; the next validation judges them."
-    return Judged(Health.UNVALIDATED, text, "Wait for the next run, or `tidemark validate NAME`.")
+    return Judgement(Health.UNVALIDATED, text, "Wait for the next run, or `tidemark validate NAME`.")
 
 
-def _going(known: _All) -> Judged:
+def _going(known: _All) -> Judgement:
     facts = known.lag
     if facts.waiting:
         few = Trend.WAITING not in facts.trends and Trend.KEEPING_UP in facts.trends
-        return Judged(Health.OK, "Fewer records wait than were read lately." if few else "Records wait for the next run.")
+        return Judgement(Health.OK, "Fewer records wait than were read lately." if few else "Records wait for the next run.")
     if facts.open:
-        return Judged(Health.OK, f"{counted(facts.open, 'record')} of open transactions wait for their end.")
+        return Judgement(Health.OK, f"{counted(facts.open, 'record')} of open transactions wait for their end.")
     if facts.trends == {Trend.IDLE}:
-        return Judged(Health.IDLE, "Nothing waits, and nothing is produced.")
-    return Judged(Health.OK, "Nothing waits.")
+        return Judgement(Health.IDLE, "Nothing waits, and nothing is produced.")
+    return Judgement(Health.OK, "Nothing waits.")
 
 
-def _unsampled(known: _All) -> Judged | None:
+def _unsampled(known: _All) -> Judgement | None:
     if known.lag.sampled_at is not None:
         return None
     if known.runs.state == "COMMITTED" and not known.lag.partitions:
-        return Judged(Health.IDLE, "It reads no partition yet.")
+        return Judgement(Health.IDLE, "It reads no partition yet.")
     if known.runs.attempt_id is not None:
-        return Judged(Health.UNKNOWN, "The lag is unknown: there is no sample yet.", "Take one: `tidemark lag`.")
+        return Judgement(Health.UNKNOWN, "The lag is unknown: there is no sample yet.", "Take one: `tidemark lag`.")
     paused = known.dag is not None and known.dag.paused
-    return Judged(Health.NEW, "It has not run yet, and its DAG is paused." if paused else "It has not run yet.", "Start its DAG.")
+    return Judgement(Health.NEW, "It has not run yet, and its DAG is paused." if paused else "It has not run yet.", "Start its DAG.")
 
 
-Rule = Callable[[_All], Judged | None]
+Rule = Callable[[_All], Judgement | None]
 _LAG_ONLY: Sequence[Rule] = (_losing, _stopped, _hanging, _stalled, _unknown, _replaying, _catching_up, _going)
 """They need a sample."""
 _OTHERS: Sequence[Rule] = (

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows
-from tidemark.offsets.health import RANK, Dag, Facts, Health, Ledger, Runs, judge
+from tidemark.offsets.health import RANK, Dag, Health, LagFacts, LedgerFacts, Runs, judge
 from tidemark.offsets.samples import OF_GROUPS, SQL, topic_names
 from tidemark.offsets.window import Trend, bounded, catch_up, grows
 
@@ -96,7 +96,7 @@ class GroupLag:
     """
 
     lag: Lag
-    ledger: Ledger
+    ledger: LedgerFacts
     validation_id: int | None
     verdict: str | None
     lost_ranges: int
@@ -149,7 +149,7 @@ def _read(cur: Cursor, queries: Iterable[str], dags: Dags, names: Collection[str
 
 def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], dag: Dag | None) -> GroupLag:
     runs = Runs(**{field.name: row[field.name] for field in fields(Runs)})
-    ledger = Ledger(**{field.name: row[field.name] for field in fields(Ledger)})
+    ledger = LedgerFacts(**{field.name: row[field.name] for field in fields(LedgerFacts)})
     lags = [_lag(row, one, topics, runs, dag, None if one.get("topic_id") is not None else ledger) for one in sums]
     whole = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row, runs, dag, ledger)
     return GroupLag(
@@ -167,10 +167,10 @@ def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int,
 
 
 def _lag(
-    group: Mapping[str, Any], one: dict[str, Any], topics: Mapping[int, str], runs: Runs, dag: Dag | None, ledger: Ledger | None
+    group: Mapping[str, Any], one: dict[str, Any], topics: Mapping[int, str], runs: Runs, dag: Dag | None, ledger: LedgerFacts | None
 ) -> Lag:
     now = group["now"]
-    facts = Facts(
+    facts = LagFacts(
         now=now,
         committed_at=max((at for at in (one["committed_at"], group["committed_at"]) if at is not None), default=None),
         trends=frozenset(trend for trend, column in _TRENDS.items() if one[column]),
@@ -232,8 +232,8 @@ def _rates(one: dict[str, Any]) -> tuple[float | None, float | None]:
     return (one["produced"] / length, one["consumed"] / length) if length else (None, None)
 
 
-def _unsampled(row: Mapping[str, Any], runs: Runs, dag: Dag | None, ledger: Ledger) -> Lag:
-    judged = judge(Facts(now=row["now"], sampled_at=None, partitions=row["partitions"]), runs, dag, ledger)
+def _unsampled(row: Mapping[str, Any], runs: Runs, dag: Dag | None, ledger: LedgerFacts) -> Lag:
+    judged = judge(LagFacts(now=row["now"], sampled_at=None, partitions=row["partitions"]), runs, dag, ledger)
     nothing: dict[str, Any] = {field.name: None for field in fields(Lag)}
     known = {"group": row["group"], "health": judged.health, "why": judged.why, "fix": judged.fix, "committed_at": row["committed_at"]}
     zero = {"partitions": row["partitions"], "unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0}

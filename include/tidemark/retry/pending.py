@@ -36,7 +36,7 @@ class DueRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class RecentTries:
     """The records of a group last tried within 24 hours, and the lateness of these tries: from the due time to the commit."""
 
     records: int
@@ -64,12 +64,12 @@ def due(connection: Connection, group: str) -> DueRecords | None:
         return DueRecords(**late) if late["records"] else None
 
 
-def tried(connection: Connection, group: str) -> Tried | None:
+def tried(connection: Connection, group: str) -> RecentTries | None:
     """The lateness of the last 24 hours' tries, by the database's clock (I6). `None`: there were no tries."""
     with transaction(connection) as cur:
         cur.execute(SQL["tried"], {"group": group})
         (late,) = rows(cur)
-        return Tried(**late) if late["records"] else None
+        return RecentTries(**late) if late["records"] else None
 
 
 def relay_at_end(connections: Connections, spec: ConsumerSpec) -> list[str]:

@@ -57,7 +57,7 @@ class Destination(StrEnum):
     """One try by the next drain."""
 
 
-class Phase(StrEnum):
+class RedrivePhase(StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
     """Or its process died while running."""
@@ -70,7 +70,7 @@ class Redrive:
     """A stored redrive and its progress: ``planned`` records are left."""
 
     redrive_id: int
-    state: Phase
+    state: RedrivePhase
     consumer: str
     group: str
     destination: Destination
@@ -109,7 +109,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RedriveProgress:
     """The progress of an apply. ``records`` is the total."""
 
     records: int
@@ -199,7 +199,7 @@ def apply(
     by: str,
     approved_by: str | None = None,
     portion: int = PORTION,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[RedriveProgress], None] = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Preview:
     """Redrives the planned records that are left and returns the result. Safe to repeat: records already redriven stay so.
@@ -209,7 +209,7 @@ def apply(
     `BrokerUnavailable`; earlier portions stay applied.
     """
     known = read(connection, redrive_id)
-    if known.state is Phase.DONE:
+    if known.state is RedrivePhase.DONE:
         return preview(connection, redrive_id)
     spec = spec_of(known.consumer)
     target = _target(cluster, spec, known)
@@ -223,14 +223,14 @@ def apply(
             if known.digest is not None and cur.fetchone() != (known.digest,):
                 raise PlanAltered(redrive_id=redrive_id)
             action = add_action(cur, group_id, "REDRIVE", known.filter, known.reason, by)
-        begun, progress = time.monotonic(), Progress(known.records, known.redriven, known.passed_over)
+        begun, progress = time.monotonic(), RedriveProgress(known.records, known.redriven, known.passed_over)
         size = portion if known.per_second is None else max(1, min(portion, known.per_second))
         values = {
             **target, "redrive_id": redrive_id, "records": size, "max_redrives": known.max_redrives, "action_id": action,
             "discarded": RecordState.DISCARDED in known.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {known.reason}",
         }  # fmt: skip
         while (done := _portion(connection, group_id, values, by)) is not None:  # ④ ⑥
-            progress = Progress(known.records, progress.redriven + done.sent, progress.passed_over + done.passed_over)
+            progress = RedriveProgress(known.records, progress.redriven + done.sent, progress.passed_over + done.passed_over)
             on_progress(progress)
             if done.last:
                 break
@@ -306,7 +306,7 @@ def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], b
     with transaction(connection) as cur:
         begin_change(cur, group_id)
         cur.execute(SQL["state"], values)
-        if (cur.fetchone() or ("",))[0] != Phase.RUNNING:
+        if (cur.fetchone() or ("",))[0] != RedrivePhase.RUNNING:
             return None
         cur.execute(SQL["send"], values)
         sent, passed_over = cur.fetchone() or (0, 0)
@@ -339,7 +339,7 @@ def _preview(cur: Cursor, redrive_id: int) -> Preview:
         told.append(rows(cur))
     errors, topics, examples, passed_over = told
     left_out = {}
-    if found.state is Phase.PLANNED:
+    if found.state is RedrivePhase.PLANNED:
         values = {**group_key(cur, found.group), **found.filter.parameters(found.group), "max_redrives": found.max_redrives}
         cur.execute(SQL["left_out"], {**values, "redrive_id": redrive_id})
         (left_out,) = rows(cur)
@@ -360,7 +360,7 @@ def _read(cur: Cursor, redrive_id: int | None, group: str | None, limit: int) ->
             **{
                 **{name: value for name, value in row.items() if name != "group_name"},
                 "group": row["group_name"],
-                "state": Phase(row["state"]),
+                "state": RedrivePhase(row["state"]),
                 "destination": Destination(row["destination"]),
                 "filter": Filter.from_json(row["filter"]),
             }

@@ -32,7 +32,7 @@ from tidemark.db import array, rows, statements, transaction
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
-from tidemark.kafka.producer import Answer, Publisher, Publishers
+from tidemark.kafka.producer import DeliveryStatus, Publisher, Publishers
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry.messages import Row, outgoing, partition_of
@@ -209,15 +209,15 @@ class _Relay:
             registered = list[Future[None]]()
             for record, report in zip(records, reports, strict=True):
                 number, topic = record.failed_record_id, record.hop_topic
-                if report.answer is Answer.STORED:
+                if report.answer is DeliveryStatus.STORED:
                     stored.append((number, self.topics[topic][1], partition_of(record, self._partitions(record)), report.offset))
                     published[topic] += 1
                     if len(stored) == REGISTERED_AT_ONCE:
                         registered.append(beside.submit(_register, cur, stored))  # ④ of these, while others are published
                         stored = []
-                elif report.answer is Answer.REFUSED:
+                elif report.answer is DeliveryStatus.REFUSED:
                     refused.append((number, report.text))
-                elif report.answer is Answer.BLOCKED:
+                elif report.answer is DeliveryStatus.BLOCKED:
                     self.blocked[topic] = report.text
                 else:
                     silence = report.text

@@ -86,7 +86,7 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedTry:
     """A failed try. ``permanent``: no retry can succeed."""
 
     number: int
@@ -204,7 +204,7 @@ def succeed(cur: Cursor, part: Slice, attempt_id: int, numbers: Sequence[int], r
         raise RecordsChanged(part=part, wanted=len(numbers), found=cur.rowcount)
 
 
-def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Sequence[Failure]) -> tuple[int, int]:
+def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Sequence[FailedTry]) -> tuple[int, int]:
     """Sends records that failed again to their next delay, or fails them. Returns how many will be retried and how many have failed.
 
     Needs `lock_due`.

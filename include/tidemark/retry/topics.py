@@ -45,7 +45,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExistingTopic:
     """A topic in the cluster. ``made``: created by this call."""
 
     wanted: Wanted
@@ -55,12 +55,12 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TopicsState:
     """The state of the topics. ``there``: all that exist; ``found``: those whose settings the ACLs let us read. ``denied``: the
     ACL operation that a topic lacks. ``problems``: by topic, why it cannot be used, each with what to do."""
 
     there: Mapping[str, Topic]
-    found: Sequence[Found]
+    found: Sequence[ExistingTopic]
     missing: Sequence[Wanted]
     denied: Mapping[str, str]
     problems: Mapping[str, Sequence[str]]
@@ -110,7 +110,7 @@ def ensure_topics(
     now: bool = False,
     only: Iterable[str] | None = None,
     missing_ok: bool = False,
-) -> list[Found]:
+) -> list[ExistingTopic]:
     """Checks the consumer's retry topics and its failed topic (`wanted`), or the named ones (``only``), and returns them.
 
     ``create`` creates missing topics; existing ones are never changed. Raises `TopicsUnfit` with every topic that is misconfigured, not
@@ -127,7 +127,7 @@ def ensure_topics(
     return list(look.found)
 
 
-def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], largest: int, *, create: bool) -> Look:
+def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], largest: int, *, create: bool) -> TopicsState:
     """The state of the topics, after creating missing ones if ``create`` is set. Raises `BrokerUnavailable`."""
     there, hidden = visible(cluster, [one.name for one in asked])
     denied = dict.fromkeys(hidden, "DESCRIBE")
@@ -146,10 +146,10 @@ def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], large
     there |= visible(cluster, [one.name for one in asked if one.name not in {*there, *denied, *problems}])[0] if create else {}
     settings_now, hidden = _settings(cluster, list(there))
     denied |= dict.fromkeys(hidden, "DESCRIBE_CONFIGS")
-    found = [Found(one, there[one.name], settings_now[one.name], one.name in made) for one in asked if one.name in settings_now]
+    found = [ExistingTopic(one, there[one.name], settings_now[one.name], one.name in made) for one in asked if one.name in settings_now]
     problems |= {one.wanted.name: wrong for one in found if (wrong := unfit(one, spec, largest))}
     told = {*there, *denied, *problems}
-    return Look(there, found, [one for one in asked if one.name not in told], denied, problems)
+    return TopicsState(there, found, [one for one in asked if one.name not in told], denied, problems)
 
 
 def _make(cluster: Cluster, spec: ConsumerSpec, one: Wanted, largest: int) -> bool:
@@ -192,12 +192,12 @@ def _with_headers(largest: int) -> int:
     return min(largest + HEADER_BYTES, 2**31 - 1)
 
 
-def unfit(found: Found, spec: ConsumerSpec, largest: int) -> list[str]:
+def unfit(found: ExistingTopic, spec: ConsumerSpec, largest: int) -> list[str]:
     """Problems of a topic's configuration, each with what to set."""
     return [*_policy(found), *_retention(found), *_size(found, largest), *_copies(found, spec)]
 
 
-def _policy(found: Found) -> list[str]:
+def _policy(found: ExistingTopic) -> list[str]:
     problems = []
     if (policy := found.settings["cleanup.policy"].value) != "delete":
         problems.append(f"cleanup.policy is {policy}, but compaction deletes all but the last record of a key. Set it to delete.")
@@ -208,7 +208,7 @@ def _policy(found: Found) -> list[str]:
     return problems
 
 
-def _retention(found: Found) -> list[str]:
+def _retention(found: ExistingTopic) -> list[str]:
     time, size, delay = found.settings["retention.ms"], found.settings["retention.bytes"], found.wanted.delay
     kept = None if int(time.value) < 0 else timedelta(milliseconds=int(time.value))
     problems = []
@@ -226,7 +226,7 @@ def _retention(found: Found) -> list[str]:
     return problems
 
 
-def _size(found: Found, largest: int) -> list[str]:
+def _size(found: ExistingTopic, largest: int) -> list[str]:
     least, limit = _with_headers(largest), int(found.settings["max.message.bytes"].value)
     if limit >= least:
         return []
@@ -235,7 +235,7 @@ def _size(found: Found, largest: int) -> list[str]:
     ]
 
 
-def _copies(found: Found, spec: ConsumerSpec) -> list[str]:
+def _copies(found: ExistingTopic, spec: ConsumerSpec) -> list[str]:
     problems = []
     asked, topic = spec.retry.topics, found.topic
     if topic.partitions < asked.partitions:

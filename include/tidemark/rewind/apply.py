@@ -91,7 +91,7 @@ class RewindNotAllowed(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KafkaLogs:
     """The topics' UUIDs and the ranges of the logs, from Kafka."""
 
     uuids: Mapping[str, str]
@@ -187,12 +187,12 @@ def _mirror(connection: Connection, cluster_of: ClusterOf, specs: Iterable[Consu
         republish_or_log(connection, cluster_of(spec), spec)
 
 
-def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> Found:
+def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> KafkaLogs:
     topics = cluster.topics(sorted({partition.topic for partition in partitions}))
     there = {partition for topic in topics for partition in topic.all()}
     asked = [partition for partition in partitions if partition in there]
     starts, ends = cluster.log_starts(asked), cluster.stable_ends(asked)
-    return Found(
+    return KafkaLogs(
         {topic.name: topic.kafka_uuid for topic in topics},
         {partition: (starts[partition], max(starts[partition], ends[partition])) for partition in asked},
     )
@@ -291,7 +291,9 @@ def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec
     return said
 
 
-def _crossed(plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], found: Mapping[int, Found]) -> list[str]:
+def _crossed(
+    plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], found: Mapping[int, KafkaLogs]
+) -> list[str]:
     """What has changed on the partitions since the plan was made. Progress of the group is not a change."""
     said = []
     for part, position in zip(planned, positions, strict=True):

@@ -29,7 +29,7 @@ SQL = statements("tidemark.rewind", "backfill.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BackfillPart:
     """A partition of a backfill: ``[start, end)`` is to be read, and has been read up to ``position``.
 
     ``skipped_to`` is where the forward rewind went. ``end`` is less once a later rewind has gone back into the range.
@@ -58,7 +58,7 @@ class Backfill:
     group_id: int
     side: str
     side_id: int
-    parts: tuple[Part, ...]
+    parts: tuple[BackfillPart, ...]
 
     @property
     def left(self) -> int:
@@ -153,6 +153,6 @@ def follow(cur: Cursor, key: Mapping[str, Any], *, make: bool) -> None:
         cur.execute(SQL["make"], key)
 
 
-def _part(row: Mapping[str, Any]) -> Part:
+def _part(row: Mapping[str, Any]) -> BackfillPart:
     names = ("topic_id", "kafka_uuid", "start", "position", "end", "skipped_to")
-    return Part(TopicPartition(row["topic"], row["partition"]), **{name: row[name] for name in names})
+    return BackfillPart(TopicPartition(row["topic"], row["partition"]), **{name: row[name] for name in names})

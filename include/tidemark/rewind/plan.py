@@ -45,7 +45,7 @@ ClusterOf = Callable[[ConsumerSpec], Cluster]
 """Returns the Kafka cluster that a consumer reads."""
 
 
-class Scope(Protocol):
+class PartitionFilter(Protocol):
     """Which partitions a rewind moves; `tidemark.spec.scope.Scope` is one."""
 
     def select(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
@@ -95,7 +95,7 @@ def plan(
     connection: Connection,
     cluster_of: ClusterOf,
     consumers: Sequence[ConsumerSpec],
-    scope: Scope,
+    scope: PartitionFilter,
     scenario: Scenario,
     *,
     reason: str,
@@ -147,7 +147,13 @@ def plan(
 
 
 def preview(
-    connection: Connection, cluster_of: ClusterOf, consumers: Sequence[ConsumerSpec], scope: Scope, scenario: Scenario, *, allow_loss: bool
+    connection: Connection,
+    cluster_of: ClusterOf,
+    consumers: Sequence[ConsumerSpec],
+    scope: PartitionFilter,
+    scenario: Scenario,
+    *,
+    allow_loss: bool,
 ) -> tuple[GroupPlan, ...]:
     """What `plan` would store now. Only reads, so the session may be read-only, and `Adopt` cannot be previewed.
 
@@ -170,7 +176,7 @@ def _resolved(
     connection: Connection,
     cluster_of: ClusterOf,
     consumers: Sequence[ConsumerSpec],
-    scope: Scope,
+    scope: PartitionFilter,
     scenario: Scenario,
     *,
     allow_loss: bool,

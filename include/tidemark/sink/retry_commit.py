@@ -25,7 +25,7 @@ from tidemark.records.outcome import BadOutput, Disposition, RecordCounts, Rejec
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry import store as retries
 from tidemark.retry.order import TurnOrder
-from tidemark.retry.store import Failure, Waiting
+from tidemark.retry.store import FailedTry, Waiting
 from tidemark.sink.commit import Receipt, commit
 from tidemark.sink.load import Refusals, SinkRejected, load, load_all
 from tidemark.sink.spool import Spool, spooled
@@ -177,7 +177,7 @@ def say_what_became(cur: Cursor, target: Target, part: Slice, records: Waiting, 
     numbers, rows = records.numbers[settled], np.where(loaded, outcomes.rows, -1)[settled]
     held = records.numbers[said == Disposition.HELD].tolist()
     failures = [
-        Failure(
+        FailedTry(
             int(records.numbers[at]), bool(said[at] == Disposition.FAIL), outcomes.rejects[at].error_type, outcomes.rejects[at].error_text
         )
         for at in np.flatnonzero((said == Disposition.RETRY) | (said == Disposition.FAIL)).tolist()

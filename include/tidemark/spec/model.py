@@ -74,7 +74,7 @@ class Envelope(StrEnum):
     """Change data: the row before and after the change, the operation and its source."""
 
 
-class Order(StrEnum):
+class RetryOrder(StrEnum):
     """The order in which records are tried again."""
 
     NONE = "none"
@@ -186,7 +186,7 @@ class Format(_Part):
         return Encoding.AVRO in asked or Encoding.PROTOBUF in asked
 
 
-class Connections(_Part):
+class ConnectionIds(_Part):
     """Ids of the Airflow connections that hold addresses and credentials."""
 
     postgres: ConnectionId = "tidemark_postgres"
@@ -199,7 +199,7 @@ class Connections(_Part):
     """The schema registry, an HTTP connection. Only used if ``format`` needs one."""
 
 
-class Breaker(_Part):
+class BreakerSettings(_Part):
     """Limits on failures in a slice. If one is exceeded, the whole slice is abandoned and nothing of it is stored."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -221,7 +221,7 @@ class RetryTopics(_Part):
     """Whether the relay creates missing topics."""
 
 
-class Retry(_Part):
+class RetrySettings(_Part):
     """How records that failed are tried again."""
 
     delays: tuple[SomeTime, ...] = ()
@@ -230,8 +230,8 @@ class Retry(_Part):
     """No try starts later than this after the record's first failure. None: only the delays limit it."""
     per_second: Annotated[int, Field(ge=1)] | None = None
     """Maximum number of records per second that a drain tries. None: no limit."""
-    breaker: Annotated[Breaker | None, _GIVEN] = None
-    order: Annotated[Order, Field(strict=False)] = Order.NONE
+    breaker: Annotated[BreakerSettings | None, _GIVEN] = None
+    order: Annotated[RetryOrder, Field(strict=False)] = RetryOrder.NONE
     """``key``: while a record waits, later records of its key are held. ``none``: they are loaded."""
     max_held: Annotated[int, Field(ge=1)] = 10_000
     """Maximum number of held records per partition with ``order: key``. A slice that would hold more is abandoned."""
@@ -391,8 +391,8 @@ class ConsumerSpec(_Part):
     """Several tables, by the names that the transform gives them. A batch loads them in this order, in one transaction."""
     mirror: bool = False
     """Whether positions are also published to Kafka under the group's name, for Kafka's tools. Nothing reads them back."""
-    connections: Connections = Connections()
-    retry: Retry = Retry()
+    connections: ConnectionIds = ConnectionIds()
+    retry: RetrySettings = RetrySettings()
     offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _GIVEN] = None
     """Where to read if a partition has no position yet, or its position is out of range, as with Kafka's ``auto.offset.reset``. None: a
     partition without a position starts at its earliest record, and a position out of range is refused."""

@@ -23,7 +23,7 @@ HANDOVER = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Breach:
     """A broken rule: place, message and fix. ``at_key``: the problem is the key, not its value."""
 
     path: KeyPath
@@ -32,7 +32,7 @@ class Finding:
     at_key: bool = False
 
 
-def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
+def findings(data: Mapping[str, Any]) -> Iterator[Breach]:
     yield from _where_records_come_from(data)
     yield from _fixed_partitions(data)
     yield from _sinks(data)
@@ -50,24 +50,24 @@ def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _change_data(data)
 
 
-def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Breach]:
     both = ("topics" in data) + ("topic_pattern" in data)
     if both == 2:
-        yield Finding(("topic_pattern",), "topics and topic_pattern are both given", "keep one of them", at_key=True)
+        yield Breach(("topic_pattern",), "topics and topic_pattern are both given", "keep one of them", at_key=True)
     if both == 0:
-        yield Finding(("topics",), "topics is missing", "name what to read: topics: [flights], or topic_pattern: flights-.*")
+        yield Breach(("topics",), "topics is missing", "name what to read: topics: [flights], or topic_pattern: flights-.*")
 
 
-def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Breach]:
     fixed, topics, members = data.get("partitions"), data.get("topics"), data.get("members")
     if not isinstance(fixed, Mapping):
         return
     if "topic_pattern" in data:
         fix = "name the topics, topics: [flights], or remove the key"
-        yield Finding(("partitions",), "partitions cannot be combined with topic_pattern", fix, at_key=True)
+        yield Breach(("partitions",), "partitions cannot be combined with topic_pattern", fix, at_key=True)
     if isinstance(members, int) and members > 1:
         said = f"partitions cannot be combined with {members} members"
-        yield Finding(("partitions",), said, "remove the key, or write members: 1", at_key=True)
+        yield Breach(("partitions",), said, "remove the key, or write members: 1", at_key=True)
     if not isinstance(topics, tuple):
         return
     names = [topic for topic in topics if isinstance(topic, str)]
@@ -75,108 +75,108 @@ def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Finding]:
         if topic not in names:
             near = nearest(topic, names)
             fix = f"write {near}" if near else "add the topic to topics, or remove the key"
-            yield Finding(("partitions", topic), f"partitions names {quoted(topic)}, which is not in topics", fix, at_key=True)
+            yield Breach(("partitions", topic), f"partitions names {quoted(topic)}, which is not in topics", fix, at_key=True)
     for topic in names:
         if topic not in fixed:
             fix = f"add {topic}: 0-2, with the partitions to read, or remove the topic"
-            yield Finding(("partitions",), f"partitions has no entry for {quoted(topic)}", fix, at_key=True)
+            yield Breach(("partitions",), f"partitions has no entry for {quoted(topic)}", fix, at_key=True)
 
 
-def _sinks(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _sinks(data: Mapping[str, Any]) -> Iterator[Breach]:
     if "sink" in data and "sinks" in data:
-        yield Finding(("sinks",), "sink and sinks are both given", "keep one of them", at_key=True)
+        yield Breach(("sinks",), "sink and sinks are both given", "keep one of them", at_key=True)
     if "sink" not in data and "sinks" not in data:
-        yield Finding(("sink",), "sink is missing", "name the table for the rows: sink: {table: schema.table}")
+        yield Breach(("sink",), "sink is missing", "name the table for the rows: sink: {table: schema.table}")
     if "sinks" not in data:
         yield from _one_sink(data, ("sink",))
         return
     sinks = data["sinks"]
     if "transform" not in data:
         fix = "name the function, transform: module:function, or load one table: sink: {table: schema.table}"
-        yield Finding(("sinks",), "sinks needs a transform, which says what goes into which table", fix, at_key=True)
+        yield Breach(("sinks",), "sinks needs a transform, which says what goes into which table", fix, at_key=True)
     if not isinstance(sinks, Mapping):
         return
     if not sinks:
-        yield Finding(("sinks",), "sinks is empty", "write {orders: {table: shop.orders}, lines: {table: shop.order_lines}}")
+        yield Breach(("sinks",), "sinks is empty", "write {orders: {table: shop.orders}, lines: {table: shop.order_lines}}")
     tables: dict[str, str] = {}
     for name in sinks:
         try:
             checks.sink_name(str(name))
         except checks.NotThis as error:
             wrong = error.context or {}
-            yield Finding(("sinks", name), f"{quoted(str(name))} {wrong['clause']}", wrong["fix"], at_key=True)
+            yield Breach(("sinks", name), f"{quoted(str(name))} {wrong['clause']}", wrong["fix"], at_key=True)
         yield from _one_sink(data, ("sinks", name))
         table = _at(data, ("sinks", name, "table"))
         if isinstance(table, str):
             full = table if "." in table else f"public.{table}"
             if (other := tables.setdefault(full, name)) != name:
                 said = f"sinks.{name} and sinks.{other} have the same table"
-                yield Finding(("sinks", name, "table"), said, "give each sink a table of its own")
+                yield Breach(("sinks", name, "table"), said, "give each sink a table of its own")
 
 
-def _one_sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Finding]:
+def _one_sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Breach]:
     sink, name = _at(data, path), key_text(path)
     if not isinstance(sink, Mapping):
         return
     upsert = sink.get("mode") == "upsert"
     if upsert and sink.get("key", ()) == ():
         said = f"{name}.key is {'empty' if 'key' in sink else 'missing'}"
-        yield Finding((*path, "key"), said, "upsert needs the columns of a unique index: key: [flight_id]")
+        yield Breach((*path, "key"), said, "upsert needs the columns of a unique index: key: [flight_id]")
     if not upsert and "key" in sink and sink.get("mode", "append") == "append":
-        yield Finding((*path, "key"), f"{name}.key has no use in an append sink", "remove the key", at_key=True)
+        yield Breach((*path, "key"), f"{name}.key has no use in an append sink", "remove the key", at_key=True)
     deletes = sink.get("deletes", "refuse") != "refuse"
     if upsert and deletes and "transform" not in data and _at(data, ("format", "key")) in (None, "bytes"):
         fix = "say what the keys are, for example: format: {key: string}"
-        yield Finding((*path, "deletes"), f"{name}.deletes needs format.key, because a record without a value has nothing but its key", fix)
+        yield Breach((*path, "deletes"), f"{name}.deletes needs format.key, because a record without a value has nothing but its key", fix)
     if not upsert and deletes:
-        yield Finding((*path, "deletes"), f"{name}.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
+        yield Breach((*path, "deletes"), f"{name}.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
     value = _at(data, ("format", "value"))
     if sink.get("evolve") == "add" and "transform" not in data and value in _STRUCTURED and value not in _OF_SCHEMAS:
         fix = "remove the key, and add columns with ALTER TABLE"
-        yield Finding((*path, "evolve"), f"{name}.evolve needs a schema, and {value} is read without one", fix)
+        yield Breach((*path, "evolve"), f"{name}.evolve needs a schema, and {value} is read without one", fix)
 
 
-def _suites(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _suites(data: Mapping[str, Any]) -> Iterator[Breach]:
     said, sinks = data.get("validation"), data.get("sinks")
     if not isinstance(said, Mapping):
         return
     if sinks is None:
         if "suites" in said:
             fix = "name the suite of the table: suite: name"
-            yield Finding(("validation", "suites"), "validation.suites has no use without sinks", fix, at_key=True)
+            yield Breach(("validation", "suites"), "validation.suites has no use without sinks", fix, at_key=True)
         elif "suite" not in said:
-            yield Finding(("validation", "suite"), "validation.suite is missing", "name the suite: suite: name")
+            yield Breach(("validation", "suite"), "validation.suite is missing", "name the suite: suite: name")
         return
     if "suite" in said:
         fix = "write a suite for each sink: suites: {orders: orders, lines: order_lines}"
-        yield Finding(("validation", "suite"), "validation.suite has no use with sinks", fix, at_key=True)
+        yield Breach(("validation", "suite"), "validation.suite has no use with sinks", fix, at_key=True)
     elif not said.get("suites"):
         fix = "write a suite for each sink: suites: {orders: orders, lines: order_lines}"
-        yield Finding(("validation", "suites"), "validation.suites is missing", fix)
+        yield Breach(("validation", "suites"), "validation.suites is missing", fix)
     suites = said.get("suites")
     if isinstance(suites, Mapping) and isinstance(sinks, Mapping):
         for name in suites:
             if name not in sinks:
                 near = nearest(str(name), [str(each) for each in sinks])
                 fix = f"write {near}" if near else f"write one of {', '.join(map(str, sinks))}"
-                yield Finding(("validation", "suites", name), f"{quoted(str(name))} is none of sinks", fix, at_key=True)
+                yield Breach(("validation", "suites", name), f"{quoted(str(name))} is none of sinks", fix, at_key=True)
 
 
-def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Breach]:
     if "timezone" in data and data.get("schedule") is None:
-        yield Finding(("timezone",), "timezone has no use without a schedule", "remove the key, or write a schedule", at_key=True)
+        yield Breach(("timezone",), "timezone has no use without a schedule", "remove the key, or write a schedule", at_key=True)
     if data.get("run", "bounded") == "bounded" and "run_for" in data:
-        yield Finding(("run_for",), "run_for has no use in a bounded run", "remove the key, or write run: continuous", at_key=True)
+        yield Breach(("run_for",), "run_for has no use in a bounded run", "remove the key, or write run: continuous", at_key=True)
     if data.get("run") != "continuous":
         return
     if "schedule" in data:
         fix = "remove the key, and set the length of each run with run_for"
-        yield Finding(("schedule",), "schedule has no use with run: continuous, where one run follows the other", fix, at_key=True)
+        yield Breach(("schedule",), "schedule has no use with run: continuous, where one run follows the other", fix, at_key=True)
     limit, lasts = _length(_at(data, ("airflow", "execution_timeout"))), _length(data.get("run_for", "15m"))
     if limit and lasts and limit < lasts + HANDOVER:
         where = ("airflow", "execution_timeout")
         fix = f"write {format_duration(lasts + HANDOVER)} or more, or a shorter run_for"
-        yield Finding(where, f"{key_text(where)} ends a continuous run before the next one can take over", fix)
+        yield Breach(where, f"{key_text(where)} ends a continuous run before the next one can take over", fix)
 
 
 def _length(value: Any) -> timedelta | None:
@@ -186,12 +186,12 @@ def _length(value: Any) -> timedelta | None:
         return None
 
 
-def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _lists(data: Mapping[str, Any]) -> Iterator[Breach]:
     """Lists that must not be empty, and lists without duplicates."""
     sinks = data["sinks"] if isinstance(data.get("sinks"), Mapping) else ()
     for key, fix in (("topics", "write at least one topic: [flights]"), ("assignment", "write at least one: [range]")):
         if data.get(key) == ():
-            yield Finding((key,), f"{key} is empty", fix)
+            yield Breach((key,), f"{key} is empty", fix)
     lists: tuple[KeyPath, ...] = (
         ("topics",),
         ("assignment",),
@@ -210,78 +210,76 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
         for index, entry in enumerate(entries):
             if isinstance(entry, str) and entry in entries[:index]:
                 here = (*path, index)
-                yield Finding(here, f'{key_text(here)} is a duplicate: "{entry[:80]}"', "remove one of them")
+                yield Breach(here, f'{key_text(here)} is a duplicate: "{entry[:80]}"', "remove one of them")
 
 
-def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _retries(data: Mapping[str, Any]) -> Iterator[Breach]:
     delays = _at(data, ("retry", "delays"))
     lengths = [_length(each) for each in delays] if isinstance(delays, tuple) else []
     known = [length for length in lengths if length is not None]
     for key in ("budget", "per_second", "order", "topics"):
         if _at(data, ("retry", key)) is not None and not delays:
             said = f"retry.{key} has no use without retry.delays"
-            yield Finding(("retry", key), said, "write delays: [5m, 30m, 1h], or remove the key", at_key=True)
+            yield Breach(("retry", key), said, "write delays: [5m, 30m, 1h], or remove the key", at_key=True)
     budget = _length(_at(data, ("retry", "budget")))
     if budget and known and budget < known[0]:
         fix = f"write {format_duration(sum(known, timedelta()))} for the whole ladder, or more than the first delay"
-        yield Finding(("retry", "budget"), "retry.budget is shorter than the first delay, so nothing would be tried again", fix)
+        yield Breach(("retry", "budget"), "retry.budget is shorter than the first delay, so nothing would be tried again", fix)
     breaker = _at(data, ("retry", "breaker"))
     if isinstance(breaker, Mapping):
         if "ratio" not in breaker and "consecutive" not in breaker:
-            yield Finding(("retry", "breaker"), "retry.breaker has neither ratio nor consecutive", "write {ratio: 0.5}, or remove the key")
+            yield Breach(("retry", "breaker"), "retry.breaker has neither ratio nor consecutive", "write {ratio: 0.5}, or remove the key")
         if "minimum" in breaker and "ratio" not in breaker:
-            yield Finding(
-                ("retry", "breaker", "minimum"), "retry.breaker.minimum has no use without a ratio", "remove the key", at_key=True
-            )
+            yield Breach(("retry", "breaker", "minimum"), "retry.breaker.minimum has no use without a ratio", "remove the key", at_key=True)
     group, topics = data.get("group"), data.get("topics")
     if not isinstance(group, str):
         return
     for index, length in enumerate(lengths):
         if length is not None and len(topic := max(retry_topic(group, length), now_topic(group), key=len)) > KAFKA_NAME_LIMIT:
             fix = f"its retry topic is {topic[:20]}...: give the group at most {KAFKA_NAME_LIMIT - len(topic) + len(group)} characters"
-            yield Finding(("retry", "delays", index), "the group's name is too long for its retry topics", fix)
+            yield Breach(("retry", "delays", index), "the group's name is too long for its retry topics", fix)
             break
     for index, topic in enumerate(topics if isinstance(topics, tuple) else ()):
         if isinstance(topic, str) and is_own(group, topic):
             fix = "remove it: tidemark retries drain reads it" if topic != failed_topic(group) else "remove it: it holds failed records"
-            yield Finding(("topics", index), f'topics[{index}] is the consumer\'s own retry or failed topic: "{topic}"', fix)
+            yield Breach(("topics", index), f'topics[{index}] is the consumer\'s own retry or failed topic: "{topic}"', fix)
 
 
-def _order(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _order(data: Mapping[str, Any]) -> Iterator[Breach]:
     if _at(data, ("retry", "max_held")) is not None and _at(data, ("retry", "order")) != "key":
         said = "retry.max_held has no use without retry.order: key"
-        yield Finding(("retry", "max_held"), said, "write order: key, or remove the key", at_key=True)
+        yield Breach(("retry", "max_held"), said, "write order: key, or remove the key", at_key=True)
 
 
-def _spark_conf(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _spark_conf(data: Mapping[str, Any]) -> Iterator[Breach]:
     conf = _at(data, ("spark", "conf"))
     for name in conf if isinstance(conf, Mapping) else ():
         path = ("spark", "conf", name)
         if SECRET.search(name):
-            yield Finding(path, f"{key_text(path)} may hold a secret", "put it in the connection", at_key=True)
+            yield Breach(path, f"{key_text(path)} may hold a secret", "put it in the connection", at_key=True)
         elif not name.startswith("spark."):
-            yield Finding(path, f"{key_text(path)} is not a Spark setting", "write its full name: spark.executor.memory", at_key=True)
+            yield Breach(path, f"{key_text(path)} is not a Spark setting", "write its full name: spark.executor.memory", at_key=True)
 
 
-def _approval(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _approval(data: Mapping[str, Any]) -> Iterator[Breach]:
     if _at(data, ("rewind", "own")) is False and _at(data, ("rewind", "approval")) == "none":
         said = "rewind.own: false has no use with rewind.approval: none"
-        yield Finding(("rewind", "own"), said, "write approval: required, or remove the key", at_key=True)
+        yield Breach(("rewind", "own"), said, "write approval: required, or remove the key", at_key=True)
 
 
-def _access(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _access(data: Mapping[str, Any]) -> Iterator[Breach]:
     edit, view = _at(data, ("access", "edit")), _at(data, ("access", "view"))
     if not isinstance(edit, tuple) or not isinstance(view, tuple):
         return
     for index, role in enumerate(view):
         if isinstance(role, str) and role in edit:
-            yield Finding(("access", "view", index), f"{quoted(role)} is in access.edit too, which includes view", "remove it here")
+            yield Breach(("access", "view", index), f"{quoted(role)} is in access.edit too, which includes view", "remove it here")
 
 
-def _objectives(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _objectives(data: Mapping[str, Any]) -> Iterator[Breach]:
     slo = data.get("slo")
     if isinstance(slo, Mapping) and all(value is None for value in slo.values()):
-        yield Finding(("slo",), "slo has no objective", "write {lag: 10m}, or remove the key")
+        yield Breach(("slo",), "slo has no objective", "write {lag: 10m}, or remove the key")
 
 
 def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
@@ -293,7 +291,7 @@ def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
     return value
 
 
-def _schema_files(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _schema_files(data: Mapping[str, Any]) -> Iterator[Breach]:
     said = data.get("format")
     if not isinstance(said, Mapping):
         return
@@ -302,11 +300,11 @@ def _schema_files(data: Mapping[str, Any]) -> Iterator[Finding]:
             suffixes = _OF_SCHEMAS if name.endswith("schema") else {"protobuf": ".proto"}
             if name in said and said.get(side) not in suffixes:
                 message = f"{name} is given, but {side} is not {' or '.join(suffixes)}"
-                yield Finding(("format", name), message, f"write {side}: {next(iter(suffixes))}, or remove {name}", at_key=True)
+                yield Breach(("format", name), message, f"write {side}: {next(iter(suffixes))}, or remove {name}", at_key=True)
         file, suffix = said.get(f"{side}_schema"), _OF_SCHEMAS.get(str(said.get(side)))
         if isinstance(file, str) and suffix and not file.endswith(suffix):
             message = f"{side} is {said[side]}, but {side}_schema is no {suffix} file"
-            yield Finding(("format", f"{side}_schema"), message, f"name a {suffix} file in include/schemas")
+            yield Breach(("format", f"{side}_schema"), message, f"name a {suffix} file in include/schemas")
 
 
 _OF_SCHEMAS = {"avro": ".avsc", "protobuf": ".proto"}
@@ -314,7 +312,7 @@ _STRUCTURED = ("json", "json_schema", "avro", "protobuf")
 """Formats whose fields can become columns."""
 
 
-def _without_code(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _without_code(data: Mapping[str, Any]) -> Iterator[Breach]:
     said = data.get("format")
     value = said.get("value") if isinstance(said, Mapping) else None
     if "transform" not in data:
@@ -323,17 +321,17 @@ def _without_code(data: Mapping[str, Any]) -> Iterator[Finding]:
                 "name the function, transform: module:function; or load fields without one: format: {value: avro}, protobuf or json; or "
                 "load each value as a whole: columns: {payload: $value}"
             )
-            yield Finding(("transform",), "transform is missing", fix)
+            yield Breach(("transform",), "transform is missing", fix)
         elif value not in _OF_SCHEMAS and "flatten" in data:
             fix = "name the fields in columns: {country: place.country}"
-            yield Finding(("flatten",), f"flatten needs a schema, and {value} is read without one", fix, at_key=True)
+            yield Breach(("flatten",), f"flatten needs a schema, and {value} is read without one", fix, at_key=True)
         return
     for name in ("columns", "drop", "skip_if", "flatten"):
         if name in data:
-            yield Finding((name,), f"{name} and transform are both given", "do it in the transform, or remove transform", at_key=True)
+            yield Breach((name,), f"{name} and transform are both given", "do it in the transform, or remove transform", at_key=True)
 
 
-def _change_data(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _change_data(data: Mapping[str, Any]) -> Iterator[Breach]:
     said = data.get("format")
     if not isinstance(said, Mapping) or "envelope" not in said:
         fix = "write format: {value: avro, key: avro, envelope: debezium}, or name another field"
@@ -343,18 +341,18 @@ def _change_data(data: Mapping[str, Any]) -> Iterator[Finding]:
             *((("skip_if", path), path) for path in skip_if),
         ]:
             if str(path).split(".")[0] == "$change":
-                yield Finding(place, "$change needs format.envelope", fix, at_key=place[0] == "skip_if")
+                yield Breach(place, "$change needs format.envelope", fix, at_key=place[0] == "skip_if")
         return
     for side in ("value", "key"):
         if said.get(side) not in _CHANGES:
-            yield Finding(("format", side), f"format.{side} of change data is not {' or '.join(_CHANGES)}", f"write {side}: avro, or json")
+            yield Breach(("format", side), f"format.{side} of change data is not {' or '.join(_CHANGES)}", f"write {side}: avro, or json")
     if "transform" in data:
         fix = "remove transform, or remove envelope and read the whole envelope in the transform"
-        yield Finding(("format", "envelope"), "envelope and transform are both given", fix, at_key=True)
+        yield Breach(("format", "envelope"), "envelope and transform are both given", fix, at_key=True)
     sink = data.get("sink")
     if isinstance(sink, Mapping) and (sink.get("mode") != "upsert" or sink.get("deletes", "refuse") == "refuse"):
         fix = "write sink: {table: schema.table, mode: upsert, key: [id], deletes: hard}"
-        yield Finding(("sink", "mode"), "change data needs an upsert sink with deletes", fix)
+        yield Breach(("sink", "mode"), "change data needs an upsert sink with deletes", fix)
 
 
 _CHANGES = ("avro", "json")

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tidemark.spec.model import ConsumerSpec, Order
+from tidemark.spec.model import ConsumerSpec, RetryOrder
 from tidemark.spec.problem import KeyPath, SpecInvalid, shown
 from tidemark.text.wording import nearest
 
@@ -82,7 +82,7 @@ def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         form = form_of(function)
     except _Unclear as unclear:
         raise _refused(spec, ("transform",), f"transform: {spec.transform} {unclear.message}", unclear.fix) from None
-    if form is Form.SPARK and spec.retry.order is Order.KEY:
+    if form is Form.SPARK and spec.retry.order is RetryOrder.KEY:
         message = f"retry.order: {spec.transform} has the Spark form, whose rows do not show which key they come from"
         raise _refused(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
     return Transform(form, function, module_name, name)

@@ -16,7 +16,7 @@ from tidemark.kafka.reader import read
 from tidemark.records.outcome import Disposition, Reject, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import Keyed
-from tidemark.transform import Fail, Record, Verdict
+from tidemark.transform import Fail, NoRow, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,7 @@ class Unreadable:
 
     offset: int
     key: bytes | None
-    error: Verdict
+    error: NoRow
 
 
 def no_such_time(millis: int) -> Fail:

@@ -18,7 +18,7 @@ from tidemark.sink.target import Target
 from tidemark.spec.model import Encoding
 from tidemark.spec.user_transform import Form
 from tidemark.text.wording import one_line
-from tidemark.transform import Delete, Fail, Record, Skip, To, Verdict
+from tidemark.transform import Delete, Fail, NoRow, Record, Skip, To
 from tidemark.values.conversion import from_python
 from tidemark.values.fields import Fields
 from tidemark.values.plain import Misfit
@@ -75,7 +75,7 @@ def by_batch(work: Work, part: Slice, chunk: pa.RecordBatch, *, order: Order | N
 
 def judged_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> TransformOutput:
     """What the transform makes of records of one partition. Those that cannot be decoded fail, and it does not see them."""
-    wrong: dict[int, Verdict] = {}
+    wrong: dict[int, NoRow] = {}
     given = batch
     if work.decoder is not None and batch.num_rows:
         batch, wrong = work.decoder.batch(given)
@@ -85,7 +85,7 @@ def judged_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> TransformOut
     return replace(judged, rejects=[*judged.rejects, *rejected(given, wrong)])
 
 
-def rejected(batch: pa.RecordBatch, wrong: Mapping[int, Verdict]) -> list[Reject]:
+def rejected(batch: pa.RecordBatch, wrong: Mapping[int, NoRow]) -> list[Reject]:
     """The rejects for records that cannot be decoded, by their places in ``batch``."""
     return [_rejected(batch["offset"][at].as_py(), error, ()) for at, error in wrong.items()]
 
@@ -159,7 +159,7 @@ def _decoded(decoder: Decoder, topic: str, given: Iterable[Record | Unreadable])
             known = made[record.offset]
             if not isinstance(known, Record):
                 continue
-            broken = isinstance(value, Verdict)
+            broken = isinstance(value, NoRow)
             made[record.offset] = Unreadable(record.offset, record.key, value) if broken else replace(known, **{attribute: value})
     return list(made.values())
 

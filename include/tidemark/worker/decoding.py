@@ -21,7 +21,7 @@ from tidemark.records.outcome import Reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import Encoding
-from tidemark.transform import Verdict
+from tidemark.transform import NoRow
 from tidemark.values.json_text import json_text
 from tidemark.worker.batches import input_schema, records
 from tidemark.worker.call_transform import rejected
@@ -89,7 +89,7 @@ class Decoding:
             decoder = decoder.with_readers({(topic, side): reader}).with_writers(writers)
         self._decoder = decoder
 
-    def decoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Verdict]]:
+    def decoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
         """Records of one topic, decoded in the driver."""
         while True:
             decoder = self.decoder()
@@ -111,7 +111,7 @@ class Decoding:
                 continue
             try:
                 found = self._object(topic, side, data, payload)
-                said[side] = Shown(None, str(found)) if isinstance(found, Verdict) else Shown(json_text(found), None)
+                said[side] = Shown(None, str(found)) if isinstance(found, NoRow) else Shown(json_text(found), None)
             except TidemarkError as error:
                 said[side] = Shown(None, str(error))
             except Exception as error:  # noqa: BLE001 - whatever it holds, the page shows the record

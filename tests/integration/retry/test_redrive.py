@@ -21,7 +21,7 @@ from tidemark.db import REWIND_LOCK, Connection, connect
 from tidemark.errors import BadInput
 from tidemark.retry import admin, redrive
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.retry.redrive import Destination, NoLadder, Phase, PlanAltered, Preview, RedriveInProgress
+from tidemark.retry.redrive import Destination, NoLadder, PlanAltered, Preview, RedriveInProgress, RedrivePhase
 from tidemark.retry.topics import TopicsUnfit
 
 WHY = {"reason": "the service is back again", "by": "ann@host"}
@@ -64,7 +64,7 @@ def test_a_plan_is_a_dry_run_with_counts_and_examples(outbox: Outbox) -> None:
     made = plan(outbox)
     assert image(outbox) == before
     assert outbox.waiting() == 6
-    assert (made.redrive.state, made.redrive.planned, made.waiting, made.worn_out) == (Phase.PLANNED, 4, 1, 1)
+    assert (made.redrive.state, made.redrive.planned, made.waiting, made.worn_out) == (RedrivePhase.PLANNED, 4, 1, 1)
     with outbox.session() as connection:
         assert redrive.preview(connection, made.redrive.redrive_id) == made
     done = apply(outbox, made.redrive.redrive_id)
@@ -175,7 +175,7 @@ def test_what_changed_since_the_plan_is_passed_over_with_the_reason(outbox: Outb
     apply(outbox, plan(outbox, Filter(numbers=(numbers[4],))).redrive.redrive_id)
     before = image(outbox)[:-1]
     done = apply(outbox, planned.redrive_id)
-    assert (done.redrive.state, done.redrive.redriven, done.redrive.passed_over) == (Phase.DONE, 1, 5)
+    assert (done.redrive.state, done.redrive.redriven, done.redrive.passed_over) == (RedrivePhase.DONE, 1, 5)
     assert done.passed_over == {
         "was loaded meanwhile": 1,
         "was skipped meanwhile": 1,
@@ -257,15 +257,15 @@ def test_a_redrive_is_stopped_and_goes_on(outbox: Outbox) -> None:
     outbox.add_many(50, failed=True)
     planned = plan(outbox).redrive.redrive_id
 
-    def stop(now: redrive.Progress) -> None:
+    def stop(now: redrive.RedriveProgress) -> None:
         if now.redriven == 20:
             with outbox.session() as connection:
                 redrive.stop(connection, planned, reason="the service is down again", by="eve@host")
 
     stopped = apply(outbox, planned, portion=10, on_progress=stop).redrive
-    assert (stopped.state, stopped.redriven, stopped.planned) == (Phase.STOPPED, 20, 30)
+    assert (stopped.state, stopped.redriven, stopped.planned) == (RedrivePhase.STOPPED, 20, 30)
     done = apply(outbox, planned, portion=10).redrive
-    assert (done.state, done.redriven, done.planned) == (Phase.DONE, 50, 0)
+    assert (done.state, done.redriven, done.planned) == (RedrivePhase.DONE, 50, 0)
     kept = outbox.sql("SELECT kind, reason, done_by, records FROM tidemark.retry_action ORDER BY action_id")
     assert kept == [
         ("REDRIVE", WHY["reason"], "bob@host", 20),
@@ -282,7 +282,7 @@ def test_one_redrive_of_a_consumer_at_a_time(outbox: Outbox) -> None:
     second = plan(outbox, Filter(from_offset=10)).redrive.redrive_id
     refused = []
 
-    def meanwhile(_: redrive.Progress) -> None:
+    def meanwhile(_: redrive.RedriveProgress) -> None:
         with pytest.raises(RedriveInProgress):
             apply(outbox, second)
         refused.append(second)
@@ -331,7 +331,7 @@ def test_an_application_that_dies_anywhere_leaves_whole_portions_and_goes_on(out
         assert all((state, redrives) in (("FAILED", 0), ("WAITING", 1)) for state, redrives, _ in counts)
         assert sum(number for state, _, number in counts if state == "WAITING") in (0, 3, 6, 7), f"death {died}, after statement {last}"
         done = apply(outbox, planned, portion=3).redrive
-        assert (done.state, done.redriven) == (Phase.DONE, 7)
+        assert (done.state, done.redriven) == (RedrivePhase.DONE, 7)
         assert outbox.sql("SELECT DISTINCT state, redrives FROM tidemark.failed_record") == [("WAITING", 1)]
     assert last >= 17
     ((noted, sent),) = outbox.sql(
@@ -346,7 +346,7 @@ def test_a_rewind_is_waited_for_and_waits(outbox: Outbox) -> None:
     planned = plan(outbox).redrive.redrive_id
     locked = threading.Event()
 
-    def watch(_: redrive.Progress) -> None:
+    def watch(_: redrive.RedriveProgress) -> None:
         locked.set()
 
     with outbox.session() as rewind, ThreadPoolExecutor(1) as pool:

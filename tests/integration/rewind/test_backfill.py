@@ -383,10 +383,10 @@ def test_a_paused_consumer_is_not_backfilled_either(plain: FillLab) -> None:
 
     skipped = plain.skip().rewind_id
     with plain.watch.cursor() as cur:
-        flow.pause(cur, plain.group_id, [flow.Target()], "a look at the sink")
+        flow.pause(cur, plain.group_id, [flow.FlowTarget()], "a look at the sink")
     assert plain.run_back(skipped).records == 0
     with plain.watch.cursor() as cur:
-        flow.resume(cur, plain.group_id, [flow.Target()])
+        flow.resume(cur, plain.group_id, [flow.FlowTarget()])
     plain.run_back(skipped)
     plain.check_once(NEW)
 

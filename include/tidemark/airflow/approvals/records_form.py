@@ -83,7 +83,7 @@ def reason_field(example: str) -> Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordsRequest:
     """What the form says."""
 
     spec: ConsumerSpec
@@ -96,7 +96,7 @@ def named(params: Mapping[str, Any], own: str | None) -> str:
     return str(params["consumer"]) if own is None else own
 
 
-def read_records(params: Mapping[str, Any], conf: Mapping[str, Any], fields: Sequence[str], own: str | None = None) -> Asked:
+def read_records(params: Mapping[str, Any], conf: Mapping[str, Any], fields: Sequence[str], own: str | None = None) -> RecordsRequest:
     """Checks and parses the form. ``conf`` is what the client sent; keys other than ``fields`` are refused, so that a typo does not go
     unnoticed. In the DAG of the consumer ``own``, so is a consumer.
 
@@ -131,7 +131,7 @@ def read_records(params: Mapping[str, Any], conf: Mapping[str, Any], fields: Seq
     assert spec is not None
     assert reason is not None
     assert wanted is not None
-    return Asked(spec, wanted, reason)
+    return RecordsRequest(spec, wanted, reason)
 
 
 def _optional(text: str | None, parse: Any) -> Any:

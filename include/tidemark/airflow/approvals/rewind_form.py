@@ -144,7 +144,7 @@ def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RewindRequest:
     """What the form says."""
 
     specs: tuple[ConsumerSpec, ...]
@@ -161,7 +161,7 @@ def named(params: Mapping[str, Any], own: str | None) -> list[str]:
     return list(dict.fromkeys(params["consumers"])) if own is None else [own]
 
 
-def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> Asked:
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> RewindRequest:
     """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed. In the
     DAG of the consumer ``own``, so are consumers.
 
@@ -180,7 +180,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | Non
     assert scenario is not None
     assert reason is not None
     assert expires_in is not None
-    return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
+    return RewindRequest(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:

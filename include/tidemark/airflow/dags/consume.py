@@ -20,8 +20,8 @@ from tidemark.spec import (
     ConsumerSpec,
     Objectives,
     OffsetReset,
-    Order,
     Problem,
+    RetryOrder,
     RunMode,
     SpecInvalid,
     partial_spec,
@@ -226,7 +226,7 @@ def _start(spec: ConsumerSpec) -> str:
 def _ladder(spec: ConsumerSpec) -> str:
     if not spec.retry.delays:
         return "none; a record that cannot be loaded fails at once"
-    order = ", in order per key" if spec.retry.order is Order.KEY else ""
+    order = ", in order per key" if spec.retry.order is RetryOrder.KEY else ""
     return f"after {', '.join(map(format_duration, spec.retry.delays))}{order}; run by the DAG `drain_retries`"
 
 

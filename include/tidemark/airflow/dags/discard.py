@@ -18,7 +18,7 @@ from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowSkipException
 
 from tidemark.airflow.approvals.form import Answer, AskThenDo, Question, by_hand, dags_by_hand, own_consumer, requester
-from tidemark.airflow.approvals.records_form import RECORDS_FIELDS, WHY, Asked, field, read_records, reason_field, records_fields
+from tidemark.airflow.approvals.records_form import RECORDS_FIELDS, WHY, RecordsRequest, field, read_records, reason_field, records_fields
 from tidemark.airflow.dags.consume import DISCARD, retrying
 from tidemark.airflow.operators import plainly
 from tidemark.retry.filter import RecordState
@@ -98,7 +98,7 @@ class ApplyDiscardOperator(AskThenDo):
             raise AirflowSkipException("the discard was not approved; nothing was discarded")
         return self._apply(context, _asked(context), only=plan.rpartition(" ")[2], approved_by=answer.by)
 
-    def _apply(self, context: Context, asked: Asked, *, only: str | None = None, approved_by: str | None = None) -> dict[str, int]:
+    def _apply(self, context: Context, asked: RecordsRequest, *, only: str | None = None, approved_by: str | None = None) -> dict[str, int]:
         from tidemark.retry.admin import discard
 
         reason = asked.reason if approved_by is None else f"{asked.reason} (approved by {approved_by})"
@@ -108,16 +108,16 @@ class ApplyDiscardOperator(AskThenDo):
         return {"discarded": records}
 
 
-def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> Asked:
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> RecordsRequest:
     """What the form says. Raises as `read_records` does."""
     return read_records(params, conf, FIELDS, own)
 
 
-def _asked(context: Context) -> Asked:
+def _asked(context: Context) -> RecordsRequest:
     return read_form(context["params"], context["dag_run"].conf or {}, own_consumer(context, DISCARD))
 
 
-def _selection(asked: Asked) -> Selection:
+def _selection(asked: RecordsRequest) -> Selection:
     from tidemark.profiles import Profile
     from tidemark.retry.admin import select_to_discard
     from tidemark.roles import require
@@ -134,7 +134,7 @@ def _session(spec: ConsumerSpec) -> Any:
     return session(database_url(spec), application="tidemark discard")
 
 
-def _log(log: Any, asked: Asked, found: Selection) -> None:
+def _log(log: Any, asked: RecordsRequest, found: Selection) -> None:
     from tidemark.retry.redrive_text import selection_lines
 
     for line in selection_lines(asked.spec.name, asked.wanted, asked.reason, found):

@@ -33,7 +33,7 @@ from tidemark.airflow.approvals.records_form import (
     NUMBER,
     RECORDS_FIELDS,
     WHY,
-    Asked,
+    RecordsRequest,
     field,
     named,
     read_records,
@@ -119,7 +119,7 @@ FIELDS = (*RECORDS_FIELDS, "to", "limit", "per_second", "max_redrives", "then", 
 """The keys of the form, and of a REST client's conf."""
 
 
-def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> Asked:
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> RecordsRequest:
     """What the form says. Raises as `read_records` does."""
     return read_records(params, conf, FIELDS, own)
 
@@ -166,7 +166,7 @@ class ApplyRedriveOperator(AskThenDo):
 
     @plainly
     def execute(self, context: Context) -> dict[str, int]:
-        from tidemark.retry.redrive import Phase, preview
+        from tidemark.retry.redrive import RedrivePhase, preview
         from tidemark.retry.redrive_text import markdown
         from tidemark.text.wording import escaped
 
@@ -174,7 +174,7 @@ class ApplyRedriveOperator(AskThenDo):
         if then == NOTHING:
             raise AirflowSkipException("dry run: the plan is stored, nothing is redriven")
         made, spec = _stored(context)
-        if then == ASK and made.state in {Phase.PLANNED, Phase.STOPPED}:
+        if then == ASK and made.state in {RedrivePhase.PLANNED, RedrivePhase.STOPPED}:
             with _session(spec) as connection:
                 body = markdown(preview(connection, made.redrive_id))
             self.ask(context, Question(f"Redrive {made.redrive_id} of {escaped(made.consumer)}?", body, _words(made), ANSWER_WITHIN))

@@ -39,7 +39,7 @@ class Consumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ValidationFacts:
     """A validation of a run's tables."""
 
     tables: tuple[str, ...]
@@ -60,14 +60,14 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class AttemptFacts:
     """What the database knows of an attempt and its tables."""
 
     ranges: Sequence[Committed]
     columns: Mapping[str, Sequence[Column]]
 
 
-def facts(of: Consumed) -> Facts | None:
+def facts(of: Consumed) -> AttemptFacts | None:
     """Reads the ledger and the tables' columns. `None` if the database does not answer in time: lineage must not hold up a task."""
     try:
         url = read_url(of.database_url)
@@ -75,7 +75,7 @@ def facts(of: Consumed) -> Facts | None:
         with session(url, application="tidemark lineage") as connection, answering(connection, ANSWER_S), transaction(connection) as cur:
             cur.execute(f"SET LOCAL statement_timeout TO {STATEMENT_MS}; SET LOCAL transaction_read_only TO on")
             cur.execute(SQL["attempt_ranges"], {"attempt_id": of.attempt_id})
-            return Facts([Committed(**row) for row in rows(cur)], {table: read_columns(cur, table) for table in of.tables})
+            return AttemptFacts([Committed(**row) for row in rows(cur)], {table: read_columns(cur, table) for table in of.tables})
     except (TidemarkError, psycopg2.Error) as error:
         log.warning("lineage without offsets and columns group=%s attempt=%s cause=%s", of.group, of.attempt_id, str(error).strip())
         return None

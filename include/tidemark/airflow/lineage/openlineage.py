@@ -22,7 +22,7 @@ from openlineage.client.facet_v2 import (
     schema_dataset,
 )
 
-from tidemark.airflow.lineage.facets import Committed, Consumed, Facts, Judged, facts, kafka_address, postgres_address
+from tidemark.airflow.lineage.facets import AttemptFacts, Committed, Consumed, ValidationFacts, facts, kafka_address, postgres_address
 from tidemark.quality.verdict import ExpectationResult, Severity
 
 MAX_RANGES = 1000
@@ -58,7 +58,7 @@ def of_attempts(attempts: Sequence[Consumed]) -> Lineage:
     return lineage
 
 
-def of_validations(validations: Sequence[Judged]) -> Lineage:
+def of_validations(validations: Sequence[ValidationFacts]) -> Lineage:
     """The tables as inputs, with the results. They name expectations and columns, and no value of a row."""
     lineage = Lineage()
     for judged in validations:
@@ -71,7 +71,7 @@ def of_validations(validations: Sequence[Judged]) -> Lineage:
     return lineage
 
 
-def _topics(attempt: Consumed, told: Facts | None) -> list[InputDataset]:
+def _topics(attempt: Consumed, told: AttemptFacts | None) -> list[InputDataset]:
     ranges: dict[str, list[Committed]] = defaultdict(list)
     for one in told.ranges if told else ():
         ranges[one.topic].append(one)
@@ -91,7 +91,7 @@ def _offsets(attempt: Consumed, ranges: Sequence[Committed]) -> dict[str, InputD
     }
 
 
-def _sink(attempt: Consumed, table: str, told: Facts | None) -> OutputDataset:
+def _sink(attempt: Consumed, table: str, told: AttemptFacts | None) -> OutputDataset:
     """A table. How many rows it got is only known if there is no other one."""
     address, database = postgres_address(attempt.database_url)
     sink = OutputDataset(namespace=f"postgres://{address}", name=f"{database}.{table}")

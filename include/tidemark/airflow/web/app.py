@@ -133,7 +133,7 @@ def form(one: Readable, user: GetUserDep) -> Response:
 def rewind_preview(
     one: Rewindable, readable: AllReadable, scenario: Text, value: Text = "", scope: Text = "all", allow_loss: bool = False
 ) -> Response:
-    return _json(preview.preview(one, readable, preview.Asked(scenario, value, scope, allow_loss)))
+    return _json(preview.preview(one, readable, preview.PreviewRequest(scenario, value, scope, allow_loss)))
 
 
 @app.get("/api/rewinds")

@@ -17,7 +17,7 @@ from tidemark.consume.membership import instance_id
 from tidemark.db import rows, statements, transaction
 from tidemark.group.coordinator import Coordinator
 from tidemark.offsets import lag, samples, store
-from tidemark.offsets.flow import Flow, Target
+from tidemark.offsets.flow import Flow, FlowTarget
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.store import replays
 from tidemark.spec.problem import masked
@@ -90,7 +90,7 @@ def _of_group(cur: Cursor, name: str, group_id: int, positions: Sequence[store.P
         return rows(cur)
 
     flow = ask("pauses")
-    paused = Flow(frozenset(Target(row["topic"], row["partition"]) for row in flow if row["paused"]))
+    paused = Flow(frozenset(FlowTarget(row["topic"], row["partition"]) for row in flow if row["paused"]))
     until = {replay.partition: replay for replay in replays(cur, name)}
     lags = lag.group(cur, name)
     behind = {(each.topic, each.partition): each for each in lags.partitions} if lags else {}

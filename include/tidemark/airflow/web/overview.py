@@ -13,7 +13,7 @@ from tidemark.airflow.web.consumers import ask_each
 from tidemark.airflow.web.dag_facts import read_dags
 from tidemark.db import rows, statements, transaction
 from tidemark.offsets import lag
-from tidemark.offsets.health import NEVER_RUN, RANK, Dag, Health, Judged, Ledger, judge
+from tidemark.offsets.health import NEVER_RUN, RANK, Dag, Health, Judgement, LedgerFacts, judge
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -82,14 +82,14 @@ def _row(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | 
     }
 
 
-def _judged(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> Judged:
+def _judged(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> Judgement:
     if one.error is not None:
-        return Judged(Health.BAD_SPEC, "Its file has problems; runs fail until they are fixed.")
+        return Judgement(Health.BAD_SPEC, "Its file has problems; runs fail until they are fixed.")
     if silent is not None:
-        return Judged(Health.UNREACHABLE, f"Database {silent['connection']}: {silent['problem'].rstrip('.')}.", silent["fix"])
+        return Judgement(Health.UNREACHABLE, f"Database {silent['connection']}: {silent['problem'].rstrip('.')}.", silent["fix"])
     if group is None:
-        return judge(NEVER_RUN, None, dag, Ledger())
-    return Judged(group.lag.health, group.lag.why, group.lag.fix)
+        return judge(NEVER_RUN, None, dag, LedgerFacts())
+    return Judgement(group.lag.health, group.lag.why, group.lag.fix)
 
 
 def _of_group(group: lag.GroupLag) -> dict[str, Any]:

@@ -48,7 +48,7 @@ _places = threading.BoundedSemaphore(2 * AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PreviewRequest:
     """What the form says so far."""
 
     scenario: str
@@ -57,7 +57,7 @@ class Asked:
     allow_loss: bool
 
 
-def preview(one: Declared, readable: Mapping[str, Declared], asked: Asked) -> dict[str, Any]:
+def preview(one: Declared, readable: Mapping[str, Declared], asked: PreviewRequest) -> dict[str, Any]:
     """The consumers' partitions as a plan would have them; or ``problems``, for which the plan would be refused; or ``unknown``: why that
     cannot be said now, while the plan may well succeed."""
     said: dict[str, Any] = {"consumers": [one.spec.name], "undo_of": None, "problems": [], "loss": False, "unknown": None, "groups": []}
@@ -88,7 +88,7 @@ def refusal(error: Exception) -> dict[str, Any]:
     return {"unknown": f"{first_line(error).rstrip('.')}."}
 
 
-def _computed(one: Declared, readable: Mapping[str, Declared], asked: Asked) -> dict[str, Any]:
+def _computed(one: Declared, readable: Mapping[str, Declared], asked: PreviewRequest) -> dict[str, Any]:
     scope, wanted = Scope.parse([asked.scope]), scenario.parse(asked.scenario, asked.value, groups=[one.spec.group])
     with database(one.spec) as connection:
         specs = [one.spec]
