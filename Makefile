@@ -4,7 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-PYTHON ?= python3.11
+PYTHONS := 3.13 3.12 3.11
+# The newest one found. A name may be there and not work: a shim for a version that is not installed.
+PYTHON ?= $(firstword $(foreach version,$(PYTHONS),$(if $(shell python$(version) -c '' 2>/dev/null && echo yes),python$(version))) python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -17,7 +19,6 @@ PROGRAMS := chromium pgbouncer prometheus
 MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
-FURTHER_PYTHONS ?= 3.12 3.13
 # Without byte code, each of the many Python processes that tests start compiles Tidemark again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,7 +56,7 @@ unit: $(READY) ## run the tests that need no server
 	$(PYTEST) tests/unit $(PYTEST_ARGS)
 
 versions: $(READY) ## run the unit tests under each further Python; skip one that is missing
-	@for version in $(FURTHER_PYTHONS); do \
+	@for version in $(PYTHONS); do \
 	  python="$$($(BIN)/uv python find --no-python-downloads "$$version" 2>/dev/null)" || { echo "skipped: Python $$version is missing"; continue; }; \
 	  echo "Python $$version: $$python"; \
 	  venv="build/python$$version"; \
@@ -120,8 +121,8 @@ clean: ## remove the environment, caches and the embedded servers' data
 
 # The environment: pip installs uv from its hashed lines in the lock file, then uv installs everything else.
 $(READY): requirements.txt pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is missing: install it, or name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) --version), Tidemark needs Python 3.11: name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHONS)".split())' 2>/dev/null || { \
+	  echo "Tidemark needs Python 3.11, 3.12 or 3.13: install one, or name it with make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@[ -x $(BIN)/uv ] || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r <(sed -n '/^uv==/,/[^\\]$$/p' requirements.txt)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes --compile-bytecode requirements.txt
