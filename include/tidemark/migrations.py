@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidemark.profiles import Profile
 
 OLDEST_POSTGRES = 15
-"""The first major version that takes every migration: 0005 has ``NULLS NOT DISTINCT``."""
+"""The first major version that takes every migration: 0001 has ``NULLS NOT DISTINCT``."""
 BOOKKEEPING = "tidemark.migration"
 ADDITIVE = ".additive"
 DRIVER = "tidemark driver "  # with the attempt's id the name of a driver's session

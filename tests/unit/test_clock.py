@@ -26,7 +26,7 @@ MAY_READ = {
     "_exercise": "a record of the class-data archive, which is thrown away",
 }
 """Functions that may read the wall clock, and why. None of them passes it to a statement."""
-STAND_STILL = {"0022_metrics.additive.sql": ["transaction_timestamp"]}
+STAND_STILL = {"0002_offsets.sql": ["transaction_timestamp"]}
 """A column that says when a transaction began."""
 SESSIONS = {"cur", "cursor", "connection"}
 """A function that gets one of these may run a statement."""

@@ -96,7 +96,7 @@ UPDATE tidemark.consumer_group grp
 DELETE FROM tidemark.group_member WHERE member_no = ANY (%(numbers)s);
 
 -- name: name_removed
--- Names the members whose removal in this transaction is an event of the audit log (`sql/0018_audit.additive.sql`).
+-- Names the members whose removal in this transaction is an event of the audit log (`sql/0009_audit.sql`).
 SELECT set_config('tidemark.removed_members', %(members)s, true);
 
 -- name: add_members

@@ -47,7 +47,7 @@ UPDATE tidemark.rewind_partition part
 RETURNING part.group_id, part.topic_id, part.partition, part.superseded_from, part.hold;
 
 -- name: take_from_ledger
--- Moves the failed records, batches and lost ranges from the rewind's offsets on into its archive (sql/0034_moves_of_the_ledger.sql). Locks
+-- Moves the failed records, batches and lost ranges from the rewind's offsets on into its archive (sql/0005_rewinds.sql). Locks
 -- them; needs the positions' locks.
 SELECT tidemark.take_from_ledger(%(rewind_id)s::bigint);
 

@@ -6,7 +6,7 @@ DECLARE
     one record;
 BEGIN
     FOR one IN
-        SELECT attrelid::regclass AS relation, name, type, first, beyond, string_agg(quote_ident(attname), ', ') AS columns
+        SELECT attrelid::regclass AS relation, name, type, first, beyond, string_agg(quote_ident(attname), ', ' ORDER BY attnum) AS columns
           FROM (VALUES ('times', 'timestamptz', '1970-01-01Z', '9999-01-01Z'), ('lengths', 'interval', '0', '999999999 days'))
                AS kind (name, type, first, beyond)
           JOIN pg_attribute ON atttypid = type::regtype AND NOT attisdropped
@@ -14,7 +14,7 @@ BEGIN
           JOIN pg_class ON pg_class.oid = attrelid AND relnamespace = 'tidemark'::regnamespace AND relkind = 'r'
          GROUP BY attrelid, name, type, first, beyond
     LOOP
-        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT %I CHECK (least(%3$s) >= %4$s %5$L AND greatest(%3$s) < %4$s %6$L) NOT VALID',
+        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT %I CHECK (least(%3$s) >= %4$s %5$L AND greatest(%3$s) < %4$s %6$L)',
                        one.relation, one.name, one.columns, one.type, one.first, one.beyond);
     END LOOP;
 END $$;

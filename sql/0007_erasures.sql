@@ -1,5 +1,6 @@
 -- Erasures: a person's rows, removed from a sink and from what is kept of them. Neither the condition nor any of their data is stored.
 
+-- An erasure of rows of one sink: planned, then applied.
 CREATE TABLE tidemark.erasure (
     erasure_id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     group_id         integer     NOT NULL REFERENCES tidemark.consumer_group,
@@ -18,13 +19,15 @@ CREATE TABLE tidemark.erasure (
     planned_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     applied_by       text CHECK (applied_by <> ''),
     applied_at       timestamptz,
+    suppressed       bigint      NOT NULL DEFAULT 0 CHECK (suppressed >= 0),     -- as planned, then as stored
+    not_suppressed   bigint      NOT NULL DEFAULT 0 CHECK (not_suppressed >= 0), -- records found whose rows a replay makes again
     CHECK ((state = 'APPLIED') = (applied_at IS NOT NULL)),
     CHECK ((applied_at IS NULL) = (applied_by IS NULL))
 );
 CREATE INDEX erasure_group ON tidemark.erasure (group_id, erasure_id);
 
--- What the ledger counts and the sink lacks since: rows of a record of a batch. No reference to the batch: a rewind takes it out, and its
--- undo puts it back.
+-- Rows of a batch's record that the ledger counts and the sink lacks since. No reference to the batch: a rewind takes it out, and its undo puts
+-- it back.
 CREATE TABLE tidemark.erased (
     erasure_id    bigint  NOT NULL REFERENCES tidemark.erasure,
     batch_id      bigint  NOT NULL,
@@ -34,21 +37,26 @@ CREATE TABLE tidemark.erased (
     PRIMARY KEY (batch_id, record_offset, erasure_id)
 );
 
--- An archive may lose all of its rows to erasures. It stays, so that its rewind can be undone.
-ALTER TABLE tidemark.rewind_archive
-    DROP CONSTRAINT rewind_archive_rows_check,
-    ADD CONSTRAINT rewind_archive_rows_check CHECK (rows >= 0);
+-- Records that later commits must not load again, because their rows were erased completely.
+CREATE TABLE tidemark.suppressed (
+    group_id      integer  NOT NULL REFERENCES tidemark.consumer_group,
+    topic_id      smallint NOT NULL REFERENCES tidemark.topic,
+    partition     integer  NOT NULL,
+    record_offset bigint   NOT NULL,
+    erasure_id    bigint   NOT NULL REFERENCES tidemark.erasure,
+    PRIMARY KEY (group_id, topic_id, partition, record_offset)
+);
 
--- An event for the plan and for the application, with numbers and never with the condition.
-CREATE FUNCTION tidemark.audit_erasure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO tidemark.audit_event (kind, group_name, claimed_by, plan, reason, details)
-    SELECT 'ERASURE ' || NEW.state, grp.name, coalesce(NEW.applied_by, NEW.planned_by), NEW.erasure_id, NEW.reason,
-           jsonb_build_object('sink', NEW.sink, 'sink_rows', NEW.sink_rows, 'archived_rows', NEW.archived_rows,
-                              'overwritten_rows', NEW.overwritten_rows, 'failed_records', NEW.failed_records, 'examples', NEW.examples)
-      FROM tidemark.consumer_group grp WHERE grp.group_id = NEW.group_id;
-    RETURN NULL;
-END
-$$;
-CREATE TRIGGER audit AFTER INSERT OR UPDATE OF state ON tidemark.erasure FOR EACH ROW EXECUTE FUNCTION tidemark.audit_erasure();
-REVOKE EXECUTE ON FUNCTION tidemark.audit_erasure() FROM PUBLIC;
+-- Keys of upsert sinks. Their rows are not loaded from records below the bound: the group had loaded the erased row, or a later one, from the
+-- partition.
+CREATE TABLE tidemark.suppressed_key (
+    sink       text     NOT NULL,
+    topic_id   smallint NOT NULL REFERENCES tidemark.topic,
+    partition  integer  NOT NULL,
+    digest     bytea    NOT NULL, -- SHA-256 of salt and key; the same salt for all keys of a sink
+    salt       bytea    NOT NULL,
+    below      bigint   NOT NULL,
+    erasure_id bigint   NOT NULL REFERENCES tidemark.erasure,
+    PRIMARY KEY (sink, topic_id, partition, digest)
+);
+CREATE INDEX suppressed_key_below ON tidemark.suppressed_key (sink, topic_id, partition, below);

@@ -1,4 +1,4 @@
--- Lag: what Kafka said of each partition at one time, and its history by topic. Written by samples; of limited size.
+-- Lag: what Kafka reported of each partition at one time, and its history by topic. Written by samples; of limited size.
 
 -- The last sample of each partition, with what the next one compares itself with.
 CREATE TABLE tidemark.lag_partition (
@@ -31,6 +31,7 @@ CREATE TABLE tidemark.lag_partition (
     mid_next_at    timestamptz,
     mid_produced   bigint      NOT NULL,
     mid_consumed   bigint      NOT NULL,
+    open_since     timestamptz, -- since when the last stable offset has not moved though records are after it
     PRIMARY KEY (group_id, topic_id, partition)
 ) WITH (fillfactor = 50); -- each sample updates each row: room for heap-only updates
 
@@ -51,15 +52,49 @@ CREATE TABLE tidemark.lag_history (
     consumed    bigint      NOT NULL,
     PRIMARY KEY (group_id, topic_id, step_s, at)
 );
+-- The line of the last hours on the page: one range of this index for all groups.
+CREATE INDEX lag_history_lately ON tidemark.lag_history (at) INCLUDE (group_id, lag) WHERE step_s = 300;
 
--- Whoever may write samples may remove old ones: roles that were granted rights by hand have them on new tables by default privileges.
-DO $$
-DECLARE
-    writer text;
-BEGIN
-    FOR writer IN SELECT DISTINCT grantee FROM information_schema.role_table_grants
-                   WHERE table_schema = 'tidemark' AND table_name = 'lag_partition' AND privilege_type = 'INSERT' LOOP
-        EXECUTE format('GRANT DELETE ON tidemark.lag_partition, tidemark.lag_history TO %I', writer);
-    END LOOP;
-END
-$$;
+-- The sums of each group's last samples, so that a list of many groups need not read every partition. `lag` in samples.sql defines the columns.
+CREATE TABLE tidemark.lag_group (
+    group_id       integer PRIMARY KEY REFERENCES tidemark.consumer_group,
+    partitions     integer     NOT NULL,
+    sampled_at     timestamptz NOT NULL,
+    known          bigint,
+    unknown        integer     NOT NULL,
+    waiting        bigint      NOT NULL,
+    never_claimed  integer     NOT NULL,
+    truncated      integer     NOT NULL,
+    paused         integer     NOT NULL,
+    open           bigint,
+    deleted        bigint      NOT NULL,
+    losing_from    timestamptz,
+    expires_at     timestamptz,
+    next_at        timestamptz,
+    timed          boolean     NOT NULL,
+    retention_used double precision,
+    replay         bigint      NOT NULL,
+    committed_at   timestamptz,
+    idle           boolean,
+    keeping_up     boolean,
+    catching_up    boolean,
+    falling_behind boolean,
+    waits          boolean,
+    produced       bigint      NOT NULL,
+    consumed       bigint      NOT NULL,
+    window_s       double precision,
+    position       bigint,
+    log_start      bigint,
+    log_end        bigint,
+    replay_until   bigint,
+    open_for       interval
+) WITH (fillfactor = 50);
+
+-- An objective that is missed, and that the DAG `watch` has reported. The row is deleted when the objective is met again.
+CREATE TABLE tidemark.objective (
+    group_id     integer     NOT NULL REFERENCES tidemark.consumer_group,
+    objective    text        NOT NULL CHECK (objective IN ('lag', 'failed', 'freshness')),
+    missed       text        NOT NULL CHECK (missed <> ''), -- as it was reported: "lag is 14 min, objective 10m"
+    reported_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (group_id, objective)
+);

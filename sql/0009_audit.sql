@@ -1,17 +1,20 @@
--- Roles: which profiles a role has, the events of the audit log, and an append-only ledger.
+-- The audit log. Triggers write it, in the action's transaction.
 
--- In the order in which commits lock them: this migration and a commit cannot wait for each other.
-LOCK TABLE tidemark.consumer_group, tidemark.partition_offset, tidemark.batch IN SHARE ROW EXCLUSIVE MODE;
-
--- What `tidemark migrate --grant-to` has granted; each migration grants it again, for the tables that have come since.
-CREATE TABLE tidemark.role_profile (
-    role       text        NOT NULL,
-    profile    text        NOT NULL CHECK (profile IN ('reader', 'runner', 'stager', 'operator', 'rewinder')),
-    granted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (role, profile)
+-- One row per run of `tidemark maintain` that removed something, or that has not ended.
+CREATE TABLE tidemark.maintenance (
+    maintenance_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    done_by        text        NOT NULL CHECK (done_by <> ''),
+    dag_id         text,
+    run_id         text,
+    keep           interval    NOT NULL, -- what is older goes
+    begun_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at       timestamptz,          -- null: it still runs, or was killed
+    archives       integer     NOT NULL DEFAULT 0 CHECK (archives >= 0),
+    rows           bigint      NOT NULL DEFAULT 0 CHECK (rows >= 0), -- in these archives
+    payloads       bigint      NOT NULL DEFAULT 0 CHECK (payloads >= 0) -- of settled records
 );
 
--- One row an action. Only the triggers below and the owner write it, in the action's transaction.
+-- One row per action. Only the triggers below and the owner write it.
 CREATE TABLE tidemark.audit_event (
     event_id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at            timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -27,9 +30,12 @@ CREATE TABLE tidemark.audit_event (
     details       jsonb       NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(details) = 'object') -- numbers and names, never a payload
 );
 CREATE INDEX audit_event_at ON tidemark.audit_event (at);
+CREATE INDEX audit_event_group ON tidemark.audit_event (group_name, event_id);
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON tidemark.audit_event
+    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.append_only();
 
--- Default privileges of the schema may have given roles more than SELECT. A role that could write role_profile would get any profile from
--- the owner's next migration.
+-- Default privileges of the schema may have given roles more than SELECT. A role that could write role_profile would get any profile from the
+-- owner's next migration.
 DO $$
 DECLARE
     held record;
@@ -43,64 +49,8 @@ BEGIN
 END
 $$;
 
--- Refuses the statement to all but the table's owner.
-CREATE FUNCTION tidemark.append_only() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
-        RAISE insufficient_privilege USING MESSAGE = format('permission denied for table %s', TG_TABLE_NAME),
-            DETAIL = format('tidemark.%s is append-only: only its owner may %s.', TG_TABLE_NAME, TG_OP);
-    END IF;
-    RETURN NULL;
-END
-$$;
-CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON tidemark.audit_event
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.append_only();
--- What changes in the ledger is which validation has judged a batch, and on which batch its rows are anchored.
-CREATE TRIGGER append_only BEFORE TRUNCATE OR UPDATE OF batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch,
-        attempt_id, loaded, skipped, retried, failed, unaccounted, sink_rows, committed_at, head_of, drained ON tidemark.batch
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.append_only();
-CREATE TRIGGER append_only BEFORE UPDATE OR TRUNCATE ON tidemark.rewound_batch
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.append_only();
-
--- A batch that leaves the ledger is in a rewind's archive with the same numbers, or is the head that a rewind made of one that is. A batch
--- that leaves the archive is in the ledger again.
-CREATE FUNCTION tidemark.keep_batches() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    lost bigint;
-BEGIN
-    IF TG_TABLE_NAME = 'batch' THEN
-        SELECT batch_id INTO lost FROM gone
-         WHERE NOT EXISTS (SELECT FROM tidemark.rewound_batch kept
-                            WHERE kept.batch_id = gone.batch_id
-                              AND (kept.group_id, kept.topic_id, kept.partition, kept.start_offset, kept.end_offset, kept.loaded, kept.skipped,
-                                   kept.retried, kept.failed, kept.unaccounted, kept.sink_rows)
-                                = (gone.group_id, gone.topic_id, gone.partition, gone.start_offset, gone.end_offset, gone.loaded, gone.skipped,
-                                   gone.retried, gone.failed, gone.unaccounted, gone.sink_rows))
-           AND NOT EXISTS (SELECT FROM tidemark.rewound_batch kept WHERE kept.batch_id = gone.head_of) LIMIT 1;
-    ELSE
-        SELECT batch_id INTO lost FROM gone
-         WHERE NOT EXISTS (SELECT FROM tidemark.batch kept
-                            WHERE kept.batch_id = gone.batch_id
-                              AND (kept.group_id, kept.topic_id, kept.partition, kept.start_offset, kept.end_offset, kept.loaded, kept.skipped,
-                                   kept.retried, kept.failed, kept.unaccounted, kept.sink_rows)
-                                = (gone.group_id, gone.topic_id, gone.partition, gone.start_offset, gone.end_offset, gone.loaded, gone.skipped,
-                                   gone.retried, gone.failed, gone.unaccounted, gone.sink_rows)) LIMIT 1;
-    END IF;
-    IF lost IS NOT NULL AND NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
-        RAISE insufficient_privilege USING MESSAGE = format('permission denied for table %s', TG_TABLE_NAME),
-            DETAIL = format('Batch %s would be neither in the ledger nor in the archive of a rewind.', lost);
-    END IF;
-    RETURN NULL;
-END
-$$;
-CREATE INDEX rewound_batch_batch ON tidemark.rewound_batch (batch_id);
-CREATE TRIGGER keep_batches AFTER DELETE ON tidemark.batch REFERENCING OLD TABLE AS gone
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.keep_batches();
-CREATE TRIGGER keep_batches AFTER DELETE ON tidemark.rewound_batch REFERENCING OLD TABLE AS gone
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.keep_batches();
-
--- The triggers that write the events run as the owner: no other role has INSERT there. `tidemark.claimed_by` and `tidemark.reason` are
--- settings of the transaction, for actions whose rows do not name them.
+-- The triggers run as the owner: no other role has INSERT on the log. `tidemark.claimed_by` and `tidemark.reason` are settings of the
+-- transaction, for actions whose rows do not name them.
 
 CREATE FUNCTION tidemark.audit_rewind() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -135,10 +85,10 @@ CREATE TRIGGER audit AFTER UPDATE OF state ON tidemark.rewind
 
 CREATE FUNCTION tidemark.audit_redrive() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    INSERT INTO tidemark.audit_event (kind, group_name, claimed_by, dag_id, run_id, plan, reason, details)
+    INSERT INTO tidemark.audit_event (kind, group_name, claimed_by, dag_id, run_id, plan, digest, reason, details)
     SELECT 'REDRIVE ' || CASE NEW.state WHEN 'RUNNING' THEN 'STARTED' ELSE NEW.state END, grp.name,
            CASE WHEN TG_OP = 'INSERT' THEN NEW.planned_by ELSE nullif(current_setting('tidemark.claimed_by', true), '') END,
-           NEW.dag_id, NEW.run_id, NEW.redrive_id, coalesce(nullif(current_setting('tidemark.reason', true), ''), NEW.reason),
+           NEW.dag_id, NEW.run_id, NEW.redrive_id, NEW.digest, coalesce(nullif(current_setting('tidemark.reason', true), ''), NEW.reason),
            jsonb_strip_nulls(jsonb_build_object('destination', NEW.destination, 'approved_by', NEW.approved_by, 'redriven', done.redriven))
       FROM tidemark.consumer_group grp
      CROSS JOIN LATERAL (SELECT CASE WHEN NEW.state IN ('STOPPED', 'DONE') THEN count(*) END AS redriven FROM tidemark.redrive_record
@@ -192,6 +142,69 @@ $$;
 CREATE TRIGGER audit AFTER UPDATE OF name ON tidemark.consumer_group FOR EACH ROW EXECUTE FUNCTION tidemark.audit_group();
 CREATE TRIGGER audit AFTER DELETE ON tidemark.partition_offset FOR EACH ROW EXECUTE FUNCTION tidemark.audit_group();
 
+-- `tidemark.removed_members` is a setting of the transaction: the ids, as a JSON array, of the members that an operator removes. Members
+-- that leave or expire are deleted without it.
+CREATE FUNCTION tidemark.audit_member() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF coalesce(nullif(current_setting('tidemark.removed_members', true), ''), '[]')::jsonb ? OLD.member_id THEN
+        INSERT INTO tidemark.audit_event (kind, group_name, claimed_by, reason, details)
+        SELECT 'MEMBER REMOVED', name, nullif(current_setting('tidemark.claimed_by', true), ''),
+               nullif(current_setting('tidemark.reason', true), ''),
+               jsonb_strip_nulls(jsonb_build_object('member', OLD.member_id, 'instance', OLD.instance_id))
+          FROM tidemark.consumer_group WHERE group_id = OLD.group_id;
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER audit AFTER DELETE ON tidemark.group_member FOR EACH ROW EXECUTE FUNCTION tidemark.audit_member();
+
+-- A run can claim to have added only columns that a table of its own role has, with their types.
+CREATE FUNCTION tidemark.audit_columns() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    added jsonb := NEW.columns_added -> -1;
+    known boolean := TG_OP = 'UPDATE';
+BEGIN
+    BEGIN
+        known := known AND NEW.columns_added - -1 = coalesce(OLD.columns_added, '[]')
+            AND (SELECT array_agg(key ORDER BY key) FROM jsonb_object_keys(added) key) = '{columns,table}'
+            AND jsonb_typeof(added -> 'table') = 'string' AND jsonb_typeof(added -> 'columns') = 'array' AND added -> 'columns' <> '[]'
+            AND NOT EXISTS (
+                SELECT FROM jsonb_array_elements_text(added -> 'columns') named
+                 WHERE NOT EXISTS (SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+                                     JOIN pg_attribute ON attrelid = pg_class.oid
+                                    WHERE nspname || '.' || relname = added ->> 'table' AND pg_has_role(session_user, relowner, 'USAGE')
+                                      AND NOT starts_with(nspname, 'pg_') AND attnum > 0 AND NOT attisdropped
+                                      AND starts_with(named, attname || ' ') AND length(named) - length(attname) <= 100
+                                      AND atttypid = to_regtype(substr(named, length(attname) + 2))));
+    EXCEPTION WHEN syntax_error OR undefined_object OR invalid_parameter_value THEN
+        known := false; -- not the name of a type
+    END;
+    IF known IS NOT TRUE THEN
+        RAISE insufficient_privilege USING MESSAGE = 'permission denied for table attempt', DETAIL = 'These columns were not added.';
+    END IF;
+    INSERT INTO tidemark.audit_event (kind, group_name, dag_id, run_id, details)
+    SELECT 'COLUMNS ADDED', name, NEW.dag_id, NEW.run_id, added || jsonb_build_object('attempt', NEW.attempt_id)
+      FROM tidemark.consumer_group WHERE group_id = NEW.group_id;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER audit AFTER UPDATE OF columns_added ON tidemark.attempt FOR EACH ROW EXECUTE FUNCTION tidemark.audit_columns();
+CREATE TRIGGER audit_first AFTER INSERT ON tidemark.attempt FOR EACH ROW WHEN (NEW.columns_added IS NOT NULL)
+    EXECUTE FUNCTION tidemark.audit_columns();
+
+-- An event for the plan and for the application, with numbers and never with the condition.
+CREATE FUNCTION tidemark.audit_erasure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO tidemark.audit_event (kind, group_name, claimed_by, plan, reason, details)
+    SELECT 'ERASURE ' || NEW.state, grp.name, coalesce(NEW.applied_by, NEW.planned_by), NEW.erasure_id, NEW.reason,
+           jsonb_build_object('sink', NEW.sink, 'sink_rows', NEW.sink_rows, 'archived_rows', NEW.archived_rows,
+                              'overwritten_rows', NEW.overwritten_rows, 'failed_records', NEW.failed_records, 'examples', NEW.examples)
+      FROM tidemark.consumer_group grp WHERE grp.group_id = NEW.group_id;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OF state ON tidemark.erasure FOR EACH ROW EXECUTE FUNCTION tidemark.audit_erasure();
+
 CREATE FUNCTION tidemark.audit_maintenance() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO tidemark.audit_event (kind, claimed_by, dag_id, run_id, details)
@@ -215,4 +228,5 @@ CREATE TRIGGER audit AFTER INSERT ON tidemark.migration FOR EACH ROW EXECUTE FUN
 
 -- A trigger on a table of one's own could otherwise call them and write events that never happened.
 REVOKE EXECUTE ON FUNCTION tidemark.audit_rewind(), tidemark.audit_redrive(), tidemark.audit_retry_action(), tidemark.audit_flow(),
-    tidemark.audit_group(), tidemark.audit_maintenance(), tidemark.audit_migration() FROM PUBLIC;
+    tidemark.audit_group(), tidemark.audit_member(), tidemark.audit_columns(), tidemark.audit_erasure(), tidemark.audit_maintenance(),
+    tidemark.audit_migration() FROM PUBLIC;
