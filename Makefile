@@ -22,7 +22,7 @@ BENCH_ARGS ?= --what all
 # Without byte code, each of the many Python processes that tests start compiles Tidemark again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit versions lint format audit programs java wheel up down docs docs-lock lock clean
+.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit versions lint format audit programs java wheel up down docs docs-lock lock dist clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -99,6 +99,10 @@ down: $(READY) ## stop what `make up` started and keep the data
 
 wheel: $(READY) ## build the wheel, into build/
 	$(BIN)/python -m hatchling build -t wheel -d build
+
+dist: $(READY) ## build what a release has, into build/dist: the wheel and the source
+	rm -rf build/dist
+	$(BIN)/python -m hatchling build -t wheel -t sdist -d build/dist
 
 docs: $(READY) build/docs-env/.ready ## the documentation site, strictly; build/site
 	$(BIN)/python docs/site.py
