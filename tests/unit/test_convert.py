@@ -23,7 +23,7 @@ from tidemark.sink import numeric
 from tidemark.sink.types import cut
 from tidemark.values import connect_json, json_fields
 from tidemark.values.conversion import as_column, from_python
-from tidemark.values.fields import _keys
+from tidemark.values.fields import _key_texts
 from tidemark.values.json_text import json_text
 from tidemark.values.plain import Misfit, plain
 
@@ -264,7 +264,7 @@ def test_byte_order_mark_is_named() -> None:
 
 @pytest.mark.parametrize("text", ['5, "id": 7', "5}", "5 5", '"a', "5, 5", ""])
 def test_key_that_is_not_json_adds_no_fields(text: str) -> None:
-    columns, errors = json_fields.read(_keys([text], ("number",), [False]), [(("number",), "bigint"), (("id",), "bigint")])
+    columns, errors = json_fields.read(_key_texts([text], ("number",), [False]), [(("number",), "bigint"), (("id",), "bigint")])
     assert columns == [[None], [None]]
     assert errors.keys() == {0}
 

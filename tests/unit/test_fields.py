@@ -49,7 +49,7 @@ def test_two_fields_with_the_name_of_one_column_are_refused(first: str, second: 
     types = {"user_id": pa.int64(), "user": pa.struct([("id", pa.string())])}
     with pytest.raises(FieldsClash) as caught:
         Fields(flatten="_").output(given(pa.struct([(name, types[name]) for name in (first, second)])), None)
-    assert "both be the column user_id" in str(caught.value)
+    assert "both load column user_id" in str(caught.value)
     assert "user.id" in str(caught.value)
 
 

@@ -1,8 +1,8 @@
-"""The conversion table: which kinds of values a column takes, and how. One for all formats, for change data, for consumers without code and
-for the function form of a transform.
+"""The conversion table: which kinds of values each column type accepts, and how it converts them. All formats, change data, consumers
+without code and the function form of a transform use it.
 
-A cell is `Rule.ALWAYS` if each value of the kind is stored as it was sent, `Rule.CHECKED` if that depends on the value. A kind without a
-cell is refused. A value that does not fit its column fails its record, and no other.
+A cell is `Rule.ALWAYS` if every value of the kind is stored unchanged, `Rule.CHECKED` if that depends on the value. A kind without a cell
+is refused. A value that does not fit its column fails only its own record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Kind(enum.Enum):
-    """Kinds of values. The text is what `docs/formats.md` calls them."""
+    """Kinds of values, by their names in `docs/formats.md`."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -57,7 +57,7 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``convert`` gets a value and the column's type. It returns what `arrow_type` of the column takes, or raises `Misfit`."""
+    """``convert`` gets a value and the column's type. It returns a value for the column's `arrow_type`, or raises `Misfit`."""
 
     rule: Rule
     convert: Callable[[Any, str], Any]
@@ -68,22 +68,22 @@ _FLOATS = ("real", "double precision")
 _TEXTS = ("text", "character varying", "character", "name")
 _JSON = ("json", "jsonb")
 _EXACT_DIGITS = {"real": (6, 2.0**-126), "double precision": (15, 2.0**-1022)}
-"""A float keeps so many digits, if it is not less than this."""
+"""Decimal digits that a float always keeps, and the smallest magnitude at which it does."""
 _MOST_DIGITS = 1_100
 """A double has at most 767 significant digits."""
 _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
 _ZONE = r"(?:Z|z|[+-]\d\d(?::?[0-5]\d(?::?[0-5]\d)?)?)"
-_MOST = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])\d*-\d\d-\d\d"
-_INNER = r"^(?:000[2-9]|00[1-9]\d|0[1-9]\d\d|[1-8]\d\d\d|9[0-8]\d\d|99[0-8]\d|999[0-8])-\d\d-\d\d"
+_DAY = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])\d*-\d\d-\d\d"
+_INNER_DAY = r"^(?:000[2-9]|00[1-9]\d|0[1-9]\d\d|[1-8]\d\d\d|9[0-8]\d\d|99[0-8]\d|999[0-8])-\d\d-\d\d"
 _CLOCK = r"[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?"
 _ISO = {
-    "date": rf"{_MOST}$",
-    "timestamp without time zone": rf"{_MOST}{_CLOCK}$",
-    "timestamp with time zone": rf"{_INNER}{_CLOCK}(?:Z|[+-]\d\d:[0-5]\d)$",
+    "date": rf"{_DAY}$",
+    "timestamp without time zone": rf"{_DAY}{_CLOCK}$",
+    "timestamp with time zone": rf"{_INNER_DAY}{_CLOCK}(?:Z|[+-]\d\d:[0-5]\d)$",
 }
-"""Texts that Arrow reads as Python does."""
-_FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
+"""Texts that Arrow and Python parse alike."""
+_BEYOND_MICROS = re.compile(r"[.,]\d{6}\d*[1-9]")
 _FRACTION = re.compile(r"([.,]\d{6})\d+")
 
 
@@ -102,9 +102,9 @@ def _whole(value: Decimal | float, postgres: str) -> int:
     number = value if isinstance(value, Decimal) else Decimal(value)
     if not number.is_finite():
         raise Misfit("is not a finite number")
-    if not number:  # of any exponent
+    if not number:  # a zero with any exponent
         return 0
-    if number.adjusted() > 20:  # before it is written out, which takes minutes for a large exponent
+    if number.adjusted() > 20:  # checked first: expanding a large exponent takes minutes
         raise Misfit("is out of range")
     if number != number.to_integral_value():
         raise Misfit("is not a whole number")
@@ -116,10 +116,10 @@ def _float_of_integer(value: int, postgres: str) -> float:
 
 
 def _float_of_decimal(value: Decimal, postgres: str) -> float:
-    """The nearest float, if it has the digits that were sent."""
+    """The nearest float, if it keeps all digits of the value."""
     base = base_of(postgres)
     if not value.is_finite():
-        return float(_loud(value))
+        return float(_special(value))
     if base == "double precision" and repr(float(value)) == str(value):
         return float(value)
     digits = len("".join(map(str, value.as_tuple().digits)).rstrip("0")) or 1
@@ -134,15 +134,15 @@ def _float_of_decimal(value: Decimal, postgres: str) -> float:
     return nearest
 
 
-def _loud(value: Decimal) -> Decimal:
-    """A number that is not finite, without the sign and the payload of a NaN, which Postgres has not."""
+def _special(value: Decimal) -> Decimal:
+    """A non-finite number. A NaN loses its sign and payload, which Postgres does not support."""
     if value.is_snan():
         raise Misfit("is a signaling NaN")
     return Decimal("NaN") if value.is_nan() else value
 
 
-def _real(value: float, postgres: str) -> float:
-    """A double in a ``real`` column: what has the digits that Python shows of it."""
+def _real_of_float(value: float, postgres: str) -> float:
+    """A double for a ``real`` column, if that keeps the digits of its ``repr``."""
     if not math.isfinite(value) or _float32(value) == value:
         return value
     return _float_of_decimal(Decimal(repr(value)), postgres)
@@ -156,12 +156,12 @@ def _float32(value: float) -> float:
 
 
 def _double(value: float, postgres: str) -> float:
-    return _real(value, postgres) if base_of(postgres) == "real" else value
+    return _real_of_float(value, postgres) if base_of(postgres) == "real" else value
 
 
 def _numeric(value: Decimal | int, postgres: str) -> str:
     number = value if isinstance(value, Decimal) else Decimal(value)
-    number = number if number.is_finite() else _loud(number)
+    number = number if number.is_finite() else _special(number)
     try:
         numeric.require_fits(number, postgres)
     except numeric.NotNumeric as error:
@@ -207,7 +207,7 @@ def _form(*parts: str) -> re.Pattern[str]:
 def _iso(text: str, pattern: re.Pattern[str], parse: Callable[[str], Any], what: str) -> Any:
     if not pattern.fullmatch(text):
         raise Misfit(f"is not {what} in ISO 8601")
-    if _FINER.search(text):
+    if _BEYOND_MICROS.search(text):
         raise Misfit("has more than 6 digits after the second")
     try:
         return parse(_FRACTION.sub(r"\1", text))
@@ -243,7 +243,7 @@ def _in_utc(text: str) -> dt.datetime:
 
 
 def _parsed_interval(text: str, _: str) -> dt.timedelta:
-    if _FINER.search(text):
+    if _BEYOND_MICROS.search(text):
         raise Misfit("has more than 6 digits after the second")
     try:
         return msgspec.convert(text, dt.timedelta)
@@ -251,22 +251,22 @@ def _parsed_interval(text: str, _: str) -> dt.timedelta:
         raise Misfit("is not a time of days, hours, minutes and seconds in ISO 8601") from None
 
 
-def _moment(milliseconds: int, _: str) -> int:
-    """In microseconds, as Arrow takes it too."""
+def _micros_of_millis(milliseconds: int, _: str) -> int:
+    """Microseconds, which Arrow accepts for a timestamp."""
     if not -(2**63) <= milliseconds * 1_000 < 2**63:
         raise Misfit("is out of range for milliseconds since 1970")
     return int(milliseconds) * 1_000
 
 
-def _whole_moment(milliseconds: Decimal, postgres: str) -> int:
-    return _moment(_whole(milliseconds, "bigint"), postgres)
+def _micros_of_decimal(milliseconds: Decimal, postgres: str) -> int:
+    return _micros_of_millis(_whole(milliseconds, "bigint"), postgres)
 
 
 def _decimal_text(value: Decimal, _: str) -> str:
-    """Written out, unless most of it would be zeros."""
+    """Without an exponent, unless most digits would be zeros."""
     exponent = value.as_tuple().exponent
     if not isinstance(exponent, int):
-        return str(_loud(value))
+        return str(_special(value))
     return f"{value:f}" if -100 <= exponent <= 0 else str(value)
 
 
@@ -300,7 +300,7 @@ _ALWAYS, _CHECKED = Rule.ALWAYS, Rule.CHECKED
 
 
 def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
-    """The table: by kind of value, then by column, without its digits."""
+    """The table: by kind of value, then by column type without modifier."""
 
     def row(*cells: tuple[Iterable[str] | str, Rule, Callable[[Any, str], Any]]) -> Mapping[str, Cell]:
         return {
@@ -316,19 +316,19 @@ def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
             (_FLOATS, _CHECKED, _float_of_integer),
             ("numeric", _CHECKED, _numeric),
             ((*_TEXTS, *_JSON), _ALWAYS, _integer_text),
-            ("timestamp with time zone", _CHECKED, _moment),
+            ("timestamp with time zone", _CHECKED, _micros_of_millis),
         ),
         Kind.DECIMAL: row(
             (_INTEGERS, _CHECKED, _whole),
             (_FLOATS, _CHECKED, _float_of_decimal),
             ("numeric", _CHECKED, _numeric),
             (_TEXTS, _ALWAYS, _decimal_text),
-            ("timestamp with time zone", _CHECKED, _whole_moment),
+            ("timestamp with time zone", _CHECKED, _micros_of_decimal),
             (_JSON, _CHECKED, _json),
         ),
         Kind.FLOAT: row(
             (_INTEGERS, _CHECKED, _whole),
-            ("real", _CHECKED, _real),
+            ("real", _CHECKED, _real_of_float),
             ("double precision", _ALWAYS, _same),
             (_TEXTS, _ALWAYS, _float_text),
             (_JSON, _CHECKED, _json),
@@ -361,12 +361,12 @@ CELLS = _cells()
 
 
 def cell(kind: Kind, postgres: str) -> Cell | None:
-    """`None` if a column of this type, as ``format_type`` spells it, takes no values of this kind, or only lists."""
+    """The table's cell. `None` if a column of this type, as ``format_type`` spells it, does not accept the kind, or only lists of it."""
     return CELLS[kind].get(base_of(postgres))
 
 
 def converts(source: pa.DataType, postgres: str) -> bool:
-    """Whether a column of this type takes values of the Arrow type. For `Rule.CHECKED`, each value decides."""
+    """Whether a column of this type accepts values of the Arrow type; under `Rule.CHECKED`, it may still refuse some of them."""
     import pyarrow as pa
 
     if arrow_type(postgres) is None:
@@ -387,7 +387,7 @@ def kind_of(source: pa.DataType) -> Kind | None:
         return kind_of(source.value_type)
     if pa.types.is_timestamp(source):
         return Kind.TIMESTAMPTZ if source.tz else Kind.TIMESTAMP
-    simple = {
+    predicates = {
         Kind.BOOLEAN: pa.types.is_boolean,
         Kind.INTEGER: pa.types.is_integer,
         Kind.DECIMAL: pa.types.is_decimal,
@@ -400,7 +400,7 @@ def kind_of(source: pa.DataType) -> Kind | None:
         Kind.LIST: lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
         Kind.RECORD: lambda kind: pa.types.is_struct(kind) or pa.types.is_map(kind),
     }
-    return next((kind for kind, matches in simple.items() if matches(source)), None)
+    return next((kind for kind, is_kind in predicates.items() if is_kind(source)), None)
 
 
 _KINDS: Mapping[type, Kind] = {
@@ -420,8 +420,8 @@ _KINDS: Mapping[type, Kind] = {
 
 def _kind(value: Any) -> Kind:
     """The kind of a plain value."""
-    if (known := _KINDS.get(type(value))) is not None:
-        return known
+    if (kind := _KINDS.get(type(value))) is not None:
+        return kind
     if isinstance(value, dt.datetime):
         return Kind.TIMESTAMP if value.tzinfo is None else Kind.TIMESTAMPTZ
     assert isinstance(value, dt.time)
@@ -430,10 +430,10 @@ def _kind(value: Any) -> Kind:
 
 @functools.lru_cache(maxsize=1024)
 def _converter(kind: type, postgres: str) -> Callable[[Any, str], Any]:
-    """What converts values of exactly this Python type."""
+    """The conversion for values of exactly this Python type."""
     is_plain = kind in _KINDS and kind not in (dict, list) and not postgres.endswith("[]")
-    known = cell(_KINDS[kind], postgres) if is_plain else None
-    return known.convert if known is not None else lambda value, postgres: _converted(plain(value), postgres)
+    conversion = cell(_KINDS[kind], postgres) if is_plain else None
+    return conversion.convert if conversion is not None else lambda value, postgres: _converted(plain(value), postgres)
 
 
 def _converted(value: Any, postgres: str) -> Any:
@@ -442,15 +442,17 @@ def _converted(value: Any, postgres: str) -> Any:
     kind = _kind(value)
     if postgres.endswith("[]"):
         if kind is not Kind.LIST:
-            raise Misfit(f"is {_A[kind]}, not a list")
-        return [_converted(each, postgres[:-2]) for each in value]
-    known = cell(kind, postgres)
-    if known is None:
-        raise Misfit(f"is {_A[kind]}")
-    return known.convert(value, postgres)
+            raise Misfit(f"is {_WITH_ARTICLE[kind]}, not a list")
+        return [_converted(item, postgres[:-2]) for item in value]
+    conversion = cell(kind, postgres)
+    if conversion is None:
+        raise Misfit(f"is {_WITH_ARTICLE[kind]}")
+    return conversion.convert(value, postgres)
 
 
-_A = {kind: kind.value if kind in (Kind.TEXT, Kind.BYTES) else f"{'an' if kind.value[0] in 'aeio' else 'a'} {kind.value}" for kind in Kind}
+_WITH_ARTICLE = {
+    kind: kind.value if kind in (Kind.TEXT, Kind.BYTES) else f"{'an' if kind.value[0] in 'aeio' else 'a'} {kind.value}" for kind in Kind
+}
 
 
 _NATIVE: Mapping[str, type] = {
@@ -468,7 +470,7 @@ _NATIVE: Mapping[str, type] = {
 
 
 def _are_native(values: list[Any], postgres: str) -> bool:
-    """Whether Arrow stores all of them as they are, or refuses them."""
+    """Whether the values need no conversion: Arrow stores them unchanged, or refuses them."""
     base = base_of(postgres)
     native = _NATIVE.get(base)
     if native is None or not {*map(type, values)} <= {native, type(None)}:
@@ -479,33 +481,33 @@ def _are_native(values: list[Any], postgres: str) -> bool:
 
 
 def from_python(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
-    """Python values for a column of this type, and the places of those that do not fit it, which are null, with the reason."""
-    converted, wrong = _fitted(values, postgres)
-    return _without(converted, wrong, cut(converted, postgres))
+    """Python values as an array for a column of this type, and the reason for each that does not fit, by index. Misfits are null."""
+    converted, misfits = _convert_all(values, postgres)
+    return _with_nulls(converted, misfits, cut(converted, postgres))
 
 
-def _without(array: pa.Array, wrong: dict[int, str], more: Mapping[int, str]) -> tuple[pa.Array, dict[int, str]]:
+def _with_nulls(array: pa.Array, misfits: dict[int, str], cut_off: Mapping[int, str]) -> tuple[pa.Array, dict[int, str]]:
     import pyarrow as pa
 
-    if more:
-        array = array.take(pa.array([None if at in more else at for at in range(len(array))], pa.int64()))
-    return array, {**more, **wrong}
+    if cut_off:
+        array = array.take(pa.array([None if at in cut_off else at for at in range(len(array))], pa.int64()))
+    return array, {**cut_off, **misfits}
 
 
-def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
+def _convert_all(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:
     import pyarrow as pa
 
     base = base_of(postgres)
     target = {"numeric": pa.string(), "numeric[]": pa.list_(pa.string())}.get(base) or arrow_type(postgres)
     try:
-        together = pa.array(values, target) if _are_native(values, postgres) else _at_once(values, base, postgres)
+        array = pa.array(values, target) if _are_native(values, postgres) else _convert_together(values, base, postgres)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - one by one, the value at fault is found
-        together = None
-    if together is not None:
-        return together, {}
-    wrong: dict[int, str] = {}
+    except Exception:  # noqa: BLE001 - the loop below finds the values at fault
+        array = None
+    if array is not None:
+        return array, {}
+    misfits: dict[int, str] = {}
     converted: list[Any] = []
     for at, value in enumerate(values):
         try:
@@ -514,20 +516,20 @@ def _fitted(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]
             converted.append(convert(value, postgres))
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the value's
-            wrong[at] = _reason(error)
+        except Exception as error:  # noqa: BLE001 - any error is the value's fault
+            misfits[at] = _reason(error)
             converted.append(None)
     try:
-        return pa.array(converted, target), wrong
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a time beyond Arrow's range, text that is no Unicode
+        return pa.array(converted, target), misfits
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a time beyond Arrow's range, text that is not Unicode
         parts = []
         for at, value in enumerate(converted):
             try:
                 parts.append(pa.array([value], target))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                wrong[at] = "is not Unicode text" if isinstance(error, UnicodeError) else "is out of range"
+                misfits[at] = "is not Unicode text" if isinstance(error, UnicodeError) else "is out of range"
                 parts.append(pa.nulls(1, target))
-        return pa.concat_arrays(parts), wrong
+        return pa.concat_arrays(parts), misfits
 
 
 def _reason(error: Exception) -> str:
@@ -536,8 +538,8 @@ def _reason(error: Exception) -> str:
     return "is nested too deeply" if isinstance(error, RecursionError) else f"cannot be converted: {type(error).__name__}"
 
 
-def _at_once(values: list[Any], base: str, postgres: str) -> pa.Array | None:
-    """Numbers and times in text, which JSON has most, converted together. `None` if some of the values may be others, or may not fit."""
+def _convert_together(values: list[Any], base: str, postgres: str) -> pa.Array | None:
+    """Converts numbers and times in text, the usual values of JSON, in one pass. `None` if some may be of another kind, or may not fit."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -571,12 +573,12 @@ def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]
         if pa.types.is_decimal(inner) and fits(source, postgres):
             return array, {}
     elif fits(source, postgres):
-        wrong: dict[int, str] = {}
+        misfits: dict[int, str] = {}
         try:
             converted = conformed(array, postgres)
         except pa.ArrowException:
-            converted, wrong = _one_by_one(array, postgres)
-        return _without(converted, wrong, cut(converted, postgres))
+            converted, misfits = _conform_each(array, postgres)
+        return _with_nulls(converted, misfits, cut(converted, postgres))
     with contextlib.suppress(pa.ArrowException):  # out of range
         if pa.types.is_integer(source) and pa.types.is_integer(target):
             return array.cast(target), {}
@@ -587,16 +589,16 @@ def as_column(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]
     return converted, misfits | unreadable
 
 
-def _one_by_one(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
+def _conform_each(array: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
     import pyarrow as pa
 
     target = arrow_type(postgres)
-    parts, wrong = [], {}
+    parts, misfits = [], {}
     for at in range(len(array)):
-        one = array.slice(at, 1)
+        single = array.slice(at, 1)
         try:
-            parts.append(conformed(one, postgres).cast(target))
+            parts.append(conformed(single, postgres).cast(target))
         except pa.ArrowException:
-            wrong[at] = "is not a uuid" if base_of(postgres).startswith("uuid") else TOO_FINE
+            misfits[at] = "is not a uuid" if base_of(postgres).startswith("uuid") else TOO_FINE
             parts.append(pa.nulls(1, target))
-    return pa.concat_arrays(parts), wrong
+    return pa.concat_arrays(parts), misfits

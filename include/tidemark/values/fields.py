@@ -1,7 +1,7 @@
-"""Consumers without code: the fields of each record's value become columns of the table, in the types that the table has.
+"""Consumers without code: the fields of each record's value become columns of the table, in the table's types.
 
-`Fields` stands where a user's transform of the Arrow form would, so that everything else is the same. Values have a schema (Avro), or are
-JSON, where only the table says what a field is.
+`Fields` takes the place of a user's Arrow-form transform, so the rest of a run does not change. Values have a schema (Avro), or are JSON,
+where only the table defines the types.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TOMBSTONE = "its value is null, which deletes the row of its key; the sink refuses deletes: set sink.deletes to hard or soft"
-MARKED = "it says that its row is deleted (__deleted), and the sink refuses deletes: set sink.deletes to hard or soft"
+MARKED = "it marks its row as deleted (__deleted), and the sink refuses deletes: set sink.deletes to hard or soft"
 RESERVED = frozenset((*GIVEN, *OPTIONAL, *(name for name, _ in LINEAGE)))
 """Columns with a meaning of their own."""
 _ADDED = frozenset((*(name for name, _ in LINEAGE), DELETED))
-"""Columns of the table that hold nothing of the records' values."""
+"""Columns of the table that are not loaded from records' values."""
 _ROOTS = {"$key": "key", "$timestamp": "timestamp", "$value": "value", "$change": "change"}
 
-_MARK = ("value", "__deleted")
-"""The field of unwrapped change data that says whether its row is deleted."""
+_DELETED_FIELD = ("value", "__deleted")
+"""The field of unwrapped change data that marks a deleted row."""
 Steps = tuple[str, ...]
 """A path: the column of the input (``key``, ``value``, ``timestamp``, ``change``), then the fields."""
 Leaf = tuple[Steps, str]
-"""A path into JSON, and the type of the column that gets its value."""
+"""A path into JSON, and the type of its column."""
 
 
 @dataclass(kw_only=True, eq=False)
 class FieldMissing(Refused):
-    """A path of the consumer's file leads to no field of the schema."""
+    """A path in the consumer's file does not lead to a field of the schema."""
 
     path: str
     fields: list[str]
@@ -58,7 +58,7 @@ class FieldMissing(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class FieldReserved(Refused):
-    """A field has the name of a column that has another meaning."""
+    """A field has the name of a column with a meaning of its own."""
 
     field: str
 
@@ -75,14 +75,14 @@ class ColumnsUnknown(Refused):
 
     def __str__(self) -> str:
         return (
-            "JSON has no schema, so only the table says which columns there are. If there is no table yet, `tidemark sink ddl NAME` "
+            "JSON has no schema, so only the table defines the columns. If there is no table yet, `tidemark sink ddl NAME` "
             "derives its DDL from the latest records."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class FieldUnreadable(Refused):
-    """JSON is not searched for a field of this name."""
+    """A field with this name cannot be read from JSON."""
 
     field: str
 
@@ -95,7 +95,7 @@ class FieldUnreadable(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class NotARecord(Refused):
-    """The values have no fields that could become columns."""
+    """The values have no fields to load into columns."""
 
     kind: str
 
@@ -105,7 +105,7 @@ class NotARecord(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class FieldsClash(Refused):
-    """Two fields would become one column."""
+    """Two fields would load the same column."""
 
     column: str
     first: str
@@ -113,14 +113,14 @@ class FieldsClash(Refused):
 
     def __str__(self) -> str:
         return (
-            f"The fields {self.first} and {self.second} would both be the column {self.column}. Name one of them, "
+            f"The fields {self.first} and {self.second} would both load column {self.column}. Name one of them, "
             f"columns: {{{self.column}_: {self.second}}}, or drop it: drop: [{self.second}]."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class NameTooLong(Refused):
-    """Postgres would cut a column's name."""
+    """Postgres would truncate a column's name."""
 
     column: str
     path: str
@@ -133,7 +133,7 @@ class NameTooLong(Refused):
 
 
 def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
-    """The user's transform, or what stands in its place if the consumer has none. Raises what `load_transform` raises."""
+    """The user's transform, or `Fields` if the consumer has none. Raises what `load_transform` raises."""
     if spec.transform is not None:
         return load_transform(spec, folders)
     sink = spec.tables[ONLY]
@@ -166,8 +166,8 @@ class Fields:
 
     ``columns``: columns with paths of their own. ``drop``: fields that do not become columns. ``skip_if``: records whose fields all have
     one of these values are skipped. ``key``: the key columns of a sink with deletes, in which a record without a value deletes the row of
-    its key. ``json``: the sides that are JSON texts. ``changes``: values are change data. ``placeholder``: of values that Debezium has
-    not sent. ``table``: the columns to write, once they are known.
+    its key. ``json``: the sides that are JSON texts. ``changes``: values are change data. ``placeholder``: Debezium's text for values that
+    it did not send. ``table``: the columns to write, once they are known.
     """
 
     columns: tuple[tuple[str, Steps], ...] = ()
@@ -181,8 +181,8 @@ class Fields:
     placeholder: connect_json.Placeholder = field(default_factory=connect_json.Placeholder)
     table: tuple[Column, ...] = ()
 
-    def output(self, given: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
-        """The columns of the rows, for input of the schema ``given``. ``table``: the table's columns, None if there is no table.
+    def output(self, input_schema: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
+        """The schema of the rows for input of this schema. ``table``: the table's columns, None if there is no table.
 
         Raises `FieldMissing`, `FieldReserved`, `FieldsClash`, `NameTooLong`, `NotARecord`, for change data `NoEnvelope`, and for JSON
         `FieldUnreadable`, or `ColumnsUnknown` without a table.
@@ -190,25 +190,25 @@ class Fields:
         import pyarrow as pa
 
         if self.changes:
-            given = debezium.opened_schema(given)
-        have = {column.name: column for column in table or ()}
+            input_schema = debezium.opened_schema(input_schema)
+        existing = {column.name: column for column in table or ()}
         if "value" in self.json and table is None:
             raise ColumnsUnknown
-        paths = self._paths(given, table or ())
-        if taken := next((name for name in paths if name in RESERVED), None):
-            raise FieldReserved(field=taken)
-        keys = self._key_paths(given, paths)
+        paths = self._paths(input_schema, table or ())
+        if reserved := next((name for name in paths if name in RESERVED), None):
+            raise FieldReserved(field=reserved)
+        keys = self._key_paths(input_schema, paths)
         for steps in keys.values():
-            self._field_at(given, steps)
-        read = [*paths.values(), *keys.values(), *(steps for _, steps, _ in self.skip_if)]
-        for name in (name for steps in read if steps[0] in self.json for name in steps[1:]):
+            self._field_at(input_schema, steps)
+        read_paths = [*paths.values(), *keys.values(), *(steps for _, steps, _ in self.skip_if)]
+        for name in (name for steps in read_paths if steps[0] in self.json for name in steps[1:]):
             if json_fields.UNREADABLE & {*name}:
                 raise FieldUnreadable(field=name)
-        fields = [_output_field(name, self._field_at(given, steps), have.get(name)) for name, steps in paths.items()]
-        return pa.schema([*fields, *(pa.field(name, given.field(name).type) for name in GIVEN)])
+        fields = [_output_field(name, self._field_at(input_schema, steps), existing.get(name)) for name, steps in paths.items()]
+        return pa.schema([*fields, *(pa.field(name, input_schema.field(name).type) for name in GIVEN)])
 
     def bound(self, table: Sequence[Column]) -> Fields:
-        """For rows of these columns."""
+        """A copy that writes these columns."""
         return replace(self, table=tuple(table))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -223,192 +223,192 @@ class Fields:
         key_paths = self._key_paths(batch.schema, paths)
         deleting = key_paths if pc.any(null).as_py() else {}
         parsed, missing, errors = self._parsed(opened, paths, key_paths, deleting)
-        marked = self._marked(batch, parsed)
+        marked = self._delete_marks(batch, parsed)
         arrays = []
         for column in self.table:
-            array, wrong = _column(batch, paths[column.name], column, parsed)
+            array, misfits = _column(batch, paths[column.name], column, parsed)
             if column.name in self.key and base_of(column.type) == "numeric":
                 array = array.cast(pa.string())  # values and keys may be decimals of different types
             if paths[column.name][0] == "value" not in self.json:
-                absent = debezium.not_sent(_at(batch, paths[column.name]), self.placeholder)
+                absent = debezium.not_sent(_array_at(batch, paths[column.name]), self.placeholder)
                 errors = {at: f"Fail: {column.name} {connect_json.NOT_SENT}" for at in absent if not marked[at]} | errors
             if column.name in deleting:
-                keys, wrong_keys = _column(batch, deleting[column.name], column, parsed)
+                keys, key_misfits = _column(batch, deleting[column.name], column, parsed)
                 array = pc.if_else(null, keys.cast(array.type), array)
-                wrong |= {at: why for at, why in wrong_keys.items() if null[at].as_py()}
+                misfits |= {at: reason for at, reason in key_misfits.items() if null[at].as_py()}
             arrays.append(array)
-            for at, why in wrong.items():
+            for at, reason in misfits.items():
                 if marked[at] and column.name not in self.key:
                     continue  # a delete needs its key only
-                errors.setdefault(at, f"Fail: {column.name} does not fit {column.type}: the value {why}")
+                errors.setdefault(at, f"Fail: {column.name} does not fit {column.type}: the value {reason}")
         tombstones = null.to_numpy(zero_copy_only=False)
         deletes = tombstones | marked
-        gone = self._skipped(batch, parsed) & ~deletes
-        gone[list(opened.skipped)] = True
+        skips = self._skip_mask(batch, parsed) & ~deletes
+        skips[list(opened.skipped)] = True
         if self.upsert and not self.key:
             errors |= dict.fromkeys(tombstones.nonzero()[0].tolist(), f"Fail: {TOMBSTONE}")
             errors |= dict.fromkeys(marked.nonzero()[0].tolist(), f"Fail: {MARKED}")
         elif not self.upsert:
-            gone |= tombstones
+            skips |= tombstones
         names = [*(column.name for column in self.table), *GIVEN]
         arrays += [batch[name] for name in GIVEN]
         with_default = [(paths[column.name], column.type) for column in self.table if column.has_default]
         if self.json and with_default:
-            none = [False] * len(batch)
-            bits = np.packbits(np.array([missing.get(leaf, none) for leaf in with_default]) & ~deletes, axis=0).T
+            all_present = [False] * len(batch)
+            bits = np.packbits(np.array([missing.get(leaf, all_present) for leaf in with_default]) & ~deletes, axis=0).T
             names.append(ABSENT)
-            arrays.append(pa.array([each.tobytes() for each in np.ascontiguousarray(bits)], pa.binary()))
-        if errors or gone.any() or deletes.any():
-            said = [
+            arrays.append(pa.array([row.tobytes() for row in np.ascontiguousarray(bits)], pa.binary()))
+        if errors or skips.any() or deletes.any():
+            dispositions = [
                 "skip" if skipped else "fail" if at in errors else "delete" if deleted else None
-                for at, (skipped, deleted) in enumerate(zip(gone.tolist(), deletes.tolist(), strict=True))
+                for at, (skipped, deleted) in enumerate(zip(skips.tolist(), deletes.tolist(), strict=True))
             ]
             names += ["disposition", "error"]
-            arrays += [pa.array(said, pa.string()), pa.array([errors.get(at) for at in range(len(batch))], pa.string())]
+            arrays += [pa.array(dispositions, pa.string()), pa.array([errors.get(at) for at in range(len(batch))], pa.string())]
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
-    def _paths(self, given: pa.Schema, table: Sequence[Column]) -> dict[str, Steps]:
-        """The path of each column. Those that ``columns`` does not name get the field of their own name."""
-        own = self._of_table(table) if "value" in self.json else self._of_schema(given)
+    def _paths(self, input_schema: pa.Schema, table: Sequence[Column]) -> dict[str, Steps]:
+        """The path of each column. A column that ``columns`` does not name gets the field of its own name."""
+        own = self._table_paths(table) if "value" in self.json else self._schema_paths(input_schema)
         return own | dict(self.columns)
 
-    def _key_paths(self, given: pa.Schema, paths: Mapping[str, Steps]) -> dict[str, Steps]:
+    def _key_paths(self, input_schema: pa.Schema, paths: Mapping[str, Steps]) -> dict[str, Steps]:
         """Where the sink's key is in a record without a value: at the same path in the record's key, or the whole key."""
         import pyarrow as pa
 
-        whole = "key" not in self.json and not pa.types.is_struct(given.field("key").type) and len(self.key) == 1
+        whole = "key" not in self.json and not pa.types.is_struct(input_schema.field("key").type) and len(self.key) == 1
         return {name: ("key",) if whole else ("key", *paths.get(name, ("value", name))[1:]) for name in self.key}
 
-    def _of_table(self, table: Sequence[Column]) -> dict[str, Steps]:
+    def _table_paths(self, table: Sequence[Column]) -> dict[str, Steps]:
         names = [column.name for column in table if not column.generated]
         return {name: ("value", name) for name in names if name not in _ADDED and name not in self.drop}
 
-    def _of_schema(self, given: pa.Schema) -> dict[str, Steps]:
-        """Without the fields that ``columns`` loads into others."""
+    def _schema_paths(self, input_schema: pa.Schema) -> dict[str, Steps]:
+        """Paths of the schema's fields, without those that ``columns`` loads."""
         import pyarrow as pa
 
-        found: dict[str, Steps] = {}
+        paths: dict[str, Steps] = {}
         used = {steps for _, steps in self.columns}
 
         def add(kind: pa.DataType, above: Steps, prefix: str) -> None:
-            for each in kind:
-                steps, name = (*above, each.name), f"{prefix}{each.name}"
-                if steps in used or ".".join(steps[1:]) in self.drop or (self._reads_marks and steps == _MARK):
+            for child in kind:
+                steps, name = (*above, child.name), f"{prefix}{child.name}"
+                if steps in used or ".".join(steps[1:]) in self.drop or (self._reads_delete_marks and steps == _DELETED_FIELD):
                     continue
-                if self.flatten is not None and pa.types.is_struct(each.type):
-                    add(each.type, steps, f"{name}{self.flatten}")
-                elif name in found:
-                    raise FieldsClash(column=name, first=".".join(found[name][1:]), second=".".join(steps[1:]))
+                if self.flatten is not None and pa.types.is_struct(child.type):
+                    add(child.type, steps, f"{name}{self.flatten}")
+                elif name in paths:
+                    raise FieldsClash(column=name, first=".".join(paths[name][1:]), second=".".join(steps[1:]))
                 elif len(name.encode()) > POSTGRES_NAME_LIMIT:
                     raise NameTooLong(column=name, path=".".join(steps[1:]))
                 else:
-                    found[name] = steps
+                    paths[name] = steps
 
-        kind = given.field("value").type
+        kind = input_schema.field("value").type
         if pa.types.is_struct(kind):
             add(kind, ("value",), "")
         elif not self.columns:
             raise NotARecord(kind=str(kind))
-        return found
+        return paths
 
-    def _field_at(self, given: pa.Schema, steps: Steps) -> pa.Field | None:
+    def _field_at(self, input_schema: pa.Schema, steps: Steps) -> pa.Field | None:
         """The field at the end of the path, None within JSON. Raises `FieldMissing`."""
         import pyarrow as pa
 
-        found = given.field(steps[0])
+        current = input_schema.field(steps[0])
         if steps[0] in self.json:
-            return None if steps[1:] else found
+            return None if steps[1:] else current
         for at, name in enumerate(steps[1:], 1):
-            kind = found.type
+            kind = current.type
             if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
-                fields = [each.name for each in kind] if pa.types.is_struct(kind) else [f"no fields, but {kind}"]
+                fields = [child.name for child in kind] if pa.types.is_struct(kind) else [f"no fields, but {kind}"]
                 raise FieldMissing(path=".".join(steps[1 : at + 1]), fields=fields)
-            found = kind.field(name)
-        return found
+            current = kind.field(name)
+        return current
 
     def _parsed(
         self, opened: debezium.Opened, paths: Mapping[str, Steps], key_paths: Mapping[str, Steps], deleting: Mapping[str, Steps]
     ) -> tuple[dict[Leaf, list[Any]], dict[Leaf, list[bool]], dict[int, str]]:
-        """The values that are within JSON; for columns with a default, whether a record has no such field; and the errors of records whose
-        JSON cannot be read."""
-        wanted = [(paths[column.name], column.type) for column in self.table] + [(steps, json_fields.ANY) for _, steps, _ in self.skip_if]
-        wanted += [(deleting[column.name], column.type) for column in self.table if column.name in deleting]
-        wanted += [(_MARK, json_fields.ANY)] * self._reads_marks
+        """The values read from JSON; for columns with a default, which records lack the field; and the errors of unreadable records."""
+        leaves = [(paths[column.name], column.type) for column in self.table] + [(steps, json_fields.ANY) for _, steps, _ in self.skip_if]
+        leaves += [(deleting[column.name], column.type) for column in self.table if column.name in deleting]
+        leaves += [(_DELETED_FIELD, json_fields.ANY)] * self._reads_delete_marks
         with_default = {(paths[column.name], column.type) for column in self.table if column.has_default}
-        found: dict[Leaf, list[Any]] = {}
+        parsed: dict[Leaf, list[Any]] = {}
         errors = dict(opened.errors)
         for side in self.json:
-            leaves = list(dict.fromkeys(leaf for leaf in wanted if leaf[0][0] == side and leaf[0][1:]))
+            of_side = list(dict.fromkeys(leaf for leaf in leaves if leaf[0][0] == side and leaf[0][1:]))
             defaults = {(steps[1:], kind) for steps, kind in with_default if steps[0] == side}
-            if leaves:
+            if of_side:
                 texts = opened.batch[side].to_pylist()
                 if side == "key":
-                    read = {steps for steps in (*paths.values(), *(steps for _, steps, _ in self.skip_if)) if steps[0] == side}
+                    loaded = {steps for steps in (*paths.values(), *(steps for _, steps, _ in self.skip_if)) if steps[0] == side}
                     alone = key_paths[self.key[0]][1:] if len(self.key) == 1 else ()
-                    texts = _keys(texts, alone, [False] * len(texts) if read else opened.batch["value"].is_valid().to_pylist())
-                named = [(steps[1:], kind) for steps, kind in leaves]
+                    texts = _key_texts(texts, alone, [False] * len(texts) if loaded else opened.batch["value"].is_valid().to_pylist())
+                within_side = [(steps[1:], kind) for steps, kind in of_side]
                 types = opened.types.get(side)
                 if types is not None:
-                    values, wrong = connect_json.read(texts, named, types, self.placeholder, defaults)
+                    values, unreadable = connect_json.read(texts, within_side, types, self.placeholder, defaults)
                 else:
-                    values, wrong = json_fields.read(texts, named, defaults)
-                    wrong = connect_json.not_sent(texts, values, named, self.placeholder) | wrong
-                found |= dict(zip(leaves, values, strict=True))
-                errors = wrong | errors
-        missing = {leaf: [value is json_fields.ABSENT for value in found[leaf]] for leaf in with_default & found.keys()}
+                    values, unreadable = json_fields.read(texts, within_side, defaults)
+                    unreadable = connect_json.not_sent(texts, values, within_side, self.placeholder) | unreadable
+                parsed |= dict(zip(of_side, values, strict=True))
+                errors = unreadable | errors
+        missing = {leaf: [value is json_fields.ABSENT for value in parsed[leaf]] for leaf in with_default & parsed.keys()}
         for leaf in missing:
-            found[leaf] = [None if value is json_fields.ABSENT else value for value in found[leaf]]
-        return found, missing, errors
+            parsed[leaf] = [None if value is json_fields.ABSENT else value for value in parsed[leaf]]
+        return parsed, missing, errors
 
     @property
-    def _reads_marks(self) -> bool:
-        """Whether values may say that their row is deleted, as Debezium's ExtractNewRecordState lets them."""
+    def _reads_delete_marks(self) -> bool:
+        """Whether values may mark their row as deleted, as with Debezium's ExtractNewRecordState."""
         return self.upsert and not self.changes
 
-    def _marked(self, batch: pa.RecordBatch, parsed: Mapping[Leaf, list[Any]]) -> np.ndarray:
-        """Whether each value says that its row is deleted."""
+    def _delete_marks(self, batch: pa.RecordBatch, parsed: Mapping[Leaf, list[Any]]) -> np.ndarray:
+        """Mask of values that mark their row as deleted."""
         import numpy as np
         import pyarrow as pa
 
         kind = batch["value"].type
-        values = parsed.get((_MARK, json_fields.ANY))
-        if values is None and self._reads_marks and pa.types.is_struct(kind) and kind.get_field_index(_MARK[1]) >= 0:
-            values = _plain_values(_at(batch, _MARK))
+        values = parsed.get((_DELETED_FIELD, json_fields.ANY))
+        if values is None and self._reads_delete_marks and pa.types.is_struct(kind) and kind.get_field_index(_DELETED_FIELD[1]) >= 0:
+            values = _plain_values(_array_at(batch, _DELETED_FIELD))
         return np.array([value is True or value == "true" for value in values or [None] * len(batch)], bool)
 
-    def _skipped(self, batch: pa.RecordBatch, parsed: Mapping[Leaf, list[Any]]) -> np.ndarray:
+    def _skip_mask(self, batch: pa.RecordBatch, parsed: Mapping[Leaf, list[Any]]) -> np.ndarray:
         import numpy as np
 
-        gone = np.full(len(batch), bool(self.skip_if))
-        for _, steps, wanted in self.skip_if:
+        skips = np.full(len(batch), bool(self.skip_if))
+        for _, steps, skipped_values in self.skip_if:
             values = parsed.get((steps, json_fields.ANY))
-            found = _plain_values(_at(batch, steps)) if values is None else values
-            gone &= np.array([any(_is_same(value, each) for each in wanted) for value in found], bool)
-        return gone
+            if values is None:
+                values = _plain_values(_array_at(batch, steps))
+            skips &= np.array([any(_is_same(value, skipped) for skipped in skipped_values) for value in values], bool)
+        return skips
 
 
-def _keys(texts: list[str | None], alone: Steps, unread: list[bool]) -> list[str | None]:
-    """Keys in JSON, null where ``unread``. A key that is no object is the value at the path ``alone``."""
+def _key_texts(texts: list[str | None], alone: Steps, unread: list[bool]) -> list[str | None]:
+    """Keys in JSON, null where ``unread``. A key that is not an object becomes the value at the path ``alone``."""
     before, after = "".join(f"{{{json.dumps(name)}: " for name in alone), "}" * len(alone)
 
-    def placed(text: str) -> str:
+    def wrapped(text: str) -> str:
         is_value = bool(alone) and not text.lstrip().startswith("{") and json_fields.is_json(text)
         return f"{before}{text}{after}" if is_value else text
 
-    return [None if text is None or skip else placed(text) for text, skip in zip(texts, unread, strict=True)]
+    return [None if text is None or skip else wrapped(text) for text, skip in zip(texts, unread, strict=True)]
 
 
-def _is_same(value: Any, wanted: Any) -> bool:
-    """Whether a value of a record is the one in the consumer's file, of the same type: 1 is 1.0, but neither true nor "1"."""
-    if isinstance(value, bool) is not isinstance(wanted, bool):
+def _is_same(value: Any, expected: Any) -> bool:
+    """Whether a record's value equals that in the consumer's file, type included: 1 is 1.0, but neither true nor "1"."""
+    if isinstance(value, bool) is not isinstance(expected, bool):
         return False
-    if isinstance(value, Decimal) and isinstance(wanted, float):
+    if isinstance(value, Decimal) and isinstance(expected, float):
         value = float(value)
-    return bool(value == wanted)
+    return bool(value == expected)
 
 
 def _output_field(name: str, field: pa.Field | None, column: Column | None) -> pa.Field:
-    """The column in the table's type, if the values can be converted to it; else in their own, so that the difference is reported."""
+    """The column in the table's type if the values convert to it, otherwise in their own, so that the difference is reported."""
     import pyarrow as pa
 
     kind = None if field is None else field.type
@@ -421,20 +421,20 @@ def _output_field(name: str, field: pa.Field | None, column: Column | None) -> p
 
 
 def _column(batch: pa.RecordBatch, steps: Steps, column: Column, parsed: Mapping[Leaf, list[Any]]) -> tuple[pa.Array, dict[int, str]]:
-    """The values of a column, and what is wrong with those that do not fit it, by their places in the batch."""
+    """The values of a column, and the reason for each that does not fit it, by its index in the batch."""
     values = parsed.get((steps, column.type))
     if values is None:
-        return as_column(_at(batch, steps), column.type)
+        return as_column(_array_at(batch, steps), column.type)
     return from_python(values, column.type)
 
 
 def _plain_values(array: pa.Array) -> list[Any]:
-    """With a value that equals no other in place of those that Python has not, such as times after the year 9999."""
+    """Python values. One that Python cannot represent, such as a time after the year 9999, becomes an object that equals no other."""
     values, unreadable = python_values(array)
     return [object() if at in unreadable else value for at, value in enumerate(values)]
 
 
-def _at(batch: pa.RecordBatch, steps: Steps) -> pa.Array:
+def _array_at(batch: pa.RecordBatch, steps: Steps) -> pa.Array:
     import pyarrow.compute as pc
 
     return pc.struct_field(batch[steps[0]], list(steps[1:])) if len(steps) > 1 else batch[steps[0]]
