@@ -1,6 +1,6 @@
-"""Kafka Connect's types, Debezium's among them: what a number or a text stands for, by the name that its schema gives it.
+"""Kafka Connect's types, including Debezium's: the meaning of a number or a text, by its schema's name.
 
-In Avro the name is the attribute ``connect.name``, in JSON it is in the schema that precedes the payload. Debezium's names:
+Avro has the name in the attribute ``connect.name``, JSON in the schema before the payload. Debezium's names:
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "connect.name"
-"""The attribute of an Avro schema."""
+"""The attribute of an Avro schema that holds the name."""
 DATE = "io.debezium.time.Date"
 TIME, MICRO_TIME, NANO_TIME = (f"io.debezium.time.{unit}Time" for unit in ("", "Micro", "Nano"))
 TIMESTAMP, MICRO_TIMESTAMP, NANO_TIMESTAMP = (f"io.debezium.time.{unit}Timestamp" for unit in ("", "Micro", "Nano"))
@@ -38,15 +38,15 @@ _UNITS = {
     CONNECT_TIME: 1_000,
     CONNECT_TIMESTAMP: 1_000,
 }
-"""Microseconds in one."""
+"""Microseconds per unit."""
 NAMES = frozenset((*_UNITS, DATE, CONNECT_DATE, NANO_TIME, NANO_TIMESTAMP, ZONED_TIMESTAMP, DECIMAL, VARIABLE_DECIMAL))
-"""Those that stand for something else than the value."""
+"""Names of types whose values need conversion."""
 _INFINITE = (9_223_372_036_825_200_000, -9_223_372_036_832_400_000)
-"""What Debezium writes for the timestamps infinity and -infinity, in microseconds: some moments of the years 294247 and -290308."""
+"""Debezium's values for the timestamps infinity and -infinity, in microseconds: moments of the years 294247 and -290308."""
 
 
 def arrow_type(name: str) -> pa.DataType | None:
-    """The type of Avro data with this ``connect.name``. `None`: the type that it has without the name."""
+    """The type of Avro data with this ``connect.name``. `None` if the name does not change the type."""
     import pyarrow as pa
 
     return {
@@ -64,7 +64,7 @@ def arrow_type(name: str) -> pa.DataType | None:
 
 
 def postgres_type(name: str) -> str | None:
-    """The column for data of this name, if its Arrow type does not say it."""
+    """The column type for data of this name, if the Arrow type does not imply it."""
     return {JSON: "jsonb", UUID: "uuid", VARIABLE_DECIMAL: "numeric"}.get(name)
 
 
@@ -72,7 +72,7 @@ TOO_FINE = "has more than 6 digits after the second, which Postgres does not sto
 
 
 def has_nanoseconds(array: pa.Array) -> bool:
-    """Whether a time in nanoseconds is no whole number of microseconds."""
+    """Whether a time in nanoseconds is not a whole number of microseconds."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -81,15 +81,15 @@ def has_nanoseconds(array: pa.Array) -> bool:
 
 
 class NoValue(ValueError):
-    """Data that stands for no value of its type. The text says of which field and does not quote the data."""
+    """A value invalid for its Connect type. The text names the field and does not quote the data."""
 
 
 class NotOfSchema(ValueError):
-    """A value of JSON is not what its schema says. The text continues "the value ..." and does not quote it."""
+    """A JSON value does not match its schema. The text continues "the value ..." and does not quote it."""
 
 
 def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
-    """Decoded Avro data as the `arrow_type` of its name. Raises `NoValue`. ``path``: the field."""
+    """Decoded Avro data, converted to the `arrow_type` of its name. Raises `NoValue`. ``path``: the field."""
     import pyarrow as pa
 
     try:
@@ -108,7 +108,9 @@ def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
     if target is None or array.type == target:
         return array
     if name == VARIABLE_DECIMAL:
-        return pa.array([None if each is None else _digits(each["value"], each["scale"]) for each in array.to_pylist()], target)
+        return pa.array(
+            [None if decimal is None else _decimal_text(decimal["value"], decimal["scale"]) for decimal in array.to_pylist()], target
+        )
     if name in (NANO_TIME, NANO_TIMESTAMP):
         if has_nanoseconds(array):
             raise NoValue(f"{path} {TOO_FINE}")
@@ -121,9 +123,9 @@ def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
 
 
 def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
-    """What a value of JSON stands for, as a Python object. ``schema``: as Kafka Connect's JsonConverter writes it.
+    """The Python object for a JSON value. ``schema``: as Kafka Connect's JsonConverter writes it.
 
-    Raises ValueError, TypeError, KeyError or OverflowError for a value that is not of the schema.
+    Raises ValueError, TypeError, KeyError or OverflowError for a value that does not match the schema.
     """
     name = schema.get("name")
     if value is None:
@@ -139,13 +141,13 @@ def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
     if name in _UNITS:
         return _moment(dt.timedelta(microseconds=value * _UNITS[name]), name)
     if name == DECIMAL:
-        return Decimal(_digits(_bytes(value), int(schema["parameters"]["scale"])))
+        return Decimal(_decimal_text(_bytes(value), int(schema["parameters"]["scale"])))
     if name == VARIABLE_DECIMAL:
-        return Decimal(_digits(_bytes(value["value"]), value["scale"]))
+        return Decimal(_decimal_text(_bytes(value["value"]), value["scale"]))
     if schema.get("type") == "bytes":
         return _bytes(value)
     if schema.get("type") == "array":
-        return [value_of(each, schema["items"]) for each in value]
+        return [value_of(item, schema["items"]) for item in value]
     return value
 
 
@@ -168,10 +170,10 @@ def _bytes(text: str) -> bytes:
 
 
 MOST_BYTES = 65_536
-"""Of the digits of a decimal. Postgres' ``numeric`` takes fewer."""
+"""Maximum size of a decimal's digits, above that of Postgres' ``numeric``."""
 
 
-def _digits(unscaled: bytes | None, scale: int | None) -> str:
+def _decimal_text(unscaled: bytes | None, scale: int | None) -> str:
     """The number as text, in a size that does not depend on the scale."""
     if unscaled is None or scale is None:
         raise NoValue("has no value or no scale")
@@ -180,7 +182,7 @@ def _digits(unscaled: bytes | None, scale: int | None) -> str:
     number = Decimal(int.from_bytes(unscaled, "big", signed=True))
     sign, digits, _ = number.as_tuple()
     number = Decimal((sign, digits, -scale))
-    return f"{number:f}" if 0 <= scale <= _MOST_ZEROS else str(number)  # without zeros that nobody sent
+    return f"{number:f}" if 0 <= scale <= _MOST_ZEROS else str(number)  # without adding zeros
 
 
 _MOST_ZEROS = 100

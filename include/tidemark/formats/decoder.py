@@ -30,26 +30,26 @@ SIDES = ("key", "value")
 BY_SCHEMA = (Encoding.AVRO, Encoding.PROTOBUF)
 """Formats whose data cannot be read without a schema."""
 MOST_BYTES = 2**31 - 1
-"""Of a datum. Arrow computes with the end of a slice, and without one its number overflows."""
+"""Upper limit of a datum's size. Arrow computes with a slice's end; without one, the number overflows."""
 _SYNTAX = msgspec.json.Decoder(msgspec.Raw)
-"""Checks that a text is JSON, and creates nothing."""
+"""Checks that a text is JSON, without creating objects."""
 
 
 class Undecodable(Fail):
-    """The key or value is not what the consumer's file says it is."""
+    """The key or value does not have the format in the consumer's file."""
 
 
 class SchemaUnknown(Retry):
-    """The registry does not know the schema. It may be registered later."""
+    """The registry does not have the schema. It may be registered later."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SchemasMissing(Refused):
-    """Records name schemas that the driver has not sent. It fetches them, and the slice is read again."""
+    """Records use schemas that the driver has not sent. It fetches them, and the slice is read again."""
 
     ids: frozenset[SchemaId] = frozenset()
     topics: frozenset[str] = frozenset()
-    """Topics whose newest schema is not known."""
+    """Topics whose newest schema is missing."""
     part: Slice | None = None
 
     def __str__(self) -> str:
@@ -58,9 +58,9 @@ class SchemasMissing(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """``readers``: the schemas that the transform sees, by topic and side (``key``, ``value``). ``writers``: Avro schemas by their id; None
-    if the registry does not know it, a text if it cannot be used. ``framed``: whether a side's data names its schemas; if not, the
-    reader's schema wrote it."""
+    """``readers``: the schemas that the transform sees, by topic and side (``key``, ``value``). ``writers``: Avro schemas by id; None if
+    the registry does not have it, the reason as text if it is unusable. ``framed``: whether a side's data carries schema ids; if not, it
+    was written with the reader's schema."""
 
     encodings: Mapping[str, Encoding]
     readers: Mapping[tuple[str, str], Node | Message] = field(default_factory=dict)
@@ -69,52 +69,52 @@ class Decoder:
     reads_json: bool = True
     """Whether JSON is checked, and parsed by `objects`. A consumer without code reads the text itself."""
 
-    def with_writers(self, found: Mapping[SchemaId, Node | str | None]) -> Decoder:
-        return replace(self, writers={**self.writers, **found})
+    def with_writers(self, schemas: Mapping[SchemaId, Node | str | None]) -> Decoder:
+        return replace(self, writers={**self.writers, **schemas})
 
-    def with_readers(self, found: Mapping[tuple[str, str], Node | Message]) -> Decoder:
-        return replace(self, readers={**self.readers, **found})
+    def with_readers(self, schemas: Mapping[tuple[str, str], Node | Message]) -> Decoder:
+        return replace(self, readers={**self.readers, **schemas})
 
     def without_unknown(self) -> Decoder:
-        return replace(self, writers={key: found for key, found in self.writers.items() if found is not None})
+        return replace(self, writers={schema_id: schema for schema_id, schema in self.writers.items() if schema is not None})
 
-    def schema(self, given: pa.Schema, topic: str) -> pa.Schema:
-        """The input of a transform for records of this topic, where ``given`` is the input without decoding."""
+    def schema(self, undecoded: pa.Schema, topic: str) -> pa.Schema:
+        """The schema of a transform's input for records of this topic, by that of ``undecoded`` records."""
         import pyarrow as pa
 
-        fields = list(given)
+        fields = list(undecoded)
         for side in self._sides():
-            at = given.get_field_index(side)
+            at = undecoded.get_field_index(side)
             fields[at] = pa.field(side, self._type(topic, side))
             fields.append(pa.field(f"{side}_bytes", pa.binary()))
         return pa.schema(fields)
 
-    def batch(self, given: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
-        """The records of one topic as a batch of `schema`, without those that cannot be decoded: their places in ``given``, and why.
+    def batch(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
+        """The records of one topic as a batch of `schema`, without the undecodable ones; the errors of these, by index in ``records``.
 
         Raises `SchemasMissing`.
         """
         import pyarrow as pa
 
-        topic = given["topic"][0].as_py()
-        schema = self.schema(given.schema, topic)
-        columns = {name: given[name] for name in given.schema.names}
-        wrong: dict[int, NoRow] = {}
+        topic = records["topic"][0].as_py()
+        schema = self.schema(records.schema, topic)
+        columns = {name: records[name] for name in records.schema.names}
+        errors: dict[int, NoRow] = {}
         for side in self._sides():
-            columns[f"{side}_bytes"] = given[side]
-            columns[side], bad = self._decoded(given[side], given["headers"], topic, side)
-            wrong |= bad
-        made = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-        return (made.filter(_without(len(given), wrong)) if wrong else made), wrong
+            columns[f"{side}_bytes"] = records[side]
+            columns[side], side_errors = self._decoded(records[side], records["headers"], topic, side)
+            errors |= side_errors
+        decoded = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return (decoded.filter(_all_but(len(records), errors)) if errors else decoded), errors
 
     def objects(self, topic: str, side: str, data: Sequence[bytes | None], headers: Sequence[Any]) -> list[Any]:
-        """The keys or values as Python objects; in the place of one that cannot be decoded, the exception to raise."""
+        """The keys or values as Python objects. In place of an undecodable one, the exception to raise."""
         import pyarrow as pa
 
-        values, wrong = self._decoded(pa.array(data, pa.binary()), headers, topic, side)
-        objects = [wrong.get(at, value) for at, value in enumerate(_objects(values))]
+        values, errors = self._decoded(pa.array(data, pa.binary()), headers, topic, side)
+        objects = [errors.get(at, value) for at, value in enumerate(_objects(values))]
         if self.encodings[side] in (Encoding.JSON, Encoding.JSON_SCHEMA):
-            return [_parsed(each, msgspec.json.decode, side) if isinstance(each, str) else each for each in objects]
+            return [_parsed(item, msgspec.json.decode, side) if isinstance(item, str) else item for item in objects]
         return objects
 
     def _sides(self) -> list[str]:
@@ -142,51 +142,57 @@ class Decoder:
             if isinstance(reader, Message):
                 return self._protobuf(data, headers, reader, side)
             return self._avro(data, headers, reader, side)
-        wrong: dict[int, NoRow] = {}
+        errors: dict[int, NoRow] = {}
         if encoding is Encoding.JSON_SCHEMA:
-            data, wrong = _without_ids(data, headers, side)
-        text, bad = _each(data, range(len(data)), pa.string(), lambda some: some.cast(pa.string()), f"its {side} is not UTF-8 text")
+            data, errors = _without_ids(data, headers, side)
+        text, text_errors = _decode_each(
+            data, range(len(data)), pa.string(), lambda datums: datums.cast(pa.string()), f"its {side} is not UTF-8 text"
+        )
         if encoding is not Encoding.STRING and self.reads_json:
-            bad |= _not_json(text, side)
-        return text, bad | wrong
+            text_errors |= _json_errors(text, side)
+        return text, text_errors | errors
 
     def _protobuf(self, data: pa.Array, headers: Any, reader: Message, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
         import numpy as np
         import pyarrow as pa
 
-        wrong: dict[int, NoRow] = {}
-        bodies = _bodies(data, headers, reader, side, wrong) if self.framed[side] else data
+        errors: dict[int, NoRow] = {}
+        bodies = _message_bodies(data, headers, reader, side, errors) if self.framed[side] else data
         valid = bodies.is_valid().to_numpy(zero_copy_only=False)
-        said = f"its {side} does not have the form of its Protobuf schema"
+        message = f"its {side} does not have the form of its Protobuf schema"
         target = reader.type()
-        found, bad = _each(bodies.drop_null(), np.flatnonzero(valid), target, reader.decode, said, cost=cost_of_arrow(target))
-        return found.take(pa.array(np.cumsum(valid) - 1, mask=~valid)), wrong | bad
+        decoded, decode_errors = _decode_each(
+            bodies.drop_null(), np.flatnonzero(valid), target, reader.decode, message, cost=cost_of_arrow(target)
+        )
+        return decoded.take(pa.array(np.cumsum(valid) - 1, mask=~valid)), errors | decode_errors
 
     def _avro(self, data: pa.Array, headers: Any, reader: Node, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
         import numpy as np
         import pyarrow as pa
 
         target = type_of(reader)
-        wrong: dict[int, NoRow] = {}
+        errors: dict[int, NoRow] = {}
         parts = [pa.nulls(1, target)]
-        places = np.zeros(len(data), np.int64)  # of each record in the parts, the first of which is null
+        places = np.zeros(len(data), np.int64)  # each record's index in the joined parts; the first part is one null
         filled = 1
-        for where, writer, datums in self._by_schema(data, headers, reader, side, wrong):
-            read = _reading(writer, reader, target)
-            said = f"its {side} does not have the form of its Avro schema"
-            part, bad = _each(datums, where, target, read, said, partial(avro.unreadable, schema=writer), cost_of_avro(writer))
-            wrong |= bad
+        for where, writer, datums in self._by_schema(data, headers, reader, side, errors):
+            read = _avro_reader(writer, reader, target)
+            message = f"its {side} does not have the form of its Avro schema"
+            part, decode_errors = _decode_each(
+                datums, where, target, read, message, partial(avro.unreadable, schema=writer), cost_of_avro(writer)
+            )
+            errors |= decode_errors
             if len(part) == len(data):
-                return part, wrong
+                return part, errors
             parts.append(part)
             places[where] = np.arange(filled, filled + len(part))
             filled += len(part)
-        return pa.concat_arrays(parts).take(pa.array(places)), wrong
+        return pa.concat_arrays(parts).take(pa.array(places)), errors
 
     def _by_schema(
-        self, data: pa.Array, headers: Any, reader: Node, side: str, wrong: dict[int, NoRow]
+        self, data: pa.Array, headers: Any, reader: Node, side: str, errors: dict[int, NoRow]
     ) -> Iterator[tuple[np.ndarray, Node, pa.Array]]:
-        """The places of the data of each schema, the schema, and the data without its id. What has none goes to ``wrong``."""
+        """Yields each schema with the indexes of its data, and the data without schema ids. Adds data without an id to ``errors``."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -195,48 +201,48 @@ class Decoder:
             if data.null_count < len(data):
                 yield np.flatnonzero(data.is_valid().to_numpy(zero_copy_only=False)), reader, data.drop_null()
             return
-        groups = _ids(data, headers, side, wrong)
-        if missing := frozenset(found for found, _, _ in groups) - self.writers.keys():
+        groups = _schema_ids(data, headers, side, errors)
+        if missing := frozenset(schema_id for schema_id, _, _ in groups) - self.writers.keys():
             raise SchemasMissing(ids=missing)
-        for found, bare, places in groups:
-            writer = self.writers[found]
+        for schema_id, bare, places in groups:
+            writer = self.writers[schema_id]
             if isinstance(writer, Node):
                 datums = data if len(places) == len(data) else data.take(pa.array(places))
                 yield places, writer, datums if bare else pc.binary_slice(datums, PREFIX_BYTES, MOST_BYTES)
                 continue
-            unknown = SchemaUnknown(f"the registry does not know schema {found} of its {side}")
-            unusable = Undecodable(f"schema {found} of its {side} cannot be used: {writer}")
-            wrong |= dict.fromkeys(places.tolist(), unknown if writer is None else unusable)
+            unknown = SchemaUnknown(f"the registry does not know schema {schema_id} of its {side}")
+            unusable = Undecodable(f"schema {schema_id} of its {side} cannot be used: {writer}")
+            errors |= dict.fromkeys(places.tolist(), unknown if writer is None else unusable)
 
 
-def _bodies(data: pa.Array, headers: Any, reader: Message, side: str, wrong: dict[int, NoRow]) -> pa.Array:
-    """The messages without ids and indexes. Null in the place of a null, and of what goes to ``wrong``."""
+def _message_bodies(data: pa.Array, headers: Any, reader: Message, side: str, errors: dict[int, NoRow]) -> pa.Array:
+    """The messages without ids and indexes. Null for a null, and for data that it adds to ``errors``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    in_headers = {place for _, bare, places in _ids(data, headers, side, wrong) if bare for place in places.tolist()}
+    in_headers = {place for _, bare, places in _schema_ids(data, headers, side, errors) if bare for place in places.tolist()}
     first = pc.equal(pc.binary_slice(data, PREFIX_BYTES, PREFIX_BYTES + 1), pa.scalar(b"\0"))
-    if not wrong and not in_headers and reader.indexes == (0,) and pc.all(first).as_py():
+    if not errors and not in_headers and reader.indexes == (0,) and pc.all(first).as_py():
         return pc.binary_slice(data, PREFIX_BYTES + 1, MOST_BYTES)
-    said = list(_pairs(headers)) if in_headers else []
+    header_lists = list(_header_pairs(headers)) if in_headers else []
     bodies: list[bytes | None] = []
-    for place, each in enumerate(data.to_pylist()):
+    for place, datum in enumerate(data.to_pylist()):
         bodies.append(None)
-        if each is None or place in wrong:
+        if datum is None or place in errors:
             continue
         try:
             if place in in_headers:
-                (_, rest), body = id_in(said[place], HEADERS[side]) or (0, b""), each
+                (_, rest), body = id_in(header_lists[place], HEADERS[side]) or (0, b""), datum
                 indexes, _ = indexes_before(rest)
             else:
-                indexes, body = indexes_before(each[PREFIX_BYTES:])
+                indexes, body = indexes_before(datum[PREFIX_BYTES:])
         except ValueError:
-            wrong[place] = Undecodable(f"its {side} has no message indexes after its schema id")
+            errors[place] = Undecodable(f"its {side} has no message indexes after its schema id")
             continue
         if indexes == reader.indexes:
             bodies[place] = body
         else:
-            wrong[place] = Undecodable(
+            errors[place] = Undecodable(
                 f"its {side} is message {_shown(indexes)} of its schema, and {reader.name} is {_shown(reader.indexes)}"
             )
     return pa.array(bodies, pa.binary())
@@ -247,7 +253,7 @@ def _objects(values: pa.Array) -> list[Any]:
     try:
         return values.to_pylist(maps_as_pydicts="lossy")  # type: ignore[no-any-return]
     except (OverflowError, ValueError):
-        return [_object(each) for each in values]
+        return [_object(value) for value in values]
 
 
 def _object(value: pa.Scalar) -> Any:
@@ -261,26 +267,26 @@ def _shown(indexes: Sequence[int]) -> str:
     return ".".join(map(str, indexes))
 
 
-def _ids(data: pa.Array, headers: Any, side: str, wrong: dict[int, NoRow]) -> list[tuple[SchemaId, bool, np.ndarray]]:
-    """Each schema id, whether it is in the headers, and the places of its data. Data that has none goes to ``wrong``."""
+def _schema_ids(data: pa.Array, headers: Any, side: str, errors: dict[int, NoRow]) -> list[tuple[SchemaId, bool, np.ndarray]]:
+    """Each schema id, whether it is in the headers, and the indexes of its data. Adds data without an id to ``errors``."""
     import numpy as np
 
     ids, which = ids_before(data)
     valid = data.is_valid().to_numpy(zero_copy_only=False)
     groups: dict[SchemaId, list[int]] = {}
-    for place, said in enumerate(_pairs(headers) if _has_headers(headers) else ()):
+    for place, pairs in enumerate(_header_pairs(headers) if _has_headers(headers) else ()):
         try:
-            if valid[place] and (found := id_in(said, HEADERS[side])) is not None:
-                groups.setdefault(found[0], []).append(place)
+            if valid[place] and (schema_id := id_in(pairs, HEADERS[side])) is not None:
+                groups.setdefault(schema_id[0], []).append(place)
                 which[place] = -2
         except ValueError as error:
-            wrong[place], which[place] = Undecodable(str(error)), -2
-    none = Undecodable(f"its {side} has no schema id: it does not begin with a zero byte and four more")
-    wrong |= dict.fromkeys(np.flatnonzero((which == -1) & valid).tolist(), none)
-    before = ((found, False, np.flatnonzero(which == at)) for at, found in enumerate(ids))
+            errors[place], which[place] = Undecodable(str(error)), -2
+    missing = Undecodable(f"its {side} has no schema id: it does not begin with a zero byte and four more")
+    errors |= dict.fromkeys(np.flatnonzero((which == -1) & valid).tolist(), missing)
+    in_prefix = ((schema_id, False, np.flatnonzero(which == at)) for at, schema_id in enumerate(ids))
     return [
-        *((found, bare, places) for found, bare, places in before if len(places)),
-        *((found, True, np.array(each)) for found, each in groups.items()),
+        *((schema_id, bare, places) for schema_id, bare, places in in_prefix if len(places)),
+        *((schema_id, True, np.array(places)) for schema_id, places in groups.items()),
     ]
 
 
@@ -288,55 +294,57 @@ def _has_headers(headers: Any) -> bool:
     return any(headers) if isinstance(headers, list) else headers.null_count < len(headers)
 
 
-def _pairs(headers: Any) -> Iterator[list[tuple[str, bytes | None]]]:
-    """The headers of each record, given as lists of pairs, or as an Arrow array of structs."""
-    for each in headers if isinstance(headers, list) else headers.to_pylist():
-        yield [(one["key"], one["value"]) if isinstance(one, dict) else one for one in each or ()]
+def _header_pairs(headers: Any) -> Iterator[list[tuple[str, bytes | None]]]:
+    """The headers of each record as pairs, from lists of pairs or from an Arrow array of structs."""
+    for record_headers in headers if isinstance(headers, list) else headers.to_pylist():
+        yield [(header["key"], header["value"]) if isinstance(header, dict) else header for header in record_headers or ()]
 
 
-def _reading(writer: Node, reader: Node, target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+def _avro_reader(writer: Node, reader: Node, target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
     return lambda datums: resolved(plain(avro.decode(datums, writer), writer), target, reader)
 
 
-def _each(
+def _decode_each(
     data: pa.Array,
     places: Sequence[int] | np.ndarray,
     target: pa.DataType,
     read: Callable[[pa.Array], pa.Array],
-    said: str,
+    message: str,
     find: Callable[[pa.Array], list[bool]] | None = None,
     cost: Cost | None = None,
 ) -> tuple[pa.Array, dict[int, NoRow]]:
-    """What ``read`` makes of the data. A datum that it refuses becomes null, and its place is returned.
+    """Decodes the data with ``read``. A datum that it refuses becomes null, with an error under its index.
 
-    ``find`` says of each datum whether it is bad. It may miss some; those are found by bisection, which takes long if there are many.
-    ``cost`` says what each one takes in memory, and decides how many are read at once.
+    ``find`` detects bad data. Bisection finds those that it misses, which is slow if there are many. ``cost`` is the memory that each datum
+    takes; it limits how many are read at once.
     """
     import numpy as np
     import pyarrow as pa
 
     if cost is None:
-        return _read_each(data, places, target, read, said, find)
+        return _decode_or_bisect(data, places, target, read, message, find)
     costs = cost(data)
     if (large := costs > RECORD_BYTES).any():
-        why = Undecodable("decoding it may take more than a gigabyte, because its schema has lists of items with many fields")
-        return _of_good(large, why, data, places, target, lambda some, where: _each(some, where, target, read, said, find, cost))
+        reason = Undecodable("decoding it may take more than a gigabyte, because its schema has lists of items with many fields")
+        return _decode_good(
+            large, reason, data, places, target, lambda datums, where: _decode_each(datums, where, target, read, message, find, cost)
+        )
     ends = np.flatnonzero(np.diff(np.cumsum(costs) // CHUNK_BYTES)) + 1
     parts: list[pa.Array] = []
-    wrong: dict[int, NoRow] = {}
+    errors: dict[int, NoRow] = {}
     for start, end in itertools.pairwise([0, *ends.tolist(), len(data)]):
-        part, bad = _read_each(data.slice(start, end - start), places[start:end], target, read, said, find)
+        part, chunk_errors = _decode_or_bisect(data.slice(start, end - start), places[start:end], target, read, message, find)
         parts.append(part)
-        wrong |= bad
-    return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), wrong
+        errors |= chunk_errors
+    return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), errors
 
 
-def _read_each(
+def _decode_or_bisect(
     data: pa.Array,
     places: Sequence[int] | np.ndarray,
     target: pa.DataType,
     read: Callable[[pa.Array], pa.Array],
-    said: str,
+    message: str,
     find: Callable[[pa.Array], list[bool]] | None,
 ) -> tuple[pa.Array, dict[int, NoRow]]:
     import numpy as np
@@ -344,7 +352,7 @@ def _read_each(
 
     try:
         return read(data), {}
-    except Unresolvable as error:  # for all of this schema
+    except Unresolvable as error:  # holds for all data of this schema
         return pa.nulls(len(data), target), dict.fromkeys(
             map(int, places), Undecodable(f"it cannot be read with the newest schema: {error}")
         )
@@ -353,51 +361,56 @@ def _read_each(
             return pa.nulls(1, target), {int(places[0]): Undecodable(f"it cannot be decoded: {error}")}
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - whatever it is, it is a datum's
+    except Exception:  # noqa: BLE001 - any error is a datum's fault
         if len(data) == 1:
-            return pa.nulls(1, target), {int(places[0]): Undecodable(said)}
+            return pa.nulls(1, target), {int(places[0]): Undecodable(message)}
     if find is not None and any(bad := find(data)):
-        return _of_good(
-            np.array(bad), Undecodable(said), data, places, target, lambda some, where: _read_each(some, where, target, read, said, None)
+        return _decode_good(
+            np.array(bad),
+            Undecodable(message),
+            data,
+            places,
+            target,
+            lambda datums, where: _decode_or_bisect(datums, where, target, read, message, None),
         )
     half = len(data) // 2
-    first, wrong = _read_each(data.slice(0, half), places[:half], target, read, said, None)
-    second, more = _read_each(data.slice(half), places[half:], target, read, said, None)
-    return pa.concat_arrays([first, second]), wrong | more
+    first, errors = _decode_or_bisect(data.slice(0, half), places[:half], target, read, message, None)
+    second, second_errors = _decode_or_bisect(data.slice(half), places[half:], target, read, message, None)
+    return pa.concat_arrays([first, second]), errors | second_errors
 
 
-def _of_good(
+def _decode_good(
     bad: np.ndarray,
-    why: NoRow,
+    reason: NoRow,
     data: pa.Array,
     places: Sequence[int] | np.ndarray,
     target: pa.DataType,
     read: Callable[[pa.Array, np.ndarray], tuple[pa.Array, dict[int, NoRow]]],
 ) -> tuple[pa.Array, dict[int, NoRow]]:
-    """Reads the data that is not bad, with its places. The other data becomes null."""
+    """Decodes the good data. Bad data becomes null, with ``reason`` as its error."""
     import numpy as np
     import pyarrow as pa
 
-    wrong: dict[int, NoRow] = {int(place): why for place in np.asarray(places)[bad]}
+    errors: dict[int, NoRow] = {int(place): reason for place in np.asarray(places)[bad]}
     if bad.all():
-        return pa.nulls(len(data), target), wrong
-    found, more = read(data.filter(pa.array(~bad)), np.asarray(places)[~bad])
-    return found.take(pa.array(np.cumsum(~bad) - 1, mask=bad)), wrong | more
+        return pa.nulls(len(data), target), errors
+    values, read_errors = read(data.filter(pa.array(~bad)), np.asarray(places)[~bad])
+    return values.take(pa.array(np.cumsum(~bad) - 1, mask=bad)), errors | read_errors
 
 
 def _without_ids(data: pa.Array, headers: Any, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
-    """The data without schema ids, for formats whose data can be read without its schema. Data that has no id becomes null."""
+    """The data without schema ids, for formats that are readable without a schema. Data without an id becomes null."""
     import pyarrow.compute as pc
 
-    wrong: dict[int, NoRow] = {}
-    bare = [place for _, is_bare, places in _ids(data, headers, side, wrong) if is_bare for place in places.tolist()]
-    rest = pc.if_else(_without(len(data), wrong), pc.binary_slice(data, PREFIX_BYTES, MOST_BYTES), None)
-    return (pc.if_else(_without(len(data), bare), rest, data) if bare else rest), wrong
+    errors: dict[int, NoRow] = {}
+    bare = [place for _, is_bare, places in _schema_ids(data, headers, side, errors) if is_bare for place in places.tolist()]
+    rest = pc.if_else(_all_but(len(data), errors), pc.binary_slice(data, PREFIX_BYTES, MOST_BYTES), None)
+    return (pc.if_else(_all_but(len(data), bare), rest, data) if bare else rest), errors
 
 
-def _not_json(text: pa.Array, side: str) -> dict[int, NoRow]:
-    checked = ((place, _parsed(each, _SYNTAX.decode, side)) for place, each in enumerate(text.to_pylist()) if each is not None)
-    return {place: found for place, found in checked if isinstance(found, Undecodable)}
+def _json_errors(text: pa.Array, side: str) -> dict[int, NoRow]:
+    checked = ((place, _parsed(value, _SYNTAX.decode, side)) for place, value in enumerate(text.to_pylist()) if value is not None)
+    return {place: result for place, result in checked if isinstance(result, Undecodable)}
 
 
 def _parsed(text: str, parse: Callable[[str], Any], side: str) -> Any:
@@ -407,10 +420,10 @@ def _parsed(text: str, parse: Callable[[str], Any], side: str) -> Any:
         return Undecodable(f"its {side} is not JSON: {error}")
 
 
-def _without(count: int, wrong: Collection[int]) -> pa.Array:
+def _all_but(count: int, excluded: Collection[int]) -> pa.Array:
     import numpy as np
     import pyarrow as pa
 
     keep = np.ones(count, dtype=bool)
-    keep[list(wrong)] = False
+    keep[list(excluded)] = False
     return pa.array(keep)

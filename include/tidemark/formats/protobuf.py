@@ -1,7 +1,7 @@
 """Protobuf data as Arrow arrays, decoded by ptars.
 
-All data is read with the newest schema, as Protobuf intends: fields are known by their numbers. So the schema that wrote a record is not
-needed, only its message type.
+All data is read with the newest schema, as Protobuf intends: numbers identify fields. So the writer's schema is not needed, only the
+message type.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ WELL_KNOWN = frozenset(
 )
 """Google's own files, which every schema may import."""
 AS_JSON = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"})
-"""Messages that stand for JSON. They are recursive, so they are read as bytes, and parsed one by one."""
+"""Messages that hold JSON. They are recursive, so they are read as bytes, and parsed one by one."""
 TIMES = frozenset({"google.protobuf.Timestamp", "google.protobuf.Duration"})
-"""Messages of seconds and nanoseconds. The decoder would cut the nanoseconds, so it reads them as messages of the schema's own."""
-_SECONDS, _OWN = "tidemark_internal_seconds.proto", "tidemark_internal_seconds"
+"""Messages of seconds and nanoseconds. The decoder would cut the nanoseconds, so it gets them as ordinary messages."""
+_TIME_FILE, _TIME_PACKAGE = "tidemark_internal_seconds.proto", "tidemark_internal_seconds"
 _WRONG_FORM = "it does not have the form that its Protobuf schema says"
 
 
@@ -69,8 +69,8 @@ class Message:
     indexes: tuple[int, ...]
 
     def decode(self, data: pa.Array) -> pa.Array:
-        """The messages, none of which is null, as structs. Raises `BadMessage` if one of them is not of this type, and `NoValue` for a
-        time that cannot be stored."""
+        """Decodes messages, none of which is null, into structs. Raises `BadMessage` if one is not of this type, and `NoValue` for a time
+        that cannot be stored."""
 
         try:
             descriptor, handler = _handler(self)
@@ -78,7 +78,7 @@ class Message:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            raise BadMessage(_WRONG_FORM) from error  # also of a panic, which is no Exception
+            raise BadMessage(_WRONG_FORM) from error  # also for a panic, which is not an Exception
         columns = [_column(rows.column(at), field) for at, field in enumerate(descriptor.fields)]
         return struct_of(columns, [field.name for field in descriptor.fields], data.is_valid())
 
@@ -90,31 +90,31 @@ class Message:
 
 
 def compiled(text: str, references: Mapping[str, str], name: str | None = None) -> Message:
-    """The message type of this name, by default the first one of the schema. ``references``: imported schemas by the names of their files.
+    """The message type of this name, by default the schema's first. ``references``: imported schemas by file name.
 
     A schema is text, or a serialized ``FileDescriptorProto`` in base64, as confluent-kafka's Python client registers it. Raises
-    `BadSchema`, with the compiler's text.
+    `BadSchema`, with the compiler's message.
     """
     _check_files(references, text)
-    described = {file: _described(content) for file, content in {**references, MAIN: text}.items()}
+    described = {file: _descriptor_of(content) for file, content in {**references, MAIN: text}.items()}
     if described[MAIN] is not None:
-        return _message(_linked({file: each for file, each in described.items() if each is not None}), name)
-    return _message(_parsed({**references, MAIN: text}), name)
+        return _message(_link({file: descriptor for file, descriptor in described.items() if descriptor is not None}), name)
+    return _message(_compile({**references, MAIN: text}), name)
 
 
 def _check_files(references: Mapping[str, str], text: str) -> None:
-    """The names come from the schema's author. They become files in a folder of their own, so they must stay in it and be nothing else."""
+    """The names come from the schema's author. They become files in a temporary folder, so they must be plain paths within it."""
     for file in references:
         if not _FILE.fullmatch(file) or file == MAIN:
             raise BadSchema(problem=f"imports {quoted(file)}, which is not a .proto file below its own folder")
     require_small((text, *references.values()))
 
 
-def _parsed(files: Mapping[str, str]) -> FileDescriptorSet:
-    """The main file with all that it imports, as the compiler reads them.
+def _compile(files: Mapping[str, str]) -> FileDescriptorSet:
+    """Compiles the main file and its imports.
 
-    The compiler is a process of its own, with limits of time, memory and output. It gets neither this process's environment nor a folder of
-    the schema's author to import from.
+    The compiler runs as a separate process, with limits on time, memory and output. It gets neither this process's environment nor an
+    import folder of the schema's author.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -149,8 +149,8 @@ def _parsed(files: Mapping[str, str]) -> FileDescriptorSet:
         return FileDescriptorSet.FromString(output.read_bytes())
 
 
-def _described(text: str) -> FileDescriptorProto | None:
-    """A schema that is a descriptor; None if it is text."""
+def _descriptor_of(text: str) -> FileDescriptorProto | None:
+    """The descriptor that the text holds in base64; None if it is a .proto text."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
@@ -160,8 +160,8 @@ def _described(text: str) -> FileDescriptorProto | None:
         return None
 
 
-def _linked(files: Mapping[str, FileDescriptorProto]) -> FileDescriptorSet:
-    """The main file with all that it imports, which are known or Google's own."""
+def _link(files: Mapping[str, FileDescriptorProto]) -> FileDescriptorSet:
+    """The main file with its imports: the references or Google's own files."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
     linked: dict[str, FileDescriptorProto] = {}
@@ -172,25 +172,25 @@ def _linked(files: Mapping[str, FileDescriptorProto]) -> FileDescriptorSet:
         if name in importers or len(importers) > MAX_DEPTH:
             raise BadSchema(problem=f"imports {quoted(name)} in a circle, or through more than {MAX_DEPTH} files")
         file = FileDescriptorProto()
-        file.CopyFrom(files[name] if name in files else _of_google(name))
+        file.CopyFrom(files[name] if name in files else _google_file(name))
         file.name = name
-        for each in file.dependency:
-            link(each, (*importers, name))
+        for imported in file.dependency:
+            link(imported, (*importers, name))
         linked[name] = file
 
     link(MAIN, ())
     return FileDescriptorSet(file=linked.values())
 
 
-def _of_google(name: str) -> FileDescriptorProto:
-    """One of Google's own files, by a name from a list: the name that the schema has never becomes a module's."""
+def _google_file(name: str) -> FileDescriptorProto:
+    """One of Google's own files. Only names in `WELL_KNOWN` are imported as modules, never the schema's own."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    known = name.removeprefix(GOOGLE).removesuffix(".proto")
-    if known not in WELL_KNOWN or name != f"{GOOGLE}{known}.proto":
+    module = name.removeprefix(GOOGLE).removesuffix(".proto")
+    if module not in WELL_KNOWN or name != f"{GOOGLE}{module}.proto":
         raise BadSchema(problem=f"imports {quoted(name)}, which it does not refer to")
     file = FileDescriptorProto()
-    importlib.import_module(f"google.protobuf.{known}_pb2").DESCRIPTOR.CopyToProto(file)
+    importlib.import_module(f"google.protobuf.{module}_pb2").DESCRIPTOR.CopyToProto(file)
     return file
 
 
@@ -201,13 +201,13 @@ def _message(files: FileDescriptorSet, name: str | None) -> Message:
     if any(file.syntax == "editions" for file in files.file):
         raise BadSchema(problem='uses an edition of Protobuf, which is not supported: write syntax = "proto3" or "proto2"')
     prefix = f"{main.package}." if main.package else ""
-    found = {f"{prefix}{path}": indexes for path, indexes in _types(main.message_type)}
-    if not found:
+    messages = {f"{prefix}{path}": indexes for path, indexes in _message_types(main.message_type)}
+    if not messages:
         raise BadSchema(problem="defines no message")
-    chosen = name or next(iter(found))
-    if chosen not in found:
-        raise BadSchema(problem=f"has no message {chosen}; it has {', '.join(found)}")
-    message = Message(files.SerializeToString(), chosen, found[chosen])
+    chosen = name or next(iter(messages))
+    if chosen not in messages:
+        raise BadSchema(problem=f"has no message {chosen}; it has {', '.join(messages)}")
+    message = Message(files.SerializeToString(), chosen, messages[chosen])
     try:
         descriptor = _pool(message.files).FindMessageTypeByName(chosen)
     except (TypeError, KeyError) as error:
@@ -221,8 +221,8 @@ def _message(files: FileDescriptorSet, name: str | None) -> Message:
 
 
 def _require_names(file: FileDescriptorProto) -> None:
-    """The full name of each field repeats the package's and the messages' names. The compiler has these limits too."""
-    messages, count = [(each, 0) for each in file.message_type], 0
+    """Limits the names, because each field's full name repeats those of its package and messages. The compiler has these limits too."""
+    messages, count = [(message, 0) for message in file.message_type], 0
     names = [file.package]
     while messages:
         message, depth = messages.pop()
@@ -230,18 +230,18 @@ def _require_names(file: FileDescriptorProto) -> None:
         if count > MAX_FIELDS or depth > MAX_DEPTH:
             raise BadSchema(problem=f"defines more than {MAX_FIELDS:,} messages and fields, or nests messages more than {MAX_DEPTH} deep")
         names += [message.name, *(field.name for field in message.field)]
-        messages += [(each, depth + 1) for each in message.nested_type]
+        messages += [(nested, depth + 1) for nested in message.nested_type]
     if not all(len(name) <= MAX_NAME for name in names):
         raise BadSchema(problem=f"has a name of more than {MAX_NAME} characters")
 
 
-def _types(messages: Any, above: str = "", indexes: tuple[int, ...] = ()) -> list[tuple[str, tuple[int, ...]]]:
-    """Messages with their indexes. The compiler's own messages, the entries of maps, do not count."""
-    found = []
-    for at, each in enumerate(each for each in messages if not each.options.map_entry):
-        found.append((f"{above}{each.name}", (*indexes, at)))
-        found += _types(each.nested_type, f"{above}{each.name}.", (*indexes, at))
-    return found
+def _message_types(messages: Any, above: str = "", indexes: tuple[int, ...] = ()) -> list[tuple[str, tuple[int, ...]]]:
+    """Message types with their indexes. Map entries, which the compiler generates, do not count."""
+    types = []
+    for at, message in enumerate(message for message in messages if not message.options.map_entry):
+        types.append((f"{above}{message.name}", (*indexes, at)))
+        types += _message_types(message.nested_type, f"{above}{message.name}.", (*indexes, at))
+    return types
 
 
 def _refuse_unreadable(descriptor: Descriptor, within: tuple[str, ...]) -> int:
@@ -278,67 +278,67 @@ def _pool(files: bytes) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _handler(message: Message) -> tuple[Descriptor, Any]:
-    """The message as its schema has it, and ptars' handler of a schema that has bytes in place of `AS_JSON`, and a message of its own in
-    place of `TIMES`."""
+    """The message's descriptor, and ptars' handler for a copy of the schema: bytes in place of `AS_JSON`, our own message in place of
+    `TIMES`."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from ptars import HandlerPool, PtarsConfig
 
-    files, whole = FileDescriptorSet(file=[_seconds()]), _pool(message.files)
+    files, whole = FileDescriptorSet(file=[_time_file()]), _pool(message.files)
     for name in [file.name for file in FileDescriptorSet.FromString(message.files).file]:
         file = files.file.add()
         whole.FindFileByName(name).CopyToProto(file)  # with full names of types
-        if name not in (f"{GOOGLE}{each}.proto" for each in WELL_KNOWN):
-            times = sum(_read_otherwise(each) for each in file.message_type)
-            file.dependency.extend([_SECONDS] * bool(times))
+        if name not in (f"{GOOGLE}{well_known}.proto" for well_known in WELL_KNOWN):
+            times = sum(_replace_types(message_type) for message_type in file.message_type)
+            file.dependency.extend([_TIME_FILE] * bool(times))
     pool = _pool(files.SerializeToString())
     handlers = HandlerPool([pool.FindFileByName(MAIN)], config=PtarsConfig(enum_repr="string"))
     return _pool(message.files).FindMessageTypeByName(message.name), handlers.get_for_message(pool.FindMessageTypeByName(message.name))
 
 
-def _seconds() -> FileDescriptorProto:
+def _time_file() -> FileDescriptorProto:
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    file = FileDescriptorProto(name=_SECONDS, package=_OWN, syntax="proto3")
+    file = FileDescriptorProto(name=_TIME_FILE, package=_TIME_PACKAGE, syntax="proto3")
     message = file.message_type.add(name="Time")
     message.field.add(name="seconds", number=1, type=Field.TYPE_INT64, label=Field.LABEL_OPTIONAL)
     message.field.add(name="nanos", number=2, type=Field.TYPE_INT32, label=Field.LABEL_OPTIONAL)
     return file
 
 
-def _read_otherwise(message: Any) -> int:
-    """Returns the number of fields that now have the message of our own."""
+def _replace_types(message: Any) -> int:
+    """Replaces `AS_JSON` and `TIMES`. Returns the number of fields that now have our own message type."""
     times = 0
     for field in message.field:
         if field.type_name.lstrip(".") in TIMES:
-            field.type_name, times = f".{_OWN}.Time", times + 1
+            field.type_name, times = f".{_TIME_PACKAGE}.Time", times + 1
         if field.type_name.lstrip(".") in AS_JSON:
             field.type = field.TYPE_BYTES
             field.ClearField("type_name")
             if field.label == field.LABEL_REQUIRED:
                 field.label = field.LABEL_OPTIONAL
             if field.label != field.LABEL_REPEATED and not field.HasField("oneof_index") and not message.options.map_entry:
-                field.oneof_index = len(message.oneof_decl)  # as `optional` does it, so that an absent one is null
+                field.oneof_index = len(message.oneof_decl)  # like `optional`, so that an absent field is null
                 message.oneof_decl.add(name=f"_{field.name}")
                 field.proto3_optional = True
-    return times + sum(_read_otherwise(each) for each in message.nested_type)
+    return times + sum(_replace_types(nested) for nested in message.nested_type)
 
 
 def _column(array: pa.Array, field: FieldDescriptor) -> pa.Array:
-    """A field's values in types that Spark, Python and Postgres have too."""
+    """A field's values in types that Spark, Python and Postgres share."""
     import pyarrow as pa
 
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
         value = inner.fields_by_name["value"]
-        keys, items = array.keys.cast(pa.string()), _single(array.items, value)
+        keys, items = array.keys.cast(pa.string()), _values(array.items, value)
         return pa.MapArray.from_arrays(array.offsets, keys, items)
     if pa.types.is_list(array.type):
-        return pa.ListArray.from_arrays(array.offsets, _single(array.values, field))
-    return _single(array, field)
+        return pa.ListArray.from_arrays(array.offsets, _values(array.values, field))
+    return _values(array, field)
 
 
-def _single(array: pa.Array, field: FieldDescriptor) -> pa.Array:
+def _values(array: pa.Array, field: FieldDescriptor) -> pa.Array:
     import pyarrow as pa
 
     inner = field.message_type
@@ -347,15 +347,15 @@ def _single(array: pa.Array, field: FieldDescriptor) -> pa.Array:
     if inner is not None and inner.full_name in TIMES:
         return _time(array, field.name, pa.timestamp("us", "UTC") if inner.full_name.endswith("Timestamp") else pa.duration("us"))
     if inner is not None and pa.types.is_struct(array.type):
-        columns = [_column(array.field(at), each) for at, each in enumerate(inner.fields)]
-        return struct_of(columns, [each.name for each in inner.fields], array.is_valid())
+        columns = [_column(array.field(at), child) for at, child in enumerate(inner.fields)]
+        return struct_of(columns, [child.name for child in inner.fields], array.is_valid())
     if pa.types.is_unsigned_integer(array.type):
         return array.cast(pa.decimal128(20, 0) if array.type.bit_width == 64 else pa.int64())
     return array
 
 
 def _time(array: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
-    """Seconds and nanoseconds as one time. Raises `NoValue`."""
+    """Joins seconds and nanoseconds. Raises `NoValue`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -375,9 +375,9 @@ def _json(array: pa.Array, kind: Descriptor) -> pa.Array:
     from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 
-    make: Callable[[bytes], Any] = GetMessageClass(kind).FromString
+    parse: Callable[[bytes], Any] = GetMessageClass(kind).FromString
     try:
-        texts = [None if data is None else MessageToJson(make(data), indent=None) for data in array.to_pylist()]
+        texts = [None if data is None else MessageToJson(parse(data), indent=None) for data in array.to_pylist()]
     except (DecodeError, ValueError) as error:
         raise BadMessage(_WRONG_FORM) from error
     return pa.array(texts, pa.string())

@@ -1,4 +1,4 @@
-"""The schema registry, as the driver asks it."""
+"""A client of the schema registry, for the driver."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ RegistryConfig = Mapping[str, Any]
 
 NOT_FOUND = 404
 OURS = {"timeout": 15, "max.retries": 2}
-"""Seconds to wait for more of an answer, and how often the client asks again."""
+"""Seconds to wait for the next bytes of a response, and how often the client retries."""
 WHOLE = 2
-"""An answer with all of its schema's references may take so many times the ``timeout``."""
+"""How many times the ``timeout`` a schema with all its references may take."""
 MAX_BYTES = 4 * MAX_CHARACTERS
 STRANGE = "its answer is not that of a schema registry"
 MAX_REFERENCES = 100
-"""How many references a schema may have, direct and indirect."""
+"""Maximum number of a schema's references, direct and indirect."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class RegistryUnavailable(Unavailable):
 
 @dataclass(kw_only=True, eq=False)
 class RegistryRefused(Refused):
-    """The registry does not answer this client."""
+    """The registry does not accept this client's credentials."""
 
     url: str
     cause: str
@@ -69,7 +69,7 @@ class SubjectMissing(Refused):
 
 
 def _without_user(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the user and the password that the URLs have as a setting of their own: the client's library logs the URL."""
+    """Moves user and password from the URLs into a setting of their own, because the client's library logs the URLs."""
     urls = [urlsplit(url.strip()) for url in str(settings["url"]).split(",")]
     if not all(url.scheme in ("http", "https") and url.netloc and url.geturl().isprintable() for url in urls):
         raise BadInput(
@@ -101,11 +101,11 @@ class Registry:
         self._url = without_password(settings["url"])
         try:
             self._client: SchemaRegistryClient = SchemaRegistryClient(settings)
-            rest = self._client._rest_client  # noqa: SLF001 - the client takes no httpx client of ours
+            rest = self._client._rest_client  # noqa: SLF001 - the client does not accept an httpx client
             tokens = getattr(getattr(rest, "bearer_field_provider", None), "client", None)
             clients = [rest.session] if tokens is None else [rest.session, tokens]
             self._limits = Limits(*clients, within_s=WHOLE * _seconds(settings["timeout"]), max_bytes=MAX_BYTES)
-        except Exception as error:  # noqa: BLE001 - the client's own, and its library's
+        except Exception as error:  # noqa: BLE001 - errors of the client and of its library
             fix = "Use the names of confluent-kafka's client: basic.auth.user.info, ssl.ca.location."
             problem = without_password(str(error)) if isinstance(error, TypeError | ValueError) else type(error).__name__
             raise BadInput(what="schema registry", found=f"its settings cannot be used: {problem}", fix=fix) from None
@@ -118,42 +118,42 @@ class Registry:
         self._limits.close()
 
     def newest(self, subject: str) -> tuple[SchemaId, Node]:
-        """The id of a subject's newest schema, and the schema, in Avro.
+        """The id of a subject's newest Avro schema, and the schema.
 
         Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`.
         """
-        with self._question():
+        with self._limited():
             newest = self._newest(subject)
             return newest.schema_id, self._parsed(newest.schema)
 
     def newest_message(self, subject: str, name: str | None) -> Message:
-        """The message of this name (default: the first one) in the newest schema of a subject, in Protobuf. Raises what `newest` does."""
-        with self._question():
+        """The message of this name (default: the first) in a subject's newest Protobuf schema. Raises what `newest` raises."""
+        with self._limited():
             schema = self._newest(subject).schema
             text, references = self._text(schema, "PROTOBUF"), dict(self._references(schema))
         return compiled(text, references, name)
 
     def _newest(self, subject: str) -> Any:
-        found = self._asked(lambda: self._client.get_latest_version(subject))
-        if found is None:
+        version = self._answer(lambda: self._client.get_latest_version(subject))
+        if version is None:
             raise SubjectMissing(url=self._url, subject=subject)
-        return found
+        return version
 
     def by_ids(self, ids: Collection[SchemaId]) -> dict[SchemaId, Node | str | None]:
-        """Schemas by id: None if the registry does not know it, a text if it cannot be used."""
+        """Schemas by id: None if the registry does not have it, the reason as text if it is unusable."""
         schemas = {}
-        for each in ids:
-            with self._question():
-                schemas[each] = self._by_id(each)
+        for schema_id in ids:
+            with self._limited():
+                schemas[schema_id] = self._by_id(schema_id)
         return schemas
 
     def _by_id(self, schema_id: SchemaId) -> Node | str | None:
         if isinstance(schema_id, int):
-            found = self._asked(lambda: self._client.get_schema(schema_id))
+            schema = self._answer(lambda: self._client.get_schema(schema_id))
         else:
-            found = self._asked(lambda: self._client.get_schema_by_guid(str(schema_id)))
+            schema = self._answer(lambda: self._client.get_schema_by_guid(str(schema_id)))
         try:
-            return None if found is None else self._parsed(found)
+            return None if schema is None else self._parsed(schema)
         except BadSchema as error:
             return str(error)
 
@@ -161,9 +161,9 @@ class Registry:
         return parse(self._text(schema, "AVRO"), [text for _, text in self._references(schema)])
 
     def _text(self, schema: Schema, kind: str) -> str:
-        found = schema.schema_type or "AVRO"
-        if found != kind:
-            raise BadSchema(problem=f"is of type {found}, not {kind}")
+        actual = schema.schema_type or "AVRO"
+        if actual != kind:
+            raise BadSchema(problem=f"is of type {actual}, not {kind}")
         return self._string(schema)
 
     def _string(self, schema: Schema) -> str:
@@ -172,37 +172,39 @@ class Registry:
         return schema.schema_str
 
     def _references(self, schema: Schema) -> Iterator[tuple[str, str]]:
-        """Names and texts of the schemas that this one refers to, those that are referred to first."""
-        yield from self._further(schema, {}, ())
+        """Names and texts of the schemas that this one refers to, dependencies first."""
+        yield from self._walk_references(schema, {}, ())
 
-    def _further(self, schema: Schema, known: dict[tuple[str, int], str], within: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, str]]:
-        for each in schema.references or ():
-            version = (str(each.subject), int(each.version or 0))
+    def _walk_references(
+        self, schema: Schema, texts: dict[tuple[str, int], str], within: tuple[tuple[str, int], ...]
+    ) -> Iterator[tuple[str, str]]:
+        for reference in schema.references or ():
+            version = (str(reference.subject), int(reference.version or 0))
             if version in within:
-                raise BadSchema(problem=f"refers in a circle to {each.subject} version {each.version}")
-            if version in known:
+                raise BadSchema(problem=f"refers in a circle to {reference.subject} version {reference.version}")
+            if version in texts:
                 continue
-            known[version] = ""
-            if len(known) > MAX_REFERENCES:
+            texts[version] = ""
+            if len(texts) > MAX_REFERENCES:
                 raise BadSchema(problem=f"has more than {MAX_REFERENCES} references, direct and indirect")
-            found = self._asked(lambda version=version: self._client.get_version(*version))
-            if found is None:
-                raise BadSchema(problem=f"refers to {each.subject} version {each.version}, which the registry does not have")
-            known[version] = self._string(found.schema)
-            require_small(known.values())
-            yield from self._further(found.schema, known, (*within, version))
-            yield str(each.name or ""), known[version]
+            registered = self._answer(lambda version=version: self._client.get_version(*version))
+            if registered is None:
+                raise BadSchema(problem=f"refers to {reference.subject} version {reference.version}, which the registry does not have")
+            texts[version] = self._string(registered.schema)
+            require_small(texts.values())
+            yield from self._walk_references(registered.schema, texts, (*within, version))
+            yield str(reference.name or ""), texts[version]
 
     @contextlib.contextmanager
-    def _question(self) -> Iterator[None]:
+    def _limited(self) -> Iterator[None]:
         try:
             with self._limits.question():
                 yield
         except AnswerTooLong as error:
             raise RegistryUnavailable(url=self._url, cause=str(error)) from None
 
-    def _asked(self, ask: Any) -> Any:
-        """The answer; None for 404."""
+    def _answer(self, ask: Any) -> Any:
+        """Returns the response; None for 404."""
         from confluent_kafka.schema_registry.common._httpx_compat import httpx
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -220,5 +222,5 @@ class Registry:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             raise RegistryUnavailable(url=self._url, cause=STRANGE) from None
-        except Exception as error:  # noqa: BLE001 - such as those of the library that asks for a token
+        except Exception as error:  # noqa: BLE001 - such as errors of the OAuth library
             raise RegistryUnavailable(url=self._url, cause=type(error).__name__) from None

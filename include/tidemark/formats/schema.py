@@ -16,21 +16,21 @@ PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "by
 NAMED = frozenset({"record", "error", "enum", "fixed"})
 NO_DEFAULT = object()
 MAX_CHARACTERS = 1_000_000
-"""Of a schema, with all that it refers to."""
+"""Limit for a schema with all its references."""
 MAX_FIELDS = 5_000
-"""Of a schema whose named types are replaced by their definitions. A row of Postgres has at most 1,600 columns."""
+"""Limit for a schema with named types expanded. A Postgres table has at most 1,600 columns."""
 MAX_DEPTH = 50
-"""How deep types are nested."""
+"""Maximum nesting of types."""
 MAX_NAME = 255
-"""Characters of a name. Decoded records repeat the names of fields."""
+"""Maximum characters of a name. Decoded records repeat the names of fields."""
 MAX_FIXED = 1_000_000
-"""Bytes of a ``fixed``, which a missing value takes too."""
+"""Maximum bytes of a ``fixed``. A missing value takes as many."""
 MAX_DEFAULT = 10_000
-"""Characters of a default, which each record gets."""
+"""Maximum characters of a default, which each record gets."""
 MAX_DIGITS = 76
-"""Of a decimal."""
+"""Maximum precision of a decimal."""
 MAX_TEXT = 500
-"""Characters of a problem. Names in it come from the schema."""
+"""Maximum characters of a problem, which may quote names of the schema."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class BadSchema(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A type. ``kind`` is Avro's name of it, or ``union``; ``name`` is set for named types, without their namespace."""
+    """A type. ``kind``: Avro's name of the type, or ``union``. ``name``: that of a named type, without its namespace."""
 
     kind: str
     name: str = ""
@@ -59,11 +59,11 @@ class Node:
     @property
     def branches(self) -> tuple[Node, ...]:
         """The branches of a union that are not null; for any other type, the type itself."""
-        return tuple(each for each in self.inner if each.kind != "null") if self.kind == "union" else (self,)
+        return tuple(branch for branch in self.inner if branch.kind != "null") if self.kind == "union" else (self,)
 
     @property
     def label(self) -> str:
-        """How a branch is named where a union has several."""
+        """The branch's name in a union of several types."""
         return self.name or self.details.get("logicalType", self.kind)
 
 
@@ -78,15 +78,15 @@ class Field:
 
 
 def parse(text: str, references: Sequence[str] = ()) -> Node:
-    """``references``: schemas that define named types which ``text`` uses. Raises `BadSchema`, also for a type that contains itself."""
+    """Parses a schema. ``references``: schemas that define named types for it. Raises `BadSchema`, also for a type that contains itself."""
     texts = (*references, text)
     require_small(texts)
-    known: Known = {}
+    named_types: NamedTypes = {}
     try:
-        given = [_json(each) for each in texts]
-        for each in given:
-            _collect(each, "", known)
-        return _parse(given[-1], "", _Within(known, itertools.count(1)))
+        schemas = [_json(schema) for schema in texts]
+        for schema in schemas:
+            _collect(schema, "", named_types)
+        return _parse(schemas[-1], "", _Within(named_types, itertools.count(1)))
     except RecursionError:
         raise _too_deep() from None
     except (AttributeError, KeyError, TypeError, UnicodeError):
@@ -102,15 +102,15 @@ def _too_deep() -> BadSchema:
     return BadSchema(problem=f"nests types more than {MAX_DEPTH} deep")
 
 
-Known = dict[str, tuple[Mapping[str, Any], str]]
-"""The named types, each with the namespace of the names in it."""
+NamedTypes = dict[str, tuple[Mapping[str, Any], str]]
+"""Named types, each with the namespace that applies within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """Where in a schema a type is: the named types, those that it is part of, and how deep it is nested."""
+    """Position in a schema: all named types, a counter of types, the names of the enclosing types, and the depth."""
 
-    known: Known
+    named_types: NamedTypes
     types: Iterator[int]
     names: tuple[str, ...] = ()
     depth: int = 0
@@ -122,23 +122,23 @@ class _Within:
 
 
 def to_json(node: Node) -> Any:
-    """The type as JSON. Named types get new names, because one name may be defined only once."""
+    """The type as JSON. Named types get generated names, because a name may be defined only once."""
     return _to_json(node, itertools.count())
 
 
 def _to_json(node: Node, numbers: Iterator[int]) -> Any:
     if node.kind == "union":
-        return [_to_json(each, numbers) for each in node.inner]
+        return [_to_json(branch, numbers) for branch in node.inner]
     if not node.details and not node.name and not node.inner:
         return node.kind
-    said: dict[str, Any] = {"type": node.kind, **{name: value for name, value in node.details.items() if name != connect.NAME}}
+    schema: dict[str, Any] = {"type": node.kind, **{name: value for name, value in node.details.items() if name != connect.NAME}}
     if node.name:
-        said["name"] = f"t{next(numbers)}"
+        schema["name"] = f"t{next(numbers)}"
     if node.kind == "record":
-        said["fields"] = [{"name": each.name, "type": _to_json(each.type, numbers)} for each in node.fields]
+        schema["fields"] = [{"name": field.name, "type": _to_json(field.type, numbers)} for field in node.fields]
     elif node.kind in ("array", "map"):
-        said["items" if node.kind == "array" else "values"] = _to_json(node.inner[0], numbers)
-    return said
+        schema["items" if node.kind == "array" else "values"] = _to_json(node.inner[0], numbers)
+    return schema
 
 
 def _json(text: str) -> Any:
@@ -150,29 +150,29 @@ def _json(text: str) -> Any:
         raise BadSchema(problem="is not JSON") from None
 
 
-def _collect(schema: Any, namespace: str, known: Known) -> None:
+def _collect(schema: Any, namespace: str, named_types: NamedTypes) -> None:
     if isinstance(schema, list):
-        for each in schema:
-            _collect(each, namespace, known)
+        for nested in schema:
+            _collect(nested, namespace, named_types)
     if not isinstance(schema, dict):
         return
     kind = schema.get("type")
     if isinstance(kind, str) and kind in NAMED and isinstance(name := schema.get("name"), str):
         full = _full(name, schema.get("namespace") or namespace)
         namespace = full.rpartition(".")[0]
-        known[full] = (schema, namespace)
-    for each in (kind, schema.get("items"), schema.get("values")):
-        _collect(each, namespace, known)
-    for each in schema.get("fields") or ():
-        if isinstance(each, dict):
-            _collect(each.get("type"), namespace, known)
+        named_types[full] = (schema, namespace)
+    for nested in (kind, schema.get("items"), schema.get("values")):
+        _collect(nested, namespace, named_types)
+    for nested in schema.get("fields") or ():
+        if isinstance(nested, dict):
+            _collect(nested.get("type"), namespace, named_types)
 
 
 def _parse(schema: Any, namespace: str, within: _Within) -> Node:
     if next(within.types) > MAX_FIELDS:
-        raise BadSchema(problem=f"has more than {MAX_FIELDS:,} types, if those with names count each time that they are used")
+        raise BadSchema(problem=f"has more than {MAX_FIELDS:,} types, counting each use of a named type")
     if isinstance(schema, list):
-        return _union(tuple(Node("null") if each == "null" else _parse(each, namespace, within.deeper()) for each in schema))
+        return _union(tuple(Node("null") if branch == "null" else _parse(branch, namespace, within.deeper()) for branch in schema))
     if schema == "null" or schema == {"type": "null"}:
         raise _no_value("null")
     if isinstance(schema, str):
@@ -193,7 +193,7 @@ def _parse(schema: Any, namespace: str, within: _Within) -> Node:
 
 
 def _no_value(name: str) -> BadSchema:
-    """Its data is empty, so a wrong count of an array's items could keep a reader busy without end."""
+    """Its data is empty, so a wrong item count of an array could keep a reader busy indefinitely."""
     return BadSchema(problem=f"has a type without a value, {name}, outside a union")
 
 
@@ -202,22 +202,22 @@ def _union(branches: tuple[Node, ...]) -> Node:
     union = Node("union", inner=branches)
     if not union.branches:
         raise BadSchema(problem="has a union without a type other than null")
-    hard = [each for each in union.branches if each.name or each.details.get("logicalType") == "decimal"]
-    if len(union.branches) > 1 and hard:
-        kind = f"the {hard[0].kind} {hard[0].name}" if hard[0].name else "a decimal"
+    unsupported = [branch for branch in union.branches if branch.name or branch.details.get("logicalType") == "decimal"]
+    if len(union.branches) > 1 and unsupported:
+        kind = f"the {unsupported[0].kind} {unsupported[0].name}" if unsupported[0].name else "a decimal"
         raise BadSchema(problem=f"has a union of several types, one of which is {kind}; this is not supported")
     return union
 
 
 def _named(name: str, namespace: str, within: _Within) -> Node:
-    full = next((each for each in (_full(name, namespace), name) if each in within.known), None)
+    full = next((candidate for candidate in (_full(name, namespace), name) if candidate in within.named_types), None)
     if full is None:
         raise BadSchema(problem=f"uses the type {name}, which it does not define")
     if full in within.names:
         raise BadSchema(problem=f"is recursive: {full} contains itself, which no table can hold")
     if len(full) > 2 * MAX_NAME or not full.isprintable():
         raise BadSchema(problem=f"has a type whose name is not one of at most {2 * MAX_NAME} characters")
-    schema, own = within.known[full]
+    schema, own = within.named_types[full]
     if schema["type"] != "record" and schema["type"] != "error":
         if schema["type"] == "fixed" and not 0 <= schema["size"] <= MAX_FIXED:
             raise BadSchema(problem=f"has a fixed of {schema['size']} bytes; the limit is {MAX_FIXED:,}")
@@ -227,21 +227,22 @@ def _named(name: str, namespace: str, within: _Within) -> Node:
             _require_symbols(full, schema["symbols"])
         return Node(schema["type"], full.rpartition(".")[2], _details(schema))
     inside = within.deeper(full)
-    fields = tuple(_field(each, own, inside) for each in schema.get("fields") or ())
+    fields = tuple(_field(field_schema, own, inside) for field_schema in schema.get("fields") or ())
     if not fields:
         raise BadSchema(problem=f"has the record {full}, which has no fields")
     return Node("record", full.rpartition(".")[2], _details(schema), fields=fields)
 
 
 def _require_symbols(name: str, symbols: Any) -> None:
-    if not symbols or len(set(symbols)) < len(symbols) or not all(isinstance(each, str) and 0 < len(each) <= MAX_NAME for each in symbols):
+    valid = all(isinstance(symbol, str) and 0 < len(symbol) <= MAX_NAME for symbol in symbols or ())
+    if not symbols or len(set(symbols)) < len(symbols) or not valid:
         raise BadSchema(problem=f"has the enum {name} without symbols, or with symbols that are not names")
 
 
 def _field(schema: Mapping[str, Any], namespace: str, within: _Within) -> Field:
     name, aliases, default = schema["name"], schema.get("aliases") or (), schema.get("default", NO_DEFAULT)
-    for each in (name, *aliases):
-        if not isinstance(each, str) or not 0 < len(each) <= MAX_NAME or not each.isprintable():
+    for label in (name, *aliases):
+        if not isinstance(label, str) or not 0 < len(label) <= MAX_NAME or not label.isprintable():
             raise BadSchema(problem=f"has a field whose name is not one of at most {MAX_NAME} characters")
     if default is not NO_DEFAULT and len(json.dumps(default)) > MAX_DEFAULT:
         raise BadSchema(problem=f"has a default of more than {MAX_DEFAULT:,} characters, of {name}")
@@ -253,10 +254,10 @@ def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if wrong := [name for name, value in details.items() if not isinstance(value, DETAILS[name]) or isinstance(value, bool)]:
         raise BadSchema(problem=f"has {json.dumps(details[wrong[0]])[:60]} as {wrong[0]}")
     if schema["type"] not in LOGICAL.get(details.get("logicalType", ""), ()):
-        details.pop("logicalType", None)  # unknown, or of another type, so that Avro's specification says to ignore it
+        details.pop("logicalType", None)  # unknown, or not for this type: Avro's specification says to ignore it
     precision = details.get("precision", 0)
     if details.get("logicalType") == "decimal" and not (0 < precision <= MAX_DIGITS and 0 <= details.get("scale", 0) <= precision):
-        del details["logicalType"]  # invalid, so Avro's specification says to ignore it
+        del details["logicalType"]  # invalid: Avro's specification says to ignore it
     return details
 
 
@@ -270,7 +271,7 @@ LOGICAL: Mapping[str, tuple[str, ...]] = {
     **{f"{zone}timestamp-{unit}": ("long",) for zone in ("", "local-") for unit in _TIMES},
     "duration": ("fixed",),
 }
-"""Logical types that are read as such, with the types that may have them. A uuid in a string stays text."""
+"""Supported logical types, with their base types. A uuid in a string stays text."""
 DETAILS: Mapping[str, type] = {
     "logicalType": str,
     "precision": int,

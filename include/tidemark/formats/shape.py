@@ -1,4 +1,4 @@
-"""Brings decoded Avro into types that Spark, Python and Postgres have too, and from the writer's schema to the reader's."""
+"""Converts decoded Avro to types that Spark, Python and Postgres share, and from the writer's schema to the reader's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Unresolvable(ValueError):
-    """Data of one schema cannot be read as the other. The text names the field."""
+    """Data of the writer's schema cannot be read with the reader's. The text names the field."""
 
 
 def type_of(node: Node) -> pa.DataType:
@@ -23,12 +23,12 @@ def type_of(node: Node) -> pa.DataType:
 
     if node.kind == "union":
         if len(node.branches) > 1:
-            return pa.struct([(each.label, type_of(each)) for each in node.branches])
+            return pa.struct([(branch.label, type_of(branch)) for branch in node.branches])
         return type_of(node.branches[0])
     if (named := connect.arrow_type(node.details.get(connect.NAME, ""))) is not None:
         return named
     if node.kind == "record":
-        return pa.struct([_typed(each.name, each.type) for each in node.fields])
+        return pa.struct([_typed(child.name, child.type) for child in node.fields])
     if node.kind == "array":
         return pa.list_(type_of(node.inner[0]))
     if node.kind == "map":
@@ -50,7 +50,7 @@ def type_of(node: Node) -> pa.DataType:
 
 
 def _typed(name: str, node: Node) -> pa.Field:
-    """With the Postgres type of its column as metadata, if the Arrow type does not say it."""
+    """The field, with its column's Postgres type as metadata if the Arrow type does not imply it."""
     import pyarrow as pa
 
     column = connect.postgres_type(node.branches[0].details.get(connect.NAME, ""))
@@ -93,8 +93,8 @@ def _by_kind(array: pa.Array, node: Node, path: str) -> pa.Array:
 
     kind = array.type
     if pa.types.is_struct(kind):
-        columns = [plain(array.field(at), each.type, _below(path, each.name)) for at, each in enumerate(node.fields)]
-        return struct_of(columns, [each.name for each in node.fields], array.is_valid())
+        columns = [plain(array.field(at), child.type, _below(path, child.name)) for at, child in enumerate(node.fields)]
+        return struct_of(columns, [child.name for child in node.fields], array.is_valid())
     if pa.types.is_list(kind):
         return pa.ListArray.from_arrays(array.offsets, plain(array.values, node.inner[0], f"{path}[]"), mask=array.is_null())
     if pa.types.is_map(kind):
@@ -105,8 +105,8 @@ def _by_kind(array: pa.Array, node: Node, path: str) -> pa.Array:
 def resolved(array: pa.Array, target: pa.DataType, reader: Node, path: str = "") -> pa.Array:
     """A `plain` array of the writer's schema as one of the reader's, by Avro's rules. Raises `Unresolvable`.
 
-    Fields match by name, or by the reader's aliases. Fields that the reader does not have are dropped, those that the writer does not have
-    get their default. Numbers are widened, text and bytes convert to each other.
+    Fields match by name, or by the reader's aliases. Fields that the reader lacks are dropped; fields that the writer lacks get
+    their default. Numbers are widened, text and bytes convert to each other.
     """
     import pyarrow as pa
 
@@ -117,8 +117,8 @@ def resolved(array: pa.Array, target: pa.DataType, reader: Node, path: str = "")
         return _as_union(array, target, reader, path)
     node = reader.branches[0] if reader.branches else reader
     if pa.types.is_struct(source) and pa.types.is_struct(target):
-        columns = [_field(array, target.field(each.name).type, each, path) for each in node.fields]
-        return struct_of(columns, [each.name for each in node.fields], array.is_valid())
+        columns = [_field(array, target.field(child.name).type, child, path) for child in node.fields]
+        return struct_of(columns, [child.name for child in node.fields], array.is_valid())
     if pa.types.is_list(source) and pa.types.is_list(target):
         values = resolved(array.values, target.value_type, node.inner[0], f"{path}[]")
         return pa.ListArray.from_arrays(array.offsets, values, mask=array.is_null())
@@ -143,12 +143,12 @@ def _field(array: pa.StructArray, target: pa.DataType, reader: Field, path: str)
         raise Unresolvable(f"{place} is missing in its own schema and has no default in the newest")
     try:
         return _defaults(reader, target, len(array))
-    except Exception as error:  # whatever it is, it is the default's
+    except Exception as error:  # any error is the default's fault
         raise Unresolvable(f"the default of {place} does not fit its type {target}") from error
 
 
 def _defaults(field: Field, target: pa.DataType, count: int) -> pa.Array:
-    """The field's default, ``count`` times. It is written and read as a datum, because it is given in the type below a logical type."""
+    """The field's default, ``count`` times. It is encoded and decoded, because it has the type below a logical type."""
     import fastavro
     import numpy as np
     import pyarrow as pa
@@ -157,30 +157,30 @@ def _defaults(field: Field, target: pa.DataType, count: int) -> pa.Array:
         return pa.nulls(count, target)
     datum = io.BytesIO()
     fastavro.schemaless_writer(datum, fastavro.parse_schema(to_json(field.type)), _default(field.default, field.type))
-    one = plain(avro.decode(pa.array([datum.getvalue()], pa.binary()), field.type), field.type)
-    return one.take(pa.array(np.zeros(count, np.int64)))
+    array = plain(avro.decode(pa.array([datum.getvalue()], pa.binary()), field.type), field.type)
+    return array.take(pa.array(np.zeros(count, np.int64)))
 
 
-def _default(said: Any, node: Node) -> Any:
+def _default(default: Any, node: Node) -> Any:
     """A default from JSON as a Python value. In a union it belongs to the first branch."""
     if node.kind == "union":
-        return _default(said, node.inner[0])
+        return _default(default, node.inner[0])
     if node.kind in ("bytes", "fixed"):
-        return said.encode("latin-1")
+        return default.encode("latin-1")
     if node.kind == "record":
-        return {each.name: _default(said.get(each.name, each.default), each.type) for each in node.fields}
+        return {field.name: _default(default.get(field.name, field.default), field.type) for field in node.fields}
     if node.kind == "array":
-        return [_default(each, node.inner[0]) for each in said]
+        return [_default(item, node.inner[0]) for item in default]
     if node.kind == "map":
-        return {key: _default(value, node.inner[0]) for key, value in said.items()}
-    return said
+        return {key: _default(value, node.inner[0]) for key, value in default.items()}
+    return default
 
 
 def _promotes(source: pa.DataType, target: pa.DataType) -> bool:
     import pyarrow as pa
 
-    number = pa.types.is_integer, pa.types.is_floating
-    if any(kind(source) for kind in number) and any(kind(target) for kind in number):
+    families = pa.types.is_integer, pa.types.is_floating
+    if any(kind(source) for kind in families) and any(kind(target) for kind in families):
         widths = (source.bit_width, target.bit_width)
         same_kind = pa.types.is_integer(source) == pa.types.is_integer(target)
         return bool(widths[0] <= widths[1] if same_kind else pa.types.is_floating(target))
@@ -204,27 +204,27 @@ def _union(array: pa.Array, node: Node, path: str) -> pa.Array:
             places = pa.array(offsets, pa.int32(), mask=codes != array.type.type_codes[at])
             columns.append(pc.take(plain(array.field(at), branch, path), places))
             labels.append(branch.label)
-    nothing = [at for at, branch in enumerate(node.inner) if branch.kind == "null"]
-    mask = pa.array(np.isin(codes, [array.type.type_codes[at] for at in nothing]))
+    nulls = [at for at, branch in enumerate(node.inner) if branch.kind == "null"]
+    mask = pa.array(np.isin(codes, [array.type.type_codes[at] for at in nulls]))
     return pa.StructArray.from_arrays(columns, fields=_fields(columns, labels), mask=mask)
 
 
 def _as_union(array: pa.Array, target: pa.DataType, reader: Node, path: str) -> pa.Array:
-    """Data of one type, or of a union with other branches, for a reader's union of several types."""
+    """Converts data of one type, or of a union with other branches, to a reader's union of several types."""
     import pyarrow as pa
 
-    labels = [each.label for each in reader.branches]
+    labels = [branch.label for branch in reader.branches]
     source = {field.name: array.field(at) for at, field in enumerate(array.type)} if pa.types.is_struct(array.type) else {}
     if not source or not set(source) <= set(labels):
-        fits = [each for each in reader.branches if _resolves(array, target.field(each.label).type, each)]
-        if not fits:
+        candidates = [branch for branch in reader.branches if _resolves(array, target.field(branch.label).type, branch)]
+        if not candidates:
             raise Unresolvable(f"{path or 'it'} has type {array.type} in its own schema, which is no branch of the union in the newest")
-        source = {fits[0].label: array}
+        source = {candidates[0].label: array}
     columns = [
-        resolved(source[each.label], target.field(each.label).type, each, f"{path}.{each.label}")
-        if each.label in source
-        else pa.nulls(len(array), target.field(each.label).type)
-        for each in reader.branches
+        resolved(source[branch.label], target.field(branch.label).type, branch, f"{path}.{branch.label}")
+        if branch.label in source
+        else pa.nulls(len(array), target.field(branch.label).type)
+        for branch in reader.branches
     ]
     return struct_of(columns, labels, array.is_valid())
 
@@ -261,9 +261,9 @@ def _duration(array: pa.Array) -> pa.Array:
     import pyarrow as pa
 
     parts = np.dtype([("months", np.int32), ("days", np.int32), ("nanos", np.int64)])
-    given = np.frombuffer(array.buffers()[1], parts, count=len(array), offset=array.offset * parts.itemsize)
-    unsigned = [given[name].view(np.uint32).astype(np.int64) for name in ("months", "days")]
-    columns = [*map(pa.array, unsigned), pa.array(given["nanos"] // 1_000_000)]
+    intervals = np.frombuffer(array.buffers()[1], parts, count=len(array), offset=array.offset * parts.itemsize)
+    unsigned = [intervals[name].view(np.uint32).astype(np.int64) for name in ("months", "days")]
+    columns = [*map(pa.array, unsigned), pa.array(intervals["nanos"] // 1_000_000)]
     return struct_of(columns, ["months", "days", "milliseconds"], array.is_valid())
 
 
@@ -273,7 +273,7 @@ def struct_of(columns: Sequence[pa.Array], names: Sequence[str], valid: pa.Array
     import pyarrow.compute as pc
 
     if not columns:
-        return pa.array([{} if each else None for each in valid.to_pylist()], pa.struct([]))
+        return pa.array([{} if is_valid else None for is_valid in valid.to_pylist()], pa.struct([]))
     return pa.StructArray.from_arrays(columns, fields=_fields(columns, names), mask=pc.invert(valid))
 
 
