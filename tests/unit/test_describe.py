@@ -85,7 +85,7 @@ def test_a_typed_dict_names_the_columns_wherever_it_stands_in_the_result(annotat
 def test_a_result_without_a_typed_dict_declares_nothing(annotation: Any) -> None:
     """This includes annotations with names that only a type checker knows."""
     assert declared_columns(returning(annotation)) is None
-    with pytest.raises(OutputUnknown, match="departures:transform does not say what columns it returns"):
+    with pytest.raises(OutputUnknown, match="departures:transform does not declare the columns it returns"):
         outputs_of(returning(annotation), [ONLY], no_spark, input_schema())
 
 

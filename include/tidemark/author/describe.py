@@ -1,4 +1,4 @@
-"""Finds out which columns a transform returns, without a record: for the check before a run, ``consumers check`` and ``sink ddl``."""
+"""Determines the columns that a transform returns, without a record: for the check before a run, ``consumers check`` and ``sink ddl``."""
 
 from __future__ import annotations
 
@@ -58,79 +58,81 @@ class OutputUnknown(Refused):
     several: bool = False
     """Whether it loads several sinks."""
     evolve: bool = False
-    """Whether columns are to be added to the tables."""
+    """Whether runs add missing columns to the tables."""
 
     def __str__(self) -> str:
         if self.evolve and self.several:
             return (
-                f"{self.transform} is a plain function for several sinks, so only their tables say which columns there are. Remove "
+                f"{self.transform} is a plain function for several sinks, so only their tables define the columns. Remove "
                 "evolve: add, or write the transform in the Arrow or the Spark form."
             )
         if self.several:
             return (
-                f"{self.transform} is a plain function for several sinks, so only their tables say which columns there are. Create the "
+                f"{self.transform} is a plain function for several sinks, so only their tables define the columns. Create the "
                 "tables first, each with the lineage columns kafka_topic_id smallint, kafka_partition integer, kafka_offset bigint and "
                 "kafka_seq integer, all NOT NULL, and a unique constraint on these four."
             )
         return (
-            f"{self.transform} does not say what columns it returns. Annotate its result:\n"
+            f"{self.transform} does not declare the columns it returns. Annotate its result:\n"
             "    class Row(TypedDict):\n        city: str\n        population: int\n\n"
             "    def transform(record: Record) -> Row | None: ..."
         )
 
 
-def outputs_of(transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, given: pa.Schema) -> dict[str, pa.Schema]:
+def outputs_of(transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, input_schema: pa.Schema) -> dict[str, pa.Schema]:
     """The columns of a transform's output for each sink, including the lineage columns.
 
-    Spark and Arrow forms are called once with no records, in the columns ``given``. A plain function declares its columns in its result
+    Spark and Arrow forms are called once, with no records of the ``input_schema``. A plain function declares its columns in its result
     type (a ``TypedDict``).
     Raises `TransformFailed` or `OutputUnknown`.
     """
     if isinstance(transform.function, Fields):
-        return {ONLY: transform.function.output(given, None)}
+        return {ONLY: transform.function.output(input_schema, None)}
     if transform.form is Form.FUNCTION:
         return {ONLY: _declared_schema(transform, list(sinks))}
-    return _returned(transform, sinks, spark_schema, given)
+    return _returned_schemas(transform, sinks, spark_schema, input_schema)
 
 
 def _declared_schema(transform: Transform, sinks: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
     name = f"{transform.module}:{transform.name}"
-    declared = declared_columns(transform) if sinks == [ONLY] else None
-    if declared is None:
+    columns = declared_columns(transform) if sinks == [ONLY] else None
+    if columns is None:
         raise OutputUnknown(transform=name, several=sinks != [ONLY])
     lineage = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
-    return pa.schema([pa.field(name, kind) for name, kind in declared.items()] + lineage)
+    return pa.schema([pa.field(name, kind) for name, kind in columns.items()] + lineage)
 
 
-def _returned(transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, given: pa.Schema) -> dict[str, pa.Schema]:
-    """What a transform of the Arrow or Spark form returns for no records."""
+def _returned_schemas(
+    transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, input_schema: pa.Schema
+) -> dict[str, pa.Schema]:
+    """The output schemas of a transform of the Arrow or Spark form, for an empty batch."""
     import pyarrow as pa
 
     where = "an empty batch"
     if transform.form is Form.SPARK:
-        found = dict(spark_schema(transform.function, given))
+        schemas = dict(spark_schema(transform.function, input_schema))
     else:
-        empty = pa.RecordBatch.from_pylist([], schema=given)
+        empty = pa.RecordBatch.from_pylist([], schema=input_schema)
         try:
-            answer = transform.function(empty)
+            result = transform.function(empty)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}. It must also accept an empty batch, because this is how its columns are found."
             raise TransformFailed(where=where, problem=problem) from error
-        require_batches(answer, where)
-        found = {sink: each.schema for sink, each in (answer if isinstance(answer, Mapping) else {ONLY: answer}).items()}
-    require_sinks(found, list(sinks), where)
-    if missing := [sink for sink in sinks if sink not in found]:
+        require_batches(result, where)
+        schemas = {sink: output.schema for sink, output in (result if isinstance(result, Mapping) else {ONLY: result}).items()}
+    require_sinks(schemas, list(sinks), where)
+    if missing := [sink for sink in sinks if sink not in schemas]:
         problem = f"it returned nothing for {', '.join(missing)}: return a result for each sink, also without rows."
         raise TransformFailed(where=where, problem=problem)
-    return found
+    return schemas
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A sink's table beside what is written to it. ``refused``: why rows cannot be written. Both, if a run adds the columns that are
-    missing: then ``layout`` is as it will be."""
+    """A sink's table, compared with the output. ``layout``: how rows are written. ``refused``: why they cannot be. Both are set if a run
+    adds the missing columns, which ``layout`` then includes."""
 
     columns: Sequence[Column] = ()
     layout: Layout | None = None
@@ -138,24 +140,24 @@ class Compared:
 
     @property
     def to_add(self) -> list[Column]:
-        """What a run adds to the table."""
+        """Columns that a run adds to the table."""
         return self.refused.to_add if self.layout is not None and isinstance(self.refused, SinkMismatch) else []
 
 
 def layouts_of(
-    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
+    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, input_schema: pa.Schema
 ) -> tuple[Layout, ...]:
-    """How this transform's output maps to the sinks' tables, in load order. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable`,
+    """The mapping of this transform's output to the sinks' tables, in load order. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable`,
     `SinkGuardsRows` or `SinkMismatch`, and what `compare` raises. A mismatch that a run can fix comes last."""
-    compared = compare(transform, sinks, connection, spark_schema, given)
-    if refused := [(bool(each.to_add), each.refused) for each in compared.values() if each.refused is not None]:
-        raise min(refused, key=lambda one: one[0])[1]
+    compared = compare(transform, sinks, connection, spark_schema, input_schema)
+    if refused := [(bool(comparison.to_add), comparison.refused) for comparison in compared.values() if comparison.refused is not None]:
+        raise min(refused, key=lambda mismatch: mismatch[0])[1]
     return agreed(compared)
 
 
 def agreed(compared: Mapping[str, Compared]) -> tuple[Layout, ...]:
     """The layouts of all sinks. Raises `TransformFailed` if some rows have lineage and others do not."""
-    layouts = tuple(each.layout for each in compared.values() if each.layout is not None)
+    layouts = tuple(comparison.layout for comparison in compared.values() if comparison.layout is not None)
     if len({layout.by_record for layout in layouts}) > 1:
         problem = "some of its results have lineage columns and others do not: return all with them, or all without."
         raise TransformFailed(where="an empty batch", problem=problem)
@@ -163,41 +165,41 @@ def agreed(compared: Mapping[str, Compared]) -> tuple[Layout, ...]:
 
 
 def compare(
-    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
+    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, input_schema: pa.Schema
 ) -> dict[str, Compared]:
     """Compares this transform's output with each sink's table, in load order.
 
     A plain function's values get the types of the table's columns. If it declares no result type, it may return every column without a
-    default. Raises `TransformFailed`, and `OutputUnknown` if columns are to be added that nothing declares.
+    default. Raises `TransformFailed`, and `OutputUnknown` if undeclared columns are to be added.
     """
     returned: dict[str, pa.Schema] = {}
     compared = {}
     for name, sink in sinks.items():
         try:
-            found = _found(connection, sink)
-            columns = found.columns
+            table = _inspect(connection, sink)
+            columns = table.columns
         except (SinkMissing, SinkHidden, SinkNoTable, SinkGuardsRows) as error:
             compared[name] = Compared(refused=error)
             continue
         if isinstance(transform.function, Fields):
-            output = transform.function.output(given, columns)
+            output = transform.function.output(input_schema, columns)
         elif transform.form is Form.FUNCTION:
             declared = declared_columns(transform) if name == ONLY else None
             if declared is None and sink.evolve is Evolve.ADD:
                 raise OutputUnknown(transform=f"{transform.module}:{transform.name}", several=name != ONLY, evolve=True)
             output = _function_schema(declared, columns)
         else:
-            returned = returned or _returned(transform, sinks, spark_schema, given)
+            returned = returned or _returned_schemas(transform, sinks, spark_schema, input_schema)
             output = returned[name]
         fit = partial(
             match,
             sink.table,
             output=output,
-            lineage_index=found.by_lineage,
+            lineage_index=table.by_lineage,
             key=sink.key,
-            key_index=found.by_key,
-            publication=found.publication,
-            partitioned_by=found.partitioned_by,
+            key_index=table.by_key,
+            publication=table.publication,
+            partitioned_by=table.partitioned_by,
             aggregates=transform.form is Form.SPARK,
             deletes=sink.deletes,
         )
@@ -211,8 +213,8 @@ def compare(
     return compared
 
 
-class _Found(NamedTuple):
-    """A table's columns, whether it has the unique indexes on its lineage and its key, its `blocking_publication` and `partition_key`."""
+class _Table(NamedTuple):
+    """A table's columns, whether it has unique indexes on lineage and key, its `blocking_publication` and its `partition_key`."""
 
     columns: list[Column]
     by_lineage: bool
@@ -221,7 +223,7 @@ class _Found(NamedTuple):
     partitioned_by: list[str]
 
 
-def _found(connection: Connection, sink: Sink) -> _Found:
+def _inspect(connection: Connection, sink: Sink) -> _Table:
     with transaction(connection) as cur:
         columns = read_columns(cur, sink.table)
         require_table(cur, sink.table)
@@ -233,21 +235,21 @@ def _found(connection: Connection, sink: Sink) -> _Found:
         publication = blocking_publication(cur, sink.table)
     if not columns:
         raise SinkMissing(table=sink.table)
-    return _Found(columns, by_lineage, by_key, publication, partitioned_by)
+    return _Table(columns, by_lineage, by_key, publication, partitioned_by)
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:
     """The columns of a plain function's result type, in order, with their Arrow types. `None` if it declares no result type."""
     try:
         result = typing.get_type_hints(transform.function).get("return")
-        row = next((each for each in _parts(result) if typing.is_typeddict(each)), None)
+        row = next((part for part in _parts(result) if typing.is_typeddict(part)), None)
         return None if row is None else {name: _arrow_of(kind) for name, kind in typing.get_type_hints(row).items()}
     except (NameError, TypeError):  # a name imported for type checkers only
         return None
 
 
 def _function_schema(declared: Mapping[str, pa.DataType] | None, columns: Sequence[Column]) -> pa.Schema:
-    """The schema of the batches built from the function's rows: the table's types, for the columns that it may return."""
+    """The schema of the batches built from the function's rows: the columns that it may return, in the table's types."""
     import pyarrow as pa
 
     lineage = {name for name, _ in LINEAGE}
@@ -259,26 +261,26 @@ def _function_schema(declared: Mapping[str, pa.DataType] | None, columns: Sequen
     fields = []
     for name in names:
         kind = arrow_type(own[name].type) if name in own else None
-        if declared is not None and (kind is None or not _agrees(declared[name], own[name].type)):
+        if declared is not None and (kind is None or not _accepts(declared[name], own[name].type)):
             kind = declared[name]
         if kind is not None:
             fields.append(pa.field(name, kind))
-    given = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
-    return pa.schema(fields + given)
+    lineage_fields = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
+    return pa.schema(fields + lineage_fields)
 
 
-def _agrees(declared: pa.DataType, postgres: str) -> bool:
-    """Whether the column takes Python values of the declared type: a ``datetime`` may have a zone or none."""
+def _accepts(declared: pa.DataType, postgres: str) -> bool:
+    """Whether the column accepts Python values of the declared type: a ``datetime`` may have a zone or not."""
     import pyarrow as pa
 
     if pa.types.is_list(declared) and postgres.endswith("[]"):
-        return _agrees(declared.value_type, postgres[:-2])
+        return _accepts(declared.value_type, postgres[:-2])
     if pa.types.is_timestamp(declared) and base_of(postgres).startswith("timestamp"):
         return True
     return converts(declared, postgres)
 
 
-_PYTHON: Mapping[Any, str] = {
+_POSTGRES_TYPES: Mapping[Any, str] = {
     bool: "boolean",
     int: "bigint",
     float: "double precision",
@@ -294,26 +296,26 @@ _PYTHON: Mapping[Any, str] = {
 
 
 def _arrow_of(kind: Any) -> pa.DataType:
-    """The Arrow type for a Python type. All but the simple types become JSON text."""
+    """The Arrow type for a Python type. Types other than the simple ones become JSON text."""
     import pyarrow as pa
 
-    for each in _members(kind):
-        if isinstance(each, typing.Hashable) and each in _PYTHON:
-            found = pa.decimal128(38, 18) if each is decimal.Decimal else arrow_type(_PYTHON[each])
-            assert found is not None
-            return found
-        if typing.get_origin(each) is list and (inner := typing.get_args(each)) and inner[0] in _PYTHON:
+    for member in _members(kind):
+        if isinstance(member, typing.Hashable) and member in _POSTGRES_TYPES:
+            arrow = pa.decimal128(38, 18) if member is decimal.Decimal else arrow_type(_POSTGRES_TYPES[member])
+            assert arrow is not None
+            return arrow
+        if typing.get_origin(member) is list and (inner := typing.get_args(member)) and inner[0] in _POSTGRES_TYPES:
             return pa.list_(_arrow_of(inner[0]))
     return pa.string()
 
 
 def _parts(kind: Any) -> list[Any]:
     """A type, or the members of a union and of ``Iterable[...]``, ``list[...]`` and similar, without None."""
-    found = []
-    for each in _members(kind):
-        inner = typing.get_args(each)
-        found += [part for one in inner for part in _parts(one)] if inner else [each]
-    return found
+    parts = []
+    for member in _members(kind):
+        inner = typing.get_args(member)
+        parts += [part for argument in inner for part in _parts(argument)] if inner else [member]
+    return parts
 
 
 def _members(kind: Any) -> list[Any]:
@@ -321,5 +323,5 @@ def _members(kind: Any) -> list[Any]:
     if typing.get_origin(kind) is typing.Literal:
         return [type(value) for value in typing.get_args(kind)]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return [part for each in typing.get_args(kind) for part in _members(each)]
+        return [part for member in typing.get_args(kind) for part in _members(member)]
     return [] if kind is type(None) or kind is None else [kind]

@@ -1,7 +1,7 @@
-"""A consumer without code to start from: its file, its table's DDL and its suite, from what the topic holds.
+"""Generates a starter consumer without code: its file, its table's DDL and its suite, from the topic.
 
-A schema in the registry says which fields there are and which are never null. Plain JSON has none, so both come from a sample of the
-latest records.
+A schema in the registry defines the fields and which of them are never null. For plain JSON, both come from a sample of the latest
+records.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from tidemark.worker.decoding import Decoding
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OF_SCHEMA = {"AVRO": Encoding.AVRO, "JSON": Encoding.JSON_SCHEMA, "PROTOBUF": Encoding.PROTOBUF}
-"""What a registry calls a schema's type, and our name of the format."""
+ENCODINGS = {"AVRO": Encoding.AVRO, "JSON": Encoding.JSON_SCHEMA, "PROTOBUF": Encoding.PROTOBUF}
+"""Formats by the registry's name of the schema type."""
 SAMPLE = 100
-"""Default number of latest records to look at."""
+"""Default number of latest records to sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """``files``: their texts. ``left_out``: fields whose names cannot be columns: empty, too long, or with quotes, backslashes or
+    """``files``: texts by path. ``left_out``: fields whose names cannot be columns: empty, too long, or with quotes, backslashes or
     control characters."""
 
     name: str
@@ -77,28 +77,28 @@ class FileTaken(Refused):
 
 
 def sketched(topic: str, name: str, table: str | None, count: int, consumers: Path) -> Sketch:
-    """A consumer of this topic, whose file will be in the folder ``consumers``. Writes nothing.
+    """Drafts a consumer of this topic, for the folder ``consumers``. Writes nothing.
 
     Raises `FileTaken`, `NoSketch`, `BadInput`, and what the registry and the cluster raise.
     """
-    _checked(checks.consumer_name, name, "--name")
-    table = _checked(checks.table_name, table or _free_table(name, consumers), "--table")
+    _require(checks.consumer_name, name, "--name")
+    table = _require(checks.table_name, table or _free_table(name, consumers), "--table")
     suite = project.expectations() / f"{name}.json"
     file = consumers / f"{name}.yaml"
     if name in consumer_names(consumers) or suite.exists():
         raise FileTaken(path=str(suite if suite.exists() else file))
     cluster = Cluster(kafka_config())
-    found = cluster.topics([topic], missing_ok=True)
-    if not found:
+    topics = cluster.topics([topic], missing_ok=True)
+    if not topics:
         raise BadInput(what="TOPIC", found=f"{cluster.servers} has no topic {topic}", fix="Correct the name, or create the topic.")
-    messages = latest(kafka_config(), cluster.logs(found[0].all()).values(), count)
+    messages = latest(kafka_config(), cluster.logs(topics[0].all()).values(), count)
     encoding = _encoding(topic, messages)
     keys: dict[str, Any] = {"topics": [topic], "format": _format(topic, encoding, messages), "sink": {"table": table}}
-    sample = _sampled(topic, encoding, messages)
+    sample = _sample(topic, encoding, messages)
     if (key := _key_of_changes(topic, encoding, sample)) is not None:
         keys["format"] = {"value": encoding.value, "key": encoding.value, "envelope": Envelope.DEBEZIUM.value}
         keys["sink"] |= {"mode": "upsert", "key": key, "deletes": Deletes.HARD.value}
-    fields = _of_schema(_spec(name, keys), topic) if sample is None else sample.fields()
+    fields = _schema_fields(_spec(name, keys), topic) if sample is None else sample.fields()
     columns = _columns(fields)
     left_out = [field.name for field in fields if field.name not in columns]
     renamed = {column: name for name, column in columns.items() if column != name}
@@ -106,16 +106,16 @@ def sketched(topic: str, name: str, table: str | None, count: int, consumers: Pa
     keys |= {"drop": left_out} if left_out and fields[0].type is None else {}
     required = [columns[field.name] for field in fields if field.required and field.name in columns]
     keys |= {"validation": {"suite": name}} if required else {}
-    files = {file: _text(keys)}
+    files = {file: _file_text(keys)}
     if required:
         files[suite] = _suite(name, required, "warning" if fields[0].type else "critical")
     return Sketch(name, files, _ddl(_spec(name, keys), fields, columns), left_out)
 
 
 def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
-    """The DDL for a consumer of JSON without code, by the latest records of its topics. Writes nothing.
+    """The DDL for a JSON consumer without code, from the latest records of its topics. Writes nothing.
 
-    Raises `ColumnsUnknown` if the table exists, because then its types decide; `BadInput` if the topics have no values, `FieldReserved`,
+    Raises `ColumnsUnknown` if the table exists, because its types then apply; `BadInput` if the topics have no values, `FieldReserved`,
     and `NoSketch`.
     """
     import pyarrow as pa
@@ -126,7 +126,7 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     assert isinstance(function, Fields)
     cluster = Cluster(kafka_config())
     topics = cluster.topics(cluster.subscribed(spec))
-    logs = cluster.logs(each for topic in topics for each in topic.all() if spec.fixed.covers(each))
+    logs = cluster.logs(partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition))
     messages = latest(kafka_config(), logs.values(), SAMPLE)
     names = ", ".join(topic.name for topic in topics)
     if messages["value"].null_count == len(messages):
@@ -139,25 +139,25 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     )
     if sample is None:
         raise NoSketch(topic=names, problem="its latest values are not change data of Debezium")
-    kinds = {name: sample.type_at(steps) for name, steps in function.columns if steps[0] in function.json}
+    types = {name: sample.type_at(steps) for name, steps in function.columns if steps[0] in function.json}
     used = {steps for _, steps in function.columns}
-    own = [
+    fields = [
         field
         for field in sample.fields()
         if ("value", field.name) not in used and field.name not in function.drop and field.name not in dict(function.columns)
     ]
-    if taken := next((field.name for field in own if field.name in RESERVED), None):
-        raise FieldReserved(field=taken)
-    columns = _columns(own)
-    kinds |= {field.name: field.type for field in own if field.name in columns and field.type is not None}
-    given = function.output(Decoding(spec, registry_config(), lambda: spec.topics).input_schema(), ())
-    first = [pa.field(name, pa.string(), metadata={"postgres": kind}) for name, kind in kinds.items()]
-    output = pa.schema([*first, *(field for field in given if field.name not in kinds)])
-    return Sketch(spec.name, {}, ddl_of(spec, output, partitions), [field.name for field in own if field.name not in columns])
+    if reserved := next((field.name for field in fields if field.name in RESERVED), None):
+        raise FieldReserved(field=reserved)
+    columns = _columns(fields)
+    types |= {field.name: field.type for field in fields if field.name in columns and field.type is not None}
+    derived = function.output(Decoding(spec, registry_config(), lambda: spec.topics).input_schema(), ())
+    typed = [pa.field(name, pa.string(), metadata={"postgres": column_type}) for name, column_type in types.items()]
+    output = pa.schema([*typed, *(field for field in derived if field.name not in types)])
+    return Sketch(spec.name, {}, ddl_of(spec, output, partitions), [field.name for field in fields if field.name not in columns])
 
 
 def _table_exists(table: str) -> bool:
-    """Not if the environment names no database."""
+    """Whether the table exists. False if the environment does not name a database."""
     try:
         url = database_url()
     except BadInput as error:
@@ -168,11 +168,11 @@ def _table_exists(table: str) -> bool:
         return bool(read_columns(cur, table))
 
 
-class _Subjects(Registry):
+class _SubjectTypes(Registry):
     def type_of(self, subject: str) -> str | None:
         """The type of a subject's newest schema. `None` if there is no such subject."""
-        found = self._asked(lambda: self._client.get_latest_version(subject))
-        return None if found is None else found.schema.schema_type or "AVRO"
+        version = self._answer(lambda: self._client.get_latest_version(subject))
+        return None if version is None else version.schema.schema_type or "AVRO"
 
 
 def _registered(subject: str) -> Encoding | None:
@@ -180,10 +180,10 @@ def _registered(subject: str) -> Encoding | None:
     config = registry_config()
     if config is None:
         return None
-    subjects = _Subjects(config)
+    subjects = _SubjectTypes(config)
     with subjects:
-        found = subjects.type_of(subject)
-    return None if found is None else OF_SCHEMA[found]
+        schema_type = subjects.type_of(subject)
+    return None if schema_type is None else ENCODINGS[schema_type]
 
 
 def _encoding(topic: str, messages: pa.RecordBatch) -> Encoding:
@@ -191,13 +191,13 @@ def _encoding(topic: str, messages: pa.RecordBatch) -> Encoding:
         return registered
     if messages["value"].null_count == len(messages):
         raise NoSketch(topic=topic, problem="it has no records with values, and the registry has no schema of it")
-    if not all(isinstance(each, dict) for each in JsonSample.of(topic, Encoding.JSON, messages).objects["value"]):
+    if not all(isinstance(value, dict) for value in JsonSample.of(topic, Encoding.JSON, messages).objects["value"]):
         raise NoSketch(topic=topic, problem="its values are not all JSON objects, and the registry has no schema of it")
     return Encoding.JSON
 
 
 def _format(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> dict[str, str]:
-    """With the key's format, if there are keys."""
+    """The formats for the consumer's file, with the key's if records have keys."""
     if (registered := _registered(f"{topic}-key")) is not None:
         return {"value": encoding.value, "key": registered.value}
     keys = messages["key"].drop_null().to_pylist()
@@ -214,8 +214,8 @@ def _is_printable(data: bytes) -> bool:
         return False
 
 
-def _sampled(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> JsonSample | None:
-    """None for a format with a schema of its own."""
+def _sample(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> JsonSample | None:
+    """The sampled records. None for a format with a schema of its own."""
     if encoding not in (Encoding.JSON, Encoding.JSON_SCHEMA):
         return None
     changes = JsonSample.of_changes(topic, messages) if encoding is Encoding.JSON else None
@@ -223,32 +223,32 @@ def _sampled(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> JsonSa
 
 
 def _key_of_changes(topic: str, encoding: Encoding, sample: JsonSample | None) -> list[str] | None:
-    """The key of the source table, if these are change data. Raises `NoSketch` if it has none."""
+    """The source table's key; None if the values are not change data. Raises `NoSketch` if the records have no keys."""
     if sample is not None:
         if "change" not in sample.objects:
             return None
         if sample.objects["key"]:
             return [field.name for field in sample.fields("key")]
-    elif encoding is not Encoding.AVRO or not {"op", "before", "after"} <= _names(_newest(topic, "value")):
+    elif encoding is not Encoding.AVRO or not {"op", "before", "after"} <= _field_names(_newest(topic, "value")):
         return None
     elif _registered(f"{topic}-key") is Encoding.AVRO:
-        return list(_names(_newest(topic, "key")))
+        return list(_field_names(_newest(topic, "key")))
     raise NoSketch(topic=topic, problem="it has change data without keys: set message.key.columns in the connector")
 
 
-def _of_schema(spec: ConsumerSpec, topic: str) -> list[SampledField]:
+def _schema_fields(spec: ConsumerSpec, topic: str) -> list[SampledField]:
     """The fields of the values' newest schema."""
     import pyarrow as pa
 
     schema = Decoding(spec, registry_config(), lambda: [topic]).input_schema()
-    given = (opened_schema(schema) if spec.format.envelope else schema).field("value").type
-    if not pa.types.is_struct(given):
-        raise NoSketch(topic=topic, problem=f"its values are of the type {given}, and have no fields")
-    required = _never_null(spec, topic) if spec.format.value is Encoding.AVRO else set()
-    return [SampledField(each.name, None, each.name in required) for each in given]
+    value_type = (opened_schema(schema) if spec.format.envelope else schema).field("value").type
+    if not pa.types.is_struct(value_type):
+        raise NoSketch(topic=topic, problem=f"its values are of the type {value_type}, and have no fields")
+    required = _required_fields(spec, topic) if spec.format.value is Encoding.AVRO else set()
+    return [SampledField(child.name, None, child.name in required) for child in value_type]
 
 
-def _never_null(spec: ConsumerSpec, topic: str) -> set[str]:
+def _required_fields(spec: ConsumerSpec, topic: str) -> set[str]:
     node = _newest(topic, "value")
     if spec.format.envelope:
         (node,) = next(field.type for field in node.branches[0].fields if field.name == "after").branches
@@ -263,16 +263,16 @@ def _newest(topic: str, side: str) -> Node:
         return registry.newest(f"{topic}-{side}")[1]
 
 
-def _names(node: Node) -> Set[str]:
+def _field_names(node: Node) -> Set[str]:
     return dict.fromkeys(field.name for field in node.branches[0].fields).keys()
 
 
 def _nullable(node: Node) -> bool:
-    return node.kind == "null" or any(each.kind == "null" for each in node.inner if node.kind == "union")
+    return node.kind == "null" or any(branch.kind == "null" for branch in node.inner if node.kind == "union")
 
 
 def _columns(fields: Sequence[SampledField]) -> dict[str, str]:
-    """The column of each field: of the same name, unless that is reserved. Without fields that no column can have."""
+    """The column name of each field: the field's name, with ``_`` if that is reserved. Omits fields whose names cannot be columns."""
     names = [
         field.name
         for field in fields
@@ -290,17 +290,18 @@ def _columns(fields: Sequence[SampledField]) -> dict[str, str]:
 def _ddl(spec: ConsumerSpec, fields: Sequence[SampledField], columns: Mapping[str, str]) -> str:
     import pyarrow as pa
 
-    fields_of_table = transform_of(spec, ()).function
-    given = Decoding(spec, registry_config(), lambda: spec.topics).input_schema()
-    if isinstance(fields_of_table, Fields) and "value" not in fields_of_table.json:
-        return ddl_of(spec, fields_of_table.output(given, None))
-    made = [(columns[field.name], field.type) for field in fields if field.name in columns]
-    lineage = [given.field(name) for name in GIVEN]
-    return ddl_of(spec, pa.schema([*(pa.field(name, pa.string(), metadata={"postgres": kind}) for name, kind in made), *lineage]))
+    function = transform_of(spec, ()).function
+    input_schema = Decoding(spec, registry_config(), lambda: spec.topics).input_schema()
+    if isinstance(function, Fields) and "value" not in function.json:
+        return ddl_of(spec, function.output(input_schema, None))
+    named = [(columns[field.name], field.type) for field in fields if field.name in columns]
+    typed = [pa.field(name, pa.string(), metadata={"postgres": column_type}) for name, column_type in named]
+    lineage = [input_schema.field(name) for name in GIVEN]
+    return ddl_of(spec, pa.schema([*typed, *lineage]))
 
 
-def _text(keys: Mapping[str, Any]) -> str:
-    """The consumer's file: one line for each key."""
+def _file_text(keys: Mapping[str, Any]) -> str:
+    """The text of the consumer's file: one line per key."""
     lines = {
         key: yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False) for key, value in keys.items()
     }
@@ -316,29 +317,30 @@ def _suite(name: str, columns: Sequence[str], severity: str) -> str:
 
 
 def _spec(name: str, keys: Mapping[str, Any]) -> ConsumerSpec:
-    """What the consumer's file will say, checked as such a file is."""
+    """The spec that the consumer's file will have, validated like any such file."""
     with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:
         path = Path(folder) / f"{name}.yaml"
-        path.write_text(_text(keys), encoding="utf-8")
+        path.write_text(_file_text(keys), encoding="utf-8")
         return load_consumer(path)
 
 
 def _free_table(name: str, consumers: Path) -> str:
-    """A table for the consumer that no other one names: ``orders.eu`` and ``orders-eu`` would have the same."""
-    taken = {table for each in read_folder(consumers)[0].values() for table in each.table_names} if consumers.is_dir() else set()
+    """A table name that no other consumer uses: ``orders.eu`` and ``orders-eu`` would share one."""
+    taken = {table for spec in read_folder(consumers)[0].values() for table in spec.table_names} if consumers.is_dir() else set()
     names = (f"public.{_identifier(name)}{f'_{number}' if number > 1 else ''}" for number in itertools.count(1))
     return next(table for table in names if table not in taken)
 
 
 def _identifier(name: str) -> str:
-    """The name as Postgres may name a table."""
+    """The name as a valid Postgres table name."""
     text = re.sub(r"[^a-z0-9_]+", "_", name.lower())[: checks.POSTGRES_NAME_LIMIT - 1]
     return f"_{text}" if text[:1].isdigit() else text
 
 
-def _checked(check: Callable[[str], str], value: str, option: str) -> str:
+def _require(check: Callable[[str], str], value: str, option: str) -> str:
     try:
         return check(value)
     except checks.NotThis as error:
-        said = error.context or {}
-        raise BadInput(what=option, found=f'"{value}" {said["clause"]}', fix=f"{said['fix'][0].upper()}{said['fix'][1:]}.") from None
+        context = error.context or {}
+        fix = context["fix"]
+        raise BadInput(what=option, found=f'"{value}" {context["clause"]}', fix=f"{fix[0].upper()}{fix[1:]}.") from None
