@@ -1,4 +1,4 @@
-"""The values of Arrow arrays as Python's, none of them changed."""
+"""Converts values of Arrow arrays to Python, without loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOO_FINE = "is out of range, or has more digits after the second than the column
 
 
 def _beyond_a_day(array: pa.Array) -> set[int]:
-    """24:00 is none of Python's times either."""
+    """Indexes of times outside a day. Python does not have 24:00 either."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -27,14 +27,14 @@ def _beyond_a_day(array: pa.Array) -> set[int]:
 
 
 def python_values(array: pa.Array) -> tuple[list[Any], dict[int, str]]:
-    """The values as Python's, and the places of those that Python has not, with the reason."""
+    """Python values, and the reason for each that Python cannot represent, by index."""
     import pyarrow as pa
 
     values: list[Any] = []
-    wrong: dict[int, str] = {}
+    unreadable: dict[int, str] = {}
     if "time32" in str(array.type) or "time64" in str(array.type):
-        wrong = dict.fromkeys(places(array, _beyond_a_day), "is not a time of a day")  # Arrow would wrap it
-        array = array.take(pa.array([None if at in wrong else at for at in range(len(array))], pa.int64()))
+        unreadable = dict.fromkeys(places(array, _beyond_a_day), "is not a time of a day")  # Arrow would wrap it
+        array = array.take(pa.array([None if at in unreadable else at for at in range(len(array))], pa.int64()))
     try:
         values = array.to_pylist(maps_as_pydicts="strict")
     except (KeyError, ValueError, OverflowError, pa.ArrowException):
@@ -42,11 +42,11 @@ def python_values(array: pa.Array) -> tuple[list[Any], dict[int, str]]:
             try:
                 values += array.slice(at, 1).to_pylist(maps_as_pydicts="strict")
             except (KeyError, ValueError, OverflowError, pa.ArrowException) as error:
-                wrong[at] = _UNREADABLE.get(type(error), TOO_FINE)
+                unreadable[at] = _UNREADABLE.get(type(error), TOO_FINE)
                 values.append(None)
     if _SHORT_FLOAT.search(str(array.type)):
         values = [_with_own_digits(value, array.type) for value in values]
-    return values, wrong
+    return values, unreadable
 
 
 _UNREADABLE: Mapping[type, str] = {KeyError: "has a key twice", UnicodeDecodeError: "is not UTF-8 text"}
@@ -63,7 +63,7 @@ def _with_own_digits(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_float32(kind) or pa.types.is_float16(kind):
         return float(str(np.float32(value) if pa.types.is_float32(kind) else np.float16(value)))
     if pa.types.is_struct(kind):
-        return {each.name: _with_own_digits(value[each.name], each.type) for each in kind}
+        return {child.name: _with_own_digits(value[child.name], child.type) for child in kind}
     if pa.types.is_map(kind):
-        return {key: _with_own_digits(each, kind.item_type) for key, each in value.items()}
-    return [_with_own_digits(each, kind.value_type) for each in value] if isinstance(value, list) else value
+        return {key: _with_own_digits(item, kind.item_type) for key, item in value.items()}
+    return [_with_own_digits(item, kind.value_type) for item in value] if isinstance(value, list) else value

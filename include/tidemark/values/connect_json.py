@@ -1,7 +1,7 @@
-"""Reads what Kafka Connect's JsonConverter writes, with schemas (``{"schema": …, "payload": …}``) or without.
+"""Reads the output of Kafka Connect's JsonConverter, with schemas (``{"schema": …, "payload": …}``) or without.
 
-A schema says what a number or a text stands for: a day, a time, a decimal. Without one, a value is read as Debezium's default settings
-write a source column of the same type as the table's.
+A schema defines the meaning of a number or a text: a day, a time, a decimal. Without one, a value is read as Debezium's default settings
+write a source column of the table column's type.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from tidemark.values.json_text import json_text
 from tidemark.values.plain import Misfit
 
 UNAVAILABLE = "__debezium_unavailable_value"
-"""What Debezium writes in place of a large value (TOAST) that the source has not sent."""
+"""Debezium's text in place of a large value (TOAST) that the source has not sent."""
 NOT_SENT = (
     "is not in the record, because the value is large (TOAST) and did not change. Set REPLICA IDENTITY FULL on the source table; the next "
     "change of this row then has all values"
 )
 Types = Mapping[str, Any] | None
-"""The schema of a struct, as JsonConverter writes it; None if the record has none."""
+"""The schema of a struct, as JsonConverter writes it; None for a record without a schema."""
 _AS_IS = {
     **dict.fromkeys(("smallint", "integer", "bigint"), int),
     **dict.fromkeys(("text", "character varying", "character", "uuid", "enum"), str),
     "boolean": bool,
 }
-"""Types of values that stay as they are in a column."""
-_MOST_DIGITS = 30
-"""Of a number that can be a byte, or a byte times what turns milliseconds into microseconds."""
-_NONE: Mapping[str, Any] = {}
-"""In place of a record's schema that is none."""
+"""Python types of values that a column stores unchanged."""
+_MAX_DIGITS = 30
+"""Maximum digits of a number that may be a byte of the placeholder, or a byte multiplied by a unit of time."""
+_INVALID: Mapping[str, Any] = {}
+"""In place of an invalid schema of a record."""
 _MICROS = 3
-"""Times with more digits after the second are in microseconds, others in milliseconds."""
+"""Times with more fractional digits than this are in microseconds, others in milliseconds."""
 
 
 @dataclass(frozen=True)
 class Placeholder:
-    """What Debezium writes in place of a value that it could not send, by its setting ``unavailable.value.placeholder``."""
+    """Debezium's substitute for a value that it could not send: its setting ``unavailable.value.placeholder``."""
 
     text: str = UNAVAILABLE
 
@@ -62,27 +62,27 @@ class Placeholder:
         return (f'"{self.text}"', self.base64, ",".join(map(str, self.bytes)), ",".join(f"{byte}.0" for byte in self.bytes))
 
     def may_be_in(self, text: str) -> bool:
-        """Whether a record in JSON may have it somewhere."""
+        """Whether a record in JSON may contain the placeholder."""
         return any(mark in text for mark in self._marks)
 
     def is_in(self, value: Any) -> bool:
-        """Whether a value is the placeholder, or has it within."""
+        """Whether a value is the placeholder, or contains it."""
         pending = [value]
         while pending:
-            each = pending.pop()
-            if isinstance(each, str | bytes):
-                if each in (self.text, self.base64, self.text.encode()):
+            current = pending.pop()
+            if isinstance(current, str | bytes):
+                if current in (self.text, self.base64, self.text.encode()):
                     return True
-            elif isinstance(each, Mapping):
-                pending += [*each, *each.values()]
-            elif isinstance(each, list):
-                if self.is_written_in(each):
+            elif isinstance(current, Mapping):
+                pending += [*current, *current.values()]
+            elif isinstance(current, list):
+                if self.is_written_in(current):
                     return True
-                pending += each
+                pending += current
         return False
 
     def is_written_in(self, values: Sequence[Any]) -> bool:
-        """Whether numbers are its bytes, or a multiple of them: milliseconds become microseconds."""
+        """Whether the numbers are the placeholder's bytes, or a multiple of them: milliseconds become microseconds."""
         if len(values) != len(self.bytes) or not all(map(_can_be_multiplied, values)):
             return False
         first, least = values[0], self.bytes[0]
@@ -91,8 +91,8 @@ class Placeholder:
 
 def _can_be_multiplied(value: Any) -> bool:
     if isinstance(value, Decimal):
-        return value.is_finite() and bool(value) and abs(value.adjusted()) < _MOST_DIGITS
-    return isinstance(value, int | float) and 0 < abs(value) < 10**_MOST_DIGITS
+        return value.is_finite() and bool(value) and abs(value.adjusted()) < _MAX_DIGITS
+    return isinstance(value, int | float) and 0 < abs(value) < 10**_MAX_DIGITS
 
 
 class _Record(msgspec.Struct):
@@ -107,7 +107,7 @@ class _Envelope(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Envelopes:
-    """Of each record: the envelope and the row in it as JSON, its operation, and its types."""
+    """For each record: the envelope and its row as JSON, the operation, and the types."""
 
     payloads: list[str | None]
     rows: list[str | None]
@@ -121,19 +121,19 @@ _ROW = msgspec.json.Decoder(dict[str, Any], float_hook=json_fields.number)
 
 
 def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]]:
-    """The texts without their schemas, and the schemas. A text that is not an object is returned as it is."""
+    """Splits texts into payloads and schemas. A text that is not an object is returned unchanged."""
     bare: list[str | None] = []
     types: list[Types] = []
     for text in texts:
         try:
-            found = None if text is None else _RECORD.decode(text)
+            record = None if text is None else _RECORD.decode(text)
         except (msgspec.MsgspecError, RecursionError):
-            found = None
-        schema = b"" if found is None else bytes(found.schema)
-        payload = b"" if found is None else bytes(found.payload)
-        if found is not None and payload and (schema.startswith(b"{") or (schema == b"null" and payload.startswith(b"{"))):
-            bare.append(_text(found.payload))
-            types.append(None if schema == b"null" else _parsed(schema) or _NONE)
+            record = None
+        schema = b"" if record is None else bytes(record.schema)
+        payload = b"" if record is None else bytes(record.payload)
+        if record is not None and payload and (schema.startswith(b"{") or (schema == b"null" and payload.startswith(b"{"))):
+            bare.append(_text_of(record.payload))
+            types.append(None if schema == b"null" else _parsed(schema) or _INVALID)
         else:
             bare.append(text)
             types.append(None)
@@ -141,20 +141,20 @@ def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]
 
 
 def envelopes(texts: Sequence[str | None], errors: dict[int, str]) -> Envelopes:
-    """The envelopes of change data. ``errors`` gets the places of texts that are not envelopes, with ``Type: reason``."""
+    """The envelopes of change data. Adds ``Type: reason`` to ``errors`` for each text that is not an envelope."""
     bare, types = payloads(texts)
     rows: list[str | None] = []
     operations: list[str | None] = []
     for at, text in enumerate(bare):
-        found = _Envelope()
+        envelope = _Envelope()
         try:
             if text is not None:
-                found = _ENVELOPE.decode(text)
+                envelope = _ENVELOPE.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
             errors[at] = f"Undecodable: it is not an envelope in JSON: {json_fields.problem(text or '', error)}"
-        rows.append(_text(found.after))
-        operations.append(found.op)
-    return Envelopes(bare, rows, operations, [_schema_at(each, ("after",)) for each in types])
+        rows.append(_text_of(envelope.after))
+        operations.append(envelope.op)
+    return Envelopes(bare, rows, operations, [_schema_at(record_types, ("after",)) for record_types in types])
 
 
 def read(
@@ -164,8 +164,8 @@ def read(
     placeholder: Placeholder = Placeholder(),
     with_default: Set[json_fields.Leaf] = frozenset(),
 ) -> tuple[list[list[Any]], dict[int, str]]:
-    """The value at each path, for a column of the type, one for each text; and the places of texts that cannot be read so, with
-    ``Type: reason``. Like `json_fields.read`, but by the records' schemas."""
+    """Reads a column of values for each leaf, one value per text, and ``Type: reason`` for unreadable texts, by index. Like
+    `json_fields.read`, but by the records' schemas."""
     errors: dict[int, str] = {}
     rows = [_row(text, at, errors) for at, text in enumerate(texts)]
     complete = [text is None or not placeholder.may_be_in(text) for text in texts]
@@ -179,16 +179,16 @@ def not_sent(
     leaves: Sequence[tuple[tuple[str, ...], str]],
     placeholder: Placeholder,
 ) -> dict[int, str]:
-    """The records of which Debezium has not sent one of the values read from them, with ``Type: reason``."""
-    found: dict[int, str] = {}
-    some = placeholder.may_be_in("\n".join(text for text in texts if text is not None))
-    suspects = [some and text is not None and placeholder.may_be_in(text) for text in texts]
+    """``Type: reason`` for records with a value that Debezium has not sent, by index."""
+    errors: dict[int, str] = {}
+    any_suspect = placeholder.may_be_in("\n".join(text for text in texts if text is not None))
+    suspects = [any_suspect and text is not None and placeholder.may_be_in(text) for text in texts]
     for values, (path, postgres) in zip(columns, leaves, strict=True):
-        for at, value in enumerate(values) if some or postgres.endswith("[]") else ():
-            within = suspects[at] and isinstance(value, str) and f'"{placeholder.text}"' in value  # of a JSON column
-            if within or ((suspects[at] or isinstance(value, list)) and placeholder.is_in(value)):
-                found[at] = f"Fail: {'.'.join(path)} {NOT_SENT}"
-    return found
+        for at, value in enumerate(values) if any_suspect or postgres.endswith("[]") else ():
+            quoted = suspects[at] and isinstance(value, str) and f'"{placeholder.text}"' in value  # in a JSON column
+            if quoted or ((suspects[at] or isinstance(value, list)) and placeholder.is_in(value)):
+                errors[at] = f"Fail: {'.'.join(path)} {NOT_SENT}"
+    return errors
 
 
 def _column(
@@ -201,9 +201,9 @@ def _column(
     errors: dict[int, str],
     missing: Any,
 ) -> list[Any]:
-    """``complete``: whether Debezium has sent all values of a row. ``missing``: in place of a field that a row does not have."""
+    """Reads one column. ``complete``: whether Debezium has sent all values of a row. ``missing``: the value for an absent field."""
     first, below = path[0], path[1:]
-    schemas: dict[int, tuple[Types, type | None]] = {}  # by the identity of the record's schema, which is cached
+    schemas: dict[int, tuple[Types, type | None]] = {}  # by the id of the cached schema
     values: list[Any] = []
     for at, row in enumerate(rows):
         value = row.get(first, missing)
@@ -216,17 +216,17 @@ def _column(
         try:
             if key not in schemas:
                 schema = _schema_at(types[at], path)
-                schemas[key] = (schema, _plain(postgres, schema))
-            schema, plain = schemas[key]
+                schemas[key] = (schema, _native_type(postgres, schema))
+            schema, native = schemas[key]
             if (not complete[at] or isinstance(value, list)) and placeholder.is_in(value):
                 raise Misfit(NOT_SENT)
-            values.append(value if type(value) is plain else _converted(value, postgres, schema))
+            values.append(value if type(value) is native else _converted(value, postgres, schema))
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the record's
-            why = str(error) if isinstance(error, Misfit | connect.NoValue) else _problem(error, value)
-            said = why if why == NOT_SENT else f"does not fit {postgres}: the value {why}"
-            errors.setdefault(at, f"Fail: {'.'.join(path)} {said}")
+        except Exception as error:  # noqa: BLE001 - any error is the record's fault
+            reason = str(error) if isinstance(error, Misfit | connect.InvalidValue) else _problem(error, value)
+            problem = reason if reason == NOT_SENT else f"does not fit {postgres}: the value {reason}"
+            errors.setdefault(at, f"Fail: {'.'.join(path)} {problem}")
             values.append(None)
     return values
 
@@ -240,20 +240,20 @@ def _problem(error: Exception, value: Any) -> str:
 
 
 def _schema_at(types: Types, path: Sequence[str]) -> Types:
-    """The schema below ``path``, `_NONE` if the record's schema has not the form of one."""
+    """The schema at ``path``; `_INVALID` if the record's schema is malformed."""
     for name in path:
-        if types is None or types is _NONE:
+        if types is None or types is _INVALID:
             return types
         fields = types.get("fields") or []
-        if not isinstance(fields, list) or not all(isinstance(each, dict) for each in fields):
-            return _NONE
-        types = next((each for each in fields if each.get("field") == name), None)
+        if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
+            return _INVALID
+        types = next((field for field in fields if field.get("field") == name), None)
     return types
 
 
-def _plain(postgres: str, schema: Types) -> type | None:
+def _native_type(postgres: str, schema: Types) -> type | None:
     """The type of values that need no conversion."""
-    if schema is _NONE:
+    if schema is _INVALID:
         raise Misfit("has a schema that does not have the form of a schema of Kafka Connect")
     if schema is not None and (schema.get("name") in connect.NAMES or schema.get("type") == "bytes"):
         return None
@@ -269,19 +269,19 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
 
 
 def _converted(value: Any, postgres: str, schema: Types) -> Any:
-    """As `convert.from_python` takes it for a column of this type."""
+    """The value as `conversion.from_python` expects it for a column of this type."""
     base = base_of(postgres)
     if base in ("json", "jsonb"):
         is_text = isinstance(value, str) and (schema is None or schema.get("name") == connect.JSON)
         return value if is_text else json_text(value if schema is None else connect.value_of(value, schema))
     if base.endswith("[]") and isinstance(value, list):
         items = None if schema is None else schema.get("items")
-        return [None if each is None else _converted(each, postgres[:-2], items) for each in value]
-    found = connect.value_of(value, schema if schema is not None else _guessed(value, base, digits_of(postgres) or ()))
-    return json_fields.from_base64s(found) if base == "bytea" else found
+        return [None if item is None else _converted(item, postgres[:-2], items) for item in value]
+    converted = connect.value_of(value, schema if schema is not None else _guessed_schema(value, base, digits_of(postgres) or ()))
+    return json_fields.from_base64s(converted) if base == "bytea" else converted
 
 
-def _guessed(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:
+def _guessed_schema(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:
     """The schema that Debezium's default settings give a source column of this type."""
     number = isinstance(value, int)
     in_millis = bool(digits) and digits[0] <= _MICROS
@@ -295,24 +295,24 @@ def _guessed(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:
         return {"type": "bytes"}
     if base == "timestamp with time zone":
         return {"name": connect.CONNECT_TIMESTAMP if number else connect.ZONED_TIMESTAMP}
-    named = {
+    names = {
         "date": connect.DATE,
         "time without time zone": connect.TIME if in_millis else connect.MICRO_TIME,
         "timestamp without time zone": connect.TIMESTAMP if in_millis else connect.MICRO_TIMESTAMP,
         "interval": connect.DURATION,
     }
-    return {"name": named[base]} if number and base in named else {}
+    return {"name": names[base]} if number and base in names else {}
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed(schema: bytes) -> Types:
     try:
-        found: Types = msgspec.json.decode(schema)
+        parsed: Types = msgspec.json.decode(schema)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return found
+    return parsed
 
 
-def _text(raw: msgspec.Raw) -> str | None:
+def _text_of(raw: msgspec.Raw) -> str | None:
     text = bytes(raw).decode()
     return None if text in ("", "null") else text

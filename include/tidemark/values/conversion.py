@@ -69,7 +69,7 @@ _TEXTS = ("text", "character varying", "character", "name")
 _JSON = ("json", "jsonb")
 _EXACT_DIGITS = {"real": (6, 2.0**-126), "double precision": (15, 2.0**-1022)}
 """Decimal digits that a float always keeps, and the smallest magnitude at which it does."""
-_MOST_DIGITS = 1_100
+_MAX_DIGITS = 1_100
 """A double has at most 767 significant digits."""
 _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
@@ -123,7 +123,7 @@ def _float_of_decimal(value: Decimal, postgres: str) -> float:
     if base == "double precision" and repr(float(value)) == str(value):
         return float(value)
     digits = len("".join(map(str, value.as_tuple().digits)).rstrip("0")) or 1
-    if digits > _MOST_DIGITS:
+    if digits > _MAX_DIGITS:
         raise Misfit(f"has more digits than {base} keeps")
     nearest = _float32(float(value)) if base == "real" else float(value)
     if math.isinf(nearest) or (nearest == 0) is not (value == 0):

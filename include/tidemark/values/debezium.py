@@ -1,7 +1,7 @@
 """Debezium's change data: opens the envelope around each row.
 
-`opened` gives records whose value is the row after the change, or null if the change deletes it, as in a topic of rows with tombstones.
-The envelope itself is in the column ``change``.
+`opened` returns records whose value is the row after the change, or null for a delete, like a topic of rows with tombstones. The column
+``change`` has the envelope.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LOADED = ("c", "u", "r")
 DELETED = "d"
 MESSAGE = "m"
 OPERATIONS = frozenset((*LOADED, DELETED, MESSAGE, "t"))
-TRUNCATED = "it says that the whole table was truncated, which Tidemark does not repeat: delete the rows yourself"
+TRUNCATED = "it truncates the whole table, which Tidemark does not repeat: delete the rows yourself"
 
 
 @dataclass(kw_only=True, eq=False)
 class NoEnvelope(Refused):
-    """The schema of the values is not that of change data."""
+    """The values' schema is not one of change data."""
 
     fields: list[str]
 
@@ -38,8 +38,8 @@ class NoEnvelope(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """``skipped``: places of records that say nothing about a row. ``errors``: ``Type: reason`` by place. ``types``: what the schemas
-    of JSON say about the fields of ``value`` and ``key``, for each record."""
+    """``skipped``: indexes of records without a row change. ``errors``: ``Type: reason`` by index. ``types``: for JSON, the schemas of each
+    record's ``value`` and ``key``."""
 
     batch: pa.RecordBatch
     skipped: Set[int] = frozenset()
@@ -47,18 +47,18 @@ class Opened:
     types: dict[str, list[Types]] = field(default_factory=dict)
 
 
-def opened_schema(given: pa.Schema) -> pa.Schema:
+def opened_schema(input_schema: pa.Schema) -> pa.Schema:
     """The schema of `opened` records. Raises `NoEnvelope`."""
     import pyarrow as pa
 
-    envelope = given.field("value").type
+    envelope = input_schema.field("value").type
     row = envelope
     if not pa.types.is_string(envelope):
-        names = {each.name for each in envelope} if pa.types.is_struct(envelope) else set()
+        names = {child.name for child in envelope} if pa.types.is_struct(envelope) else set()
         if missing := [name for name in ("op", "after") if name not in names]:
             raise NoEnvelope(fields=missing)
         row = envelope.field("after").type
-    return given.set(given.get_field_index("value"), pa.field("value", row)).append(pa.field("change", envelope))
+    return input_schema.set(input_schema.get_field_index("value"), pa.field("value", row)).append(pa.field("change", envelope))
 
 
 def opened(batch: pa.RecordBatch) -> Opened:
@@ -72,18 +72,19 @@ def opened(batch: pa.RecordBatch) -> Opened:
     columns = {name: batch[name] for name in batch.schema.names}
     columns["change"] = batch["value"]
     if pa.types.is_string(batch["value"].type):
-        found = connect_json.envelopes(batch["value"].to_pylist(), errors)
-        columns["change"], columns["value"] = pa.array(found.payloads, pa.string()), pa.array(found.rows, pa.string())
-        operations, types["value"] = found.operations, found.types
+        envelopes = connect_json.envelopes(batch["value"].to_pylist(), errors)
+        columns["change"], columns["value"] = pa.array(envelopes.payloads, pa.string()), pa.array(envelopes.rows, pa.string())
+        operations, types["value"] = envelopes.operations, envelopes.types
     else:
         columns["value"] = pc.struct_field(batch["value"], "after")
         operations = pc.struct_field(batch["value"], "op").to_pylist()
     if pa.types.is_string(batch["key"].type):
         keys, types["key"] = connect_json.payloads(batch["key"].to_pylist())
         columns["key"] = pa.array(keys, pa.string())
-    gone = pa.array([operation == DELETED for operation in operations])
-    if pc.any(pc.and_(gone, columns["value"].is_valid())).as_py():  # what a deletion has as the row after it is none
-        columns["value"] = columns["value"].take(pa.array([None if each else at for at, each in enumerate(gone.to_pylist())], pa.int64()))
+    deleted = pa.array([operation == DELETED for operation in operations])
+    if pc.any(pc.and_(deleted, columns["value"].is_valid())).as_py():  # a delete has no row, even if its envelope has one
+        indexes = [None if is_deleted else at for at, is_deleted in enumerate(deleted.to_pylist())]
+        columns["value"] = columns["value"].take(pa.array(indexes, pa.int64()))
     rows = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
     present = batch["value"].is_valid().to_pylist()
     has_row = columns["value"].is_valid().to_pylist()
@@ -91,7 +92,7 @@ def opened(batch: pa.RecordBatch) -> Opened:
     for at, operation in enumerate(operations):
         if at in errors:
             continue
-        if not present[at] or operation == MESSAGE:  # a tombstone repeats the deletion before it, for Kafka's compaction
+        if not present[at] or operation == MESSAGE:  # a tombstone repeats the delete before it, for Kafka's compaction
             skipped.add(at)
         elif operation in LOADED:
             if not has_row[at]:
@@ -102,7 +103,7 @@ def opened(batch: pa.RecordBatch) -> Opened:
 
 
 def not_sent(array: pa.Array, placeholder: Placeholder) -> set[int]:
-    """The places of values that Debezium could not send, in decoded data: of the placeholder, or with it anywhere within."""
+    """The indexes of decoded values that Debezium could not send: they are, or contain, the placeholder."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -121,19 +122,19 @@ def not_sent(array: pa.Array, placeholder: Placeholder) -> set[int]:
 
 
 def _written_in_numbers(array: pa.Array, placeholder: Placeholder) -> set[int]:
-    """The places of lists of numbers, or of what has become of them (days, times), that are the placeholder's bytes."""
+    """The indexes of lists of numbers, or of days and times decoded from them, that are the placeholder's bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = array.type.value_type
     if not (pa.types.is_primitive(kind) or pa.types.is_decimal(kind)) or pa.types.is_boolean(kind):
         return set()
-    long = pc.equal(pc.list_value_length(array), len(placeholder.bytes)).fill_null(False)
-    found = set()
-    for at in pc.indices_nonzero(long).to_pylist():
+    candidates = pc.equal(pc.list_value_length(array), len(placeholder.bytes)).fill_null(False)
+    matches = set()
+    for at in pc.indices_nonzero(candidates).to_pylist():
         values = array[at].values
         if pa.types.is_temporal(kind):
             values = values.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
         if placeholder.is_written_in(values.to_pylist()):
-            found.add(at)
-    return found
+            matches.add(at)
+    return matches

@@ -1,6 +1,6 @@
 """Consumers without code: the fields of each record's value become columns of the table, in the table's types.
 
-`Fields` takes the place of a user's Arrow-form transform, so the rest of a run does not change. Values have a schema (Avro), or are JSON,
+`Fields` takes the place of a user's Arrow-form transform, so the rest of a run is the same. Values have a schema (Avro), or are JSON,
 where only the table defines the types.
 """
 

@@ -1,7 +1,7 @@
-"""Reads fields of JSON texts for the columns of a table. Fields that are missing are null, others are ignored.
+"""Reads fields of JSON texts for a table's columns. A missing field is null; fields without a column are ignored.
 
-A value is the Python value of its JSON: numbers with a point or an exponent as ``Decimal``. For text columns, all that is no text is its
-JSON as it was written; for JSON columns, everything is; bytes are base64. The rest is `tidemark.values.conversion`'s.
+Values become Python values, numbers with a point or an exponent ``Decimal``. Text columns get the raw JSON of values that are not texts;
+JSON columns always get raw JSON; bytes are base64. `tidemark.values.conversion` does the rest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tidemark.values.plain import Misfit
 UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
 """Characters that msgspec refuses in the name of a field to read."""
 ABSENT = msgspec.UNSET
-"""In place of a value: the record has no such field."""
+"""In place of the value of an absent field."""
 ANY = "any"
-"""In place of a column's type: whatever the JSON has."""
+"""In place of a column's type: any JSON value."""
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("text", "character varying", "character", "name", "enum"), str),
     **dict.fromkeys(("json", "jsonb"), msgspec.Raw),
 }
-"""What is read for a column's type, without its modifier, if not anything."""
-_UNFINISHED = ("json", "jsonb", "bytea")
+"""Types to decode, by column type without modifier. Other columns accept any value."""
+_NEEDS_FINISH = ("json", "jsonb", "bytea")
 
 
 def number(text: str) -> Decimal:
-    """A number of JSON. Raises ValueError if its exponent has more digits than Python counts."""
+    """Parses a JSON number. Raises ValueError if its exponent is too large for ``Decimal``."""
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -48,7 +48,7 @@ def problem(text: str, error: Exception) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is one value in JSON, and nothing else."""
+    """Whether the text is a single JSON value."""
     try:
         _RAW.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -63,22 +63,22 @@ Leaf = tuple[tuple[str, ...], str]
 def read(
     texts: Sequence[str | None], leaves: Sequence[Leaf], with_default: Set[Leaf] = frozenset()
 ) -> tuple[list[list[Any]], dict[int, str]]:
-    """The values of each path, one for each text, and the places of texts that cannot be read so, with ``Type: reason``. A missing field
-    is None, or `ABSENT` for the leaves ``with_default``."""
+    """Reads a column of values for each leaf, one value per text, and ``Type: reason`` for unreadable texts, by index. A missing field is
+    None, or `ABSENT` for the leaves ``with_default``."""
     columns: list[list[Any]] = [[]] * len(leaves)
     errors: dict[int, str] = {}
     for reader in _readers(tuple(leaves), frozenset(with_default)):
-        found, has_raw = _parsed(reader, texts, errors)
+        rows, has_raw = _parse(reader, texts, errors)
         for at, attributes in reader.places:
-            columns[at] = _walked(found, attributes, ABSENT if leaves[at] in with_default else None)
-            if has_raw or base_of(leaves[at][1]).removesuffix("[]") in _UNFINISHED:
-                columns[at] = _finished(columns[at], *leaves[at], errors)
+            columns[at] = _values_at(rows, attributes, ABSENT if leaves[at] in with_default else None)
+            if has_raw or base_of(leaves[at][1]).removesuffix("[]") in _NEEDS_FINISH:
+                columns[at] = _finish(columns[at], *leaves[at], errors)
     return columns, errors
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads some leaves: their numbers and attributes. ``raw`` reads them as JSON. ``blank`` has none of the fields."""
+    """Decodes some leaves, ``raw`` as raw JSON. ``blank``: a row without fields. ``places``: each leaf's index and attributes."""
 
     decode: Callable[[str], Any]
     raw: Callable[[str], Any]
@@ -88,10 +88,10 @@ class _Reader:
 
 @functools.lru_cache(maxsize=64)
 def _readers(leaves: tuple[Leaf, ...], with_default: frozenset[Leaf]) -> list[_Reader]:
-    """One reader; several, if a path goes on below another one."""
+    """Usually one reader; nested paths need a reader each."""
     trees: list[tuple[dict[str, Any], list[tuple[int, tuple[str, ...]]]]] = []
     for at, (path, postgres) in enumerate(leaves):
-        tree = next((each for each in trees if _is_free(each[0], path)), None)
+        tree = next((candidate for candidate in trees if _is_free(candidate[0], path)), None)
         if tree is None:
             trees.append(tree := ({}, []))
         node = tree[0]
@@ -99,11 +99,11 @@ def _readers(leaves: tuple[Leaf, ...], with_default: frozenset[Leaf]) -> list[_R
             node = node.setdefault(name, {})
         node[path[-1]] = (_type(postgres), ABSENT if (path, postgres) in with_default else None)
         tree[1].append((at, path))
-    return [_reader(*each) for each in trees]
+    return [_reader(*tree) for tree in trees]
 
 
 def _reader(tree: dict[str, Any], paths: list[tuple[int, tuple[str, ...]]]) -> _Reader:
-    kind, raw = _struct(tree), _struct(_each(tree, lambda leaf: (msgspec.Raw, leaf[1])))
+    kind, raw = _struct(tree), _struct(_map_leaves(tree, lambda leaf: (msgspec.Raw, leaf[1])))
     return _Reader(
         msgspec.json.Decoder(kind, float_hook=number).decode,
         msgspec.json.Decoder(raw).decode,
@@ -112,12 +112,12 @@ def _reader(tree: dict[str, Any], paths: list[tuple[int, tuple[str, ...]]]) -> _
     )
 
 
-def _each(tree: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    return {name: _each(kind, change) if isinstance(kind, dict) else change(kind) for name, kind in tree.items()}
+def _map_leaves(tree: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: _map_leaves(kind, change) if isinstance(kind, dict) else change(kind) for name, kind in tree.items()}
 
 
 def _is_free(tree: dict[str, Any], path: tuple[str, ...]) -> bool:
-    """Whether the tree has no leaf on the way, and nothing at its end."""
+    """Whether the tree can take the path: it has no leaf on the way, and nothing at the end."""
     node: Any = tree
     for name in path:
         if not isinstance(node, dict):
@@ -152,14 +152,14 @@ def _type(postgres: str) -> Any:
     return _TYPES.get(base, Any)
 
 
-def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]) -> tuple[list[Any], bool]:
-    """The fields of each text, and whether there are some that have other types than most: their fields are JSON."""
+def _parse(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]) -> tuple[list[Any], bool]:
+    """The fields of each text, and whether some texts have unexpected types: their fields are raw JSON."""
     decode, blank = reader.decode, reader.blank
     try:
         return list(map(decode, texts)), False  # type: ignore[arg-type]
     except (msgspec.MsgspecError, RecursionError, TypeError):  # TypeError: a null
         pass
-    found, has_raw = [], False
+    rows, has_raw = [], False
     for at, text in enumerate(texts):
         value = blank
         if text is not None:
@@ -172,19 +172,19 @@ def _parsed(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str]
                 errors[at] = f"Fail: {error}"
             except (msgspec.DecodeError, RecursionError) as error:
                 errors[at] = f"Undecodable: it is not JSON: {problem(text, error)}"
-        found.append(value)
-    return found, has_raw
+        rows.append(value)
+    return rows, has_raw
 
 
-def _walked(rows: list[Any], attributes: Sequence[str], missing: Any) -> list[Any]:
+def _values_at(rows: list[Any], attributes: Sequence[str], missing: Any) -> list[Any]:
     values = list(map(operator.attrgetter(attributes[0]), rows))
     for name in attributes[1:]:
         values = [getattr(value, name, missing) for value in values]
     return values
 
 
-def _finished(values: list[Any], path: Sequence[str], postgres: str, errors: dict[int, str]) -> list[Any]:
-    """What is still JSON as values, and base64 as bytes."""
+def _finish(values: list[Any], path: Sequence[str], postgres: str, errors: dict[int, str]) -> list[Any]:
+    """Decodes raw JSON into values, and base64 into bytes."""
     base = base_of(postgres)
     is_json = base in ("json", "jsonb")
     is_bytes = base.removesuffix("[]") == "bytea"
@@ -196,17 +196,17 @@ def _finished(values: list[Any], path: Sequence[str], postgres: str, errors: dic
                 values[at] = from_base64s(values[at])
         except (Misfit, msgspec.MsgspecError, RecursionError) as error:
             values[at] = None
-            why = "the value is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            why = f"the value {error}" if isinstance(error, Misfit) else why
-            errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: {why}")
+            reason = "the value is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            reason = f"the value {error}" if isinstance(error, Misfit) else reason
+            errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: {reason}")
     return values
 
 
 def from_base64s(value: Any) -> Any:
-    """Texts, and texts in lists, as the bytes of which they are the base64. Raises `Misfit`."""
+    """Decodes base64 in texts and lists of texts. Raises `Misfit`."""
     if isinstance(value, str):
         return from_base64(value)
-    return [from_base64s(each) for each in value] if isinstance(value, list) else value
+    return [from_base64s(item) for item in value] if isinstance(value, list) else value
 
 
 def _text(raw: msgspec.Raw) -> str | None:
@@ -215,13 +215,13 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 
 def _value(raw: bytes, base: str) -> Any:
-    """JSON as a value. An absent field is null."""
+    """Decodes raw JSON. An absent field is null."""
     if not raw or raw == b"null":
         return None
     if _TYPES.get(base) is str and not raw.startswith(b'"'):
         return raw.decode()
     if base.endswith("[]") and _TYPES.get(base[:-2]) is str and raw.startswith(b"["):
-        return [_value(bytes(each), base[:-2]) for each in _RAWS.decode(raw)]
+        return [_value(bytes(item), base[:-2]) for item in _RAWS.decode(raw)]
     return number(raw.decode()) if _MANY_DIGITS.fullmatch(raw) else _ANYTHING.decode(raw)
 
 

@@ -1,4 +1,4 @@
-"""Decoded values as JSON, and bytes as JSON has them."""
+"""Encodes decoded values as JSON, and decodes base64."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tidemark.values.plain import Misfit
 def json_text(value: Any, *, strict: bool = False) -> str:
     """A decoded value as JSON: bytes in base64, times in ISO 8601, decimals as numbers.
 
-    ``strict``: raises `Misfit` for what JSON has not (NaN, infinite numbers); else they are null.
+    ``strict``: raises `Misfit` for NaN and infinite numbers, which JSON does not have; otherwise they become null.
     """
     try:
         text = _ENCODER.encode(value).decode()
     except (TypeError, ValueError, OverflowError) as error:
         if not strict:
             raise
-        raise Misfit(f"holds what JSON has not: {type(error).__name__}") from None
+        raise Misfit(f"holds a value that JSON cannot represent: {type(error).__name__}") from None
     if strict and any(word in text for word in ("null", "NaN", "Infinity")) and not _is_finite(value):
-        raise Misfit("has NaN or an infinite number, which JSON has not")
+        raise Misfit("has NaN or an infinite number, which JSON cannot represent")
     return text
 
 
@@ -44,7 +44,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def from_base64(text: str) -> bytes:
-    """JSON's form of bytes. Raises `Misfit`."""
+    """Decodes base64. Raises `Misfit`."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""Where arrays of lists, structs and maps have a value of some kind, at any depth."""
+"""Searches arrays of lists, structs and maps at any depth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def places(array: pa.Array, test: Callable[[pa.Array], set[int]]) -> set[int]:
-    """The places at which ``test`` finds something, in the array itself or in what is within. ``test`` gets arrays of any type."""
+    """The indexes of values for which ``test`` matches, or matches anything nested in them. ``test`` gets arrays of any type."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

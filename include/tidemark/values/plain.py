@@ -1,4 +1,4 @@
-"""What a transform returned, in Python's own types: the scalars of numpy, the times of pandas, members of an enum, lists in lists."""
+"""Converts a transform's values to plain Python types: numpy scalars, pandas times, members of an enum, nested lists."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-_OWN = frozenset((bool, float, Decimal, str, bytes, uuid.UUID, dt.date, dt.timedelta, type(None)))
-"""`datetime` and `time` are looked at: they may have a zone, and that may have seconds."""
+_PLAIN = frozenset((bool, float, Decimal, str, bytes, uuid.UUID, dt.date, dt.timedelta, type(None)))
+"""Without `datetime` and `time`, which may have a zone, whose offset may have seconds."""
 
-_MOST_BITS = 14_000
+_MAX_BITS = 14_000
 """Python writes integers of 4,300 digits at most."""
 
 
@@ -23,19 +23,19 @@ def plain(value: Any) -> Any:
     """The same value as a `bool`, `int`, `float`, `Decimal`, `str`, `bytes`, `UUID`, `date`, `time`, `datetime`, `timedelta`, as a list of
     them, or as a `dict` of them with texts as keys.
 
-    Raises `Misfit` for a value of another type, or with digits that these types have not, and RecursionError.
+    Raises `Misfit` for a value of another type, or with digits that these types cannot hold, and RecursionError.
     """
     kind = type(value)
-    if kind in _OWN:
+    if kind in _PLAIN:
         return value
     if isinstance(value, int):
         return _integer(value)
     if isinstance(value, Mapping):
         return _record(value)
     if kind is tuple or isinstance(value, list):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if kind.__module__ == "numpy":
-        return _of_numpy(value)
+        return _from_numpy(value)
     for base, convert in _SUBCLASSES.items():
         if isinstance(value, base):
             return convert(value)
@@ -43,14 +43,14 @@ def plain(value: Any) -> Any:
 
 
 def _record(value: Mapping[Any, Any]) -> dict[str, Any]:
-    found = {_key(key): plain(each) for key, each in value.items()}
-    if len(found) != len(value):
+    record = {_key(key): plain(item) for key, item in value.items()}
+    if len(record) != len(value):
         raise Misfit("has a key twice")
-    return found
+    return record
 
 
 def _key(key: Any) -> str:
-    """As JSON writes it."""
+    """The key as JSON writes it."""
     key = plain(key)
     if isinstance(key, bool):
         return "true" if key else "false"
@@ -60,16 +60,16 @@ def _key(key: Any) -> str:
 
 
 def _integer(value: int) -> int | Decimal:
-    """As a Decimal, if Python might refuse to write it out."""
+    """The number; a Decimal if it may exceed Python's limit of digits in text."""
     number = int.__int__(value)
-    return number if number.bit_length() < _MOST_BITS else Decimal(number)
+    return number if number.bit_length() < _MAX_BITS else Decimal(number)
 
 
-def _of_numpy(value: Any) -> Any:
+def _from_numpy(value: Any) -> Any:
     import numpy as np
 
     if type(value) is np.ndarray and value.ndim:
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.float16 | np.float32):  # 0.1, not 0.10000000149011612
         return float(str(value))
     if isinstance(value, np.bool_ | np.integer | np.float64 | np.str_ | np.bytes_) and not isinstance(value, np.timedelta64):
@@ -78,12 +78,12 @@ def _of_numpy(value: Any) -> Any:
 
 
 def _datetime(value: dt.datetime) -> dt.datetime:
-    if value != value:  # of pandas
+    if value != value:  # NaT of pandas
         raise Misfit("is NaT, which is not a time; null is None")
     if getattr(value, "nanosecond", 0):
         raise Misfit("has more than 6 digits after the second")
     offset = value.utcoffset()
-    if offset is not None and offset.total_seconds() % 60:  # as zones had them before 1972; JSON writes minutes only
+    if offset is not None and offset.total_seconds() % 60:  # zones before 1972 have seconds, and JSON only minutes
         try:
             value = value.astimezone(dt.UTC)
         except OverflowError:
