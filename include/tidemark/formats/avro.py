@@ -1,8 +1,8 @@
 """Avro data as Arrow arrays, decoded by Apache Arrow's reader for Avro (in DataFusion).
 
-That reader takes files: an object container with the schema in its header. So the datums of a batch become such a file, in memory. After
-each datum follows a random mark, which the schema declares as a second field. As there are as many rows as marks, each row ends at its own
-mark. So if a datum is shorter or longer than its schema says, reading fails, and no record can get the values of another one.
+That reader takes object container files, with the schema in the header. So the datums of a batch become such a file, in memory. A random
+mark follows each datum; the schema declares it as a second field. There are as many rows as marks, so each row ends at its own mark: a
+datum that is shorter or longer than its schema makes reading fail, and no record can get the values of another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAGIC = b"Obj\x01"
 SYNC = bytes(range(16))
 DATUM, MARK = "datum", "mark"
 MARK_BYTES = 8
-WRONG_FORM = "it does not have the form that its Avro schema says"
+WRONG_FORM = "it does not have the form of its Avro schema"
 
 
 class BadDatum(ValueError):
@@ -31,7 +31,7 @@ class BadDatum(ValueError):
 
 
 def decode(datums: pa.Array, schema: Node) -> pa.Array:
-    """The datums, one or more, as an array, in the types that the reader chooses. Raises `BadDatum` if one of them is not of ``schema``."""
+    """Decodes one or more datums into an array of the reader's types. Raises `BadDatum` if one does not match ``schema``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -44,12 +44,12 @@ def decode(datums: pa.Array, schema: Node) -> pa.Array:
 
 
 def unreadable(datums: pa.Array, schema: Node) -> list[bool]:
-    """Whether each datum is not one of ``schema``, by fastavro's reader: ten times slower than `decode`, but for each datum alone."""
+    """Whether each datum does not match ``schema``, by fastavro: ten times slower than `decode`, but it judges each datum alone."""
     import fastavro
 
     try:
         parsed = fastavro.parse_schema(to_json(schema))
-    except Exception:  # noqa: BLE001 - it is stricter: of symbols, for example
+    except Exception:  # noqa: BLE001 - fastavro is stricter, for example about symbols
         return [False] * len(datums)
     return [not _is_readable(datum, parsed) for datum in datums.to_pylist()]
 
@@ -60,13 +60,13 @@ def _is_readable(datum: bytes, schema: Any) -> bool:
     data = io.BytesIO(datum)
     try:
         fastavro.schemaless_reader(data, schema, None)
-    except Exception:  # noqa: BLE001 - whatever it is, it is the datum's
+    except Exception:  # noqa: BLE001 - any error is the datum's fault
         return False
     return data.tell() == len(datum)
 
 
 def _bytes(joined: pa.Array) -> memoryview:
-    """The values of a binary array, one after the other."""
+    """The concatenated values of a binary array."""
     import numpy as np
 
     _, offsets, data = joined.buffers()
@@ -81,16 +81,16 @@ def _container(schema: Node, count: int, body: memoryview) -> Iterator[bytes | m
         {"name": DATUM, "type": to_json(schema)},
         {"name": MARK, "type": {"type": "fixed", "name": "mark_after_datum", "size": MARK_BYTES}},
     ]
-    said = json.dumps({"type": "record", "name": "marked_datum", "fields": fields}).encode()
-    yield MAGIC + _varint(2) + _counted(b"avro.schema") + _counted(said) + _counted(b"avro.codec") + _counted(b"null") + b"\0" + SYNC
+    header_schema = json.dumps({"type": "record", "name": "marked_datum", "fields": fields}).encode()
+    yield MAGIC + _varint(2) + _sized(b"avro.schema") + _sized(header_schema) + _sized(b"avro.codec") + _sized(b"null") + b"\0" + SYNC
     yield _varint(count) + _varint(len(body))
     yield body
     yield SYNC
 
 
 def _read(container: Iterator[bytes | memoryview], count: int) -> pa.RecordBatch:
-    """Reads ``count`` rows in one batch and no further: after the last row, the reader (55.0) loops endlessly over bytes that are left in
-    its block."""
+    """Reads ``count`` rows in one batch and no further: after the last row, the reader (55.0) loops endlessly over bytes left in its
+    block."""
     from datafusion import SessionConfig, SessionContext
 
     session = SessionContext(SessionConfig().with_target_partitions(1).with_batch_size(count))
@@ -108,12 +108,12 @@ def _read(container: Iterator[bytes | memoryview], count: int) -> pa.RecordBatch
 
 def _varint(number: int) -> bytes:
     """A non-negative long in Avro's encoding."""
-    left, said = number << 1, bytearray()
-    while left > 127:
-        said.append(left & 127 | 128)
-        left >>= 7
-    return bytes([*said, left])
+    remaining, encoded = number << 1, bytearray()
+    while remaining > 127:
+        encoded.append(remaining & 127 | 128)
+        remaining >>= 7
+    return bytes([*encoded, remaining])
 
 
-def _counted(data: bytes) -> bytes:
+def _sized(data: bytes) -> bytes:
     return _varint(len(data)) + data

@@ -12,7 +12,7 @@ import msgspec
 
 from tidemark.errors import Refused
 from tidemark.formats import avro
-from tidemark.formats.connect import NoValue
+from tidemark.formats.connect import InvalidValue
 from tidemark.formats.memory import CHUNK_BYTES, RECORD_BYTES, Cost, cost_of_arrow, cost_of_avro
 from tidemark.formats.protobuf import Message
 from tidemark.formats.schema import Node
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 SIDES = ("key", "value")
 BY_SCHEMA = (Encoding.AVRO, Encoding.PROTOBUF)
 """Formats whose data cannot be read without a schema."""
-MOST_BYTES = 2**31 - 1
-"""Upper limit of a datum's size. Arrow computes with a slice's end; without one, the number overflows."""
+MAX_DATUM_BYTES = 2**31 - 1
+"""Maximum size of a datum. Arrow computes with a slice's end; without one, the number overflows."""
 _SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 """Checks that a text is JSON, without creating objects."""
 
@@ -208,7 +208,7 @@ class Decoder:
             writer = self.writers[schema_id]
             if isinstance(writer, Node):
                 datums = data if len(places) == len(data) else data.take(pa.array(places))
-                yield places, writer, datums if bare else pc.binary_slice(datums, PREFIX_BYTES, MOST_BYTES)
+                yield places, writer, datums if bare else pc.binary_slice(datums, PREFIX_BYTES, MAX_DATUM_BYTES)
                 continue
             unknown = SchemaUnknown(f"the registry does not know schema {schema_id} of its {side}")
             unusable = Undecodable(f"schema {schema_id} of its {side} cannot be used: {writer}")
@@ -223,7 +223,7 @@ def _message_bodies(data: pa.Array, headers: Any, reader: Message, side: str, er
     in_headers = {place for _, bare, places in _schema_ids(data, headers, side, errors) if bare for place in places.tolist()}
     first = pc.equal(pc.binary_slice(data, PREFIX_BYTES, PREFIX_BYTES + 1), pa.scalar(b"\0"))
     if not errors and not in_headers and reader.indexes == (0,) and pc.all(first).as_py():
-        return pc.binary_slice(data, PREFIX_BYTES + 1, MOST_BYTES)
+        return pc.binary_slice(data, PREFIX_BYTES + 1, MAX_DATUM_BYTES)
     header_lists = list(_header_pairs(headers)) if in_headers else []
     bodies: list[bytes | None] = []
     for place, datum in enumerate(data.to_pylist()):
@@ -356,7 +356,7 @@ def _decode_or_bisect(
         return pa.nulls(len(data), target), dict.fromkeys(
             map(int, places), Undecodable(f"it cannot be read with the newest schema: {error}")
         )
-    except NoValue as error:
+    except InvalidValue as error:
         if len(data) == 1:
             return pa.nulls(1, target), {int(places[0]): Undecodable(f"it cannot be decoded: {error}")}
     except MemoryError:
@@ -404,7 +404,7 @@ def _without_ids(data: pa.Array, headers: Any, side: str) -> tuple[pa.Array, dic
 
     errors: dict[int, NoRow] = {}
     bare = [place for _, is_bare, places in _schema_ids(data, headers, side, errors) if is_bare for place in places.tolist()]
-    rest = pc.if_else(_all_but(len(data), errors), pc.binary_slice(data, PREFIX_BYTES, MOST_BYTES), None)
+    rest = pc.if_else(_all_but(len(data), errors), pc.binary_slice(data, PREFIX_BYTES, MAX_DATUM_BYTES), None)
     return (pc.if_else(_all_but(len(data), bare), rest, data) if bare else rest), errors
 
 

@@ -1,4 +1,4 @@
-"""How much memory decoding takes: data of a few bytes can stand for items whose columns take thousands each."""
+"""Estimates the memory that decoding takes: a few bytes of data can encode items whose columns take thousands each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK_BYTES = 64 << 20
-"""Of the data that is decoded at once."""
+"""Limit for data decoded at once."""
 RECORD_BYTES = 1 << 30
-"""Of one record."""
+"""Limit for one record."""
 _PER_FIELD = 16
-"""Bytes of a value, or of where it begins and ends, and whether it is null."""
+"""Bytes of a value, or of its offsets, with its null bit."""
 
 Cost = Callable[["pa.Array"], "np.ndarray"]
-"""The bytes that each datum takes at most."""
+"""Returns the maximum bytes in memory of each datum."""
 
 
 def cost_of_avro(node: Node) -> Cost:
@@ -41,36 +41,36 @@ def _width(node: Node) -> int:
     """Bytes of a row, without the items of arrays and maps."""
     if node.kind == "fixed":
         return int(node.details.get("size", 0))
-    return _PER_FIELD + sum(map(_width, (*(each.type for each in node.fields), *(node.inner if node.kind == "union" else ()))))
+    return _PER_FIELD + sum(map(_width, (*(field.type for field in node.fields), *(node.inner if node.kind == "union" else ()))))
 
 
-def _least(node: Node) -> int:
-    """The fewest bytes that a datum has."""
+def _min_bytes(node: Node) -> int:
+    """Minimum bytes of a datum."""
     if node.kind == "union":
-        return 1 + min((0 if each.kind == "null" else _least(each) for each in node.inner), default=0)
+        return 1 + min((0 if branch.kind == "null" else _min_bytes(branch) for branch in node.inner), default=0)
     if node.kind == "record":
-        return sum(_least(each.type) for each in node.fields)
+        return sum(_min_bytes(field.type) for field in node.fields)
     return {"float": 4, "double": 8, "fixed": int(node.details.get("size", 0))}.get(node.kind, 1)
 
 
 def _growth(node: Node) -> float:
-    """Bytes in memory for a byte of data, at most."""
+    """Maximum bytes in memory per byte of data."""
     if node.kind in ("array", "map"):
-        return max(_width(node.inner[0]) / _least(node.inner[0]), _growth(node.inner[0]))
-    return max(map(_growth, (*(each.type for each in node.fields), *node.inner)), default=1.0)
+        return max(_width(node.inner[0]) / _min_bytes(node.inner[0]), _growth(node.inner[0]))
+    return max(map(_growth, (*(field.type for field in node.fields), *node.inner)), default=1.0)
 
 
 def _arrow_width(kind: pa.DataType) -> int:
     import pyarrow as pa
 
-    return _PER_FIELD + (sum(_arrow_width(each.type) for each in kind) if pa.types.is_struct(kind) else 0)
+    return _PER_FIELD + (sum(_arrow_width(child.type) for child in kind) if pa.types.is_struct(kind) else 0)
 
 
 def _arrow_growth(kind: pa.DataType) -> float:
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        return max((_arrow_growth(each.type) for each in kind), default=1.0)
+        return max((_arrow_growth(child.type) for child in kind), default=1.0)
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         item = kind.value_type if pa.types.is_list(kind) else kind.item_type
         return max(_arrow_width(item) / 2, _arrow_growth(item))

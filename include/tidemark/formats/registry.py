@@ -198,7 +198,7 @@ class Registry:
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
         try:
-            with self._limits.question():
+            with self._limits.exchange():
                 yield
         except AnswerTooLong as error:
             raise RegistryUnavailable(url=self._url, cause=str(error)) from None

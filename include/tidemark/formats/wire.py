@@ -15,46 +15,46 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SchemaId = int | uuid.UUID
-"""How a registry identifies a schema: by its number, or by its GUID."""
+"""A registry's identifier of a schema: a number or a GUID."""
 
 PREFIX_BYTES = 5
 GUID_BYTES = 17
-MOST_INDEXES = 100
-"""Of a Protobuf message: how deep it may be nested."""
+MAX_INDEXES = 100
+"""Maximum nesting of a Protobuf message."""
 HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 
 
 def ids_before(data: pa.Array) -> tuple[list[int], np.ndarray]:
-    """The ids that stand before the data, and the place among them of each datum's id: -1 for null, and where there is none."""
+    """Distinct schema ids before the data, and each datum's index into them: -1 for null, and for data without an id."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     framed = pc.and_(pc.greater_equal(pc.binary_length(data), PREFIX_BYTES), pc.equal(pc.binary_slice(data, 0, 1), pa.scalar(b"\0")))
     heads = pc.if_else(pc.fill_null(framed, False), pc.binary_slice(data, 1, PREFIX_BYTES), None).dictionary_encode()
-    ids = [int.from_bytes(each, "big") for each in heads.dictionary.to_pylist()]
+    ids = [int.from_bytes(prefix, "big") for prefix in heads.dictionary.to_pylist()]
     return ids, pc.fill_null(heads.indices, -1).to_numpy(zero_copy_only=False).copy()
 
 
 def id_in(headers: Any, name: str) -> tuple[SchemaId, bytes] | None:
-    """The schema's id in the last header of this name, and what follows it there. None if there is no such header. Raises `ValueError` if
-    it holds no id."""
-    found = next((value for key, value in reversed(headers or ()) if key == name), None)
-    if found is None:
+    """The schema id in the last header of this name, and the bytes after it. None if there is no such header. Raises `ValueError` if it
+    does not hold an id."""
+    header = next((value for key, value in reversed(headers or ()) if key == name), None)
+    if header is None:
         return None
-    if len(found) >= PREFIX_BYTES and found[0] == 0:
-        return int.from_bytes(found[1:PREFIX_BYTES], "big"), bytes(found[PREFIX_BYTES:])
-    if len(found) >= GUID_BYTES and found[0] == 1:
-        return uuid.UUID(bytes=bytes(found[1:GUID_BYTES])), bytes(found[GUID_BYTES:])
+    if len(header) >= PREFIX_BYTES and header[0] == 0:
+        return int.from_bytes(header[1:PREFIX_BYTES], "big"), bytes(header[PREFIX_BYTES:])
+    if len(header) >= GUID_BYTES and header[0] == 1:
+        return uuid.UUID(bytes=bytes(header[1:GUID_BYTES])), bytes(header[GUID_BYTES:])
     raise ValueError(f"its header {name} holds neither a schema id nor a GUID")
 
 
 def indexes_before(data: bytes) -> tuple[tuple[int, ...], bytes]:
-    """The place of a Protobuf message in its schema, and what follows. Raises `ValueError`."""
+    """The message indexes of a Protobuf message, and the bytes after them. Raises `ValueError`."""
     count, rest = _zigzag(data)
     if count == 0:
         return (0,), rest
     indexes = []
-    for _ in range(count if 0 < count <= MOST_INDEXES else -1):
+    for _ in range(count if 0 < count <= MAX_INDEXES else -1):
         index, rest = _zigzag(rest)
         indexes.append(index)
     if len(indexes) != count:
