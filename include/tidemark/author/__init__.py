@@ -1,11 +1,11 @@
-"""For the author of a consumer, before it runs.
+"""Commands for the author of a consumer, before it runs.
 
 Modules::
 
     check           finds every problem of a consumer before it runs
     describe        the columns that a transform returns, found without reading a record
-    json_sample     columns for JSON, by sampled records
+    json_sample     columns for JSON, from sampled records
     latest_records  the latest records of topics
-    new_consumer    a consumer to start from, by what its topic holds
-    try_records     what a consumer would make of the latest records
+    new_consumer    generates a starter consumer from its topic
+    try_records     shows the rows that a consumer would load from the latest records
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark import migrations, project
-from tidemark.author.describe import Compared, OutputUnknown, SparkSchema, agreed, compare, outputs_of
+from tidemark.author.describe import OutputUnknown, SparkSchema, TableComparison, common_layouts, compare, outputs_of
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.consume.assignment import problems_of
 from tidemark.consume.evolve import ColumnsRefused, require_owner
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicFound:
-    """``cleanup``: `None` if this client may not read the topic's settings."""
+class CheckedTopic:
+    """A topic and its cleanup policy, `None` if this client may not read the topic's settings."""
 
     topic: Topic
     cleanup: Cleanup | None
 
 
 SLOW_IMPORT_S = 3.0
-"""`check` mentions a transform whose import takes longer: a small run has a slice, and so an import, for each partition."""
+"""`check` warns about slower imports of a transform: a small run has a slice, and so an import, for each partition."""
 
 
 @dataclass
 class CheckReport:
-    """The findings: ``problems`` in the consumer's file, ``errors`` in what it names, ``notes`` on what could not be checked."""
+    """The findings: ``problems`` in the consumer's file, ``errors`` in what it names, ``notes`` on parts that were not checked."""
 
     spec: ConsumerSpec
     transform: Transform | None = None
-    topics: list[TopicFound] = field(default_factory=list)
+    topics: list[CheckedTopic] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
     suites: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -84,11 +84,11 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
 
 def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, *, partitions: int | None = None) -> str:
     """The DDL of a consumer's tables, derived from its transform's output."""
-    return ddl_of_all(spec, outputs_of(transform, spec.tables, spark_schema, _given(spec)), partitions)
+    return ddl_of_all(spec, outputs_of(transform, spec.tables, spark_schema, _input_schema(spec)), partitions)
 
 
-def _given(spec: ConsumerSpec) -> pa.Schema:
-    """The columns that the transform gets. Asks the schema registry, if the consumer needs one. Raises what `Decoding` raises."""
+def _input_schema(spec: ConsumerSpec) -> pa.Schema:
+    """The schema of the transform's input, from the schema registry if the consumer needs one. Raises what `Decoding` raises."""
     return Decoding(spec, registry_config(), lambda: spec.topics or Cluster(kafka_config()).subscribed(spec)).input_schema()
 
 
@@ -130,29 +130,30 @@ def _check_suite(report: CheckReport, _folders: Sequence[Path], _schema: SparkSc
 def _check_sink(report: CheckReport, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:
     if report.transform is None:
         return
-    given = _given(report.spec)
-    once = _once(spark_schema)
+    input_schema = _input_schema(report.spec)
+    cached_schema = _cache(spark_schema)
     try:
-        compared = _compared(report.spec, report.transform, once, given)
+        compared = _compare(report.spec, report.transform, cached_schema, input_schema)
     except BadInput as error:
         if error.what != DATABASE_URL:
             raise
         report.notes.append(f"sink not compared: {error.what} is not set")
-        outputs = outputs_of(report.transform, report.spec.tables, once, given)
+        outputs = outputs_of(report.transform, report.spec.tables, cached_schema, input_schema)
         report.columns = {name: [field.name for field in data_fields(output)] for name, output in outputs.items()}
         return
-    for name, each in compared.items():
+    for name, comparison in compared.items():
         table = report.spec.tables[name].table
-        if each.to_add:
-            report.notes.append(f"a run adds to {table}: {', '.join(f'{column.name} {column.type}' for column in each.to_add)}")
-        elif each.refused is not None:
-            report.problems.append(report.spec.problem(("sinks", name, "table") if name else ("sink", "table"), str(each.refused), ""))
-        if isinstance(each.refused, SinkMissing):
-            made = ddl_of(report.spec, outputs_of(report.transform, report.spec.tables, once, given)[name], sink=name)
-            report.ddl = made if report.ddl is None else f"{report.ddl}\n\n{made}"
-    if any(each.layout is None for each in compared.values()):
+        if comparison.to_add:
+            report.notes.append(f"a run adds to {table}: {', '.join(f'{column.name} {column.type}' for column in comparison.to_add)}")
+        elif comparison.refused is not None:
+            place = ("sinks", name, "table") if name else ("sink", "table")
+            report.problems.append(report.spec.problem(place, str(comparison.refused), ""))
+        if isinstance(comparison.refused, SinkMissing):
+            ddl = ddl_of(report.spec, outputs_of(report.transform, report.spec.tables, cached_schema, input_schema)[name], sink=name)
+            report.ddl = ddl if report.ddl is None else f"{report.ddl}\n\n{ddl}"
+    if any(comparison.layout is None for comparison in compared.values()):
         return
-    layouts = agreed(compared)
+    layouts = common_layouts(compared)
     report.columns = {layout.sink: [column.name for column in layout.columns] for layout in layouts}
     if not all(layout.by_record for layout in layouts):
         report.notes.append("the output has no lineage columns: its rows belong to whole batches, so a rewind can only undo whole batches")
@@ -160,7 +161,7 @@ def _check_sink(report: CheckReport, _folders: Sequence[Path], spark_schema: Spa
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """What is between a table and what would be written to it. ``ok``: runs load it, maybe after adding columns."""
+    """Differences between a table and the rows for it. ``ok``: runs can load the table, perhaps after adding columns."""
 
     sink: Sink
     ok: bool
@@ -168,53 +169,53 @@ class TableDiff:
 
 
 def sink_diff(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema) -> dict[str, TableDiff]:
-    """The differences between a consumer's tables and what its transform or schema returns now, and what could be wider."""
-    given, once = _given(spec), _once(spark_schema)
-    compared = _compared(spec, transform, once, given)
+    """The differences between a consumer's tables and its current output, and columns that could be wider."""
+    input_schema, cached_schema = _input_schema(spec), _cache(spark_schema)
+    compared = _compare(spec, transform, cached_schema, input_schema)
     try:
-        outputs = outputs_of(transform, spec.tables, once, given)
-    except (OutputUnknown, ColumnsUnknown):  # only the tables say which columns there are
+        outputs = outputs_of(transform, spec.tables, cached_schema, input_schema)
+    except (OutputUnknown, ColumnsUnknown):  # only the tables define the columns
         outputs = {}
-    found = {}
-    for name, each in compared.items():
-        sink, refused = spec.tables[name], each.refused
+    diffs = {}
+    for name, comparison in compared.items():
+        sink, refused = spec.tables[name], comparison.refused
         differences = list(refused.differences) if isinstance(refused, SinkMismatch) else [Difference(str(refused))] if refused else []
-        wider = offers(sink.table, each.columns, outputs[name]) if name in outputs else []
-        differences += [one for one in wider if one.ddl not in {known.ddl for known in differences}]
-        found[name] = TableDiff(sink, each.layout is not None, differences)
-    return found
+        wider = offers(sink.table, comparison.columns, outputs[name]) if name in outputs else []
+        differences += [difference for difference in wider if difference.ddl not in {present.ddl for present in differences}]
+        diffs[name] = TableDiff(sink, comparison.layout is not None, differences)
+    return diffs
 
 
-def _compared(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, given: pa.Schema) -> dict[str, Compared]:
-    """As `compare`. Columns that this role may not add are refused."""
+def _compare(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, input_schema: pa.Schema) -> dict[str, TableComparison]:
+    """Like `compare`, but refuses columns that this role may not add."""
     with session(database_url()) as connection:
         migrations.require_current(connection)
-        compared = compare(transform, spec.tables, connection, spark_schema, given)
-        for name, each in compared.items():
-            if not each.to_add:
+        compared = compare(transform, spec.tables, connection, spark_schema, input_schema)
+        for name, comparison in compared.items():
+            if not comparison.to_add:
                 continue
             try:
                 with transaction(connection) as cur:
-                    require_owner(cur, spec.tables[name].table, each.to_add)
+                    require_owner(cur, spec.tables[name].table, comparison.to_add)
             except ColumnsRefused as error:
-                compared[name] = replace(each, layout=None, refused=error)
+                compared[name] = replace(comparison, layout=None, refused=error)
     return compared
 
 
-def _once(spark_schema: SparkSchema) -> SparkSchema:
-    """Asks Spark once."""
-    asked: list[Mapping[str, pa.Schema]] = []
+def _cache(spark_schema: SparkSchema) -> SparkSchema:
+    """Calls Spark once and caches the answer."""
+    schemas: list[Mapping[str, pa.Schema]] = []
 
-    def once(function: Callable[..., object], columns: pa.Schema) -> Mapping[str, pa.Schema]:
-        if not asked:
-            asked.append(spark_schema(function, columns))
-        return asked[0]
+    def cached(function: Callable[..., object], columns: pa.Schema) -> Mapping[str, pa.Schema]:
+        if not schemas:
+            schemas.append(spark_schema(function, columns))
+        return schemas[0]
 
-    return once
+    return cached
 
 
 def _check_views(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
-    """Whether the views of validated rows show the rows of all consumers of their tables."""
+    """Checks that the views of validated rows show the rows of all consumers of their tables."""
     if not report.columns:
         return
     with contextlib.suppress(BadInput), session(database_url()) as connection, transaction(connection) as cur:
@@ -253,23 +254,23 @@ def _check_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkS
         settings = cluster.settings(topic.name for topic in topics)
     except NotAllowed as error:
         report.notes.append(f"settings of topics not looked up: {error}")
-    report.topics = [TopicFound(topic, cleanup_of(settings[topic.name]) if settings else None) for topic in topics]
+    report.topics = [CheckedTopic(topic, cleanup_of(settings[topic.name]) if settings else None) for topic in topics]
 
 
 def _check_rows(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
-    """Whether another group has loaded what the first run would read."""
+    """Checks that no other group has loaded the rows that the first run would load."""
     if not report.topics or not report.columns or report.spec.offset_reset is OffsetReset.LATEST:
         return
     with contextlib.suppress(BadInput), session(database_url()) as connection, transaction(connection) as cur:
-        require_own_rows(cur, report.spec, [found.topic.name for found in report.topics])
+        require_own_rows(cur, report.spec, [checked.topic.name for checked in report.topics])
 
 
 def _check_retry_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
-    """Missing topics are not a problem if they are created on demand."""
-    known = {found.topic.name for found in report.topics}
-    if not known or not known.issuperset(report.spec.topics) or not report.spec.retry.delays:
+    """Checks the retry topics. Missing ones are not a problem if they are created on demand."""
+    names = {checked.topic.name for checked in report.topics}
+    if not names or not names.issuperset(report.spec.topics) or not report.spec.retry.delays:
         return
     create = report.spec.retry.topics.create
-    found = {one.topic.name for one in ensure_topics(Cluster(kafka_config()), report.spec, now=True, missing_ok=create)}
-    if missing := [one.name for one in wanted(report.spec, now=True) if one.name not in found]:
+    existing = {retry.topic.name for retry in ensure_topics(Cluster(kafka_config()), report.spec, now=True, missing_ok=create)}
+    if missing := [topic.name for topic in wanted(report.spec, now=True) if topic.name not in existing]:
         report.notes.append(f"retry topics to be created on demand: {', '.join(missing)}")

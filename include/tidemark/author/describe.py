@@ -130,7 +130,7 @@ def _returned_schemas(
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class TableComparison:
     """A sink's table, compared with the output. ``layout``: how rows are written. ``refused``: why they cannot be. Both are set if a run
     adds the missing columns, which ``layout`` then includes."""
 
@@ -152,10 +152,10 @@ def layouts_of(
     compared = compare(transform, sinks, connection, spark_schema, input_schema)
     if refused := [(bool(comparison.to_add), comparison.refused) for comparison in compared.values() if comparison.refused is not None]:
         raise min(refused, key=lambda mismatch: mismatch[0])[1]
-    return agreed(compared)
+    return common_layouts(compared)
 
 
-def agreed(compared: Mapping[str, Compared]) -> tuple[Layout, ...]:
+def common_layouts(compared: Mapping[str, TableComparison]) -> tuple[Layout, ...]:
     """The layouts of all sinks. Raises `TransformFailed` if some rows have lineage and others do not."""
     layouts = tuple(comparison.layout for comparison in compared.values() if comparison.layout is not None)
     if len({layout.by_record for layout in layouts}) > 1:
@@ -166,7 +166,7 @@ def agreed(compared: Mapping[str, Compared]) -> tuple[Layout, ...]:
 
 def compare(
     transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, input_schema: pa.Schema
-) -> dict[str, Compared]:
+) -> dict[str, TableComparison]:
     """Compares this transform's output with each sink's table, in load order.
 
     A plain function's values get the types of the table's columns. If it declares no result type, it may return every column without a
@@ -179,7 +179,7 @@ def compare(
             table = _inspect(connection, sink)
             columns = table.columns
         except (SinkMissing, SinkHidden, SinkNoTable, SinkGuardsRows) as error:
-            compared[name] = Compared(refused=error)
+            compared[name] = TableComparison(refused=error)
             continue
         if isinstance(transform.function, Fields):
             output = transform.function.output(input_schema, columns)
@@ -209,7 +209,7 @@ def compare(
         except SinkMismatch as error:
             to_add = error.to_add if sink.evolve is Evolve.ADD else []
             layout, refused = fit([*columns, *to_add]) if to_add else None, error
-        compared[name] = Compared(columns, layout and replace(layout, error_detail=sink.error_detail, sink=name), refused)
+        compared[name] = TableComparison(columns, layout and replace(layout, error_detail=sink.error_detail, sink=name), refused)
     return compared
 
 

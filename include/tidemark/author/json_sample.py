@@ -1,4 +1,4 @@
-"""Columns for JSON, by the fields of sampled records."""
+"""Derives columns for JSON from the fields of sampled records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_CONNECT = {
 
 @dataclass(frozen=True, slots=True)
 class SampledField:
-    """A field of the values. ``type``: the column's; `None`: the schema decides. ``required``: it is never null."""
+    """A field of the values. ``type``: the column's, `None` if the schema decides. ``required``: never null."""
 
     name: str
     type: str | None
@@ -56,8 +56,8 @@ class NoSketch(Refused):
 
 @dataclass(frozen=True, slots=True)
 class JsonSample:
-    """Sampled records. ``objects``: the parsed JSON of each column of the input, without nulls. ``schemas``: those of Kafka Connect that
-    keys and values have."""
+    """Sampled records. ``objects``: the parsed JSON of each input column, without nulls. ``schemas``: Kafka Connect's schemas of keys and
+    values."""
 
     topic: str
     objects: Mapping[str, list[Any]]
@@ -73,37 +73,37 @@ class JsonSample:
 
     @classmethod
     def of_changes(cls, topic: str, messages: pa.RecordBatch) -> JsonSample | None:
-        """Rows and keys of change data. `None` if it is none."""
+        """Rows and keys of change data. `None` if the messages are not change data."""
         errors: dict[int, str] = {}
-        found = connect_json.envelopes([_text(value) for value in messages["value"].to_pylist()], errors)
-        present = [operation for operation, payload in zip(found.operations, found.payloads, strict=True) if payload is not None]
+        envelopes = connect_json.envelopes([_text(value) for value in messages["value"].to_pylist()], errors)
+        present = [operation for operation, payload in zip(envelopes.operations, envelopes.payloads, strict=True) if payload is not None]
         if errors or not present or not {*present} <= debezium.OPERATIONS:
             return None
         keys, key_types = connect_json.payloads([_text(key) for key in messages["key"].to_pylist()])
-        texts = {"value": found.rows, "key": keys, "change": found.payloads}
-        objects = {side: [msgspec.json.decode(text) for text in some if text is not None] for side, some in texts.items()}
-        newest = {"value": found.types, "key": key_types}
-        schemas = {side: next((each for each in reversed(some) if each is not None), None) for side, some in newest.items()}
-        return cls(topic, objects, {side: schema for side, schema in schemas.items() if schema is not None})
+        texts = {"value": envelopes.rows, "key": keys, "change": envelopes.payloads}
+        objects = {side: [msgspec.json.decode(text) for text in side_texts if text is not None] for side, side_texts in texts.items()}
+        types = {"value": envelopes.types, "key": key_types}
+        newest = {side: next((schema for schema in reversed(schemas) if schema is not None), None) for side, schemas in types.items()}
+        return cls(topic, objects, {side: schema for side, schema in newest.items() if schema is not None})
 
     def fields(self, side: str = "value") -> list[SampledField]:
         """The fields in the schema, or in the objects, in the order in which they first appear. Raises `NoSketch`."""
         if (schema := self.schemas.get(side)) is not None:
-            return [SampledField(each["field"], _type_of(each), not each.get("optional")) for each in schema["fields"]]
-        objects = [each for each in self.objects[side] if isinstance(each, dict)]
-        names = list(dict.fromkeys(name for each in objects for name in each))
+            return [SampledField(entry["field"], _type_of(entry), not entry.get("optional")) for entry in schema["fields"]]
+        objects = [record for record in self.objects[side] if isinstance(record, dict)]
+        names = list(dict.fromkeys(name for record in objects for name in record))
         if not names:
             raise NoSketch(topic=self.topic, problem=f"none of its latest {side}s is a JSON object with fields to derive columns from")
-        values = {name: [each[name] for each in objects if each.get(name) is not None] for name in names}
-        return [SampledField(name, column_type(some), len(some) == len(objects)) for name, some in values.items()]
+        values = {name: [record[name] for record in objects if record.get(name) is not None] for name in names}
+        return [SampledField(name, column_type(field_values), len(field_values) == len(objects)) for name, field_values in values.items()]
 
     def type_at(self, steps: Sequence[str]) -> str:
-        """The type of a column with the field at this path."""
+        """The column type for the field at this path."""
         side, *path = steps
-        found = self.objects[side]
+        values = self.objects[side]
         for name in path:
-            found = [each.get(name) if isinstance(each, dict) else None for each in found]
-        return column_type([each for each in found if each is not None]) if path else "jsonb"
+            values = [value.get(name) if isinstance(value, dict) else None for value in values]
+        return column_type([value for value in values if value is not None]) if path else "jsonb"
 
 
 def _parsed(topic: str, encoding: Encoding, messages: pa.RecordBatch, side: str) -> list[Any]:
@@ -118,10 +118,10 @@ def _text(data: bytes | None) -> str | None:
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:
-    """The column for data of a schema of Kafka Connect."""
+    """The column type for data of a Kafka Connect schema."""
     name = schema.get("name", "")
-    if (found := connect.postgres_type(name)) is not None:
-        return found
+    if (column := connect.postgres_type(name)) is not None:
+        return column
     if name == connect.DECIMAL:
         digits = schema["parameters"].get("connect.decimal.precision")
         return f"numeric({digits},{schema['parameters']['scale']})" if digits else "numeric"
@@ -133,7 +133,7 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 
 def column_type(values: Sequence[Any]) -> str:
-    """The type of a column that can hold these values of JSON, none of which is null."""
+    """The type of a column that can hold these non-null JSON values."""
     kinds = {type(value) for value in values}
     if kinds == {bool}:
         return "boolean"
@@ -147,5 +147,5 @@ def column_type(values: Sequence[Any]) -> str:
 
 
 def _is_moment(text: str) -> bool:
-    """Whether this is a time in ISO 8601 with a time zone, as a run reads it."""
+    """Whether a run would read this as a time in ISO 8601 with a time zone."""
     return not from_python([text], "timestamp with time zone")[1]

@@ -1,4 +1,4 @@
-"""The latest records of topics, to look at."""
+"""Reads the latest records of topics, as a sample."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ READERS = 8
 
 
 def latest(kafka: KafkaConfig, logs: Iterable[Log], count: int) -> pa.RecordBatch:
-    """The last ``count`` committed records of these logs together, oldest first by timestamp. Those of one partition keep their order.
+    """The last ``count`` committed records of these logs together, oldest first by timestamp. Within a partition, records keep their order.
 
-    A chunk (`tidemark.kafka.poll.chunk_schema`) with the further columns ``topic`` and ``partition``.
+    A chunk (`tidemark.kafka.poll.chunk_schema`) with additional columns ``topic`` and ``partition``.
     """
     import pyarrow as pa
 
@@ -33,10 +33,10 @@ def latest(kafka: KafkaConfig, logs: Iterable[Log], count: int) -> pa.RecordBatc
         tails = list(pool.map(lambda log: _tail(kafka, log, count), logs))
     ends = itertools.accumulate((tail.num_rows for tail in tails), initial=0)
     newest_first = (range(end - 1, start - 1, -1) for start, end in itertools.pairwise(ends))
-    found = pa.Table.from_batches(tails, latest_schema()).combine_chunks()
-    millis = found["millis"].to_pylist()
+    records = pa.Table.from_batches(tails, latest_schema()).combine_chunks()
+    millis = records["millis"].to_pylist()
     chosen = itertools.islice(heapq.merge(*reversed(list(newest_first)), key=lambda at: -millis[at]), count)
-    return one_batch(found.take(pa.array(list(chosen)[::-1], pa.int64())))
+    return one_batch(records.take(pa.array(list(chosen)[::-1], pa.int64())))
 
 
 def latest_schema() -> pa.Schema:
@@ -48,14 +48,14 @@ def latest_schema() -> pa.Schema:
 def one_batch(table: pa.Table) -> pa.RecordBatch:
     import pyarrow as pa
 
-    found = table.combine_chunks().to_batches()
-    return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema)
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
 def _tail(kafka: KafkaConfig, log: Log, count: int) -> pa.RecordBatch:
     import pyarrow as pa
 
-    found = pa.Table.from_batches([], chunk_schema())
+    tail = pa.Table.from_batches([], chunk_schema())
     width = count
     while log.start < log.end:
         width = min(width, LOOK_BACK)
@@ -63,13 +63,13 @@ def _tail(kafka: KafkaConfig, log: Log, count: int) -> pa.RecordBatch:
         chunks: collections.deque[pa.RecordBatch] = collections.deque()
         for chunk in read(kafka, log.partition, start, log.end, log.leader_epoch):
             chunks.append(chunk)
-            while sum(each.num_rows for each in chunks) - chunks[0].num_rows >= count:
+            while sum(chunk.num_rows for chunk in chunks) - chunks[0].num_rows >= count:
                 chunks.popleft()
-        found = pa.Table.from_batches(chunks, chunk_schema())
-        found = found.slice(max(0, found.num_rows - count))
-        if found.num_rows == count or start == log.start or width == LOOK_BACK:
+        tail = pa.Table.from_batches(chunks, chunk_schema())
+        tail = tail.slice(max(0, tail.num_rows - count))
+        if tail.num_rows == count or start == log.start or width == LOOK_BACK:
             break
         width *= 8
     place = (pa.scalar(log.partition.topic), pa.scalar(log.partition.partition, pa.int32()))
-    columns = [*found.columns, *(pa.repeat(each, found.num_rows) for each in place)]
+    columns = [*tail.columns, *(pa.repeat(value, tail.num_rows) for value in place)]
     return one_batch(pa.Table.from_arrays(columns, schema=latest_schema()))

@@ -190,9 +190,9 @@ def _encoding(topic: str, messages: pa.RecordBatch) -> Encoding:
     if (registered := _registered(f"{topic}-value")) is not None:
         return registered
     if messages["value"].null_count == len(messages):
-        raise NoSketch(topic=topic, problem="it has no records with values, and the registry has no schema of it")
+        raise NoSketch(topic=topic, problem="it has no records with values, and the registry has no schema for it")
     if not all(isinstance(value, dict) for value in JsonSample.of(topic, Encoding.JSON, messages).objects["value"]):
-        raise NoSketch(topic=topic, problem="its values are not all JSON objects, and the registry has no schema of it")
+        raise NoSketch(topic=topic, problem="its values are not all JSON objects, and the registry has no schema for it")
     return Encoding.JSON
 
 

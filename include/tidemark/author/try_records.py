@@ -1,7 +1,7 @@
 """Shows the rows that a consumer would load from its topics' latest records. Writes nothing.
 
 1. Read the latest records.
-2. Call the transform once per partition; a Spark transform once, with all records as one batch.
+2. Call the transform on each partition's records; a Spark transform on all records as one batch.
 3. If the table's columns are known, encode the rows for the COPY.
 
 Constraints and triggers are not checked: rows that violate them count as loaded here.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from tidemark.author.describe import agreed, compare
+from tidemark.author.describe import common_layouts, compare
 from tidemark.author.latest_records import latest, one_batch
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.db import session
@@ -186,7 +186,7 @@ def _layouts(spec: ConsumerSpec, transform: Transform, input_schema: pa.Schema, 
         if comparison.to_add:
             trial.notes.append(f"a run first adds {', '.join(f'{column.name} {column.type}' for column in comparison.to_add)} to the table")
     if compared:
-        return agreed(compared)
+        return common_layouts(compared)
     if isinstance(transform.function, Fields):
         return (Layout(spec.tables[ONLY].table, tuple(columns_of(transform.function.output(input_schema, None)))),)
     return ()
