@@ -99,7 +99,7 @@ def test_operations() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (envelope(None, "t"), "Fail: it says that the whole table was truncated"),
+        (envelope(None, "t"), "Fail: it truncates the whole table"),
         (envelope(None, "x"), "Undecodable: its envelope has the unknown operation 'x'"),
         (envelope(None, "u"), "Undecodable: its envelope has no row after the change"),
         ({"id": 1}, "Undecodable: its envelope has the unknown operation None"),

@@ -243,7 +243,7 @@ def _message_bodies(data: pa.Array, headers: Any, reader: Message, side: str, er
             bodies[place] = body
         else:
             errors[place] = Undecodable(
-                f"its {side} is message {_shown(indexes)} of its schema, and {reader.name} is {_shown(reader.indexes)}"
+                f"its {side} is message {_dotted(indexes)} of its schema, and {reader.name} is {_dotted(reader.indexes)}"
             )
     return pa.array(bodies, pa.binary())
 
@@ -263,7 +263,7 @@ def _object(value: pa.Scalar) -> Any:
         return Undecodable("it has a time that Python cannot represent: a year before 1 or after 9999")
 
 
-def _shown(indexes: Sequence[int]) -> str:
+def _dotted(indexes: Sequence[int]) -> str:
     return ".".join(map(str, indexes))
 
 
@@ -271,19 +271,19 @@ def _schema_ids(data: pa.Array, headers: Any, side: str, errors: dict[int, NoRow
     """Each schema id, whether it is in the headers, and the indexes of its data. Adds data without an id to ``errors``."""
     import numpy as np
 
-    ids, which = ids_before(data)
+    ids, id_indexes = ids_before(data)
     valid = data.is_valid().to_numpy(zero_copy_only=False)
     groups: dict[SchemaId, list[int]] = {}
     for place, pairs in enumerate(_header_pairs(headers) if _has_headers(headers) else ()):
         try:
             if valid[place] and (schema_id := id_in(pairs, HEADERS[side])) is not None:
                 groups.setdefault(schema_id[0], []).append(place)
-                which[place] = -2
+                id_indexes[place] = -2
         except ValueError as error:
-            errors[place], which[place] = Undecodable(str(error)), -2
+            errors[place], id_indexes[place] = Undecodable(str(error)), -2
     missing = Undecodable(f"its {side} has no schema id: it does not begin with a zero byte and four more")
-    errors |= dict.fromkeys(np.flatnonzero((which == -1) & valid).tolist(), missing)
-    in_prefix = ((schema_id, False, np.flatnonzero(which == at)) for at, schema_id in enumerate(ids))
+    errors |= dict.fromkeys(np.flatnonzero((id_indexes == -1) & valid).tolist(), missing)
+    in_prefix = ((schema_id, False, np.flatnonzero(id_indexes == at)) for at, schema_id in enumerate(ids))
     return [
         *((schema_id, bare, places) for schema_id, bare, places in in_prefix if len(places)),
         *((schema_id, True, np.array(places)) for schema_id, places in groups.items()),
@@ -310,30 +310,30 @@ def _decode_each(
     target: pa.DataType,
     read: Callable[[pa.Array], pa.Array],
     message: str,
-    find: Callable[[pa.Array], list[bool]] | None = None,
+    find_bad: Callable[[pa.Array], list[bool]] | None = None,
     cost: Cost | None = None,
 ) -> tuple[pa.Array, dict[int, NoRow]]:
     """Decodes the data with ``read``. A datum that it refuses becomes null, with an error under its index.
 
-    ``find`` detects bad data. Bisection finds those that it misses, which is slow if there are many. ``cost`` is the memory that each datum
-    takes; it limits how many are read at once.
+    ``find_bad`` detects bad data. Bisection finds what it misses, which is slow if there is much of it. ``cost`` is the memory that each
+    datum takes; it limits how many are read at once.
     """
     import numpy as np
     import pyarrow as pa
 
     if cost is None:
-        return _decode_or_bisect(data, places, target, read, message, find)
+        return _decode_or_bisect(data, places, target, read, message, find_bad)
     costs = cost(data)
     if (large := costs > RECORD_BYTES).any():
         reason = Undecodable("decoding it may take more than a gigabyte, because its schema has lists of items with many fields")
         return _decode_good(
-            large, reason, data, places, target, lambda datums, where: _decode_each(datums, where, target, read, message, find, cost)
+            large, reason, data, places, target, lambda datums, where: _decode_each(datums, where, target, read, message, find_bad, cost)
         )
     ends = np.flatnonzero(np.diff(np.cumsum(costs) // CHUNK_BYTES)) + 1
     parts: list[pa.Array] = []
     errors: dict[int, NoRow] = {}
     for start, end in itertools.pairwise([0, *ends.tolist(), len(data)]):
-        part, chunk_errors = _decode_or_bisect(data.slice(start, end - start), places[start:end], target, read, message, find)
+        part, chunk_errors = _decode_or_bisect(data.slice(start, end - start), places[start:end], target, read, message, find_bad)
         parts.append(part)
         errors |= chunk_errors
     return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), errors
@@ -345,7 +345,7 @@ def _decode_or_bisect(
     target: pa.DataType,
     read: Callable[[pa.Array], pa.Array],
     message: str,
-    find: Callable[[pa.Array], list[bool]] | None,
+    find_bad: Callable[[pa.Array], list[bool]] | None,
 ) -> tuple[pa.Array, dict[int, NoRow]]:
     import numpy as np
     import pyarrow as pa
@@ -364,7 +364,7 @@ def _decode_or_bisect(
     except Exception:  # noqa: BLE001 - any error is a datum's fault
         if len(data) == 1:
             return pa.nulls(1, target), {int(places[0]): Undecodable(message)}
-    if find is not None and any(bad := find(data)):
+    if find_bad is not None and any(bad := find_bad(data)):
         return _decode_good(
             np.array(bad),
             Undecodable(message),
@@ -403,9 +403,9 @@ def _without_ids(data: pa.Array, headers: Any, side: str) -> tuple[pa.Array, dic
     import pyarrow.compute as pc
 
     errors: dict[int, NoRow] = {}
-    bare = [place for _, is_bare, places in _schema_ids(data, headers, side, errors) if is_bare for place in places.tolist()]
+    in_headers = [place for _, is_bare, places in _schema_ids(data, headers, side, errors) if is_bare for place in places.tolist()]
     rest = pc.if_else(_all_but(len(data), errors), pc.binary_slice(data, PREFIX_BYTES, MAX_DATUM_BYTES), None)
-    return (pc.if_else(_all_but(len(data), bare), rest, data) if bare else rest), errors
+    return (pc.if_else(_all_but(len(data), in_headers), rest, data) if in_headers else rest), errors
 
 
 def _json_errors(text: pa.Array, side: str) -> dict[int, NoRow]:

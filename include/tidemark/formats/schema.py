@@ -86,7 +86,7 @@ def parse(text: str, references: Sequence[str] = ()) -> Node:
         schemas = [_json(schema) for schema in texts]
         for schema in schemas:
             _collect(schema, "", named_types)
-        return _parse(schemas[-1], "", _Within(named_types, itertools.count(1)))
+        return _parse(schemas[-1], "", _Position(named_types, itertools.count(1)))
     except RecursionError:
         raise _too_deep() from None
     except (AttributeError, KeyError, TypeError, UnicodeError):
@@ -107,7 +107,7 @@ NamedTypes = dict[str, tuple[Mapping[str, Any], str]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Within:
+class _Position:
     """Position in a schema: all named types, a counter of types, the names of the enclosing types, and the depth."""
 
     named_types: NamedTypes
@@ -115,7 +115,7 @@ class _Within:
     names: tuple[str, ...] = ()
     depth: int = 0
 
-    def deeper(self, name: str | None = None) -> _Within:
+    def deeper(self, name: str | None = None) -> _Position:
         if self.depth >= MAX_DEPTH:
             raise _too_deep()
         return replace(self, depth=self.depth + 1, names=self.names if name is None else (*self.names, name))
@@ -168,28 +168,28 @@ def _collect(schema: Any, namespace: str, named_types: NamedTypes) -> None:
             _collect(nested.get("type"), namespace, named_types)
 
 
-def _parse(schema: Any, namespace: str, within: _Within) -> Node:
-    if next(within.types) > MAX_FIELDS:
+def _parse(schema: Any, namespace: str, position: _Position) -> Node:
+    if next(position.types) > MAX_FIELDS:
         raise BadSchema(problem=f"has more than {MAX_FIELDS:,} types, counting each use of a named type")
     if isinstance(schema, list):
-        return _union(tuple(Node("null") if branch == "null" else _parse(branch, namespace, within.deeper()) for branch in schema))
+        return _union(tuple(Node("null") if branch == "null" else _parse(branch, namespace, position.deeper()) for branch in schema))
     if schema == "null" or schema == {"type": "null"}:
         raise _no_value("null")
     if isinstance(schema, str):
-        return Node(schema) if schema in PRIMITIVES else _named(schema, namespace, within)
+        return Node(schema) if schema in PRIMITIVES else _named(schema, namespace, position)
     kind = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(kind, dict | list):
-        return _parse(kind, namespace, within.deeper())
+        return _parse(kind, namespace, position.deeper())
     if not isinstance(kind, str):
         raise BadSchema(problem=f"has {json.dumps(schema)[:60]} where a type is expected")
     if kind in ("array", "map"):
         inner = schema.get("items" if kind == "array" else "values")
-        return Node(kind, inner=(_parse(inner, namespace, within.deeper()),))
+        return Node(kind, inner=(_parse(inner, namespace, position.deeper()),))
     if kind in NAMED:
-        return _named(_full(str(schema.get("name")), schema.get("namespace") or namespace), "", within)
+        return _named(_full(str(schema.get("name")), schema.get("namespace") or namespace), "", position)
     if kind in PRIMITIVES:
         return Node(kind, details=_details(schema))
-    return _named(kind, namespace, within)
+    return _named(kind, namespace, position)
 
 
 def _no_value(name: str) -> BadSchema:
@@ -209,15 +209,15 @@ def _union(branches: tuple[Node, ...]) -> Node:
     return union
 
 
-def _named(name: str, namespace: str, within: _Within) -> Node:
-    full = next((candidate for candidate in (_full(name, namespace), name) if candidate in within.named_types), None)
+def _named(name: str, namespace: str, position: _Position) -> Node:
+    full = next((candidate for candidate in (_full(name, namespace), name) if candidate in position.named_types), None)
     if full is None:
         raise BadSchema(problem=f"uses the type {name}, which it does not define")
-    if full in within.names:
+    if full in position.names:
         raise BadSchema(problem=f"is recursive: {full} contains itself, which no table can hold")
     if len(full) > 2 * MAX_NAME or not full.isprintable():
         raise BadSchema(problem=f"has a type whose name is not one of at most {2 * MAX_NAME} characters")
-    schema, own = within.named_types[full]
+    schema, own = position.named_types[full]
     if schema["type"] != "record" and schema["type"] != "error":
         if schema["type"] == "fixed" and not 0 <= schema["size"] <= MAX_FIXED:
             raise BadSchema(problem=f"has a fixed of {schema['size']} bytes; the limit is {MAX_FIXED:,}")
@@ -226,8 +226,8 @@ def _named(name: str, namespace: str, within: _Within) -> Node:
         if schema["type"] == "enum":
             _require_symbols(full, schema["symbols"])
         return Node(schema["type"], full.rpartition(".")[2], _details(schema))
-    inside = within.deeper(full)
-    fields = tuple(_field(field_schema, own, inside) for field_schema in schema.get("fields") or ())
+    inner = position.deeper(full)
+    fields = tuple(_field(field_schema, own, inner) for field_schema in schema.get("fields") or ())
     if not fields:
         raise BadSchema(problem=f"has the record {full}, which has no fields")
     return Node("record", full.rpartition(".")[2], _details(schema), fields=fields)
@@ -239,20 +239,20 @@ def _require_symbols(name: str, symbols: Any) -> None:
         raise BadSchema(problem=f"has the enum {name} without symbols, or with symbols that are not names")
 
 
-def _field(schema: Mapping[str, Any], namespace: str, within: _Within) -> Field:
+def _field(schema: Mapping[str, Any], namespace: str, position: _Position) -> Field:
     name, aliases, default = schema["name"], schema.get("aliases") or (), schema.get("default", NO_DEFAULT)
     for label in (name, *aliases):
         if not isinstance(label, str) or not 0 < len(label) <= MAX_NAME or not label.isprintable():
             raise BadSchema(problem=f"has a field whose name is not one of at most {MAX_NAME} characters")
     if default is not NO_DEFAULT and len(json.dumps(default)) > MAX_DEFAULT:
         raise BadSchema(problem=f"has a default of more than {MAX_DEFAULT:,} characters, of {name}")
-    return Field(name, _parse(schema.get("type"), namespace, within), default, tuple(aliases))
+    return Field(name, _parse(schema.get("type"), namespace, position), default, tuple(aliases))
 
 
 def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     details = {name: schema[name] for name in DETAILS if name in schema}
-    if wrong := [name for name, value in details.items() if not isinstance(value, DETAILS[name]) or isinstance(value, bool)]:
-        raise BadSchema(problem=f"has {json.dumps(details[wrong[0]])[:60]} as {wrong[0]}")
+    if invalid := [name for name, value in details.items() if not isinstance(value, DETAILS[name]) or isinstance(value, bool)]:
+        raise BadSchema(problem=f"has {json.dumps(details[invalid[0]])[:60]} as {invalid[0]}")
     if schema["type"] not in LOGICAL.get(details.get("logicalType", ""), ()):
         details.pop("logicalType", None)  # unknown, or not for this type: Avro's specification says to ignore it
     precision = details.get("precision", 0)

@@ -58,12 +58,12 @@ class Placeholder:
         return base64.b64encode(self.text.encode()).decode()
 
     @functools.cached_property
-    def _marks(self) -> tuple[str, ...]:
+    def _encoded_forms(self) -> tuple[str, ...]:
         return (f'"{self.text}"', self.base64, ",".join(map(str, self.bytes)), ",".join(f"{byte}.0" for byte in self.bytes))
 
     def may_be_in(self, text: str) -> bool:
         """Whether a record in JSON may contain the placeholder."""
-        return any(mark in text for mark in self._marks)
+        return any(form in text for form in self._encoded_forms)
 
     def is_in(self, value: Any) -> bool:
         """Whether a value is the placeholder, or contains it."""
@@ -85,8 +85,8 @@ class Placeholder:
         """Whether the numbers are the placeholder's bytes, or a multiple of them: milliseconds become microseconds."""
         if len(values) != len(self.bytes) or not all(map(_can_be_multiplied, values)):
             return False
-        first, least = values[0], self.bytes[0]
-        return all(value * least == first * byte for value, byte in zip(values, self.bytes, strict=True))
+        first_value, first_byte = values[0], self.bytes[0]
+        return all(value * first_byte == first_value * byte for value, byte in zip(values, self.bytes, strict=True))
 
 
 def _can_be_multiplied(value: Any) -> bool:
