@@ -139,7 +139,7 @@ def _one(site: Site, form: str, topic: Topic, *, kept: bool = False) -> dict[str
         attempt = open_attempt(site.database_url, group, TaskIdentity())
         folders = {"consumers": [folder / "consumers"], "transforms": [TRANSFORMS]}
         hooks: dict[str, Any] = {} if kept else {"on_start": on_start}
-        run_attempt(form, connections, attempt, folders=folders, on_log=on_log, on_progress=lambda _: None, kept=kept, **hooks)
+        run_attempt(form, connections, attempt, folders=folders, on_log=on_log, on_progress=lambda _: None, with_keeper=kept, **hooks)
     finally:
         for name in ("TIDEMARK_STEP_HOOK", MARKS):
             os.environ.pop(name, None)

@@ -4,7 +4,7 @@
     spark-submit spark_jobs/consume.py NAME          # client mode, and cluster mode on YARN and Kubernetes
 
 Addresses and credentials come from the environment (see `tidemark.connections`), never from arguments. With ``--attempt``, the caller
-has written the attempt's row and watches it; otherwise the driver writes the row. Exit status: 0 done, 1 refused or failed.
+has written the attempt's row and follows it; otherwise the driver writes the row. Exit status: 0 done, 1 refused or failed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tidemark.waiting import watch
 def main() -> int:
     die_with_parent()
     options = _parser().parse_args()
-    said = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")  # stderr itself is held back while the JVM starts
-    handler = logging.StreamHandler(said)
+    stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")  # fd 2 is hidden while the JVM starts
+    handler = logging.StreamHandler(stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     for name in ("py4j", "httpx2"):
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 class _Formatter(logging.Formatter):
-    """No text from a record looks like a line of its own."""
+    """Indents continuation lines, so that text from a record cannot imitate a log line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return indented(super().format(record))

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 from tidemark.jvm.jars import cache, spark_jars
 from tidemark.jvm.java import find_java, released
-from tidemark.spark.session import COLLECTOR, KNOW_ZEROED, LARGE_YOUNG, SMALL_YOUNG, ZEROED, local_archive
+from tidemark.spark.session import COLLECTOR, LARGE_YOUNG, SMALL_YOUNG, ZERO_TLAB, ZERO_TLAB_VERSIONS, local_archive
 
 DRIVER = """
 import json, sys
@@ -125,7 +125,7 @@ def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(driv
 def test_a_driver_through_whose_jvm_records_pass_has_memory_cleared_in_large_pieces(drivers: Drivers, archive: Path) -> None:
     found = ended(drivers.start(cache(), records=None))
     assert str(archive) in found["archives"]
-    assert found["options"] == [COLLECTOR, LARGE_YOUNG, *([ZEROED] if released(find_java()) in KNOW_ZEROED else [])]
+    assert found["options"] == [COLLECTOR, LARGE_YOUNG, *([ZERO_TLAB] if released(find_java()) in ZERO_TLAB_VERSIONS else [])]
 
 
 @pytest.mark.thorough

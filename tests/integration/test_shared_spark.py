@@ -239,7 +239,7 @@ connections = from_env()
 attempt = open_attempt(connections.database_url, name, TaskIdentity())
 folders = {kind: [Path(folder) / kind] for kind in ("consumers", "transforms")}
 started = lambda driver: print(driver.pid, flush=True)
-run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progress=lambda _: None, on_start=started, kept=True)
+run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progress=lambda _: None, on_start=started, with_keeper=True)
 """
 
 
@@ -298,12 +298,12 @@ def wrong(text: str) -> None:
 def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is the caller's."""
     monkeypatch.setenv("STAGE", "called")
-    assert keeper_client.called(partial(os.getenv, "STAGE")) == "called"
-    assert keeper_client.called(os.getpid) != os.getpid()
+    assert keeper_client.call_in_fork(partial(os.getenv, "STAGE")) == "called"
+    assert keeper_client.call_in_fork(os.getpid) != os.getpid()
     with pytest.raises(BadInput, match="a call: nothing"):
-        keeper_client.called(partial(wrong, "nothing"))
+        keeper_client.call_in_fork(partial(wrong, "nothing"))
     with pytest.raises(keeper_client.CallDied):
-        keeper_client.called(partial(os._exit, 3))
+        keeper_client.call_in_fork(partial(os._exit, 3))
 
 
 @pytest.mark.thorough
@@ -311,7 +311,7 @@ def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: 
 def test_each_sparks_settings_have_an_application_of_their_own_and_all_have_one_keeper(scenario: Scenario) -> None:
     """The settings of a connection may be secret, and may differ between consumers. A call does not know the driver's connections."""
     run(consumer(scenario))
-    keeper_client.called(os.getpid)
+    keeper_client.call_in_fork(os.getpid)
     scenario.connections = replace(scenario.connections, spark_conf={"spark.hadoop.some.password": "x"})
     scenario.topics.produce(scenario.spec.topics[0], [b"next"])
     run(scenario)
@@ -401,10 +401,10 @@ def test_call_of_one_consumer_finds_no_environment_of_another_in_its_memory(monk
     """It is a fork of the keeper, so it has whatever the keeper has ever read."""
     for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", DATABASE_URL, KAFKA_CONFIG, "SPARK_DB_PASSWORD", "PYTHON_TOKEN"):
         monkeypatch.setenv(name, f"{SECRET}-of-another")
-    assert len(keeper_client.called(secrets_in_memory)) > 0  # its own
+    assert len(keeper_client.call_in_fork(secrets_in_memory)) > 0  # its own
     for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", DATABASE_URL, KAFKA_CONFIG, "SPARK_DB_PASSWORD", "PYTHON_TOKEN"):
         monkeypatch.delenv(name)
-    assert keeper_client.called(secrets_in_memory) == set()
+    assert keeper_client.call_in_fork(secrets_in_memory) == set()
 
 
 SECRET = "s3cr3t"

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 from tidemark.connections import Connections
 from tidemark.jvm.java import find_java
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
-from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, marked, not_counted, unmarked
+from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, drop_mark, mark_large_rows, without_byte_count
 from tidemark.spark.engine import HEADERS_ARE_MISSING, kafka_records
 from tidemark.spark.query_plan import hands_over_once, passed_on, reads_headers, why_staged
 
@@ -242,7 +242,7 @@ SIZED: dict[str, tuple[list[str], bool | None]] = {
 @pytest.mark.parametrize(("columns", "with_mark"), SIZED.values(), ids=SIZED.keys())
 def test_rows_whose_size_is_cheaply_told_are_marked(records: DataFrame, columns: list[str], with_mark: bool | None) -> None:
     """For other rows Spark has to count the bytes, which means that it asks each column after each row."""
-    found = marked(records.selectExpr(*columns))
+    found = mark_large_rows(records.selectExpr(*columns))
     assert (None if found is None else LARGE in found.columns) is with_mark
 
 
@@ -251,18 +251,18 @@ def test_large_rows_are_emptied_so_that_what_is_handed_over_stays_small(spark: S
     part = Slice(TopicPartition("t", 0), 1, 0, 12_000, Epoch(1))
     word, name = "repeat('x', IF(id < 10000, 6000, 100000)) AS word", "IF(id > 1, NULL, 'y') AS name"
     sized = spark.range(0, 12_000, 1, 1).selectExpr("id", word, name)
-    rows = marked(sized)
+    rows = mark_large_rows(sized)
 
     def look(batches):
         for batch in batches:
             with contextlib.suppress(LargeRows):
-                small = unmarked(batch, part)
+                small = drop_mark(batch, part)
                 assert small.schema.names == ["id", "word", "name"]
                 assert small["word"].to_pylist() == ["x" * 6000] * len(small)
                 assert small["name"].null_count == len(small) - 2
             yield batch.select(["id"]).append_column("bytes", [batch.nbytes] * len(batch)).append_column(LARGE, batch[LARGE])
 
-    with not_counted(spark):
+    with without_byte_count(spark):
         found = rows.mapInArrow(look, f"id long, bytes long, {LARGE} boolean").toPandas()
     assert found["bytes"].nunique() == 2, "batches of 10,000 and of 2,000"
     assert found["bytes"].max() < 64 * 1024 * 1024
@@ -273,7 +273,7 @@ def test_spark_counts_bytes_again_for_the_next_job(spark: SparkSession) -> None:
     """The job passes 100 MB in 10,000 rows."""
     rows = spark.range(0, 10_000, 1, 1).selectExpr("repeat('x', 10000) AS word")
     job = rows.mapInArrow(lambda batches: (batch.slice(0, 1) for batch in batches), "word string")
-    with not_counted(spark):
+    with without_byte_count(spark):
         assert len(job.collect()) == 1
     assert len(job.collect()) == 2
 

@@ -42,7 +42,7 @@ class Attempt:
                 on_log=self.lines.append,
                 on_progress=lambda _: None,
                 on_start=self._started,
-                kept=self._kept,
+                with_keeper=self._kept,
             )
         except TidemarkError as error:
             self.result = error

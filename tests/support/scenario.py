@@ -43,7 +43,7 @@ from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.user_transform import Transform, load_permanent
 from tidemark.values.fields import transform_of
 from tidemark.worker.call_transform import Work
-from tidemark.worker.decoding import Decoding, learning
+from tidemark.worker.decoding import Decoding, run_with_schemas
 from tidemark.worker.slice_worker import SliceWorker
 
 PLAIN = """
@@ -130,7 +130,7 @@ class LocalEngine:
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self.batches.append(list(slices))
         self.decoding.forget_unknown()
-        return learning(self.decoding, slices, lambda some: self._run(target, some, isolate))
+        return run_with_schemas(self.decoding, slices, lambda some: self._run(target, some, isolate))
 
     def _run(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         form, function, decoder = self.transform.form, self.transform.function, self.decoding.decoder()

@@ -16,7 +16,7 @@ def test_driver_that_does_not_end_when_it_is_killed_leaves_no_thread_and_no_pipe
     """It may hang in the kernel. The error says so, after everything else is closed."""
     drivers: list[subprocess.Popen[str]] = []
 
-    def spawned(_command: object, _env: object) -> subprocess.Popen[str]:
+    def spawn(_command: object, _env: object) -> subprocess.Popen[str]:
         drivers.append(subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE, text=True))
         return drivers[0]
 
@@ -24,7 +24,7 @@ def test_driver_that_does_not_end_when_it_is_killed_leaves_no_thread_and_no_pipe
         driver.wait(60)
         raise subprocess.TimeoutExpired("driver", 10)
 
-    monkeypatch.setattr(launch, "_spawned", spawned)
+    monkeypatch.setattr(launch, "_spawn", spawn)
     monkeypatch.setattr(launch, "kill", hang)
     nowhere = Connections("postgresql://nobody@127.0.0.1:1/nowhere", {"bootstrap.servers": "127.0.0.1:1"}, "local[1]")
     with pytest.raises(subprocess.TimeoutExpired):

@@ -93,7 +93,7 @@ def test_an_archive_that_was_cut_off_is_not_used(archive: Archive) -> None:
 def test_a_cache_that_cannot_be_written_to_is_left_alone(archive: Archive, maker: Path) -> None:
     assert archive.find() is None
     archive.folder.write_text("a file where the folder should be")
-    archive._begin()
+    archive._start_build()
     assert archive.find() is None
     assert archive.folder.read_text() == "a file where the folder should be"
 
@@ -131,7 +131,7 @@ def test_it_is_made_beside_the_run_in_a_session_of_its_own_at_a_low_priority(
     """The launcher kills the driver's process group when the driver has ended. The builder needs no credentials."""
     monkeypatch.setenv("TIDEMARK_CACHE", "the-cache")
     monkeypatch.setenv("TIDEMARK_DATABASE_URL", "postgresql://secret")
-    archive._begin()
+    archive._start_build()
     ((session, nice, what, cache, database),) = started(archive, 1)
     assert int(session) != os.getsid(0)
     assert int(nice) > os.nice(0)
@@ -140,18 +140,18 @@ def test_it_is_made_beside_the_run_in_a_session_of_its_own_at_a_low_priority(
 
 def test_of_many_drivers_that_end_at_once_one_has_it_made(archive: Archive, maker: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda _: archive._begin(), range(16)))
+        list(pool.map(lambda _: archive._start_build(), range(16)))
     assert len(started(archive, 1)) == 1
 
 
 def test_what_failed_is_tried_again_after_a_day_and_not_in_every_run(archive: Archive, maker: Path) -> None:
-    archive._begin()
-    archive._begin()
+    archive._start_build()
+    archive._start_build()
     age(archive.log, module.RETRY_S - 60)
-    archive._begin()
+    archive._start_build()
     assert len(started(archive, 1)) == 1
     age(archive.log, module.RETRY_S + 60)
-    archive._begin()
+    archive._start_build()
     assert len(started(archive, 2)) == 2
 
 

@@ -313,7 +313,7 @@ def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgr
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
     """It processes whole columns at once, so the whole batch fails. A retry may help if the user's code hit an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
-        call_transform.called(function, records(PART, chunk_of([sent(100), sent(101)]))[0], PART)
+        call_transform.call_arrow(function, records(PART, chunk_of([sent(100), sent(101)]))[0], PART)
     assert raised.value.retriable
 
 

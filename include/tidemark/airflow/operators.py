@@ -134,7 +134,7 @@ class ConsumeOperator(BaseOperator):
                     on_progress=_Progress(self.log),
                     on_start=self._started,
                     drain=self.drains,
-                    kept=keeps(spec),
+                    with_keeper=keeps(spec),
                 )
         except TidemarkError:
             statistics.report_failed(spec, self.task_id, connections.database_url, attempt_id)
@@ -366,10 +366,10 @@ def keeps(spec: ConsumerSpec) -> bool:
 
 def kept_call(function: Callable[[], T]) -> T:
     """Calls the function in a fork of a keeper, if possible: importing Great Expectations takes longer than a small validation."""
-    from tidemark.driver.keeper_client import KeeperUnavailable, called
+    from tidemark.driver.keeper_client import KeeperUnavailable, call_in_fork
 
     try:
-        return called(function)
+        return call_in_fork(function)
     except KeeperUnavailable:
         return function()
 

@@ -51,8 +51,8 @@ from tidemark.spec.user_transform import Form, Transform, load_permanent
 from tidemark.transform import To
 from tidemark.values.fields import Fields, transform_of
 from tidemark.worker.batches import records, rows
-from tidemark.worker.call_transform import Work, by_record, function_output, judged_batch, merged
-from tidemark.worker.decoding import Decoding, decoded_here
+from tidemark.worker.call_transform import Work, by_record, function_output, merge_outputs, transform_batch
+from tidemark.worker.decoding import Decoding, decode_in_driver
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -225,7 +225,7 @@ def _under_sink(sink: str, row: Row) -> Row:
 
 def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, chunk: pa.RecordBatch, layouts: Sequence[Layout]) -> _Outcome:
     batch, unreadable = records(part, chunk)
-    judged = _with_schemas(decoding, lambda: judged_batch(work(), batch, part))
+    judged = _with_schemas(decoding, lambda: transform_batch(work(), batch, part))
     return _outcome(replace(judged, rejects=[*judged.rejects, *unreadable]), part, layouts)
 
 
@@ -247,7 +247,7 @@ def _by_spark(
         batches.append(batch)
     if not any(batch.num_rows for batch in batches):
         return {part: _outcome(TransformOutput(rejects=failed[part.partition]), part, ()) for part in by_slice}
-    decoded, undecodable = decoded_here(decoding, one_batch(pa.Table.from_batches(batches)))
+    decoded, undecodable = decode_in_driver(decoding, one_batch(pa.Table.from_batches(batches)))
     for partition, rejects in undecodable.items():
         failed[partition] += rejects
     tables = spark.rows(transform.function, decoded)
@@ -255,7 +255,7 @@ def _by_spark(
     if any(name in table.column_names for table in tables.values() for name in (*GIVEN, *OPTIONAL)):
         split = {sink: _split(table, list(by_slice)) for sink, table in tables.items()}
         for part, output in outputs.items():
-            from_sinks = merged({sink: by_part[part] for sink, by_part in split.items()})
+            from_sinks = merge_outputs({sink: by_part[part] for sink, by_part in split.items()})
             outputs[part] = replace(from_sinks, rejects=[*from_sinks.rejects, *output.rejects])
     else:
         by_sink = {layout.sink: layout for layout in layouts}

@@ -1,4 +1,4 @@
-"""Which partitions a run with manual assignment reads: all of its topics, those its file fixes, or those named for one run.
+"""The partitions that a run with manual assignment reads: all of its topics, those fixed in its file, or those named for one run.
 
 Each run claims only the partitions that it reads, in a generation of its own. Runs without a common partition do not fence each other.
 """
@@ -20,7 +20,7 @@ OPTION = "--partition"
 def narrowed(spec: ConsumerSpec, words: Sequence[str]) -> ConsumerSpec:
     """The consumer restricted to the partitions that ``words`` name (``orders:0-2``). Unchanged if there are no words.
 
-    Raises `BadInput`. Whether the topics have these partitions is checked by the run (`partitions_of`).
+    Raises `BadInput`. The run itself checks that the topics have these partitions (`partitions_of`).
     """
     only = Scope.parse(words, what=OPTION)
     if not only.items:
@@ -36,11 +36,11 @@ def narrowed(spec: ConsumerSpec, words: Sequence[str]) -> ConsumerSpec:
 
 
 def require_topics(spec: ConsumerSpec, scope: Scope, *, what: str) -> None:
-    """Raises `BadInput` with ``what`` as its subject if the scope names a topic that the file does not."""
-    if stranger := next((item.topic for item in scope.items if spec.topics and item.topic not in spec.topics), None):
-        near = nearest(stranger, spec.topics)
+    """Raises `BadInput` with ``what`` as its subject if the scope names a topic that is not in the file."""
+    if unknown := next((item.topic for item in scope.items if spec.topics and item.topic not in spec.topics), None):
+        near = nearest(unknown, spec.topics)
         fix = f"Did you mean {near}?" if near else f"Its topics are {', '.join(spec.topics)}."
-        raise BadInput(what=what, found=f"{spec.name} does not read topic {stranger}", fix=fix)
+        raise BadInput(what=what, found=f"{spec.name} does not read topic {unknown}", fix=fix)
 
 
 def partitions_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[TopicPartition]:
@@ -48,19 +48,19 @@ def partitions_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[TopicPart
 
     Raises `SpecInvalid` if the file fixes partitions that do not exist, and `BadInput` if the run names such partitions.
     """
-    found = list(topics)
-    if problems := problems_of(spec, found):
+    topics = list(topics)
+    if problems := problems_of(spec, topics):
         raise spec.invalid(*problems)
-    return spec.only.select((part for topic in found for part in topic.all() if spec.fixed.covers(part)), what=OPTION)
+    return spec.only.select((part for topic in topics for part in topic.all() if spec.fixed.covers(part)), what=OPTION)
 
 
 def problems_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[Problem]:
-    """The partitions that the file fixes but these topics do not have. Fixed topics that are not among ``topics`` are not checked."""
-    have = {topic.name: [part.partition for part in topic.all()] for topic in topics}
-    found = ((item, missing(item, have)) for item in spec.fixed.items if item.topic in have)
-    return [_problem(spec, item, gone, have[item.topic]) for item, gone in found if gone]
+    """The fixed partitions that the topics do not have. Fixed topics that are not in ``topics`` are not checked."""
+    existing = {topic.name: [part.partition for part in topic.all()] for topic in topics}
+    checked = ((item, missing(item, existing)) for item in spec.fixed.items if item.topic in existing)
+    return [_problem(spec, item, absent, existing[item.topic]) for item, absent in checked if absent]
 
 
-def _problem(spec: ConsumerSpec, item: Item, gone: Sequence[str], have: Sequence[int]) -> Problem:
-    numbers = ",".join(text.removeprefix(f"{item.topic}:") for text in gone)
-    return spec.problem(("partitions", item.topic), f"topic {item.topic} does not have {numbers}", f"it has {spans(have)}")
+def _problem(spec: ConsumerSpec, item: Item, absent: Sequence[str], existing: Sequence[int]) -> Problem:
+    numbers = ",".join(text.removeprefix(f"{item.topic}:") for text in absent)
+    return spec.problem(("partitions", item.topic), f"topic {item.topic} does not have {numbers}", f"it has {spans(existing)}")

@@ -1,4 +1,4 @@
-"""The `Engine` protocol, which turns slices into committed slices, and how a run executes a batch with it."""
+"""The `Engine` protocol, and how a run executes a batch with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tidemark.connections import Connections
-from tidemark.consume.claims import Holding
+from tidemark.consume.claims import ClaimedPartitions
 from tidemark.errors import Broken, TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.records.ranges import Slice
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """Turns slices into committed slices. Created once a run has something to read; used by one thread."""
+    """Reads, transforms and commits slices. Created once a run has something to read; used by one thread."""
 
     def warm_up(self, sample: Sequence[Slice]) -> None:
         """Pays the start-up cost before the first batch. May read ``sample``; commits nothing."""
@@ -63,7 +63,7 @@ class SplitPartition(Broken):
 def run_batch(engine: Engine, target: Target, connections: Connections, slices: Sequence[Slice]) -> list[Receipt]:
     """Runs one batch. Commits and returns a receipt also for each empty slice (everything filtered out, or only transaction markers)."""
     receipts: dict[Slice, Receipt] = {}
-    for receipt in _committed(engine, target, slices):
+    for receipt in _run_engine(engine, target, slices):
         if receipt.part in receipts:
             raise SplitPartition(part=receipt.part)
         receipts[receipt.part] = receipt
@@ -73,7 +73,7 @@ def run_batch(engine: Engine, target: Target, connections: Connections, slices: 
     return [receipts[part] for part in slices]
 
 
-def _committed(engine: Engine, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
+def _run_engine(engine: Engine, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
     """The engine's receipts. Slices with refused rows run again with ``isolate``. Raises the most important error."""
     outcomes = engine.run(target, slices, isolate=False)
     refused = [outcome for outcome in outcomes if isinstance(outcome, SinkRejected) and outcome.of_rows]
@@ -88,9 +88,9 @@ def _committed(engine: Engine, target: Target, slices: Sequence[Slice]) -> list[
     return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
 
 
-def require_same_topics(cluster: Cluster, held: Holding, slices: Sequence[Slice]) -> None:
+def require_same_topics(cluster: Cluster, claimed: ClaimedPartitions, slices: Sequence[Slice]) -> None:
     """Raises `TopicRecreated` or `TopicsMissing` if a topic was replaced since the look-up: its offsets would mean other records."""
-    begun = {topic.name: topic.kafka_uuid for topic in held.found.topics}
+    uuids = {topic.name: topic.kafka_uuid for topic in claimed.lookup.topics}
     for topic in cluster.topics(sorted({part.partition.topic for part in slices})):
-        if begun[topic.name] != topic.kafka_uuid:
-            raise held.recreated(topic.name)
+        if uuids[topic.name] != topic.kafka_uuid:
+            raise claimed.recreated_error(topic.name)

@@ -1,12 +1,12 @@
 """Adds the columns that a sink with ``evolve: add`` lacks, before a run's first commit.
 
-1. Compare what the run writes with the tables; a difference that is more than missing columns refuses the run.
-2. Take turns with the other members. Look again: one of them may have added the columns.
-3. Add them, nullable, and store that with the attempt, in one transaction. Nothing waits longer than `LOCK_MS` for a lock: as long as it
-   waits, other transactions on the table wait behind it.
+1. Compare the run's rows with the tables. Any difference other than missing columns refuses the run.
+2. Take turns with the other members. Compare again: one of them may have added the columns.
+3. Add nullable columns and store them with the attempt, in one transaction. It waits at most `LOCK_MS` for a lock, because other
+   transactions on the table wait behind it.
 4. Compare again.
 
-A run drops no column and changes no type. What could be widened is shown by `tidemark sink diff`.
+A run drops no column and changes no type. `tidemark sink diff` shows types that could be widened.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TableInUse(Unavailable):
 
 @dataclass(kw_only=True, eq=False)
 class ColumnsRefused(Refused):
-    """This role cannot add columns to the table. ``owner``: the table's, if that is the reason."""
+    """This role cannot add columns to the table. ``owner``: the table's owner, if the role lacks the owner's rights."""
 
     table: str
     role: str
@@ -67,39 +67,39 @@ class ColumnsRefused(Refused):
         return f"{text} Let the owner run\n{self.ddl}\nor make the role a member of the owner's: {grant}"
 
 
-def evolved(
+def evolve_tables(
     connection: Connection, attempt_id: int, layouts: Callable[[Connection], tuple[Layout, ...]], tables: Sequence[str]
 ) -> tuple[Layout, ...]:
-    """What ``layouts`` returns, once the columns are there that sinks with ``evolve: add`` lack. Raises what it raises, `TableInUse` and
-    `ColumnsRefused`. ``tables``: those of sinks with ``evolve: add``."""
-    left = set(tables)
+    """Adds the columns that sinks with ``evolve: add`` lack, and returns the result of ``layouts``. Raises its errors, `TableInUse` and
+    `ColumnsRefused`. ``tables``: the tables of these sinks."""
+    unchanged = set(tables)
     while True:
         try:
             return layouts(connection)
         except SinkMismatch as error:
-            if error.table not in left or not error.to_add:
+            if error.table not in unchanged or not error.to_add:
                 raise
-            left.remove(error.table)
-            _add(connection, attempt_id, error.table, error.to_add)
+            unchanged.remove(error.table)
+            _add_columns(connection, attempt_id, error.table, error.to_add)
 
 
 def require_owner(cur: Cursor, table: str, columns: Sequence[Column]) -> None:
     """Raises `ColumnsRefused` if the session's role may not add these columns to the table."""
     cur.execute(SQL["owner"], {"quoted": quoted_table(table)})
-    owner, mine = cur.fetchone() or ("", True)
-    if not mine:
+    owner, is_member = cur.fetchone() or ("", True)
+    if not is_member:
         raise _refused(cur.connection, table, columns, f"its owner is {owner}.", owner)
 
 
-def _add(connection: Connection, attempt_id: int, table: str, columns: Sequence[Column]) -> None:
-    """Adds those of these columns that the table still lacks."""
+def _add_columns(connection: Connection, attempt_id: int, table: str, columns: Sequence[Column]) -> None:
+    """Adds the columns that the table still lacks."""
     key = {"class": EVOLVE_LOCK, "table": table, "quoted": quoted_table(table)}
     try:
         with transaction(connection) as cur:
             cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
             cur.execute(SQL["take_turns"], key)
-            have = {column.name for column in read_columns(cur, table)}
-            missing = [column for column in columns if column.name not in have]
+            existing = {column.name for column in read_columns(cur, table)}
+            missing = [column for column in columns if column.name not in existing]
             if not missing:
                 return
             require_owner(cur, table, missing)
@@ -116,10 +116,10 @@ def _add(connection: Connection, attempt_id: int, table: str, columns: Sequence[
             raise TableInUse(
                 table=table, columns=[column.name for column in columns], held_by=described_sessions(cur) or "unknown"
             ) from None
-    except psycopg2.Error as error:  # a column's name that Postgres keeps to itself, a table that has too many
+    except psycopg2.Error as error:  # a reserved column name, or too many columns
         raise _refused(connection, table, columns, complaint(error).message) from None
     log.info("columns added attempt=%s table=%s columns=%s", attempt_id, table, ",".join(column.name for column in missing))
-    if stale:  # a run does not replace it: it may have another owner, or another definition
+    if stale:  # not replaced here: it may have another owner or another definition
         log.warning("view %s lacks the new columns until its statement is run again: tidemark sink ddl prints it", view)
 
 

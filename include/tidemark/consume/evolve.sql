@@ -9,7 +9,7 @@ SELECT pg_advisory_xact_lock(%(class)s, hashtext(%(table)s));
 SELECT pg_get_userbyid(relowner), pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%(quoted)s);
 
 -- name: note
--- Stores what an attempt has added; a trigger writes the event.
+-- Stores the columns that an attempt has added; a trigger writes the event.
 UPDATE tidemark.attempt SET columns_added = coalesce(columns_added, '[]') || jsonb_build_object('table', %(table)s, 'columns', %(columns)s::text[])
  WHERE attempt_id = %(attempt_id)s;
 

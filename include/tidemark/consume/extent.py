@@ -1,4 +1,4 @@
-"""How far a run reads, and when it is over: an `Extent` for each kind of run."""
+"""How far a run reads and when it ends: an `Extent` for each kind of run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
 """How often a continuous run looks for new topics and partitions. It looks for new records before each batch."""
 HANDOVER_S = 60.0
-"""How long a continuous run reads on after its time is up, while Airflow starts the next run and that starts Spark."""
+"""How long a continuous run reads on after its time is up, while Airflow starts the next run and its Spark."""
 
 PATIENCE_S = 30.0
 
@@ -34,13 +34,13 @@ class Extent(Protocol):
     """How long a run with nothing to read waits between two polls."""
 
     def begin(self) -> LookUp:
-        """What there is to read when the run starts."""
+        """The look-up at the start of the run."""
 
     def refresh(self, membership: Membership) -> None:
-        """Updates the membership with what there is to read now."""
+        """Updates the membership with the current look-up."""
 
     def over(self, membership: Membership, *, drained: bool) -> bool:
-        """Whether the run is over. ``drained``: nothing is left of what it may read."""
+        """Whether the run is over. ``drained``: it has read everything that it may read."""
 
 
 class Bounded:
@@ -50,13 +50,13 @@ class Bounded:
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec) -> None:
         self._cluster, self._spec = cluster, spec
-        self._found: LookUp | None = None
+        self._lookup: LookUp | None = None
 
     def begin(self) -> LookUp:
-        """Looks once, however often it is called."""
-        if self._found is None:
-            self._found = look(self._cluster, self._spec)
-        return self._found
+        """Looks only on the first call."""
+        if self._lookup is None:
+            self._lookup = look(self._cluster, self._spec)
+        return self._lookup
 
     def refresh(self, membership: Membership) -> None:
         """Does nothing: the ends stay the same."""
@@ -74,7 +74,7 @@ class Continuous:
         self._cluster, self._spec = cluster, spec
         now = time.monotonic()
         self._ends_at = now + spec.run_for.total_seconds() + HANDOVER_S
-        self._looked_at = self._seen_at = now
+        self._looked_at = self._answered_at = now
 
     def begin(self) -> LookUp:
         return look(self._cluster, self._spec)
@@ -83,28 +83,28 @@ class Continuous:
         """Raises `BrokerUnavailable` after `PATIENCE_S` without an answer: a topic being created or deleted is not an outage."""
         now = time.monotonic()
         try:
-            found = self._look(membership.held.found, now)
+            lookup = self._look(membership.claimed.lookup, now)
         except BrokerUnavailable:
-            if now - self._seen_at > PATIENCE_S:
+            if now - self._answered_at > PATIENCE_S:
                 raise
             self._looked_at = now - LOOK_EVERY_S  # look for topics next time: they may have changed
             return
-        self._seen_at = now
-        membership.see(found)
+        self._answered_at = now
+        membership.update(lookup)
 
-    def _look(self, found: LookUp, now: float) -> LookUp:
+    def _look(self, previous: LookUp, now: float) -> LookUp:
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             return look(self._cluster, self._spec)
-        logs = self._cluster.logs(found.logs, known=found.logs)
-        return LookUp(found.topics, logs, {partition: log.end for partition, log in logs.items()})
+        logs = self._cluster.logs(previous.logs, known=previous.logs)
+        return LookUp(previous.topics, logs, {partition: log.end for partition, log in logs.items()})
 
     def over(self, membership: Membership, *, drained: bool) -> bool:
         return time.monotonic() >= self._ends_at
 
 
 class Skipped(Bounded):
-    """Reads what a rewind skipped, up to the point that later rewinds have moved the group back to."""
+    """Reads the records that a rewind skipped, up to the positions to which later rewinds have moved the group back."""
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, backfill: Backfill) -> None:
         super().__init__(cluster, spec)
@@ -114,15 +114,16 @@ class Skipped(Bounded):
         return look_skipped(self._cluster, self._backfill)
 
     def refresh(self, membership: Membership) -> None:
-        """Runs between the claims and the check of their epochs, which notices an end that is lowered in between."""
+        """Runs between the claims and the check of their epochs, which detects an end lowered in between."""
         with transaction(self._connection) as cur:
-            now = ends(cur, self._backfill)
-        found = membership.held.found
-        membership.see(replace(found, ends={partition: min(now.get(partition, 0), log.end) for partition, log in found.logs.items()}))
+            current_ends = ends(cur, self._backfill)
+        lookup = membership.claimed.lookup
+        lowered = {partition: min(current_ends.get(partition, 0), log.end) for partition, log in lookup.logs.items()}
+        membership.update(replace(lookup, ends=lowered))
 
 
 class Drain(Bounded):
-    """Reads what was due in the group's retry topics when the run started. The next run reads what comes due meanwhile.
+    """Reads the records due in the group's retry topics when the run started. The next run reads those that come due meanwhile.
 
     `retry.per_second` limits the rate of its batches: records that failed because a service was down must not bring it down again.
     """
@@ -138,7 +139,7 @@ class Drain(Bounded):
     def refresh(self, membership: Membership) -> None:
         if self._spec.retry.per_second is None:
             return
-        now, left = time.monotonic(), membership.held.left
-        began, first = self._began = self._began or (now, left)
-        if left:
-            membership.poll(max(0.0, began + (first - left) / self._spec.retry.per_second - now))
+        now, remaining = time.monotonic(), membership.claimed.remaining
+        began, first = self._began = self._began or (now, remaining)
+        if remaining:
+            membership.poll(max(0.0, began + (first - remaining) / self._spec.retry.per_second - now))

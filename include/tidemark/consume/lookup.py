@@ -1,4 +1,4 @@
-"""Finds what there is to read: topics, logs and ends in Kafka; for drains and backfills also in Postgres."""
+"""Looks up the topics, logs and ends to read: in Kafka, and for drains and backfills also in Postgres."""
 
 from __future__ import annotations
 
@@ -31,49 +31,49 @@ def look(cluster: Cluster, spec: ConsumerSpec) -> LookUp:
 
 
 def look_due(connection: Connection, cluster: Cluster, group_id: int) -> LookUp:
-    """The partitions of a group's retry topics that have due records, up to the last one. Due times are the database's (I6).
+    """The partitions of a group's retry topics that have due records, up to the last of them. Due times are the database's (I6).
 
-    Does not ask Kafka if nothing is due. Publishes records again whose message is no longer in the log (I7). Sets the position of a
-    partition that was never drained to its first registered message.
+    Does not ask Kafka if nothing is due. Publishes records again if their message is no longer in the log (I7). A partition that was never
+    drained starts at its first registered message.
     """
     with transaction(connection) as cur:
-        again = retries.publish_stranded(cur, group_id)
+        republished = retries.publish_stranded(cur, group_id)
         due = retries.due(cur, group_id)
     if not due:
         return LookUp((), {}, {})
-    topics = cluster.topics(sorted({one.partition.topic for one in due}), missing_ok=True)
+    topics = cluster.topics(sorted({part.partition.topic for part in due}), missing_ok=True)
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
-    there = {one.partition: one for one in due if uuids.get(one.partition.topic) == one.kafka_uuid}
-    logs = cluster.logs(there)
+    available = {part.partition: part for part in due if uuids.get(part.partition.topic) == part.kafka_uuid}
+    logs = cluster.logs(available)
     with transaction(connection) as cur:
-        for topic_id in sorted({one.topic_id for one in due if there.get(one.partition) is not one}):
-            again += retries.publish_gone(cur, group_id, topic_id)
-        for partition, one in sorted(there.items()):
+        for topic_id in sorted({part.topic_id for part in due if available.get(part.partition) is not part}):
+            republished += retries.publish_gone(cur, group_id, topic_id)
+        for partition, part in sorted(available.items()):
             start = logs[partition].start
-            if one.first < start:
-                again += retries.publish_gone(cur, group_id, one.topic_id, partition=partition.partition, before=start)
-            store.start_partition(cur, group_id, one.topic_id, partition.partition, max(start, one.first), drained=True)
-    if again:
-        log.warning("retry messages are gone, publishing their records again group_id=%s records=%s", group_id, again)
-    return LookUp(topics, logs, {partition: min(one.end, logs[partition].end) for partition, one in there.items()})
+            if part.first < start:
+                republished += retries.publish_gone(cur, group_id, part.topic_id, partition=partition.partition, before=start)
+            store.start_partition(cur, group_id, part.topic_id, partition.partition, max(start, part.first), drained=True)
+    if republished:
+        log.warning("retry messages are gone, publishing their records again group_id=%s records=%s", group_id, republished)
+    return LookUp(topics, logs, {partition: min(part.end, logs[partition].end) for partition, part in available.items()})
 
 
 def look_skipped(cluster: Cluster, backfill: Backfill) -> LookUp:
     """Like `look`, for the partitions that the backfill has not read to the end. Raises `TopicsMissing` and `SkippedTopicRecreated`."""
-    left = [part for part in backfill.parts if part.left]
-    topics = cluster.topics(sorted({part.partition.topic for part in left}))
+    unread = [part for part in backfill.parts if part.left]
+    topics = cluster.topics(sorted({part.partition.topic for part in unread}))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
-    for part in left:
+    for part in unread:
         if uuids[part.partition.topic] != part.kafka_uuid:
             raise SkippedTopicRecreated(topic=part.partition.topic, rewind_id=backfill.rewind_id)
-    logs = cluster.logs(part.partition for part in left)
-    return LookUp(topics, logs, {part.partition: part.end for part in left}, backfill)
+    logs = cluster.logs(part.partition for part in unread)
+    return LookUp(topics, logs, {part.partition: part.end for part in unread}, backfill)
 
 
-def last_records(found: LookUp) -> list[Slice]:
+def last_records(lookup: LookUp) -> list[Slice]:
     """The last `SAMPLE` offsets of each partition, unclaimed."""
     return [
         Slice(partition, 0, max(log.start, log.end - SAMPLE), log.end, Epoch(0))
-        for partition, log in found.logs.items()
+        for partition, log in lookup.logs.items()
         if log.end > log.start
     ]

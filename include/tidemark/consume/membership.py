@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemark.connections import Connections
-from tidemark.consume.claims import Claimant, Holding, LookUp
+from tidemark.consume.claims import Claimant, ClaimedPartitions, LookUp
 from tidemark.consume.renamed import append_tables
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
@@ -40,7 +40,7 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The attempt that runs, and its group, spec and connections."""
+    """The running attempt, with its group, spec and connections."""
 
     attempt_id: int
     group_id: int
@@ -68,24 +68,24 @@ class Interrupt:
 
 
 class Membership(Protocol):
-    """The partitions that a run may read, and how it learns of changes."""
+    """The partitions that a run may read, and the changes of their assignment."""
 
-    held: Holding
+    claimed: ClaimedPartitions
 
     @property
     def settled(self) -> bool:
         """Whether the run has claimed every partition that it should read."""
 
-    def see(self, found: LookUp) -> None:
+    def update(self, lookup: LookUp) -> None:
         """Switches to new ends, including those of new partitions."""
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Learns what has changed, waiting up to ``timeout_s`` for it. Call it only between two batches."""
+        """Receives changes of the assignment, waiting up to ``timeout_s`` for one. Call it only between two batches."""
 
-    def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
+    def may_retry(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
         """Whether a batch that has failed ``tries`` times may be tried again in this run."""
 
-    def start_over(self) -> None:
+    def reclaim(self) -> None:
         """Claims the still assigned partitions again, at their committed positions. Raises `ClaimRefused`."""
 
     def close(self) -> None:
@@ -97,45 +97,47 @@ class ManualAssignment:
 
     settled = True
 
-    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: LookUp) -> None:
+    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, lookup: LookUp) -> None:
         with transaction(connection) as cur:
             generation = store.next_generation(cur)
         spec, attempt_id = attempt.spec, attempt.attempt_id
         owner, by_name = f"attempt {attempt_id}", bool(spec.fixed.items or spec.only.items)
         tables = append_tables(spec)
-        me = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, owner, by_name=by_name, append_tables=tables)
-        self.held = Holding(connection, cluster, found, lambda: me)
-        self._listeners = Listeners([self.held, *_listeners(spec)])
-        self._listeners.assigned(sorted(found.logs))
+        claimant = Claimant(
+            spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, owner, by_name=by_name, append_tables=tables
+        )
+        self.claimed = ClaimedPartitions(connection, cluster, lookup, lambda: claimant)
+        self._listeners = Listeners([self.claimed, *_listeners(spec)])
+        self._listeners.assigned(sorted(lookup.logs))
 
-    def see(self, found: LookUp) -> None:
+    def update(self, lookup: LookUp) -> None:
         """Switches to new ends, including those of new partitions."""
-        new = found.logs.keys() - self.held.found.logs.keys()
-        self.held.see(found)
+        new = lookup.logs.keys() - self.claimed.lookup.logs.keys()
+        self.claimed.update(lookup)
         if new:
             self._listeners.assigned(sorted(new))
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Just waits. A newer run or a rewind may take partitions away, but that shows before the next batch."""
+        """Only waits. The check before the next batch notices partitions taken by a newer run or a rewind."""
         time.sleep(timeout_s)
 
-    def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
+    def may_retry(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
         """A batch is tried again only if it was interrupted (by a rewind) or fenced."""
         return interrupted or (tries < TRIES and isinstance(error, OffsetFenced))
 
-    def start_over(self) -> None:
-        """Claims again at the new positions. Raises `ClaimRefused` if a newer attempt, not a rewind, took the partitions."""
-        self.held.claim_again()
+    def reclaim(self) -> None:
+        """Claims the partitions at their new positions. Raises `ClaimRefused` if a newer attempt, not a rewind, took them."""
+        self.claimed.claim_again()
 
     def close(self) -> None:
         with contextlib.suppress(TidemarkError):
-            self._listeners.revoked([claim.partition for claim in self.held.claims])
+            self._listeners.revoked([claim.partition for claim in self.claimed.claims])
 
 
 class GroupMembership:
     """The partitions that the group assigns. An Airflow task is a static member: its next try has the same instance id."""
 
-    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: LookUp, interrupt: Interrupt) -> None:
+    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, lookup: LookUp, interrupt: Interrupt) -> None:
         from tidemark.group.assignors import find_assignor  # not at module level: they import numpy, which manual assignment does not need
         from tidemark.group.member import Member, MemberSettings
 
@@ -145,7 +147,7 @@ class GroupMembership:
             remembered, generation = store.partitions_of_instance(cur, group_id, own_id) if own_id else ((), Generation(-1))
         tables = append_tables(spec)
         self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", own_id, append_tables=tables)
-        self.held = Holding(connection, cluster, found, self._me)
+        self.claimed = ClaimedPartitions(connection, cluster, lookup, self._claimant)
         settings = MemberSettings(
             group=spec.group,
             client_id=f"tidemark-{spec.name}-{socket.gethostname()}",
@@ -161,44 +163,44 @@ class GroupMembership:
             [find_assignor(name) for name in spec.assignment],
             lambda: _subscribed(spec, cluster),
             lambda topics: metadata_of(cluster, topics),
-            [self.held, *_listeners(spec)],
+            [self.claimed, *_listeners(spec)],
             interrupt=interrupt,
         )
 
-    def _me(self) -> Claimant:
+    def _claimant(self) -> Claimant:
         member = self._member
         owner = self._base.instance_id or member.member_id
         return replace(self._base, generation=Generation(member.generation), owner=owner, member_id=member.member_id)
 
     @property
     def settled(self) -> bool:
-        return self._member.settled and self.held.complete
+        return self._member.settled and self.claimed.complete
 
-    def see(self, found: LookUp) -> None:
+    def update(self, lookup: LookUp) -> None:
         """Switches to new ends."""
-        with self._removed_meanwhile():
-            self.held.see(found)
+        with self._rejoin_if_removed():
+            self.claimed.update(lookup)
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        with self._removed_meanwhile():
+        with self._rejoin_if_removed():
             self._member.poll(timeout_s)
 
-    def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
+    def may_retry(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
         """A batch is read again from the last commits, without a rebalance, if it was interrupted or fenced or met an outage."""
         return interrupted or (tries < TRIES and isinstance(error, OffsetFenced | Unavailable))
 
-    def start_over(self) -> None:
-        """Polls, then claims the still assigned partitions again: nothing of the failed batch can commit after that."""
+    def reclaim(self) -> None:
+        """Polls, then claims the still assigned partitions again. After that, the failed batch can no longer commit."""
         self.poll()
-        with self._removed_meanwhile():
-            self.held.claim_again()
+        with self._rejoin_if_removed():
+            self.claimed.claim_again()
 
     def close(self) -> None:
         self._member.close("the run has ended")
 
     @contextlib.contextmanager
-    def _removed_meanwhile(self) -> Iterator[None]:
-        """Rejoins if a claim finds that the group has removed the member, as after a failed heartbeat."""
+    def _rejoin_if_removed(self) -> Iterator[None]:
+        """Rejoins if a claim shows that the group has removed the member, as after a failed heartbeat."""
         try:
             yield
         except UnknownMemberId as error:
@@ -207,14 +209,14 @@ class GroupMembership:
 
 
 def group_settings(config: KafkaConfig) -> dict[str, Any]:
-    """The `MemberSettings` found in the Kafka settings: `GROUP_SETTINGS` and ``client.rack``. Raises `BadInput`."""
-    found: dict[str, Any] = {"rack": config["client.rack"]} if config.get("client.rack") else {}
+    """The Kafka settings that belong in `MemberSettings`: `GROUP_SETTINGS` and ``client.rack``. Raises `BadInput`."""
+    settings: dict[str, Any] = {"rack": config["client.rack"]} if config.get("client.rack") else {}
     for name in GROUP_SETTINGS:
         if name in config:
             if not config[name].isdecimal() or int(config[name]) == 0:
                 raise BadInput(what=f"Kafka setting {name}", found=config[name], fix="Write a whole number of milliseconds above 0.")
-            found[name.replace(".", "_")] = int(config[name])
-    return found
+            settings[name.replace(".", "_")] = int(config[name])
+    return settings
 
 
 def _listeners(spec: ConsumerSpec) -> list[RebalanceListener]:

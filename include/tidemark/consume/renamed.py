@@ -1,4 +1,4 @@
-"""Refuses to read again what another group has loaded into the table, as after a consumer's file was renamed: each record would fail."""
+"""Refuses to load records that another group has already loaded into the table, as after renaming a consumer's file: each would fail."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ class LoadedByAnother(Refused):
     topic: str
 
     def __str__(self) -> str:
-        by = "" if self.other is None else f", loaded by the group {self.other}"
-        is_there = self.other is not None and " (deleted, " not in self.other
-        renamed = f"If the consumer's file was renamed, write group: {self.other}. Otherwise load" if is_there else "Load"
+        loader = "" if self.other is None else f", loaded by the group {self.other}"
+        exists = self.other is not None and " (deleted, " not in self.other
+        fix = f"If the consumer's file was renamed, write group: {self.other}. Otherwise load" if exists else "Load"
         return (
-            f"The group {self.group} has no position in {self.topic}, but {self.table} already has rows of its records{by}. Nothing was "
-            f"read. {renamed} another table, remove the rows, or start with offset_reset: latest."
+            f"The group {self.group} has no position in {self.topic}, but {self.table} already has rows of its records{loader}. Nothing "
+            f"was read. {fix} another table, remove the rows, or start with offset_reset: latest."
         )
 
 
 def append_tables(spec: ConsumerSpec) -> tuple[str, ...]:
-    """The tables in which a record can be only once."""
+    """The tables in which a record can occur only once."""
     return tuple(sink.table for sink in spec.tables.values() if not sink.key)
 
 
 def require_unread(cur: Cursor, group: str, group_id: int, tables: Sequence[str], part: Slice) -> None:
     """Raises `LoadedByAnother` if one of the tables has rows of these records."""
-    place = {"group_id": group_id, "topic_id": part.topic_id, "partition": part.partition.partition, "start": part.start, "end": part.end}
+    key = {"group_id": group_id, "topic_id": part.topic_id, "partition": part.partition.partition, "start": part.start, "end": part.end}
     for table in tables:
-        if _has_rows(cur, table, place):
-            cur.execute(SQL["loader"], place)
+        if _has_rows(cur, table, key):
+            cur.execute(SQL["loader"], key)
             (other,) = cur.fetchone() or (None,)
             raise LoadedByAnother(group=group, other=other, table=table, topic=part.partition.topic)
 
 
-def _has_rows(cur: Cursor, table: str, place: Mapping[str, int]) -> bool:
+def _has_rows(cur: Cursor, table: str, key: Mapping[str, int]) -> bool:
     cur.execute(SQL["readable"], {"table": table})
     if cur.fetchone() != (True,):
         return False
-    cur.execute(SQL["has_rows"].replace("{table}", quoted_table(table).replace("%", "%%")), place)
+    cur.execute(SQL["has_rows"].replace("{table}", quoted_table(table).replace("%", "%%")), key)
     return cur.fetchone() == (True,)
 
 
 def require_own_rows(cur: Cursor, spec: ConsumerSpec, topics: Sequence[str]) -> None:
-    """What a run asks for each partition, before there is one. Raises `LoadedByAnother`."""
+    """Checks each partition before a run, as the run would. Raises `LoadedByAnother`."""
     cur.execute(SQL["unread_partitions"], {"group": spec.group, "topics": list(topics)})
     for group_id, topic_id, topic, partition in cur.fetchall():
-        every = Slice(TopicPartition(topic, partition), topic_id, 0, 2**62, Epoch(0))
-        require_unread(cur, spec.group, group_id, append_tables(spec), every)
+        whole = Slice(TopicPartition(topic, partition), topic_id, 0, 2**62, Epoch(0))
+        require_unread(cur, spec.group, group_id, append_tables(spec), whole)

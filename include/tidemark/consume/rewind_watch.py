@@ -1,4 +1,4 @@
-"""Watches for rewinds while a batch is in flight, and interrupts the batch: it could no longer commit partitions that have moved."""
+"""Watches for rewinds while a batch is in flight, and interrupts the batch: it can no longer commit the moved partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK_EVERY_S = 30.0
 """How often the epochs of a long batch are checked without a notification."""
 
 CLOSE_S = 10.0
-"""How long closing waits for a check of the epochs in progress: Postgres may not answer."""
+"""How long closing waits for a running check of the epochs: Postgres may not answer."""
 
 
 class RewindWatch:
@@ -63,14 +63,15 @@ class RewindWatch:
             slices = self._in_flight
             if not slices or self._stopping:
                 continue
-            fence = self._fence(slices)
+            fence = self._find_fence(slices)
             with self._changing:
                 if fence is not None and self._in_flight is slices:
                     log.info("batch interrupted: %s", fence)
                     self._interrupt()
                     self._in_flight = ()
 
-    def _fence(self, slices: Sequence[Slice]) -> OffsetFenced | None:
+    def _find_fence(self, slices: Sequence[Slice]) -> OffsetFenced | None:
+        """The fence that the batch would meet, if any."""
         with contextlib.suppress(TidemarkError):  # an outage ends the batch by itself
             try:
                 with session(self._url, application="tidemark listen") as connection, transaction(connection) as cur:

@@ -1,20 +1,19 @@
-"""A run of a consumer. A bounded run reads what is in the topics now and stops; a continuous run reads new records until its time is up.
+"""A run of a consumer. A bounded run reads up to the current ends and stops; a continuous run reads new records until its time is up.
 
-    ① look up topics and ends   ② claim the assigned partitions   ③ store what the run will read
+    ① look up topics and ends   ② claim the assigned partitions   ③ store the planned ranges
     ④ start the engine, check the sink and add its columns   ⑤ read batch after batch until every position has reached its end
     ⑥ release, leave
 
-A run with nothing to read ends after ③, without starting Spark. Such a run needs no driver: the process that would start one looks first,
-and runs the attempt itself if every partition is at its end. What was committed before a failure stays; the next attempt continues from
-there.
+A run with nothing to read ends after ③, without starting Spark. It needs no driver: the caller's process looks up the ends first, and
+runs the attempt itself if every partition has reached its end. Commits before a failure stay; the next attempt continues from there.
 
 A consumer with one member assigns itself all partitions (`ManualAssignment`). With several, each run is a member of the group
 (`GroupMembership`): between two batches it learns which partitions were assigned or revoked, and it ends when its partitions are read.
-A drain reads what is due in the group's retry topics, a backfill what a rewind skipped (`tidemark.consume.extent`). Both are bounded and
-use manual assignment.
+A drain reads the due records of the group's retry topics, a backfill the records that a rewind skipped (`tidemark.consume.extent`). Both
+are bounded and use manual assignment.
 
-A continuous run starts the engine first and then takes over from the previous run, which notices before its next batch and ends. A run
-whose partitions a rewind has moved notices in the same way, claims them again and continues at the new positions.
+A continuous run starts the engine first and then takes over from the previous run, which detects this before its next batch and ends. A
+run whose partitions a rewind has moved detects that in the same way, claims them again and continues at the new positions.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from typing import TYPE_CHECKING
 from tidemark import migrations, roles
 from tidemark.connections import Connections
 from tidemark.consume.batch import Engine, Start, require_same_topics, run_batch
-from tidemark.consume.claims import LookUp, leave_gone
-from tidemark.consume.evolve import evolved
+from tidemark.consume.claims import LookUp, store_deleted_topics
+from tidemark.consume.evolve import evolve_tables
 from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
@@ -63,9 +62,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAMPLE_EVERY_S = 60.0
-"""How often a continuous run takes a sample of its group's lag."""
+"""How often a continuous run samples its group's lag."""
 DRAIN_RECORDS = 100_000
-"""Maximum number of offsets in a drain's batch: the stored state of its records is held in memory."""
+"""Maximum offsets in a drain's batch: the stored state of its records is held in memory."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -82,8 +81,8 @@ class TooManyFailed(Refused):
         )
 
 
-class _EngineNeeded(Exception):
-    """There is something to read, or to do, for which this process has no engine."""
+class _DriverNeeded(Exception):
+    """The attempt has work that needs an engine, so a driver must run it."""
 
 
 def kind(error: BaseException) -> str:
@@ -91,11 +90,11 @@ def kind(error: BaseException) -> str:
     kinds = {"refused": Refused, "fenced": Fenced, "unavailable": Unavailable, "broken": Broken}
     if isinstance(error, TidemarkError) and error.retriable:
         return "unavailable"
-    return next((word for word, each in kinds.items() if isinstance(error, each)), "failed")
+    return next((name for name, base in kinds.items() if isinstance(error, base)), "failed")
 
 
 def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
-    """Writes the attempt's row before its driver starts. ``backfill_of``: the attempt reads what this rewind skipped.
+    """Writes the attempt's row before its driver starts. ``backfill_of``: the attempt reads the records that this rewind skipped.
 
     Raises `SchemaMismatch`, `RoleLacks`, and `BadInput` if the rewind left the group no backfill.
     """
@@ -109,11 +108,11 @@ def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, b
 
 
 def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start | None, *, drain: bool = False) -> bool:
-    """Runs an attempt to its end and stores the result on its row. Raises the error that made it fail.
+    """Runs an attempt to its end and stores the result on its row. Raises the attempt's error.
 
-    ``start``: `None` in a process that has no engine and does not import the project's code. It returns False, and the attempt is still to
-    be run by a driver, unless it is a bounded run with manual assignment and every partition is at its end.
-    ``drain``: reads what is due in the consumer's retry topics instead of its topics. A drain is bounded and uses manual assignment,
+    ``start``: `None` in a process without an engine, which does not import the project's code. Unless the attempt is a bounded run with
+    manual assignment and every partition is at its end, the function then returns False, and a driver must run the attempt.
+    ``drain``: reads the due records of the consumer's retry topics instead of its topics. A drain is bounded and uses manual assignment,
     whatever the spec says.
     """
     if start is None and (drain or spec.run is RunMode.CONTINUOUS or spec.members > 1 or spec.listeners):
@@ -129,23 +128,23 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:
                 store.end_attempt(cur, attempt_id)
-    except _EngineNeeded:
+    except _DriverNeeded:
         return False
     except BaseException as error:
-        said = {"kind": kind(error), "type": type(error).__name__, "text": str(error)}
+        failure = {"kind": kind(error), "type": type(error).__name__, "text": str(error)}
         with contextlib.suppress(TidemarkError), session(connections.database_url) as connection, transaction(connection) as cur:
-            store.end_attempt(cur, attempt_id, said)
+            store.end_attempt(cur, attempt_id, failure)
         raise
     return True
 
 
 def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
-    """The spec of a drain. It resets to earliest, because records that are gone from a retry topic are still in Postgres. It ignores
-    `max_failed_records`, which counted the records when they first failed."""
+    """The spec of a drain. Resets to earliest, because records gone from a retry topic are still in Postgres. Without `max_failed_records`,
+    which counted the records when they first failed."""
     records = min(spec.batch.max_records, DRAIN_RECORDS, spec.retry.per_second or DRAIN_RECORDS)
     batch = spec.batch.model_copy(update={"max_records": records, "max_failed_records": None})
-    by_hand = {"run": RunMode.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST, "mirror": False}
-    return spec.model_copy(update={"batch": batch, **by_hand})
+    overrides = {"run": RunMode.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST, "mirror": False}
+    return spec.model_copy(update={"batch": batch, **overrides})
 
 
 def _run(
@@ -155,16 +154,16 @@ def _run(
         backfill = of_attempt(cur, attempt_id)
         if backfill is not None:
             if start is None:
-                raise _EngineNeeded
+                raise _DriverNeeded
             spec = _as_backfill(spec, backfill)
         group_id = store.ensure_group(cur, spec.group)
-        earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone determine what is left
-        if spec.run is RunMode.CONTINUOUS:  # its ends keep moving, so only its state says that it is done
-            earlier = [one for one in earlier if one["state"] == "COMMITTED"]
+        earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone decide what is left
+        if spec.run is RunMode.CONTINUOUS:  # its ends keep moving, so only the state shows that it is done
+            earlier = [attempt for attempt in earlier if attempt["state"] == "COMMITTED"]
         positions = store.positions(cur, spec.group)
-        done_by = _already_committed(earlier, positions)
-    if done_by is not None:
-        log.info("an earlier attempt has committed the whole run group=%s attempt=%s committed_by=%s", spec.group, attempt_id, done_by)
+        committed_by = _already_committed(earlier, positions)
+    if committed_by is not None:
+        log.info("an earlier attempt has committed the whole run group=%s attempt=%s committed_by=%s", spec.group, attempt_id, committed_by)
         return
 
     cluster = Cluster(connections.kafka)
@@ -178,15 +177,15 @@ def _run(
     else:
         extent = Bounded(cluster, spec)
     if start is None and not _at_end(extent.begin(), positions):
-        raise _EngineNeeded
+        raise _DriverNeeded
     for exposure in of_servers(connections):
         log.warning("%s", exposure)
-    watched = spec.group if backfill is None else backfill.group
-    ConsumerRun(connection, Attempt(attempt_id, group_id, spec, connections), cluster, extent, start).read(watched)
+    watched_group = spec.group if backfill is None else backfill.group
+    ConsumerRun(connection, Attempt(attempt_id, group_id, spec, connections), cluster, extent, start).read(watched_group)
 
 
 class ConsumerRun:
-    """One attempt, from the look-ups to the release of its partitions. It owns the engine; the caller owns the session."""
+    """An attempt, from the look-ups to the release of its partitions. Owns the engine; the caller owns the session."""
 
     def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, extent: Extent, start: Start | None) -> None:
         self._connection, self._attempt, self._cluster, self._extent, self._start = connection, attempt, cluster, extent, start
@@ -195,12 +194,12 @@ class ConsumerRun:
         self._interrupt = Interrupt(self._cancel)
         self._target: Target | None = None
         self._credentials = attempt.connections.read()
-        """As the files held them when the last batch began."""
+        """The credentials in their files when the last batch began."""
         self._tries = 0
         """Failed tries of the next batch; 0 after each commit."""
-        self._most = attempt.spec.batch.max_records
-        """Records of the next batch, at most."""
-        self._asked = 0
+        self._max_records = attempt.spec.batch.max_records
+        """Maximum records of the next batch."""
+        self._batch_offsets = 0
         """Offsets of the last batch."""
         self._rejected = 0
         self._sampled_at: float | None = None
@@ -211,11 +210,11 @@ class ConsumerRun:
         require_free(self._cluster, self._spec)
         try:
             if continuous:  # Spark starts first; the previous run keeps reading until this one takes over
-                self._started(None).warm_up(last_records(look(self._cluster, self._spec)))
+                self._ensure_engine(None).warm_up(last_records(look(self._cluster, self._spec)))
             joined = self._join(self._extent.begin())  # ①, ②, ③
             watch = RewindWatch(attempt.connections.database_url, watched_group, attempt.group_id, self._interrupt)
             with contextlib.closing(watch), contextlib.closing(joined) as membership:  # ⑥
-                self._leave_gone(membership)
+                self._store_deleted_topics(membership)
                 self._sample_lag(membership)
                 with mirrored(self._cluster, self._spec, lambda: _positions(membership)) as publish:
                     while self._next_batch(membership, watch):
@@ -224,7 +223,7 @@ class ConsumerRun:
                             self._sample_lag(membership)
                 self._sample_lag(membership)
                 if self._engine is None:
-                    claims = len(membership.held.claims)
+                    claims = len(membership.claimed.claims)
                     log.info("nothing to read group=%s attempt=%s partitions=%s", self._spec.group, attempt.attempt_id, claims)
         except Fenced as error:
             if not continuous:
@@ -234,26 +233,27 @@ class ConsumerRun:
             if self._engine is not None:
                 self._engine.stop()
 
-    def _join(self, found: LookUp) -> Membership:
+    def _join(self, lookup: LookUp) -> Membership:
         if self._spec.members > 1:
-            return GroupMembership(self._connection, self._attempt, self._cluster, found, self._interrupt)
-        return ManualAssignment(self._connection, self._attempt, self._cluster, found)
+            return GroupMembership(self._connection, self._attempt, self._cluster, lookup, self._interrupt)
+        return ManualAssignment(self._connection, self._attempt, self._cluster, lookup)
 
     def _sample_lag(self, membership: Membership) -> None:
-        """Samples the lag of the whole group, also if this run reads some partitions only. A drain and a backfill read other records."""
+        """Samples the lag of the whole group, even if this run reads only some partitions. Drains and backfills take no sample."""
         if isinstance(self._extent, Drain | Skipped):
             return
-        topics, new_window = membership.held.found.topics, self._sampled_at is None
+        topics, new_window = membership.claimed.lookup.topics, self._sampled_at is None
         partitions = [part for topic in topics for part in topic.all() if self._spec.fixed.covers(part)]
         self._sampled_at = time.monotonic()
         sample_or_log(
             self._connection, self._cluster, self._spec.group, topics, partitions, by_pattern=self._by_pattern, new_window=new_window
         )
 
-    def _started(self, records: int | None) -> Engine:
+    def _ensure_engine(self, records: int | None) -> Engine:
+        """Returns the engine, and starts it on the first call."""
         if self._engine is None:
-            if self._start is None:  # a rewind has moved a position since it was found at the end
-                raise _EngineNeeded
+            if self._start is None:  # a rewind has moved a position since the look-up
+                raise _DriverNeeded
             with waiting("Spark to start"):
                 self._engine = self._start(records)
         return self._engine
@@ -263,7 +263,7 @@ class ConsumerRun:
             self._engine.cancel()
 
     def _next_batch(self, membership: Membership, watch: RewindWatch) -> bool:
-        """Reads one batch, or waits if there is nothing to read. Returns false at the end of the extent."""
+        """Reads one batch, or waits if there is nothing to read. Returns False at the end of the extent."""
         membership.poll()
         self._interrupt.reset()
         reading = False
@@ -271,82 +271,82 @@ class ConsumerRun:
             self._credentials = self._attempt.connections.read()
             self._cluster.use(self._credentials.kafka)
             self._extent.refresh(membership)
-            slices = membership.held.next_batch(self._most)
-            self._asked = sum(part.end - part.start for part in slices)
+            slices = membership.claimed.next_batch(self._max_records)
+            self._batch_offsets = sum(part.end - part.start for part in slices)
             if self._extent.over(membership, drained=not slices):
                 return False
-            if slices or self._spec.run is RunMode.CONTINUOUS:  # notices a lost partition before the commit, or without one
-                membership.held.require_held()
+            if slices or self._spec.run is RunMode.CONTINUOUS:  # detects a lost partition before the commit, or without one
+                membership.claimed.require_held()
             if not slices:
                 self._tries = 0
                 membership.poll(self._extent.wait_s)
                 return True
-            engine = self._started(membership.held.left)  # ④
+            engine = self._ensure_engine(membership.claimed.remaining)  # ④
             if self._target is None:
-                layouts = evolved(self._connection, self._attempt.attempt_id, engine.layouts, self._spec.evolving)
-                self._target = _target(self._attempt, layouts, membership.held.found.backfill)
+                layouts = evolve_tables(self._connection, self._attempt.attempt_id, engine.layouts, self._spec.evolving)
+                self._target = _target(self._attempt, layouts, membership.claimed.lookup.backfill)
             reading = True
-            require_same_topics(self._cluster, membership.held, slices)  # ⑤
+            require_same_topics(self._cluster, membership.claimed, slices)  # ⑤
             with watch.in_flight(slices), waiting(f"batch slices={len(slices)}"):
                 target = replace(self._target, database_url=read_url(self._credentials.database_url))
                 receipts = run_batch(engine, target, self._credentials, slices)
         except TidemarkError as error:
             self._tries += reading or not isinstance(error, OffsetFenced)  # a partition lost before the batch began does not count as a try
-            self._start_over(membership, error)
+            self._recover(membership, error)
             return True
         self._tries = 0
-        self._most = min(2 * self._most, self._spec.batch.max_records)
-        membership.held.advance(receipts)
-        self._count(receipts)
+        self._max_records = min(2 * self._max_records, self._spec.batch.max_records)
+        membership.claimed.advance(receipts)
+        self._account_for(receipts)
         return True
 
-    def _start_over(self, membership: Membership, error: TidemarkError) -> None:
+    def _recover(self, membership: Membership, error: TidemarkError) -> None:
         """Continues at the committed positions after an error. Raises the error if this run may not continue.
 
-        A batch that met an outage is tried again if its credentials have been replaced since it began: they may have been refused.
+        A batch that met an outage is tried again if its credentials were replaced since it began: the old ones may have been refused.
         """
         interrupted = self._interrupt.called or (isinstance(error, Unavailable) and self._credentials != self._attempt.connections.read())
-        if self._drops_gone(membership, error):
+        if self._drop_deleted_topics(membership, error):
             interrupted = True
-        if isinstance(error, HeldTooMany) and error.part.end - error.part.start > 1:  # what a smaller slice stores, a drain can end
-            self._most, interrupted = max(1, self._asked // 2), True
-        if not membership.may_go_on(error, self._tries, interrupted=interrupted):
+        if isinstance(error, HeldTooMany) and error.part.end - error.part.start > 1:  # a drain can finish what a smaller slice stores
+            self._max_records, interrupted = max(1, self._batch_offsets // 2), True
+        if not membership.may_retry(error, self._tries, interrupted=interrupted):
             raise error
         try:
-            membership.start_over()
+            membership.reclaim()
         except ClaimRefused as refused:
             raise (refused if interrupted else error) from refused  # the error of an interrupted batch is meaningless
         where = (self._spec.group, self._attempt.attempt_id)
         log.warning("batch ended early, continuing from the committed positions group=%s attempt=%s: %s", *where, error)
 
-    def _leave_gone(self, membership: Membership) -> None:
-        """A topic that a pattern matched may be gone from Kafka."""
+    def _store_deleted_topics(self, membership: Membership) -> None:
+        """Stores unread records of topics that matched the pattern and were deleted as lost."""
         if self._by_pattern:
-            attempt, found = self._attempt, membership.held.found
-            leave_gone(self._connection, self._cluster, self._spec.group, attempt.group_id, attempt.attempt_id, found)
+            attempt, lookup = self._attempt, membership.claimed.lookup
+            store_deleted_topics(self._connection, self._cluster, self._spec.group, attempt.group_id, attempt.attempt_id, lookup)
 
     @property
     def _by_pattern(self) -> bool:
         return bool(self._spec.topic_pattern) and not isinstance(self._extent, Drain | Skipped)
 
-    def _drops_gone(self, membership: Membership, error: TidemarkError) -> bool:
-        """Whether the error came of topics that a pattern matched and that went while the run read them. The others are read on; a
-        later run stores what was not read of these."""
+    def _drop_deleted_topics(self, membership: Membership, error: TidemarkError) -> bool:
+        """Drops topics that matched the pattern and were deleted during the run. Returns False if they did not cause the error. A later run
+        stores their unread records as lost."""
         if not self._by_pattern or not isinstance(error, TopicsMissing | RangeGone | BrokerUnavailable):
             return False
-        names = {topic.name for topic in membership.held.found.topics}
+        names = {topic.name for topic in membership.claimed.lookup.topics}
         try:
             visible, hidden = self._cluster.visible(names)
         except TidemarkError:
             return False
-        gone = names - hidden - {topic.name for topic in visible}
-        if not gone or gone == names:
+        deleted = names - hidden - {topic.name for topic in visible}
+        if not deleted or deleted == names:
             return False
-        log.warning("topics are gone group=%s topics=%s", self._spec.group, ",".join(sorted(gone)))
-        membership.see(membership.held.found.without(gone))
+        log.warning("topics are gone group=%s topics=%s", self._spec.group, ",".join(sorted(deleted)))
+        membership.update(membership.claimed.lookup.without(deleted))
         return True
 
-    def _count(self, receipts: Sequence[Receipt]) -> None:
+    def _account_for(self, receipts: Sequence[Receipt]) -> None:
         """Logs a committed batch. Raises `TooManyFailed`."""
         self._rejected += sum(receipt.counts.retried + receipt.counts.failed for receipt in receipts)
         _log_batch(self._spec.group, self._attempt.attempt_id, receipts)
@@ -356,7 +356,7 @@ class ConsumerRun:
 
 
 def _positions(membership: Membership) -> dict[TopicPartition, int]:
-    return {claim.partition: claim.position for claim in membership.held.claims}
+    return {claim.partition: claim.position for claim in membership.claimed.claims}
 
 
 def _target(attempt: Attempt, layouts: tuple[Layout, ...], backfill: Backfill | None) -> Target:
@@ -371,28 +371,32 @@ def _target(attempt: Attempt, layouts: tuple[Layout, ...], backfill: Backfill | 
 
 
 def _as_backfill(spec: ConsumerSpec, backfill: Backfill) -> ConsumerSpec:
-    """The consumer as a bounded run with manual assignment in the backfill's side group. It never resets to latest, so it skips only
-    records that are gone from the log."""
+    """The consumer as a bounded run with manual assignment in the backfill's side group. Never resets to latest, so it skips only records
+    that are gone from the log."""
     reset = OffsetReset.EARLIEST if spec.offset_reset is OffsetReset.LATEST else spec.offset_reset
-    of_its_own = {"group": backfill.side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset, "mirror": False}
-    return spec.model_copy(update=of_its_own)
+    overrides = {"group": backfill.side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset, "mirror": False}
+    return spec.model_copy(update=overrides)
 
 
 def _already_committed(earlier: Sequence[dict[str, object]], positions: Sequence[store.Position]) -> int | None:
-    """The earlier attempt of this task that has reached all its planned ends, if any."""
-    at = {(position.topic_id, position.partition.partition): position.position for position in positions}
+    """The id of an earlier attempt of this task that has reached all its planned ends, if any."""
+    reached = {(position.topic_id, position.partition.partition): position.position for position in positions}
     for attempt in earlier:
         planned = attempt["planned"]
-        if isinstance(planned, list) and planned and all(at.get((one["topic_id"], one["partition"]), 0) >= one["end"] for one in planned):
+        if (
+            isinstance(planned, list)
+            and planned
+            and all(reached.get((part["topic_id"], part["partition"]), 0) >= part["end"] for part in planned)
+        ):
             return int(str(attempt["attempt_id"]))
     return None
 
 
-def _at_end(found: LookUp, positions: Sequence[store.Position]) -> bool:
+def _at_end(lookup: LookUp, positions: Sequence[store.Position]) -> bool:
     """Whether every partition has a position in this incarnation of its topic, at its end."""
-    at = {(position.kafka_uuid, position.partition): position.position for position in positions}
-    uuids = {topic.name: topic.kafka_uuid for topic in found.topics}
-    return all(at.get((uuids[partition.topic], partition)) == end for partition, end in found.ends.items())
+    reached = {(position.kafka_uuid, position.partition): position.position for position in positions}
+    uuids = {topic.name: topic.kafka_uuid for topic in lookup.topics}
+    return all(reached.get((uuids[partition.topic], partition)) == end for partition, end in lookup.ends.items())
 
 
 def _log_batch(group: str, attempt_id: int, receipts: Sequence[Receipt]) -> None:

@@ -2,7 +2,7 @@
 
 Modules::
 
-    keeper_client  has a resident process start the driver
+    keeper_client  requests to the keeper, which forks drivers
     launch         starts a driver and follows its attempt's row
     process        a child process that never outlives its parent
 """

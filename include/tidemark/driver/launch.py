@@ -1,4 +1,4 @@
-"""Starts a driver and follows it through its attempt's row in Postgres. Shared by the command line and the Airflow operator.
+"""Starts a driver and follows it through its attempt's row in Postgres, for the command line and the Airflow operator.
 
 The driver has its own process group and never outlives the caller: it dies with the thread that started it, and is killed when the caller
 stops following it.
@@ -35,13 +35,13 @@ POLL_S = 0.5
 KILL_WAIT_S = 10
 CLOSE_S = 2.0
 SILENT_S = 30.0
-"""After this long without an answer from Postgres, the log says so."""
+"""How long Postgres may be silent before the log reports it."""
 OUTCOME_WAIT_S = 60
-"""How long to keep asking an unavailable database how an attempt ended. A failover takes about as long."""
+"""How long to retry reading an attempt's outcome while the database is unavailable. A failover takes about as long."""
 
 
 class Driver(Protocol):
-    """A driver's process, as `subprocess.Popen` offers it. It leads a process group."""
+    """A driver's process, with the interface of `subprocess.Popen`. It leads a process group."""
 
     @property
     def pid(self) -> int: ...
@@ -58,7 +58,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What an attempt did with a partition. ``start, end`` is the committed range; the run stops at ``planned_end``."""
+    """An attempt's result for a partition. ``start, end`` is the committed range; the run stops at ``planned_end``."""
 
     topic: str
     partition: int
@@ -88,7 +88,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """An attempt as stored. ``state`` is RUNNING, COMMITTED or FAILED; ``planned`` is false until the run knows what to read."""
+    """An attempt's stored state. ``state`` is RUNNING, COMMITTED or FAILED; ``planned`` is false until the run has stored its plan."""
 
     attempt_id: int
     state: str
@@ -165,7 +165,7 @@ class AttemptGone(Unavailable):
     def __str__(self) -> str:
         return (
             f"The row of attempt {self.attempt_id} is gone: Postgres was restored, or failed over to a replica that lagged behind. "
-            "Rows and offsets went back together, so the next run reads the missing records again."
+            "Rows and offsets were restored together, so the next run reads the missing records again."
         )
 
 
@@ -181,16 +181,16 @@ def run_attempt(
     on_silence: Callable[[str], None] | None = None,
     drain: bool = False,
     partitions: Sequence[str] = (),
-    kept: bool = False,
+    with_keeper: bool = False,
 ) -> Progress:
     """Starts the driver of an attempt whose row exists, follows it to its end and returns its result.
 
-    ``folders`` has the keys ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state
+    ``folders`` has the keys ``consumers`` and ``transforms``. ``on_log`` gets each line of the driver's output, ``on_progress`` the state
     twice a second, both in the caller's thread. ``on_start`` gets the process, so that a signal handler can kill it.
     ``on_silence`` gets a line when Postgres stops answering and another when it answers again (default: ``on_log``).
-    ``kept``: a keeper starts the driver, if possible (`tidemark.driver.keeper_client`).
-    ``drain``: read the consumer's retry topics. ``partitions``: read only these (``orders:0-2``).
-    The driver dies with the calling thread. It is followed even while Postgres does not answer.
+    ``with_keeper``: a keeper forks the driver, if possible (`tidemark.driver.keeper_client`).
+    ``drain``: reads the consumer's retry topics. ``partitions``: reads only these (``orders:0-2``).
+    The driver dies with the calling thread. The function follows it even while Postgres does not answer.
     Raises one of the ``Attempt...`` errors or `DriverDied`.
     """
     command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
@@ -198,18 +198,18 @@ def run_attempt(
     command += ["--drain"] if drain else []
     command += [word for part in partitions for word in ("--partition", part)]
     env = child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable})
-    driver = _started(command, env, on_log) if kept else _spawned(command, env)
+    driver = _start_with_keeper(command, env, on_log) if with_keeper else _spawn(command, env)
     assert driver.stdout is not None
-    with contextlib.ExitStack() as ends:  # each of them happens, even if a driver does not end when it is killed
-        ends.callback(driver.stdout.close)
-        follow = ends.enter_context(contextlib.closing(_Follow(connections.database_url, attempt_id)))
-        ends.callback(kill, driver)
+    with contextlib.ExitStack() as cleanup:  # every step runs, even if a killed driver does not end
+        cleanup.callback(driver.stdout.close)
+        follow = cleanup.enter_context(contextlib.closing(_Follow(connections.database_url, attempt_id)))
+        cleanup.callback(kill, driver)
         try:
             on_start(driver)
             lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-            reader = threading.Thread(target=_pass_on, args=(driver.stdout, lines), daemon=True)
+            reader = threading.Thread(target=_forward_lines, args=(driver.stdout, lines), daemon=True)
             reader.start()
-            while not _ended_within(driver, POLL_S):
+            while not _has_ended(driver, POLL_S):
                 _drain(lines, on_log)
                 follow.show(on_progress, on_silence or on_log)
             reader.join(KILL_WAIT_S)
@@ -222,7 +222,7 @@ def run_attempt(
     return _ended(connections.database_url, attempt_id, driver.returncode)
 
 
-def _spawned(command: Sequence[str], env: Mapping[str, str]) -> Driver:
+def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Driver:
     return subprocess.Popen(
         command,
         env=env,
@@ -235,12 +235,12 @@ def _spawned(command: Sequence[str], env: Mapping[str, str]) -> Driver:
     )
 
 
-def _started(command: Sequence[str], env: Mapping[str, str], on_log: Callable[[str], None]) -> Driver:
+def _start_with_keeper(command: Sequence[str], env: Mapping[str, str], on_log: Callable[[str], None]) -> Driver:
     try:
         return start_driver(command[1:], env)
     except KeeperUnavailable as error:
         on_log(f"no keeper, starting the driver without one: {error}")
-        return _spawned(command, env)
+        return _spawn(command, env)
 
 
 def kill(driver: Driver) -> None:
@@ -250,7 +250,7 @@ def kill(driver: Driver) -> None:
 
 
 def kill_group(driver: Driver) -> None:
-    """Sends SIGKILL and does nothing else. Safe in a signal handler, where the main thread may already be waiting for the driver.
+    """Only sends SIGKILL. Safe in a signal handler, where the main thread may already be waiting for the driver.
 
     It writes no output: after the supervisor's death a write may raise.
     """
@@ -267,62 +267,62 @@ def progress(database_url: DatabaseUrl, attempt_id: int) -> Progress:
 class _Follow:
     """Polls an attempt's state in its own thread and session, so that the caller never waits for a silent Postgres.
 
-    An unavailable database is reported by the driver, not here.
+    Leaves it to the driver to report an unavailable database.
     """
 
     def __init__(self, database_url: DatabaseUrl, attempt_id: int) -> None:
         self._url = database_url
         self._attempt_id = attempt_id
-        self._seen: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        self._updates: queue.SimpleQueue[Progress] = queue.SimpleQueue()
         self._error: Exception | None = None
-        self._heard, self._heard_at = time.monotonic(), datetime.now(UTC)
+        self._answered, self._answered_at = time.monotonic(), datetime.now(UTC)
         self._silent = False
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._look, name=f"follow {attempt_id}", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name=f"follow {attempt_id}", daemon=True)
         self._thread.start()
 
     def show(self, on_progress: Callable[[Progress], None], on_log: Callable[[str], None]) -> None:
         """Passes on the latest state since the last call. Reports once if Postgres was silent for `SILENT_S`. Raises `AttemptGone`."""
         if self._error is not None:
             raise self._error
-        seen = None
+        latest = None
         with contextlib.suppress(queue.Empty):
             while True:
-                seen = self._seen.get_nowait()
-        if seen is not None:
-            on_progress(seen)
-        silent = time.monotonic() - self._heard >= SILENT_S
+                latest = self._updates.get_nowait()
+        if latest is not None:
+            on_progress(latest)
+        silent = time.monotonic() - self._answered >= SILENT_S
         if silent and not self._silent:
-            on_log(f"no answer from Postgres since {self._heard_at:%H:%M:%S} UTC attempt={self._attempt_id}")
+            on_log(f"no answer from Postgres since {self._answered_at:%H:%M:%S} UTC attempt={self._attempt_id}")
         elif self._silent and not silent:
             on_log(f"Postgres answers again attempt={self._attempt_id}")
         self._silent = silent
 
     def close(self) -> None:
-        """Returns soon. A thread that still waits for Postgres ends with its session, see `tidemark.db.CLIENT_DEFAULTS`."""
+        """Returns within `CLOSE_S`. A thread that still waits for Postgres ends with its session, see `tidemark.db.CLIENT_DEFAULTS`."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._closing.wait(POLL_S):
             try:
                 with session(self._url, application=f"tidemark follow {self._attempt_id}") as connection:
-                    self._watch(connection)
+                    self._poll_session(connection)
             except DatabaseUnavailable:
                 continue
             except Exception as error:  # noqa: BLE001 - `show` raises it in the caller's thread
                 self._error = error
                 return
 
-    def _watch(self, connection: Connection) -> None:
+    def _poll_session(self, connection: Connection) -> None:
         while not self._closing.wait(POLL_S):
             with transaction(connection) as cur:
-                seen, _ = _progress(cur, self._attempt_id)
-            self._heard, self._heard_at = time.monotonic(), datetime.now(UTC)
-            self._seen.put(seen)
+                state, _ = _progress(cur, self._attempt_id)
+            self._answered, self._answered_at = time.monotonic(), datetime.now(UTC)
+            self._updates.put(state)
 
 
-def _ended_within(driver: Driver, seconds: float) -> bool:
+def _has_ended(driver: Driver, seconds: float) -> bool:
     try:
         driver.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -338,12 +338,12 @@ def _ended_within(driver: Driver, seconds: float) -> bool:
 )
 def _ended(database_url: DatabaseUrl, attempt_id: int, status: int) -> Progress:
     with session(database_url) as connection, transaction(connection) as cur:
-        seen, error = _progress(cur, attempt_id)
-        if seen.state == "RUNNING":
+        result, error = _progress(cur, attempt_id)
+        if result.state == "RUNNING":
             died = DriverDied(attempt_id=attempt_id, status=status)
             store.end_attempt(cur, attempt_id, {"kind": "unavailable", "type": "DriverDied", "text": str(died)})
-        elif seen.state == "COMMITTED":
-            return seen
+        elif result.state == "COMMITTED":
+            return result
     if error is None:
         raise died
     kinds = {"refused": AttemptRefused, "fenced": AttemptFenced, "unavailable": AttemptUnavailable, "broken": AttemptBroken}
@@ -352,29 +352,29 @@ def _ended(database_url: DatabaseUrl, attempt_id: int, status: int) -> Progress:
 
 def _abandon(database_url: DatabaseUrl, attempt_id: int, error: BaseException) -> None:
     """Ends the row of an attempt whose driver was killed because its caller stopped following it."""
-    said = {"kind": "unavailable", "type": type(error).__name__, "text": f"The driver was killed: {error or type(error).__name__}"}
+    failure = {"kind": "unavailable", "type": type(error).__name__, "text": f"The driver was killed: {error or type(error).__name__}"}
     with contextlib.suppress(TidemarkError), session(database_url) as connection, transaction(connection) as cur:
-        store.end_attempt(cur, attempt_id, said)
+        store.end_attempt(cur, attempt_id, failure)
 
 
 def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | None]:
     row = store.read_attempt(cur, attempt_id)
     if row is None:
         raise AttemptGone(attempt_id=attempt_id)
-    done = {(part["topic"], part["partition"]): part for part in store.attempt_ledger(cur, attempt_id)}
+    committed = {(part["topic"], part["partition"]): part for part in store.attempt_ledger(cur, attempt_id)}
     parts = []
     for planned in row["planned"] or []:
-        where = {"topic": planned["topic"], "partition": planned["partition"], "planned_end": planned["end"]}
-        ledger = done.get((planned["topic"], planned["partition"]))
-        parts.append(PartitionResult(**{"start": planned["start"], "end": planned["start"], **(ledger or {}), **where}))
-    lost = tuple(Lost(**one) for one in store.attempt_lost(cur, attempt_id))
+        key = {"topic": planned["topic"], "partition": planned["partition"], "planned_end": planned["end"]}
+        ledger = committed.get((planned["topic"], planned["partition"]))
+        parts.append(PartitionResult(**{"start": planned["start"], "end": planned["start"], **(ledger or {}), **key}))
+    lost = tuple(Lost(**gap) for gap in store.attempt_lost(cur, attempt_id))
     return Progress(attempt_id, row["state"], row["planned"] is not None, tuple(parts), lost), row["error"]
 
 
-def _pass_on(lines: IO[str], to: queue.SimpleQueue[str]) -> None:
-    with contextlib.suppress(ValueError):  # the pipe was closed meanwhile: the driver has ended
+def _forward_lines(lines: IO[str], destination: queue.SimpleQueue[str]) -> None:
+    with contextlib.suppress(ValueError):  # the driver has ended, and the pipe is closed
         for line in lines:
-            to.put(line.rstrip("\n"))
+            destination.put(line.rstrip("\n"))
 
 
 def _drain(lines: queue.SimpleQueue[str], on_log: Callable[[str], None]) -> None:

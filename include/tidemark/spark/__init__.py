@@ -2,12 +2,12 @@
 
 Modules::
 
-    arrow          the size of the batches that the JVM hands to Python
+    arrow          limits the batches that the JVM passes to Python
     build_archive  builds the class-data archive
     class_archive  the class-data archive for fast JVM starts
     daemon         PySpark's daemon, with Tidemark imported
-    engine         a batch as one Spark job
-    errors         Spark's errors as Tidemark's
+    engine         runs a batch as one Spark job
+    errors         translates Spark's errors into Tidemark's
     keeper         forks drivers and keeps the shared application
     query_plan     checks that a plan keeps each Kafka partition in one task
     session        the driver's Spark session

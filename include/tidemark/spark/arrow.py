@@ -1,9 +1,8 @@
 """Limits the bytes that the JVM passes to a Python worker at a time, at almost no cost.
 
-Spark's batches are limited in rows and in bytes. To count the bytes, Spark asks every column after each row, which takes a tenth of the
-total time, and small rows do not need that limit. So byte counting is switched off. Instead the plan compares the size of each row's
-strings and binaries with `LARGE_B`, and marks and empties larger rows. The worker refuses a slice with such a row, and another job reads
-the slice again with byte counting.
+Spark limits its batches in rows and in bytes. To count bytes it queries every column after each row, a tenth of the total time, and small
+rows do not need that limit. So byte counting is off. Instead the plan compares the size of each row's strings and binaries with `LARGE_B`,
+and marks and empties larger rows. The worker refuses a slice with such a row, and another job reads the slice again with byte counting.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_BYTES, MAX_RECORDS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
-NOT_COUNTED = str(2**31 - 1)
-"""The only byte limit for which Spark does not ask the columns."""
+NO_BYTE_COUNT = str(2**31 - 1)
+"""The only byte limit for which Spark does not query the columns."""
 LARGE_B = 6_500
-"""Maximum size of a small row. Spark's default limits are 10,000 rows and 64 MB, and 10,000 rows of this size stay below both."""
+"""Maximum size of a small row. Spark's default limits are 10,000 rows and 64 MB; 10,000 rows of this size stay below both."""
 FIXED_B = 16
-"""The fixed part of each column in that size: a number, a time, or the offset of a string."""
+"""The fixed part of a row's size per column: a number, a time, or the offset of a string."""
 LARGE = "tidemark_large"
 """The column that marks large rows."""
 
 
 @dataclass(kw_only=True, eq=False)
 class LargeRows(Refused):
-    """A slice has a row larger than `LARGE_B`, and its job did not count bytes."""
+    """A slice has a row larger than `LARGE_B`, and its job does not count bytes."""
 
     part: Slice
 
@@ -41,14 +40,14 @@ class LargeRows(Refused):
         return f"{self.part}: a row is larger than {LARGE_B} bytes."
 
 
-def chosen_by_user(spark: SparkSession) -> bool:
+def user_limits_batches(spark: SparkSession) -> bool:
     """Whether the user has set one of the limits. Then Tidemark changes neither."""
     conf = spark.sparkContext.getConf()
     return conf.contains(MAX_BYTES) or conf.contains(MAX_RECORDS)
 
 
-def marked(rows: DataFrame) -> DataFrame | None:
-    """``rows`` with the column `LARGE`, unchanged if all columns have a fixed size, or `None` if a column's size is expensive to get."""
+def mark_large_rows(rows: DataFrame) -> DataFrame | None:
+    """``rows`` with the column `LARGE`; unchanged if all columns have a fixed size; `None` if a column's size is expensive to compute."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
 
@@ -65,16 +64,16 @@ def marked(rows: DataFrame) -> DataFrame | None:
 
 
 @contextlib.contextmanager
-def not_counted(spark: SparkSession) -> Iterator[None]:
+def without_byte_count(spark: SparkSession) -> Iterator[None]:
     """Jobs that start within this context limit batches only by the number of rows."""
-    spark.conf.set(MAX_BYTES, NOT_COUNTED)
+    spark.conf.set(MAX_BYTES, NO_BYTE_COUNT)
     try:
         yield
     finally:
         spark.conf.unset(MAX_BYTES)
 
 
-def unmarked(batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
+def drop_mark(batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
     """``batch`` without the mark. Raises `LargeRows`."""
     if LARGE not in batch.schema.names:
         return batch

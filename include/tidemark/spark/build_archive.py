@@ -30,7 +30,7 @@ NO_BROKER = {
 
 
 def build(archive: Archive) -> Path:
-    """Builds the archive with a JVM that starts like a local driver's and does what a run does. Returns the file."""
+    """Builds the archive with a JVM that starts and reads like a local driver's. Returns the file."""
     archive.folder.mkdir(parents=True, exist_ok=True)
     archive.tidy()
     fresh = archive.folder / f".{archive.key}-{os.getpid()}"
@@ -41,27 +41,27 @@ def build(archive: Archive) -> Path:
             os.fsync(file.fileno())
         for older in archive.folder.glob(f"{archive.key}-*.jsa"):  # must be truncated, or this build would not run
             older.unlink(missing_ok=True)
-        made = fresh.rename(archive.folder / archive.name(fresh.stat().st_size))
+        built = fresh.rename(archive.folder / archive.name(fresh.stat().st_size))
     finally:
         fresh.unlink(missing_ok=True)
     archive.log.unlink(missing_ok=True)
-    return made
+    return built
 
 
 def _exercise(spark: SparkSession) -> None:
-    """Runs both ways of reading with common functions of transforms. Only a broker's answers are missing."""
+    """Reads in both ways and runs common functions of transforms. Only a broker's answers are missing."""
     from py4j.protocol import Py4JJavaError
 
     spark.sparkContext.parallelize([1], 1).mapPartitions(list).collect()
     names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-    given = [*names, *(f"{name} AS kafka_{name}" for name in names[:3])]
-    records = spark.read.format("kafka").options(**NO_BROKER).load().selectExpr(*given)
+    columns = [*names, *(f"{name} AS kafka_{name}" for name in names[:3])]
+    records = spark.read.format("kafka").options(**NO_BROKER).load().selectExpr(*columns)
     with contextlib.suppress(Py4JJavaError):
-        _transform(records)._jdf.queryExecution().executedPlan()  # noqa: SLF001 - as `tidemark.spark.query_plan` asks
-    one = ("t", 0, 0, datetime.now(UTC), b"key", b'{"id": 1, "name": "one"}', [("name", b"value")], "t", 0, 0)
-    rows = _transform(spark.createDataFrame([one], records.schema))
+        _transform(records)._jdf.queryExecution().executedPlan()  # noqa: SLF001 - as in `tidemark.spark.query_plan`
+    record = ("t", 0, 0, datetime.now(UTC), b"key", b'{"id": 1, "name": "one"}', [("name", b"value")], "t", 0, 0)
+    rows = _transform(spark.createDataFrame([record], records.schema))
     for result in (rows, rows.groupBy("kafka_partition").count()):
-        result.mapInArrow(_counted, "rows bigint").collect()
+        result.mapInArrow(_count_rows, "rows bigint").collect()
 
 
 def _transform(records: DataFrame) -> DataFrame:
@@ -73,7 +73,7 @@ def _transform(records: DataFrame) -> DataFrame:
     return records.withColumn("event", event).where(F.length(text) > 0).select(*columns).withColumn("day", F.to_date("timestamp"))
 
 
-def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _count_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     yield pa.RecordBatch.from_pydict({"rows": [sum(batch.num_rows for batch in batches)]})

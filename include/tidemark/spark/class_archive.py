@@ -1,8 +1,8 @@
 """The class-data archive of a driver's JVM: Spark's classes, loaded and verified once, then mapped into memory by every later driver.
 
-It more than halves the time of a cold start. The JVM uses an archive only with the Java and class path it was built with, so there is one
-for each combination, in the cache beside the jars. If there is none, the driver has one built in the background after its
-run (`tidemark.spark.build_archive`): half a minute of CPU time at low priority, 160 MB.
+It more than halves the time of a cold start. The JVM uses an archive only with the Java and class path it was built with, so each
+combination has its own, in the cache beside the jars. If an archive is missing, the driver starts its build in the background after the run
+(`tidemark.spark.build_archive`): half a minute of CPU time at low priority, 160 MB.
 
 An archive only saves time. It is renamed into place once complete, with its size in its name, and the JVM verifies its checksums. An
 archive that is missing, truncated, damaged or from another Java is ignored.
@@ -27,7 +27,7 @@ from tidemark.jvm.jars import cache
 BUILDER = "tidemark.spark.build_archive"
 """The module that builds an archive."""
 RETRY_S = 24 * 3600
-"""How long to wait before trying again to build an archive: a failure would repeat in every run."""
+"""How long to wait before the next attempt to build an archive: a failure would repeat in every run."""
 UNUSED_S = 30 * 24 * 3600
 """Archives unused for this long are removed when another is built: a newer Java or Spark has replaced them."""
 
@@ -41,18 +41,18 @@ class Archive:
 
     @classmethod
     def of(cls, java: Path, spark_home: Path, jars: Sequence[Path]) -> Archive:
-        """Keyed by what Java compares (path, size and time of each jar, Spark's and ours) and by the builder's text."""
+        """The archive for these files. Its key covers what Java compares (path, size and time of each jar) and the builder's source."""
         home = java.resolve().parents[1]
         builder = Path(__file__).with_name("build_archive.py").read_text()
-        about = [
+        parts = [
             f"{home} {spark_home} {os.environ.get('SPARK_DIST_CLASSPATH', '')}",
             builder,
         ]
         for file in (home / "lib" / "modules", *jars, *sorted((spark_home / "jars").glob("*.jar"))):
             with contextlib.suppress(OSError):
                 stat = file.stat()
-                about.append(f"{file} {stat.st_size} {int(stat.st_mtime)}")
-        return cls(cache() / "classes", hashlib.sha256("\n".join(about).encode()).hexdigest()[:16])
+                parts.append(f"{file} {stat.st_size} {int(stat.st_mtime)}")
+        return cls(cache() / "classes", hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16])
 
     @property
     def log(self) -> Path:
@@ -61,24 +61,24 @@ class Archive:
 
     def find(self) -> Path | None:
         """The file, if it exists and is complete. Marks it as used."""
-        for found in self.folder.glob(f"{self.key}-*.jsa"):
+        for file in self.folder.glob(f"{self.key}-*.jsa"):
             with contextlib.suppress(OSError):
-                if found.name == self.name(found.stat().st_size):
+                if file.name == self.name(file.stat().st_size):
                     with contextlib.suppress(OSError):
-                        os.utime(found)
-                    return found
+                        os.utime(file)
+                    return file
         return None
 
     def make_later(self) -> None:
         """Builds the archive after this process has ended normally. If it is killed, the next driver builds the archive."""
-        atexit.register(self._begin)
+        atexit.register(self._start_build)
 
     def name(self, size: int) -> str:
         """The name of the complete file."""
         return f"{self.key}-{size}.jsa"
 
-    def _begin(self) -> None:
-        """Starts a process that builds the archive, unless another process does so already or the cache is not writable.
+    def _start_build(self) -> None:
+        """Starts a process that builds the archive, unless another one is building it or the cache is not writable.
 
         The process gets its own session, because the driver's process group is killed once the driver has ended.
         """
@@ -94,7 +94,7 @@ class Archive:
                 subprocess.run(command, **streams, env=env, cwd=self.folder, start_new_session=True, check=False)
 
     def tidy(self) -> None:
-        """Removes remains of earlier attempts, and archives that no driver has used for `UNUSED_S`."""
+        """Removes leftovers of earlier attempts, and archives that no driver has used for `UNUSED_S`."""
         for old in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if _age_s(old) > (RETRY_S if old.name.startswith(".") else UNUSED_S):

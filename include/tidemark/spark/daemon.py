@@ -1,9 +1,9 @@
 """PySpark's daemon, which forks the Python workers of a JVM, with two additions. Set as ``spark.python.daemon.module``.
 
-It has imported what a slice needs: once, instead of in each worker. A fork takes 10 ms, the imports take most of a second.
+It imports the modules for a slice once, instead of in each worker. A fork takes 10 ms, the imports take most of a second.
 
 A worker ends as soon as its task does. When a job is cancelled, the JVM only closes the connection, and a worker that waits for Postgres or
-runs a transform would not notice. With the worker end the processes that a transform has started: all of its process group.
+runs a transform would not notice. The worker's whole process group ends, including processes that a transform has started.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from tidemark.kafka.compiled import library
 from tidemark.worker.slice_worker import collect_less_garbage
 
 
-def _watched(work: Any) -> Any:
-    """PySpark's function that serves one connection, ended with the connection."""
+def _end_with_connection(work: Any) -> Any:
+    """Wraps PySpark's function that serves a connection: its worker ends when the connection closes."""
     reused = bool(os.environ.get("SPARK_REUSE_WORKER"))
 
     def worker(connection: socket.socket, authenticated: bool) -> Any:
         watch(connection)
         status = work(connection, authenticated)
         if status or not reused:
-            _end_with(connection)
+            _kill_when_closed(connection)
         return status
 
     @functools.cache  # a worker serves one connection, task after task
     def watch(connection: socket.socket) -> None:
         os.setpgid(0, 0)
-        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+        threading.Thread(target=_kill_when_closed, args=(connection,), daemon=True).start()
 
     return worker
 
 
-def _end_with(connection: socket.socket) -> None:
+def _kill_when_closed(connection: socket.socket) -> None:
     closed = select.poll()
     closed.register(connection, select.POLLRDHUP)
     closed.poll()
@@ -58,5 +58,5 @@ def _end_with(connection: socket.socket) -> None:
 if __name__ == "__main__":
     library()  # compiled or loaded once
     collect_less_garbage()
-    daemon.worker = _watched(daemon.worker)
+    daemon.worker = _end_with_connection(daemon.worker)
     daemon.manager()

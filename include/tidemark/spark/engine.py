@@ -36,16 +36,16 @@ from tidemark.sink.staged import OF_SINK, Staged, column_of, drop_staging, make_
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
-from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
+from tidemark.spark.arrow import LARGE_B, LargeRows, drop_mark, mark_large_rows, user_limits_batches, without_byte_count
 from tidemark.spark.errors import NotATime, lost_jvm, translated
-from tidemark.spark.query_plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
+from tidemark.spark.query_plan import HEADERS_PLACEHOLDER, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import is_shared, name_of, start_session
 from tidemark.spark.shared import with_environment
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.user_transform import Form, Transform
 from tidemark.worker.batches import payloads, records, without_time
 from tidemark.worker.call_transform import TransformFailed, Work
-from tidemark.worker.decoding import Decoding, decoded_here, learning, undecodable
+from tidemark.worker.decoding import Decoding, decode_in_driver, run_with_schemas, undecodable
 from tidemark.worker.retry_slice import batch_of, read_all_tries
 from tidemark.worker.slice_worker import SliceWorker, collect_less_garbage
 
@@ -65,8 +65,7 @@ ORDER = "tidemark.slices"
 UNDECODABLE = "tidemark: records cannot be decoded"
 HEADERS_ARE_MISSING = "tidemark: the records were read without their headers"
 SHARES_PER_CORE = 4
-"""Maximum number of tasks for each core in the function and Arrow forms: enough to even out slices of different sizes and the waits of each
-one for Kafka and Postgres."""
+"""Maximum tasks per core in the function and Arrow forms: enough to even out slice sizes and the waits for Kafka and Postgres."""
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
     "kafka.isolation.level": "read_committed",
@@ -93,21 +92,21 @@ class SparkEngine:
         records: int | None = None,
     ) -> None:
         self._spec = spec
-        self._given, self._connections = connections, connections.read()
+        self._configured, self._connections = connections, connections.read()
         self._transform = transform
         self._permanent = permanent
         self._spark = start_session(spec, connections, attempt_id, folders, transform.form, records)
         self._shared = is_shared(self._spark)
-        self._jobs = name_of(spec, attempt_id)
-        self._spark.sparkContext.setJobGroup(self._jobs, spec.name, interruptOnCancel=True)
+        self._job_group = name_of(spec, attempt_id)
+        self._spark.sparkContext.setJobGroup(self._job_group, spec.name, interruptOnCancel=True)
         self._batches = 0
         self._decoding = Decoding(spec, connections.registry, lambda: Cluster(connections.read().kafka).subscribed(spec))
-        self._count_bytes = chosen_by_user(self._spark)
+        self._count_bytes = user_limits_batches(self._spark)
         if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's default of 200 is for larger batches
             self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)
 
     def warm_up(self, sample: Sequence[Slice]) -> None:
-        """Starts a Python worker for each core and imports what it will need. Spark ends workers after a minute of idling.
+        """Starts a Python worker for each core and imports its modules. Spark ends idle workers after a minute.
 
         The Spark form has its own workers, because Spark starts them with other settings. There the JVM reads, so the plan runs over
         ``sample`` to load its classes. In the other forms the workers read ``sample`` themselves.
@@ -116,55 +115,57 @@ class SparkEngine:
         with lost_jvm(), translated():
             if self._transform.form is not Form.SPARK:
                 shares = [list(sample[core::cores]) for core in range(cores)]
-                warm = partial(_warm, self._transform.function, dict(self._connections.kafka))
+                warm = partial(_warm_reader, self._transform.function, dict(self._connections.kafka))
                 self._spark.sparkContext.parallelize(shares, cores).mapPartitions(warm).collect()
                 return
             self._spark.range(0, cores, 1, cores).mapInArrow(partial(_idle, self._transform.function), "id long").collect()
             if sample:
-                result = _transformed(self._transform.function, kafka_records(self._spark, self._connections, sample))
-                result.mapInArrow(_drained, "id long").collect()
+                result = _transform_records(self._transform.function, kafka_records(self._spark, self._connections, sample))
+                result.mapInArrow(_discard, "id long").collect()
 
     def layouts(self, connection: Connection) -> tuple[Layout, ...]:
         with lost_jvm():
-            given = self._decoding.input_schema()
-            return layouts_of(self._transform, self._spec.tables, connection, partial(output_schema, self._spark), given)
+            schema = self._decoding.input_schema()
+            return layouts_of(self._transform, self._spec.tables, connection, partial(output_schema, self._spark), schema)
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
-        self._connections = self._given.read()
+        self._connections = self._configured.read()
         self._decoding.forget_unknown()
         with lost_jvm():
             if self._transform.form is not Form.SPARK:
-                return learning(self._decoding, slices, lambda some: self._by_worker(target, some, isolate))
+                return run_with_schemas(self._decoding, slices, lambda subset: self._run_workers(target, subset, isolate))
             if slices[0].drained:
-                return self._drained(target, slices, isolate)
+                return self._run_retries(target, slices, isolate)
             try:
-                answers = self._tried(target, slices, isolate)
-                if answers is None:
-                    answers = self._by_plan(target, slices, isolate, self._undecodable(slices))
+                outcomes = self._try_plan(target, slices, isolate)
+                if outcomes is None:
+                    outcomes = self._run_plan(target, slices, isolate, self._find_undecodable(slices))
             except NotATime:
                 raise NotATime(place=without_time(self._connections.kafka, slices)) from None
-            if large := [answer.part for answer in answers if isinstance(answer, LargeRows)]:
+            if large := [outcome.part for outcome in outcomes if isinstance(outcome, LargeRows)]:
                 log.info("rows of more than %s bytes, counting bytes from now on group=%s", LARGE_B, self._spec.group)
                 self._count_bytes = True
-                answers = [answer for answer in answers if not isinstance(answer, LargeRows)] + self._by_plan(target, large, isolate)
-            return answers
+                outcomes = [outcome for outcome in outcomes if not isinstance(outcome, LargeRows)]
+                outcomes += self._run_plan(target, large, isolate)
+            return outcomes
 
-    def _tried(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError] | None:
-        """None: there are records that cannot be decoded, or schemas are missing."""
+    def _try_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError] | None:
+        """Returns `None` if records cannot be decoded or schemas are missing."""
         try:
-            answers = self._by_plan(target, slices, isolate)
+            outcomes = self._run_plan(target, slices, isolate)
         except TransformFailed as error:
-            answers = [error]
+            outcomes = [error]
             if UNDECODABLE not in error.problem:
                 raise
-        return None if any(isinstance(each, TransformFailed) and UNDECODABLE in each.problem for each in answers) else answers
+        failed = any(isinstance(outcome, TransformFailed) and UNDECODABLE in outcome.problem for outcome in outcomes)
+        return None if failed else outcomes
 
-    def _by_plan(
+    def _run_plan(
         self, target: Target, slices: Sequence[Slice], isolate: bool, undecodable: Mapping[TopicPartition, Sequence[Reject]] | None = None
     ) -> list[Receipt | TidemarkError]:
-        """Checks and runs the same plan, so that it is created only once: that takes longer than processing 10,000 records.
+        """Checks the plan and runs that same plan: creating a second one would take longer than processing 10,000 records.
 
-        ``undecodable``: records that the transform does not get, because they fail. They make it a staged commit.
+        ``undecodable``: failed records, which the transform does not get. They force a staged commit.
         """
         if undecodable and not target.by_record:
             first = min(offset.offset for rejects in undecodable.values() for offset in rejects)
@@ -174,18 +175,18 @@ class SparkEngine:
             return [BadOutput(part=slices[0], problem=problem)]
         with translated():
             try:
-                result, job, marks = self._planned(target, slices, isolate, undecodable or {}, headers=self._decoding.needed)
+                result, job, marks = self._plan_job(target, slices, isolate, undecodable or {}, headers=self._decoding.needed)
                 headers = not self._decoding.needed and reads_headers(job)
             except TransformFailed as error:
                 headers = HEADERS_ARE_MISSING in error.problem  # the transform used them while building its plan
                 if not headers:
                     raise
             if headers:
-                result, job, marks = self._planned(target, slices, isolate, undecodable or {}, headers=True)
-            why = "several sinks" if len(target.layouts) > 1 else why_staged(job)
-        if why is not None:
-            log.info("staged commit, the plan may mix rows of several slices group=%s plan=%s", self._spec.group, why)
-            return self._staged(target, slices, result, isolate)
+                result, job, marks = self._plan_job(target, slices, isolate, undecodable or {}, headers=True)
+            reason = "several sinks" if len(target.layouts) > 1 else why_staged(job)
+        if reason is not None:
+            log.info("staged commit, the plan may mix rows of several slices group=%s plan=%s", self._spec.group, reason)
+            return self._run_staged(target, slices, result, isolate)
         if not target.by_record:
             problem = f"each row comes from one record, so it must name that record: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
@@ -194,10 +195,10 @@ class SparkEngine:
             order = [number[TopicPartition(*partition)] for partition in partitions_of_tasks(job)]
             marks = marks and hands_over_once(job)
         self._spark.sparkContext.setLocalProperty(ORDER, json.dumps(order))
-        with not_counted(self._spark) if marks else contextlib.nullcontext():
-            return _collected(job)
+        with without_byte_count(self._spark) if marks else contextlib.nullcontext():
+            return _collect(job)
 
-    def _planned(
+    def _plan_job(
         self,
         target: Target,
         slices: Sequence[Slice],
@@ -206,45 +207,45 @@ class SparkEngine:
         *,
         headers: bool,
     ) -> tuple[DataFrame, DataFrame, bool]:
-        """The transform's result for the slices, the job whose tasks commit one slice each, and whether that job refuses large rows."""
-        given = kafka_records(self._spark, self._connections, slices, headers=headers)
+        """Returns the transform's result, the job whose tasks commit one slice each, and whether that job refuses large rows."""
+        source = kafka_records(self._spark, self._connections, slices, headers=headers)
         if (decoder := self._decoding.decoder()) is not None:
-            given = self._decoded(given, decoder, undecodable)
-        result = _transformed(self._transform.function, given)
+            source = self._decode(source, decoder, undecodable)
+        result = _transform_records(self._transform.function, source)
         if undecodable:
-            result = result.unionByName(_failed(self._spark, undecodable), allowMissingColumns=True)
-        known = passed_on(given, result, GIVEN[:2])
-        task = partial(_direct_task, target, dict(self._connections.kafka), slices, isolate, known)
-        rows = result.drop(*known)
-        with_marks = None if self._count_bytes else marked(rows)
-        return result, self._in_arrow(rows if with_marks is None else with_marks, task), with_marks is not None
+            result = result.unionByName(_reject_rows(self._spark, undecodable), allowMissingColumns=True)
+        unchanged = passed_on(source, result, GIVEN[:2])
+        task = partial(_direct_task, target, dict(self._connections.kafka), slices, isolate, unchanged)
+        rows = result.drop(*unchanged)
+        with_marks = None if self._count_bytes else mark_large_rows(rows)
+        return result, self._map_in_arrow(rows if with_marks is None else with_marks, task), with_marks is not None
 
-    def _decoded(self, given: DataFrame, decoder: Decoder, dropped: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:
+    def _decode(self, source: DataFrame, decoder: Decoder, dropped: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         schema = self._decoding.input_schema()
-        offsets = {partition: frozenset(each.offset for each in rejects) for partition, rejects in dropped.items()}
-        return given.mapInArrow(partial(_decode_task, decoder, offsets), from_arrow_schema(schema))
+        offsets = {partition: frozenset(reject.offset for reject in rejects) for partition, rejects in dropped.items()}
+        return source.mapInArrow(partial(_decode_task, decoder, offsets), from_arrow_schema(schema))
 
-    def _undecodable(self, slices: Sequence[Slice]) -> Mapping[TopicPartition, Sequence[Reject]]:
-        """Reads the slices once more, only to decode them: a task of Spark's own plan cannot report records."""
+    def _find_undecodable(self, slices: Sequence[Slice]) -> Mapping[TopicPartition, Sequence[Reject]]:
+        """The undecodable records of each partition. Reads the slices again for them: a task of Spark's own plan cannot report records."""
 
-        def scan(some: Sequence[Slice]) -> list[Any]:
+        def scan(subset: Sequence[Slice]) -> list[Any]:
             decoder = self._decoding.decoder()
             assert decoder is not None
-            parts = self._spark.sparkContext.parallelize(some, len(some))
+            parts = self._spark.sparkContext.parallelize(subset, len(subset))
             with translated():
-                return _answers(
+                return _unpickle(
                     parts.mapPartitions(self._for_worker(partial(_scan_task, decoder, dict(self._connections.kafka)))).collect()
                 )
 
-        found = learning(self._decoding, slices, scan)
-        if errors := [answer for answer in found if isinstance(answer, TidemarkError)]:
+        results = run_with_schemas(self._decoding, slices, scan)
+        if errors := [result for result in results if isinstance(result, TidemarkError)]:
             raise errors[0]
-        return {part.partition: rejects for part, rejects in found if rejects}
+        return {part.partition: rejects for part, rejects in results if rejects}
 
     def cancel(self) -> None:
-        self._spark.sparkContext.cancelJobGroup(self._jobs)
+        self._spark.sparkContext.cancelJobGroup(self._job_group)
 
     def stop(self) -> None:
         from py4j.protocol import Py4JError
@@ -254,47 +255,47 @@ class SparkEngine:
         with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, so there is nothing left to stop
             self._spark.stop()
 
-    def _in_arrow(self, result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
+    def _map_in_arrow(self, result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
         return result.mapInArrow(self._for_worker(task), "answer binary")
 
     def _for_worker(self, task: Callable[..., T]) -> Callable[..., T]:
         return with_environment(task) if self._shared else task
 
-    def _by_worker(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
+    def _run_workers(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         work = Work(
             target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent, self._decoding.decoder()
         )
         shares = packed(slices, SHARES_PER_CORE * self._spark.sparkContext.defaultParallelism)
         parts = self._spark.sparkContext.parallelize(shares, len(shares))
         with translated():
-            return _answers(parts.mapPartitions(self._for_worker(partial(_worker_task, work, isolate))).collect())
+            return _unpickle(parts.mapPartitions(self._for_worker(partial(_worker_task, work, isolate))).collect())
 
-    def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
+    def _run_staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
         kafka = self._connections.kafka
 
-        def promoted(table: str, staged: Sequence[Staged]) -> list[Receipt]:
+        def promote_rows(table: str, staged: Sequence[Staged]) -> list[Receipt]:
             return promote(target, slices, table, staged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
 
-        return self._stage_and(target, slices, slices, result, isolate, promoted)
+        return self._stage_and_promote(target, slices, slices, result, isolate, promote_rows)
 
-    def _stage_and(
+    def _stage_and_promote(
         self,
         target: Target,
         slices: Sequence[Slice],
-        origins_: Sequence[Slice],
+        origin_slices: Sequence[Slice],
         result: DataFrame,
         isolate: bool,
-        promoted: Callable[[str, Sequence[Staged]], list[Receipt]],
+        promote_rows: Callable[[str, Sequence[Staged]], list[Receipt]],
     ) -> list[Receipt | TidemarkError]:
-        """``origins_``: slices whose topics may appear in the lineage of the rows."""
+        """``origin_slices``: slices whose topics may appear in the lineage of the rows."""
         self._batches += 1
         table = make_staging(target, self._batches)
         try:
-            staged = _collected(self._in_arrow(result, partial(_staging_task, target, table, origins_, isolate)))
-            errors = [answer for answer in staged if isinstance(answer, TidemarkError)]
+            answers = _collect(self._map_in_arrow(result, partial(_staging_task, target, table, origin_slices, isolate)))
+            errors = [answer for answer in answers if isinstance(answer, TidemarkError)]
             if errors:
                 raise min(errors, key=lambda error: error.retriable)
-            return [*promoted(table, staged)]
+            return [*promote_rows(table, answers)]
         except TidemarkError as error:
             with contextlib.suppress(TidemarkError):
                 drop_staging(target, table)
@@ -304,20 +305,20 @@ class SparkEngine:
                 return [error.of_table()]
             return [replace(error, part=part) for part in slices]  # the batch is tried again as a whole
 
-    def _drained(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
-        """Slices of retry topics: the driver reads their few records, of any origin, and the tasks stage the results."""
+    def _run_retries(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
+        """Runs slices of retry topics: the driver reads their few records, of any original partition, and the tasks stage the results."""
         tries = read_all_tries(target, self._connections.kafka, slices)
         if tries is None:
             return [commit_drained(target, part, lambda _: iter(())) for part in slices]
-        batch, wrong = decoded_here(self._decoding, batch_of(tries))
-        result = _transformed(self._transform.function, _frame(self._spark, batch))
-        if wrong and target.by_record:
-            result = result.unionByName(_failed(self._spark, wrong), allowMissingColumns=True)
+        batch, rejects = decode_in_driver(self._decoding, batch_of(tries))
+        result = _transform_records(self._transform.function, _to_frame(self._spark, batch))
+        if rejects and target.by_record:
+            result = result.unionByName(_reject_rows(self._spark, rejects), allowMissingColumns=True)
         if not target.by_record:
-            problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as given."
+            problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
         tried = tries.records
-        return self._stage_and(
+        return self._stage_and_promote(
             target,
             slices,
             list(origins(tried)),
@@ -327,26 +328,26 @@ class SparkEngine:
         )
 
 
-def _failed(spark: SparkSession, rejects: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:
-    """One row for each reject, as a transform would return it."""
+def _reject_rows(spark: SparkSession, rejects: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:
+    """A row for each reject, as a transform would return it."""
     rows = [
-        (partition.topic, partition.partition, each.offset, each.disposition.name.lower(), f"{each.error_type}: {each.error_text}")
-        for partition, found in rejects.items()
-        for each in found
+        (partition.topic, partition.partition, reject.offset, reject.disposition.name.lower(), f"{reject.error_type}: {reject.error_text}")
+        for partition, of_partition in rejects.items()
+        for reject in of_partition
     ]
     return spark.createDataFrame(rows, "kafka_topic string, kafka_partition int, kafka_offset long, disposition string, error string")
 
 
-def _collected(job: DataFrame) -> list[Any]:
+def _collect(job: DataFrame) -> list[Any]:
     with translated():
-        return _answers(bytes(row.answer) for row in job.collect())
+        return _unpickle(bytes(row.answer) for row in job.collect())
 
 
 def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice], *, headers: bool = True) -> DataFrame:
     """Exactly the records of the slices, with the columns of `tidemark.worker.batches.input_schema`.
 
     Unpacking headers takes a twentieth of the total time. Without ``headers``, their column has the right type but is computed from
-    `STANDS_FOR_HEADERS`, which transforms do not get, so the plan shows whether it uses them (`reads_headers`). Reading them fails.
+    `HEADERS_PLACEHOLDER`, which transforms do not get, so the plan shows whether it uses them (`reads_headers`). Reading them fails.
     """
     from pyspark.sql import functions as F
 
@@ -370,59 +371,60 @@ def kafka_records(spark: SparkSession, connections: Connections, slices: Sequenc
         .load()
     )
     if not headers:
-        missing = F.when(F.col(STANDS_FOR_HEADERS).isNotNull(), F.raise_error(F.lit(HEADERS_ARE_MISSING)))
+        missing = F.when(F.col(HEADERS_PLACEHOLDER).isNotNull(), F.raise_error(F.lit(HEADERS_ARE_MISSING)))
         source = source.withColumn("headers", missing.cast("array<struct<key: string, value: binary>>"))
-    return source.select(*_given(F))
+    return source.select(*_input_columns(F))
 
 
-def output_schema(spark: SparkSession, function: Callable[..., Any], given: pa.Schema) -> dict[str, pa.Schema]:
-    """The output schema of a Spark-form transform for each sink, found by calling it with an empty DataFrame of the columns ``given``."""
+def output_schema(spark: SparkSession, function: Callable[..., Any], schema: pa.Schema) -> dict[str, pa.Schema]:
+    """The output schema of a Spark-form transform for each sink. Calls it with an empty DataFrame of ``schema``."""
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     try:
-        empty = spark.createDataFrame([], from_arrow_schema(given))
+        empty = spark.createDataFrame([], from_arrow_schema(schema))
     except ValueError as error:  # a decimal of more than 38 digits
         problem = f"Spark cannot hold a decoded field: {error}. Use the Arrow or the function form."
         raise TransformFailed(where="building its DataFrame", problem=problem) from error
-    return {sink: to_arrow_schema(result.schema, timezone="UTC") for sink, result in _results(function, empty).items()}
+    return {sink: to_arrow_schema(result.schema, timezone="UTC") for sink, result in _call_transform(function, empty).items()}
 
 
 def rows_of(spark: SparkSession, function: Callable[..., Any], batch: pa.RecordBatch) -> dict[str, pa.Table]:
-    """What a Spark-form transform makes of these records, for each sink. Raises `TransformFailed` or `SparkFailed`."""
+    """The rows that a Spark-form transform returns for these records, by sink. Raises `TransformFailed` or `SparkFailed`."""
     with lost_jvm(), translated():
-        return {sink: result.toArrow() for sink, result in _results(function, _frame(spark, batch)).items()}
+        return {sink: result.toArrow() for sink, result in _call_transform(function, _to_frame(spark, batch)).items()}
 
 
-def _frame(spark: SparkSession, batch: pa.RecordBatch) -> DataFrame:
+def _to_frame(spark: SparkSession, batch: pa.RecordBatch) -> DataFrame:
     import pyarrow as pa
 
     return spark.createDataFrame(pa.Table.from_batches([batch])).select(*batch.schema.names)
 
 
-def _given(F: Any) -> list[Any]:
+def _input_columns(F: Any) -> list[Any]:
     names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
     return [F.col(name) for name in names] + [F.col(name).alias(f"kafka_{name}") for name in ("topic", "partition", "offset")]
 
 
-def _transformed(function: Callable[..., Any], records: DataFrame) -> DataFrame:
-    """The transform's result. Of several sinks, all rows, with `OF_SINK` and the columns of each sink under the names of `column_of`."""
+def _transform_records(function: Callable[..., Any], records: DataFrame) -> DataFrame:
+    """The transform's result. With several sinks: the union of their rows, with `OF_SINK` and each sink's columns named by `column_of`."""
     from pyspark.sql import functions as F
 
-    results = _results(function, records)
+    results = _call_transform(function, records)
     if list(results) == [ONLY]:
         return results[ONLY]
     ours = (*GIVEN, *OPTIONAL)
-    marked_ = [
+    tagged = [
         result.select(
             F.lit(sink).alias(OF_SINK),
             *(F.col(f"`{name}`").alias(name if name in ours else column_of(sink, name)) for name in result.columns),
         )
         for sink, result in results.items()
     ]
-    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), marked_)
+    return functools.reduce(lambda union, rows: union.unionByName(rows, allowMissingColumns=True), tagged)
 
 
-def _results(function: Callable[..., Any], records: DataFrame) -> dict[str, DataFrame]:
+def _call_transform(function: Callable[..., Any], records: DataFrame) -> dict[str, DataFrame]:
+    """The transform's result for each sink. Raises `TransformFailed`."""
     from pyspark.sql import DataFrame
 
     where = "building its DataFrame"
@@ -438,8 +440,8 @@ def _results(function: Callable[..., Any], records: DataFrame) -> dict[str, Data
     return results
 
 
-def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:
-    """Imports what a slice needs, including the transform. Waits a little, so that each task gets its own worker."""
+def _idle(_function: Any, items: Iterator[Any]) -> Iterator[Any]:
+    """Imports what a slice needs, including the transform. Waits briefly, so that each task gets its own worker."""
     import time
 
     import confluent_kafka  # noqa: F401
@@ -448,11 +450,11 @@ def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:
 
     collect_less_garbage()
     time.sleep(0.2)
-    yield from given
+    yield from items
 
 
-def _warm(function: Any, kafka: dict[str, str], shares: Iterator[Sequence[Slice]]) -> Iterator[Any]:
-    """Like `_idle`, but also connects to Kafka and reads the given slices, without the transform."""
+def _warm_reader(function: Any, kafka: dict[str, str], shares: Iterator[Sequence[Slice]]) -> Iterator[Any]:
+    """Like `_idle`, but also connects to Kafka and reads the slices, without the transform."""
     for share in _idle(function, shares):
         for part in share:
             for chunk in read(kafka, part.partition, part.start, part.end):
@@ -460,15 +462,15 @@ def _warm(function: Any, kafka: dict[str, str], shares: Iterator[Sequence[Slice]
     return iter(())
 
 
-def _drained(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _discard(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Reads everything and returns nothing."""
-    for _ in given:
+    for _ in batches:
         pass
     return iter(())
 
 
 def packed(slices: Sequence[Slice], tasks: int) -> list[list[Slice]]:
-    """The slices in at most so many shares of about the same size, one for each task. Each task has costs of its own."""
+    """Distributes the slices over at most ``tasks`` shares of about the same size. Each task has a fixed cost."""
     shares: list[tuple[int, int, list[Slice]]] = [(0, number, []) for number in range(min(tasks, len(slices)))]
     for part in sorted(slices, key=lambda part: part.start - part.end):
         size, number, share = heapq.heappop(shares)
@@ -486,22 +488,23 @@ def _worker_task(work: Work, isolate: bool, shares: Iterator[Sequence[Slice]]) -
 def _decode_task(
     decoder: Decoder, dropped: Mapping[TopicPartition, Collection[int]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Decodes the records of one partition. Raises `UNDECODABLE` if it cannot: Spark passes on nothing but an error's text."""
+    """Decodes the records of one partition. An error is a `ValueError` with the text `UNDECODABLE`: Spark transports only the text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     for batch in batches:
         if not batch.num_rows:
             continue
-        gone = dropped.get(TopicPartition(batch["topic"][0].as_py(), batch["partition"][0].as_py()))
-        kept = batch.filter(pc.invert(pc.is_in(batch["offset"], value_set=pa.array(sorted(gone), pa.int64())))) if gone else batch
-        if not kept.num_rows:
+        excluded = dropped.get(TopicPartition(batch["topic"][0].as_py(), batch["partition"][0].as_py()))
+        if excluded:
+            batch = batch.filter(pc.invert(pc.is_in(batch["offset"], value_set=pa.array(sorted(excluded), pa.int64()))))
+        if not batch.num_rows:
             continue
         try:
-            decoded, wrong = decoder.batch(kept)
+            decoded, errors = decoder.batch(batch)
         except SchemasMissing:
             raise ValueError(UNDECODABLE) from None
-        if wrong:
+        if errors:
             raise ValueError(UNDECODABLE)
         yield decoded
 
@@ -516,7 +519,7 @@ def _direct_task(
     kafka: dict[str, str],
     parts: Sequence[Slice],
     isolate: bool,
-    known: Sequence[str],
+    unchanged: Sequence[str],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Commits one of ``parts``, chosen by `ORDER`. The lineage in the rows is checked against it, never trusted."""
@@ -529,17 +532,18 @@ def _direct_task(
     part = parts[json.loads(order)[context.partitionId()]]
 
     def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
-        judged = (split_output(_with_known(unmarked(batch, part), part, known), part) for batch in rest)
-        return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
+        outputs = (split_output(_add_unchanged(drop_mark(batch, part), part, unchanged), part) for batch in rest)
+        return commit_slice(target, part, outputs, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
 
-    return _in_task(batches, commit)
+    return _answer_once(batches, commit)
 
 
-def _with_known(batch: pa.RecordBatch, part: Slice, known: Sequence[str]) -> pa.RecordBatch:
+def _add_unchanged(batch: pa.RecordBatch, part: Slice, unchanged: Sequence[str]) -> pa.RecordBatch:
+    """Adds the lineage columns that the job did not send to Python, because the transform returned them unchanged."""
     import pyarrow as pa
 
     values = dict(zip(GIVEN, (pa.scalar(part.partition.topic), pa.scalar(part.partition.partition, pa.int32())), strict=False))
-    for name in known:
+    for name in unchanged:
         batch = batch.append_column(name, pa.repeat(values[name], batch.num_rows))
     return batch
 
@@ -547,10 +551,10 @@ def _with_known(batch: pa.RecordBatch, part: Slice, known: Sequence[str]) -> pa.
 def _staging_task(
     target: Target, table: str, parts: Sequence[Slice], isolate: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    return _in_task(batches, lambda _first, rest: stage(target, table, parts, rest, isolate=isolate))
+    return _answer_once(batches, lambda _first, rest: stage(target, table, parts, rest, isolate=isolate))
 
 
-def _in_task(
+def _answer_once(
     batches: Iterator[pa.RecordBatch], act: Callable[[pa.RecordBatch, Iterator[pa.RecordBatch]], object]
 ) -> Iterator[pa.RecordBatch]:
     """Yields one answer for a task's rows. ``act`` gets the first batch, and an iterator over all of them.
@@ -575,5 +579,5 @@ def _answer(act: Callable[[], object]) -> bytes:
         return pickle.dumps(error)
 
 
-def _answers(answers: Iterable[bytes]) -> list[Any]:
+def _unpickle(answers: Iterable[bytes]) -> list[Any]:
     return [pickle.loads(answer) for answer in answers]  # noqa: S301 - pickled by our own tasks

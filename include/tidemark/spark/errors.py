@@ -29,12 +29,12 @@ class SparkFailed(Unavailable):
     cause: str
 
     def __str__(self) -> str:
-        return f"Spark could not finish the batch: {self.cause} What its tasks committed stays; the next attempt continues from there."
+        return f"Spark could not finish the batch: {self.cause} Commits of its tasks stay; the next attempt continues from there."
 
 
 @dataclass(kw_only=True, eq=False)
 class DataLoss(Refused):
-    """Spark's connector could not find part of a planned range."""
+    """Part of a planned range is missing from the log."""
 
     kafka_name = "OFFSET_OUT_OF_RANGE"
     cause: str
@@ -45,7 +45,7 @@ class DataLoss(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class NotATime(Refused):
-    """Spark's connector fails on the timestamp of a record. ``place``: the partition and offset, once they are known."""
+    """Spark's connector fails on a record's timestamp. ``place``: the partition and offset, if known."""
 
     place: str | None = None
 
@@ -90,10 +90,12 @@ class translated:
                 text = [str(cause.getMessage())] if cause.getMessage() else text
                 cause = cause.getCause()
         message = " ".join(text)[:2000]
-        if damaged := next((found for pattern in DAMAGED if (found := pattern.search(str(error)))), None):
-            said = damaged.groupdict()
-            offset = int(said["offset"]) if "offset" in said else None  # the second message has only the offset at which the fetch began
-            raise BatchDamaged(partition=f"{said['topic']}/{said['partition']}", offset=offset, cause=said["cause"].strip()) from error
+        if damaged := next((match for pattern in DAMAGED if (match := pattern.search(str(error)))), None):
+            groups = damaged.groupdict()
+            offset = int(groups["offset"]) if "offset" in groups else None  # the second message has only the fetch offset
+            raise BatchDamaged(
+                partition=f"{groups['topic']}/{groups['partition']}", offset=offset, cause=groups["cause"].strip()
+            ) from error
         if "long overflow" in message and "KafkaRecordToRowConverter" in str(error):
             raise NotATime from error
         if denied := DENIED.search(str(error)):
@@ -103,15 +105,15 @@ class translated:
         if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):
             raise DataLoss(cause=message) from error
         if "PythonException" in str(error) or isinstance(error, PySparkException):
-            raise TransformFailed(where="the executors", problem=_of_worker("\n".join(text))) from error
+            raise TransformFailed(where="the executors", problem=_worker_error("\n".join(text))) from error
         raise SparkFailed(cause=message) from error
 
 
-def _of_worker(message: str) -> str:
+def _worker_error(message: str) -> str:
     """The useful part of a Python worker's traceback: the error and the last line of code."""
     lines = message.rstrip().splitlines()
-    places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
-    if not places:
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
         return " ".join(lines)[:2000]
-    error = [line for line in lines[places[-1] :] if not line.startswith("  ")]
-    return f"{' '.join(error)[:2000]} ({lines[places[-1]].strip()})."
+    error = [line for line in lines[frames[-1] :] if not line.startswith("  ")]
+    return f"{' '.join(error)[:2000]} ({lines[frames[-1]].strip()})."

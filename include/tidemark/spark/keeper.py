@@ -2,17 +2,17 @@
 
     python -m tidemark.spark.keeper SOCKET
 
-It is a single thread that waits for messages, so that it can fork at any time, and it holds no secrets of consumers. What it starts::
+It waits for messages in a single thread, so that it can fork at any time, and it holds no secrets of consumers. Its processes::
 
-    keeper ─┬─ driver, one per run: its own session, environment and output; killed when its task is gone
+    keeper ─┬─ driver, one per run: its own session, environment and output; killed when its task ends
             ├─ call of a function, likewise
-            └─ holder, one per application: starts the JVM and cancels the jobs of drivers that are gone
+            └─ holder, one per application: starts the JVM and cancels the jobs of drivers that have ended
                   └─ JVM ── Python daemon ── Python workers, a fresh fork for each task
 
 The kernel kills drivers and holders when the keeper ends, a JVM ends with its holder, and its daemon and workers end with the JVM.
 
-An application serves `RUNS_PER_APPLICATION` runs, then the next one starts: whatever runs have left in the JVM (sessions, cached plans,
-classes of generated code) is gone with it.
+An application serves `RUNS_PER_APPLICATION` runs, then a new one starts. This frees what runs leave in a JVM: sessions, cached plans and
+generated classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tidemark.driver.keeper_client import IDLE_S, KEEPER, read_in_fork, receive, receive_files, send
+from tidemark.driver.keeper_client import IDLE_S, KEEPER, read_secrets, receive, receive_files, send
 from tidemark.driver.process import PARENT, die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.quality.suite import great_expectations
@@ -58,7 +58,7 @@ IMPORTS = (
     "tidemark.spark.engine",
     "tidemark.spark.shared",
 )
-"""What drivers import."""
+"""Modules that drivers import."""
 RUNS_PER_APPLICATION = 500
 LOOK_EVERY_S = 5.0
 _PR_SET_NAME = 15
@@ -67,14 +67,14 @@ _PR_SET_NAME = 15
 @dataclass
 class _Application:
     settings: str
-    """A hash of them."""
+    """The hash of the Spark settings."""
     channel: socket.socket
-    """To its holder."""
+    """The connection to its holder."""
     address: dict[str, Any] | None = None
     """Port and secret, once it runs."""
     served: int = 0
     tenants: dict[socket.socket, str] = field(default_factory=dict)
-    """Connections of the drivers that use it, with their job groups. Without an address, they are waiting for it."""
+    """Connections of the drivers that use it, with their job groups. Until the address is set, they wait for it."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _Driver:
     task: socket.socket
     pid: int
     ended: int
-    """A pidfd, which can be read once the process has ended."""
+    """A pidfd, readable once the process has ended."""
 
 
 class Keeper:
@@ -101,7 +101,7 @@ class Keeper:
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._drivers: dict[socket.socket, _Driver] = {}
         self._applications: dict[str, _Application] = {}
-        """Those for the next runs, by the hash of Spark's settings."""
+        """The applications for the next runs, by the hash of Spark's settings."""
         self._busy_at = time.monotonic()
         self._stopping = False
 
@@ -125,53 +125,53 @@ class Keeper:
 
     def _accept(self, server: socket.socket) -> None:
         connection, _ = server.accept()
-        self._selector.register(connection, selectors.EVENT_READ, self._first)
+        self._selector.register(connection, selectors.EVENT_READ, self._dispatch)
 
-    def _first(self, connection: socket.socket) -> None:
-        """The first message of a connection says what it is for."""
-        said, files = receive_files(connection)
-        if said is None:
+    def _dispatch(self, connection: socket.socket) -> None:
+        """Handles the first message of a connection: run, call, attach or stop."""
+        message, files = receive_files(connection)
+        if message is None:
             self._close(connection)
-        elif "run" in said:
-            self._fork(connection, files, partial(_become_driver, said))
-        elif "call" in said:
-            great_expectations()  # once: the fork would import it, and so would the next one
-            self._fork(connection, files, partial(_become_call, said))
-        elif "attach" in said:
-            self._attach(connection, said, files[0])
+        elif "run" in message:
+            self._fork(connection, files, partial(_become_driver, message))
+        elif "call" in message:
+            great_expectations()  # imported once here instead of in each fork
+            self._fork(connection, files, partial(_become_call, message))
+        elif "attach" in message:
+            self._attach(connection, message, files[0])
             os.close(files[0])
-        elif "stop" in said:
+        elif "stop" in message:
             self._stopping = True
 
     def _close(self, connection: socket.socket) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # it is not registered, or closed
+        with contextlib.suppress(KeyError, ValueError):  # not registered, or already closed
             self._selector.unregister(connection)
         connection.close()
 
     # Drivers
 
     def _fork(self, task: socket.socket, files: Sequence[int], become: Callable[[int, dict[str, str]], NoReturn]) -> None:
-        """A process for a task, which gets the first of the files. The second one has its environment."""
+        """Forks a process for a task. The process gets the first of the files; the second holds its environment."""
         parent = os.getpid()
-        gc.freeze()  # forks share what is not looked at
+        gc.freeze()  # garbage collection would copy pages that forks share
         pid = os.fork()
         if pid == 0:
-            become(files[0], {**read_in_fork(files[1]), KEEPER: str(self._path), PARENT: str(parent)})
+            become(files[0], {**read_secrets(files[1]), KEEPER: str(self._path), PARENT: str(parent)})
         for file in files:
             os.close(file)
         driver = self._drivers[task] = _Driver(task, pid, os.pidfd_open(pid))
-        self._selector.modify(task, selectors.EVENT_READ, self._task_gone)
-        self._selector.register(driver.ended, selectors.EVENT_READ, lambda _: self._driver_ended(driver))
-        with contextlib.suppress(OSError):  # the task is gone; its connection says so
+        self._selector.modify(task, selectors.EVENT_READ, self._on_task_closed)
+        self._selector.register(driver.ended, selectors.EVENT_READ, lambda _: self._on_driver_ended(driver))
+        with contextlib.suppress(OSError):  # the task has ended; its connection closes
             send(task, {"pid": pid})
 
-    def _task_gone(self, task: socket.socket) -> None:
-        """The task reads only, so this is the end of its connection: it is killed, or has stopped following the driver."""
+    def _on_task_closed(self, task: socket.socket) -> None:
+        """Kills the driver. The task only reads, so its connection has closed: it was killed, or has stopped following the driver."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._drivers[task].pid, signal.SIGKILL)
         self._selector.unregister(task)
 
-    def _driver_ended(self, driver: _Driver) -> None:
+    def _on_driver_ended(self, driver: _Driver) -> None:
         status = self._reap(driver.pid, driver.ended)
         with contextlib.suppress(OSError):
             send(driver.task, {"status": os.waitstatus_to_exitcode(status)})
@@ -179,39 +179,39 @@ class Keeper:
         self._close(driver.task)
 
     def _reap(self, pid: int, ended: int) -> int:
-        """Takes the status of a process that has ended from the system, which keeps it as a zombie until then."""
+        """Reaps an ended process and returns its wait status."""
         self._selector.unregister(ended)
         os.close(ended)
         return os.waitpid(pid, 0)[1]
 
     # The application
 
-    def _attach(self, driver: socket.socket, said: dict[str, Any], file: int) -> None:
-        settings = said["settings"]
+    def _attach(self, driver: socket.socket, message: dict[str, Any], file: int) -> None:
+        settings = message["settings"]
         application = self._applications.get(settings)
         if application is None or application.served >= RUNS_PER_APPLICATION:
-            full, application = application, self._start_application(settings, file)
+            exhausted, application = application, self._start_application(settings, file)
             self._applications[settings] = application
-            if full is not None:
-                self._release(full)
+            if exhausted is not None:
+                self._release(exhausted)
         application.served += 1
-        application.tenants[driver] = said["attach"]
-        self._selector.modify(driver, selectors.EVENT_READ, lambda _: self._driver_gone(application, driver))
-        self._offer(application, driver)
+        application.tenants[driver] = message["attach"]
+        self._selector.modify(driver, selectors.EVENT_READ, lambda _: self._on_driver_closed(application, driver))
+        self._send_address(application, driver)
 
-    def _offer(self, application: _Application, driver: socket.socket) -> None:
+    def _send_address(self, application: _Application, driver: socket.socket) -> None:
         if application.address is not None:
-            with contextlib.suppress(OSError):  # the driver is gone; its connection says so
+            with contextlib.suppress(OSError):  # the driver has ended; its connection closes
                 send(driver, application.address)
 
-    def _driver_gone(self, application: _Application, driver: socket.socket) -> None:
+    def _on_driver_closed(self, application: _Application, driver: socket.socket) -> None:
         self._close(driver)
-        with contextlib.suppress(OSError):  # the holder is gone; its channel says so
+        with contextlib.suppress(OSError):  # the holder has ended; its channel closes
             send(application.channel, {"cancel": application.tenants.pop(driver)})
         self._release(application)
 
     def _release(self, application: _Application) -> None:
-        """Ends an application that has served its number of runs, once the last one is over."""
+        """Ends an application that has served `RUNS_PER_APPLICATION` runs, once the last run is over."""
         if application is not self._applications.get(application.settings) and not application.tenants:
             self._close(application.channel)
 
@@ -220,20 +220,20 @@ class Keeper:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_holder(read_in_fork(file), theirs, {PARENT: str(parent)})
+            _become_holder(read_secrets(file), theirs, {PARENT: str(parent)})
         theirs.close()
         ended = os.pidfd_open(pid)
         self._selector.register(ended, selectors.EVENT_READ, lambda _: self._reap(pid, ended))
         application = _Application(settings, ours)
-        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._holder_said(application))
+        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._on_holder_message(application))
         return application
 
-    def _holder_said(self, application: _Application) -> None:
-        said = receive(application.channel)
-        if said is not None:
-            application.address = said
+    def _on_holder_message(self, application: _Application) -> None:
+        address = receive(application.channel)
+        if address is not None:
+            application.address = address
             for driver in application.tenants:
-                self._offer(application, driver)
+                self._send_address(application, driver)
             return
         self._close(application.channel)  # the holder has ended, and the JVM with it
         if self._applications.get(application.settings) is application:
@@ -244,30 +244,30 @@ class Keeper:
                     send(driver, {"error": "the application did not start"})
 
 
-def _become_driver(said: dict[str, Any], output: int, env: dict[str, str]) -> NoReturn:
-    """Goes on as the driver, as if it had been started with this command, environment, folder and output."""
+def _become_driver(message: dict[str, Any], output: int, env: dict[str, str]) -> NoReturn:
+    """Runs the driver in this process, as if started with this command, environment, folder and output."""
 
     def run() -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        _take_place(said, env)
-        sys.argv = said["run"]
+        _adopt_environment(message, env)
+        sys.argv = message["run"]
         runpy.run_path(sys.argv[0], run_name="__main__")
 
-    words = said["run"]
-    name = f"attempt {words[words.index('--attempt') + 1]}" if "--attempt" in words else "tidemark driver"
-    _forked(name, keep=output, act=run)
+    command = message["run"]
+    name = f"attempt {command[command.index('--attempt') + 1]}" if "--attempt" in command else "tidemark driver"
+    _run_forked(name, keep_open=output, run=run)
 
 
-def _become_call(said: dict[str, Any], channel: int, env: dict[str, str]) -> NoReturn:
-    """Calls the function that comes through the channel, and sends its result or error."""
+def _become_call(message: dict[str, Any], channel: int, env: dict[str, str]) -> NoReturn:
+    """Receives a function through the channel, calls it, and sends its result or error."""
 
     def run() -> None:
-        _take_place(said, env)
+        _adopt_environment(message, env)
         die_with_parent()
-        with socket.socket(fileno=channel) as connection, connection.makefile("rb") as given:
-            function = pickle.loads(given.read())  # noqa: S301 - pickled by our own caller
+        with socket.socket(fileno=channel) as connection, connection.makefile("rb") as stream:
+            function = pickle.loads(stream.read())  # noqa: S301 - pickled by our own caller
             try:
                 answer = pickle.dumps((function(), None))
             except TidemarkError as error:
@@ -276,15 +276,15 @@ def _become_call(said: dict[str, Any], channel: int, env: dict[str, str]) -> NoR
                 answer = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
             connection.sendall(answer)
 
-    _forked("tidemark call", keep=channel, act=run)
+    _run_forked("tidemark call", keep_open=channel, run=run)
 
 
-def _take_place(said: dict[str, Any], env: dict[str, str]) -> None:
-    """Sets the environment and the working folder of the process that asks."""
+def _adopt_environment(message: dict[str, Any], env: dict[str, str]) -> None:
+    """Sets the environment and the working folder of the requesting process."""
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
-    os.chdir(said["folder"])
+    os.chdir(message["folder"])
 
 
 def _become_holder(settings: Sequence[Any], channel: socket.socket, added: dict[str, str]) -> NoReturn:
@@ -295,22 +295,22 @@ def _become_holder(settings: Sequence[Any], channel: socket.socket, added: dict[
         die_with_parent()
         hold(channel, *settings)
 
-    _forked("tidemark spark", keep=channel.fileno(), act=run)
+    _run_forked("tidemark spark", keep_open=channel.fileno(), run=run)
 
 
-def _forked(name: str, *, keep: int, act: Any) -> NoReturn:
-    """Runs ``act`` in a process that has just been forked, with nothing of its parent's open but ``keep``. Ends it with the exit status."""
+def _run_forked(name: str, *, keep_open: int, run: Any) -> NoReturn:
+    """Runs ``run`` in a newly forked process and ends it with the exit status. Closes all files of the parent except ``keep_open``."""
     status = 1
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for file in [int(entry) for entry in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers
-            if file > 2 and file != keep:
-                with contextlib.suppress(OSError):  # the one that listed them
+            if file > 2 and file != keep_open:
+                with contextlib.suppress(OSError):  # the descriptor of the listing itself
                     os.close(file)
         _set_name(name)
         gc.enable()
-        act()
+        run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -318,7 +318,7 @@ def _forked(name: str, *, keep: int, act: Any) -> NoReturn:
         traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):
-            atexit._run_exitfuncs()  # noqa: SLF001 - the end of the interpreter, without taking all modules apart
+            atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's exit, without tearing down all modules
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)

@@ -1,7 +1,7 @@
 """Checks whether a plan keeps each Kafka partition in one task, and one partition per task.
 
 Only then may a task commit its partition on its own. The check walks from the result down to the Kafka scan and allows only operators known
-to be safe. With any other, a partition's rows could reach two tasks and be half committed, so such a batch is committed as a whole.
+to be safe. Any other operator could send a partition's rows to two tasks and half commit them, so such a batch is committed as a whole.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BROADCAST_JOINS = frozenset({"BroadcastHashJoinExec", "BroadcastNestedLoopJoinEx
 BROADCASTS = frozenset({"BroadcastExchangeExec", "ReusedExchangeExec", "BroadcastQueryStageExec"})
 
 
-STANDS_FOR_HEADERS = "timestampType"
-"""A column of Spark's Kafka source that transforms do not get, used in place of the headers."""
+HEADERS_PLACEHOLDER = "timestampType"
+"""A column of Spark's Kafka source that transforms do not get, in place of the headers."""
 
 
 def why_staged(result: DataFrame) -> str | None:
@@ -77,25 +77,25 @@ def partitions_of_tasks(result: DataFrame) -> list[tuple[str, int]]:
     rdd = node.rdd()
     while str(rdd.getClass().getSimpleName()) != "KafkaSourceRDD":
         rdd = rdd.dependencies().head().rdd()
-    read = [part.offsetRange().topicPartition() for part in rdd.partitions()]
-    return [(str(each.topic()), int(each.partition())) for each in read]
+    partitions = [split.offsetRange().topicPartition() for split in rdd.partitions()]
+    return [(str(partition.topic()), int(partition.partition())) for partition in partitions]
 
 
-def passed_on(given: DataFrame, result: DataFrame, names: Sequence[str]) -> list[str]:
-    """The columns of ``result`` that come from ``given`` unchanged in every row, not recomputed."""
-    before, after = _ids(given), _ids(result)
+def passed_on(source: DataFrame, result: DataFrame, names: Sequence[str]) -> list[str]:
+    """The columns that ``result`` passes on from ``source`` unchanged in every row, not recomputed."""
+    before, after = _ids(source), _ids(result)
     return [name for name in names if name in before and before[name] == after.get(name)]
 
 
 def reads_headers(result: DataFrame) -> bool:
-    """Whether anything above the scan uses the column `STANDS_FOR_HEADERS`. Also true if that is unknown."""
+    """Whether any operator above the scan uses the column `HEADERS_PLACEHOLDER`. Also true if unknown."""
     nodes = [result._jdf.queryExecution().optimizedPlan()]  # noqa: SLF001 - the plan is not in PySpark's public interface
     if any(word in str(nodes[0].toString()) for word in ("InMemoryRelation", "subquery")):
         return True
     while nodes:
         node = nodes.pop()
         children = _children(node)
-        if children and any(str(attribute.name()) == STANDS_FOR_HEADERS for attribute in _listed(node.references().toSeq())):
+        if children and any(str(attribute.name()) == HEADERS_PLACEHOLDER for attribute in _to_list(node.references().toSeq())):
             return True
         nodes += children
     return False
@@ -103,33 +103,34 @@ def reads_headers(result: DataFrame) -> bool:
 
 def hands_over_once(result: DataFrame) -> bool:
     """Whether exactly one operator in the plan passes Arrow batches to Python."""
-    nodes, found = [result._jdf.queryExecution().executedPlan()], 0  # noqa: SLF001 - as above
+    nodes, handovers = [result._jdf.queryExecution().executedPlan()], 0  # noqa: SLF001 - as above
     while nodes:
         node = nodes.pop()
         name = str(node.getClass().getSimpleName())
-        found += "Arrow" in name or "Pandas" in name
+        handovers += "Arrow" in name or "Pandas" in name
         nodes += [node.inputPlan()] if name == "AdaptiveSparkPlanExec" else _children(node)
-    return found == 1
+    return handovers == 1
 
 
 def _ids(frame: DataFrame) -> dict[str, int]:
     """Spark's id of each column of ``frame``. Every computed column gets a new one."""
-    columns = _listed(frame._jdf.queryExecution().analyzed().output())  # noqa: SLF001 - as above
+    columns = _to_list(frame._jdf.queryExecution().analyzed().output())  # noqa: SLF001 - as above
     return {str(column.name()): int(column.exprId().id()) for column in columns}
 
 
-def _listed(found: Any) -> list[Any]:
-    return [found.apply(index) for index in range(found.size())]
+def _to_list(seq: Any) -> list[Any]:
+    """The elements of a Scala ``Seq``."""
+    return [seq.apply(index) for index in range(seq.size())]
 
 
 def _is_kafka_scan(node: Any, name: str) -> bool:
     """Decides by class: in a node's text, "kafka" may be a column's name, and a cached plan may have shuffled."""
-    scanned = {"RowDataSourceScanExec": "relation", "BatchScanExec": "scan"}.get(name)
-    return scanned is not None and str(getattr(node, scanned)().getClass().getSimpleName()) in ("KafkaRelation", "KafkaScan")
+    attribute = {"RowDataSourceScanExec": "relation", "BatchScanExec": "scan"}.get(name)
+    return attribute is not None and str(getattr(node, attribute)().getClass().getSimpleName()) in ("KafkaRelation", "KafkaScan")
 
 
 def _children(node: Any) -> list[Any]:
-    return _listed(node.children())
+    return _to_list(node.children())
 
 
 def _is_broadcast(node: Any) -> bool:

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BRINGS_JARS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-"""Settings with which a user or a cluster's image provides the Kafka connector."""
+JAR_SETTINGS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+"""Settings that provide the Kafka connector from elsewhere: the user's, or the cluster image's."""
 
 PYTHON = "spark.pyspark.python"
 """The setting for the executors' Python if it differs from the driver's, as in a packed environment (``spark.archives``)."""
 
-OF_URL_WITH_PASSWORD = r"://[^/@\s]*:[^/\s]*@"  # noqa: S105 - an expression
+URL_PASSWORD = r"://[^/@\s]*:[^/\s]*@"  # noqa: S105 - an expression
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "false",  # so that the checked plan is the plan that runs
@@ -56,29 +56,29 @@ SETTINGS = {
     # Spark's default expression, plus what Kafka's client and the clients of object stores call credentials, and passwords in URLs. Spark
     # looks for it in keys and in values.
     "spark.redaction.regex": r"(?i)secret|passw|token|(access|account|api|private)[._-]?key|keystore[.]key|jaas|credential|[.]sas[.]|"
-    + OF_URL_WITH_PASSWORD,
+    + URL_PASSWORD,
 }
 CLASS_PATH = "spark.driver.extraClassPath"
 
 EXTRA_OPTIONS = "spark.driver.extraJavaOptions"
 OPTIONS = "spark.driver.defaultJavaOptions"
-"""Spark appends the user's `EXTRA_OPTIONS` to these, and of a repeated option the JVM uses the last."""
+"""Spark appends the user's `EXTRA_OPTIONS` to these. The JVM uses the last of a repeated option."""
 
-IF_INTACT = ("-XX:+VerifySharedSpaces", "-Xlog:cds*=off")
-"""Continue without an unusable archive, and do not report it on stdout."""
+IGNORE_UNUSABLE = ("-XX:+VerifySharedSpaces", "-Xlog:cds*=off")
+"""Ignore an unusable archive, without a message on stdout."""
 
 C1 = "-XX:TieredStopAtLevel=1"
-"""Compile only with the fast compiler. In a small run, the other compiler takes half of the JVM's CPU time."""
+"""Use the fast compiler only. In a small run, the other one takes half of the JVM's CPU time."""
 
 COLLECTOR = "-XX:+UseParallelGC"
 LARGE_YOUNG, SMALL_YOUNG = "-XX:NewRatio=1", "-Xmn64m"
-"""Nearly everything that passes through becomes garbage at once, in pieces of megabytes. So use a large young generation, and no collector
-that treats such pieces as long-lived. Measured on 2 cores and 1 GB: 8 % more records per second in the Spark form than with the JVM's
+"""Nearly all data that passes through becomes garbage at once, in objects of megabytes. So use a large young generation, and no collector
+that treats such objects as long-lived. Measured on 2 cores and 1 GB: 8 % more records per second in the Spark form than with the JVM's
 defaults. If no records pass through the JVM, a large young generation would only fill up over the hours."""
 
-ZEROED, KNOW_ZEROED = "-XX:+ZeroTLAB", (17, 21)
-"""Clear the memory for new objects in large pieces instead of object by object. ``from_json`` allocates 8 KB per record and gains 9 % more
-records per second. Only for versions of Java known to have the option, because a JVM does not start with an unknown option."""
+ZERO_TLAB, ZERO_TLAB_VERSIONS = "-XX:+ZeroTLAB", (17, 21)
+"""Clears memory for new objects in large blocks instead of object by object. ``from_json`` allocates 8 KB per record and gains 9 % more
+records per second. Only for Java versions known to have the option: a JVM does not start with an unknown one."""
 
 SMALL_RUN = 250_000
 """Maximum number of records of a small run: it shares an application, or its JVM uses C1. C1 saves about 6 s of CPU time and costs 5 µs
@@ -88,14 +88,14 @@ DAEMON = "spark.python.daemon.module"
 SHARED = "spark.tidemark.shared"
 SHARED_SETTINGS = {
     SHARED: "true",
-    "spark.python.worker.reuse": "false",  # a worker that has run one consumer's transform runs no other's
+    "spark.python.worker.reuse": "false",  # a worker runs the transform of one consumer only
     "spark.scheduler.mode": "FAIR",  # a run does not wait until all tasks of another one have started
 }
 
-AT_START = (EXTRA_OPTIONS, OPTIONS)
-OF_LAUNCHER = ("spark.driver.", "spark.jars", "spark.files", "spark.archives", "spark.submit.", "spark.local.dir", "spark.yarn.",
-               "spark.kerberos.", "spark.kubernetes.", "spark.ui.", "spark.log.", DAEMON)  # fmt: skip
-"""What Spark's launcher and its JVM read before there is a session, by its beginning."""
+JVM_OPTIONS = (EXTRA_OPTIONS, OPTIONS)
+LAUNCHER_PREFIXES = ("spark.driver.", "spark.jars", "spark.files", "spark.archives", "spark.submit.", "spark.local.dir", "spark.yarn.",
+                     "spark.kerberos.", "spark.kubernetes.", "spark.ui.", "spark.log.", DAEMON)  # fmt: skip
+"""Prefixes of the settings that Spark's launcher and its JVM read before a session exists."""
 JVM_LIMIT_S = 300.0
 """A JVM starts within seconds, on an overloaded machine within a minute."""
 
@@ -117,28 +117,28 @@ def start_session(
 ) -> SparkSession:
     """Starts Spark with the connector's jars and the user's transforms. The spec's settings override the connection's.
 
-    ``records``: how many the run will read, if known. A small run in a driver that a keeper has forked gets a session in the shared
-    application instead, if its spec allows that and has no settings of its own. Under spark-submit the driver uses spark-submit's master.
+    ``records``: the records that the run will read, if known. A small run in a driver forked by a keeper gets a session in the shared
+    application instead, if its spec allows sharing and has no Spark settings. Under spark-submit the driver uses spark-submit's master.
     """
     name = name_of(spec, attempt_id)
-    modules = _zipped([folder for folder in folders if folder.is_dir()])
+    modules = _zip_modules([folder for folder in folders if folder.is_dir()])
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     small = records is not None and records <= SMALL_RUN
     if small and spec.spark.shared and not spec.spark.conf and _alone(connections.spark_conf.get("spark.master", connections.spark_master)):
-        from tidemark.spark.shared import borrowed
+        from tidemark.spark.shared import borrow_session
 
-        if (spark := borrowed(name, connections.spark_master, connections.spark_conf, modules)) is not None:
+        if (spark := borrow_session(name, connections.spark_master, connections.spark_conf, modules)) is not None:
             return spark
     find_java()
     user = {**connections.spark_conf, **spec.spark.conf}
     if not submitted and _alone(user.get("spark.master", connections.spark_master)):
-        given = _alone_settings(user, records if form is Form.SPARK else 0)
+        settings = _local_settings(user, records if form is Form.SPARK else 0)
     else:
-        given = dict(SETTINGS)
-        if not any(name in user for name in BRINGS_JARS) and not (submitted and _submitted_with_jars()):
-            given["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
-        given |= user
-    spark = _session(name, None if submitted else connections.spark_master, given)
+        settings = dict(SETTINGS)
+        if not any(name in user for name in JAR_SETTINGS) and not (submitted and _submitted_with_jars()):
+            settings["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
+        settings |= user
+    spark = _session(name, None if submitted else connections.spark_master, settings)
     spark.sparkContext.addPyFile(modules)
     return spark
 
@@ -151,29 +151,29 @@ def name_of(spec: ConsumerSpec, attempt_id: int) -> str:
 def start_shared(master: str, conf: Mapping[str, str]) -> SparkSession:
     """Starts the application that a keeper lends to small runs of all forms."""
     find_java()
-    return _session("tidemark, shared by small runs", master, _alone_settings({**SHARED_SETTINGS, **conf}, None))
+    return _session("tidemark, shared by small runs", master, _local_settings({**SHARED_SETTINGS, **conf}, None))
 
 
 def is_shared(spark: SparkSession) -> bool:
     return spark.sparkContext.getConf().get(SHARED) == "true"
 
 
-def _alone_settings(user: Mapping[str, str], records: int | None) -> dict[str, str]:
-    """The settings of a JVM that is driver and executor. ``records``: how many will pass through it, if known."""
+def _local_settings(user: Mapping[str, str], records: int | None) -> dict[str, str]:
+    """The settings of a JVM that is driver and executor. ``records``: expected records through it, if known."""
     java = find_java()
     settings = {**SETTINGS, DAEMON: "tidemark.spark.daemon"}
     options = [C1] if records is not None and records <= SMALL_RUN else []
     if not _names_collector(user):
         options += [COLLECTOR, SMALL_YOUNG if records == 0 else LARGE_YOUNG]
-    if records != 0 and released(java) in KNOW_ZEROED:
-        options.append(ZEROED)
-    if not any(name in user for name in BRINGS_JARS):
+    if records != 0 and released(java) in ZERO_TLAB_VERSIONS:
+        options.append(ZERO_TLAB)
+    if not any(name in user for name in JAR_SETTINGS):
         settings[CLASS_PATH] = _class_path()
         archive = local_archive(java)
         if (file := archive.find()) is None:
             archive.make_later()
         else:
-            options += [f'"-XX:SharedArchiveFile={file}"', *IF_INTACT]
+            options += [f'"-XX:SharedArchiveFile={file}"', *IGNORE_UNUSABLE]
     return {**settings, **user, OPTIONS: " ".join([*options, user.get(OPTIONS, "")])}
 
 
@@ -184,7 +184,7 @@ def local_archive(java: Path) -> Archive:
 
 @contextlib.contextmanager
 def archived_session(file: Path) -> Iterator[SparkSession]:
-    """A session like a local driver's. At the end of the block its JVM writes the classes that it has loaded to ``file``."""
+    """A session like a local driver's. At the end of the block its JVM writes its loaded classes to ``file``."""
     from pyspark import SparkContext
 
     options = f'"-XX:ArchiveClassesAtExit={file}" -Xlog:cds*=error {C1}'
@@ -200,7 +200,7 @@ def archived_session(file: Path) -> Iterator[SparkSession]:
 
 
 def end_jvm() -> None:
-    """Ends this process's JVM, if there is one, so that the next session starts its own. A session's end leaves the JVM running."""
+    """Ends this process's JVM, if any, so that the next session starts its own. Stopping a session leaves the JVM running."""
     from pyspark import SparkContext
 
     if (gateway := SparkContext._gateway) is None:  # noqa: SLF001
@@ -226,11 +226,11 @@ def plain_session(name: str, connections: Connections) -> Iterator[SparkSession]
 
 
 def small_session(folders: Sequence[Path] = ()) -> SparkSession:
-    """A local session without Kafka, for finding schemas and trying records. ``folders``: of the user's transforms."""
+    """A local session without Kafka, to find schemas and try records. ``folders``: the user's transforms."""
     find_java()
     spark = _session("tidemark check", "local[1]", {**SETTINGS, OPTIONS: C1})
     if folders:
-        spark.sparkContext.addPyFile(_zipped([folder for folder in folders if folder.is_dir()]))
+        spark.sparkContext.addPyFile(_zip_modules([folder for folder in folders if folder.is_dir()]))
     return spark
 
 
@@ -248,7 +248,7 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
         builder = builder.master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _said_only_on_failure():
+    with _quiet_unless_failed():
         _start_jvm(master, settings)
         for key, value in _guards(master, settings).items():
             builder = builder.config(key, value)
@@ -258,8 +258,7 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
 
 
 def _private() -> dict[str, str]:
-    """Where an application in local mode keeps its files, so that no other user of the host reads records in them. Spark makes its
-    folders readable for all."""
+    """The settings for a private folder of temporary files in local mode. Spark's own folders are readable by every user of the host."""
     try:
         folder = project.own_tmp() / "spark"
         folder.mkdir(exist_ok=True)
@@ -273,25 +272,25 @@ def _private() -> dict[str, str]:
 
 
 def _guards(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
-    """What Tidemark adds to protect Spark's network. Logs what stays unprotected; raises `BadInput` if the user has to decide.
+    """The settings that protect Spark's network. Logs what stays unprotected; raises `BadInput` if the user has to decide.
 
-    Called once the JVM is up: it knows the settings of spark-submit and of Spark's own configuration. What spark-submit has started on a
-    cluster is not changed any more.
+    Called once the JVM is up: it knows the settings of spark-submit and of Spark's own configuration. An application that spark-submit
+    has started on a cluster is not changed.
     """
     from pyspark import SparkConf
 
     conf = {**dict(SparkConf().getAll()), **settings}
-    at = settings.get("spark.master") or master or conf["spark.master"]
-    added = guarded(at, conf)
-    if master is None and not is_local(at):
+    used_master = settings.get("spark.master") or master or conf["spark.master"]
+    added = guarded(used_master, conf)
+    if master is None and not is_local(used_master):
         added = {}
-    for exposure in of_spark(at, conf | added):
+    for exposure in of_spark(used_master, conf | added):
         log.warning("%s", exposure)
     return added
 
 
 def _alone(master: str) -> bool:
-    """Whether the executors run in the driver's JVM and Tidemark sets its class path. Not if Spark's own configuration may set it."""
+    """Whether executors run in the driver's JVM and Tidemark sets its class path. False if Spark's own configuration may set it."""
     conf = Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
     configured = "PYSPARK_SUBMIT_ARGS" in os.environ or (conf.is_dir() and any(conf.iterdir()))
     return is_local(master) and not configured
@@ -299,12 +298,12 @@ def _alone(master: str) -> bool:
 
 def _names_collector(user: Mapping[str, str]) -> bool:
     """Whether a setting or the environment chooses a garbage collector. A JVM with two does not start."""
-    told = [user.get(OPTIONS), user.get(EXTRA_OPTIONS), *map(os.environ.get, ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))]
-    return any(re.search(r"-XX:\+Use\w+GC\b", options or "") for options in told)
+    options = [user.get(OPTIONS), user.get(EXTRA_OPTIONS), *map(os.environ.get, ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))]
+    return any(re.search(r"-XX:\+Use\w+GC\b", words or "") for words in options)
 
 
 def _class_path() -> str:
-    """The connector's jars except those that Spark has too: these jars come first on the class path and must not replace Spark's."""
+    """The connector's jars without those that Spark includes: they come first on the class path and must not replace Spark's."""
     return os.pathsep.join(str(jar) for jar in spark_jars() if not (_spark_home() / "jars" / jar.name).exists())
 
 
@@ -315,15 +314,15 @@ def _spark_home() -> Path:
 
 
 def _submitted_with_jars() -> bool:
-    """Whether spark-submit's arguments or defaults provide jars. These are already set in the JVM, and ours would replace them."""
+    """Whether spark-submit's arguments or defaults provide jars, already set in the JVM. Ours would replace them."""
     from pyspark import SparkConf
 
     conf = SparkConf()
-    return any(conf.contains(name) for name in BRINGS_JARS)
+    return any(conf.contains(name) for name in JAR_SETTINGS)
 
 
 def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
-    """Starts the JVM with the settings that it needs at its start and that are no secrets. The others are set once it is up.
+    """Starts the JVM with the settings that it needs at its start, except secrets. The rest is set once it is up.
 
     pyspark puts these settings on the JVM's command line, where every user of the machine can read them.
     """
@@ -333,23 +332,23 @@ def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
     if master is not None:
         conf.setMaster(master)
     for key, value in settings.items():
-        secret = re.search(SETTINGS["spark.redaction.regex"], key) or re.search(OF_URL_WITH_PASSWORD, value)
-        if key in AT_START or (key.startswith(OF_LAUNCHER) and not secret):
+        secret = re.search(SETTINGS["spark.redaction.regex"], key) or re.search(URL_PASSWORD, value)
+        if key in JVM_OPTIONS or (key.startswith(LAUNCHER_PREFIXES) and not secret):
             conf.set(key, value)
-    with _ended_after(JVM_LIMIT_S):
+    with _kill_after(JVM_LIMIT_S):
         SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - what SparkContext's constructor would do, and then skips
 
 
 @contextlib.contextmanager
-def _ended_after(limit_s: float) -> Iterator[None]:
+def _kill_after(limit_s: float) -> Iterator[None]:
     """Kills the child processes started within the block after ``limit_s``, because pyspark waits forever for a JVM that hangs.
 
     Works only if the kernel lists a process's children (Linux). Raises `JvmHangs`.
     """
-    before, late = _children(), threading.Event()
+    before, timed_out = _children(), threading.Event()
 
     def end() -> None:
-        late.set()
+        timed_out.set()
         for pid in _children() - before:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -360,7 +359,7 @@ def _ended_after(limit_s: float) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if late.is_set():
+        if timed_out.is_set():
             raise JvmHangs(limit_s=limit_s) from error
         raise
     finally:
@@ -368,38 +367,38 @@ def _ended_after(limit_s: float) -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     for file in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has just ended
-            found |= set(map(int, file.read_text().split()))
-    return found
+            pids |= set(map(int, file.read_text().split()))
+    return pids
 
 
 @contextlib.contextmanager
-def _said_only_on_failure() -> Iterator[None]:
-    """Hides what the JVM writes to stderr while it starts (a dozen useless lines), unless the start fails.
+def _quiet_unless_failed() -> Iterator[None]:
+    """Hides the JVM's stderr while it starts (a dozen useless lines), unless the start fails.
 
     The JVM inherits the file descriptor, so its later output is hidden too. Anything important also comes as an exception.
     """
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as hidden:
         sys.stderr.flush()
         stderr = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(hidden.fileno(), 2)
         try:
             yield
         except Refused:
             raise
         except BaseException:
-            kept.seek(0)
-            os.write(stderr, kept.read())
+            hidden.seek(0)
+            os.write(stderr, hidden.read())
             raise
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
 
 
-def _zipped(folders: Sequence[Path]) -> str:
-    """The folders' modules in one zip file that executors can import from. If a file exists in two folders, the first one counts."""
+def _zip_modules(folders: Sequence[Path]) -> str:
+    """Writes the folders' modules into a zip file for executors. Returns its path. Of files with the same name, the first counts."""
     home = Path(tempfile.mkdtemp(prefix="tidemark-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)  # executors may fetch it as long as the driver lives
     archive = home / "transforms.zip"

@@ -1,4 +1,4 @@
-"""Chunks of Kafka's records as the input of a transform, and what is stored of records that are not loaded."""
+"""Chunks of Kafka's records as the input of a transform, and the payloads stored for records that are not loaded."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tidemark.transform import Fail, NoRow, Record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-KEPT_BYTES = 32 * 1024 * 1024
-"""How many bytes of a slice's records that are not loaded are kept in memory for the hand-off."""
+BUFFER_BYTES = 32 * 1024 * 1024
+"""Maximum bytes of a slice's rejected records that are held in memory for the hand-off."""
 FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
-"""From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. Timestamps outside become null."""
+"""From Postgres' first day (4714-11-24 BC) to the last time in microseconds of 64 bits. Timestamps outside become null."""
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BAD_HEADERS = "a header name is not valid UTF-8: the headers cannot be read and are not kept"
 
 
 def input_schema() -> pa.Schema:
-    """The input of a transform: Kafka's columns, and the lineage columns to pass on."""
+    """The schema of a transform's input: Kafka's columns, and the lineage columns to pass on."""
     import pyarrow as pa
 
     return pa.schema(
@@ -75,23 +75,23 @@ def unreadable(chunk: pa.RecordBatch) -> list[Reject]:
 
 def keyed(chunk: pa.RecordBatch) -> Iterator[Keyed]:
     """Offsets and keys, for an order by key."""
-    yield from zip(_python(chunk["offset"]), _python(chunk["key"]), strict=True)
+    yield from zip(_to_python(chunk["offset"]), _to_python(chunk["key"]), strict=True)
 
 
 def without_offsets(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.RecordBatch:
     import pyarrow.compute as pc
 
-    return chunk.filter(pc.invert(_are(chunk, offsets))) if offsets else chunk
+    return chunk.filter(pc.invert(_offset_mask(chunk, offsets))) if offsets else chunk
 
 
 def only(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.RecordBatch:
-    return chunk.filter(_are(chunk, offsets))
+    return chunk.filter(_offset_mask(chunk, offsets))
 
 
 def rows(part: Slice, chunk: pa.RecordBatch) -> Iterator[Record | Unreadable]:
-    """The records of a chunk one by one, for a plain function. A `Record` always has a timestamp: 1970, if Kafka has none."""
+    """The records of a chunk one by one, for a plain function. A `Record` always has a timestamp: 1970 if Kafka has none."""
     topic, partition = part.partition.topic, part.partition.partition
-    columns = (_python(chunk[name]) for name in ("offset", "key", "value", "unreadable", "millis"))
+    columns = (_to_python(chunk[name]) for name in ("offset", "key", "value", "unreadable", "millis"))
     for offset, key, value, bad, millis, since, headers in zip(*columns, _since_1970(chunk), _headers(chunk["headers"]), strict=True):
         try:
             timestamp = UNIX_EPOCH + since
@@ -118,26 +118,26 @@ def no_such_time(millis: int) -> Fail:
 
 
 def without_time(kafka: KafkaConfig, parts: Iterable[Slice]) -> str | None:
-    """The first record whose timestamp is no time in microseconds of 64 bits."""
+    """The first record whose timestamp does not fit microseconds of 64 bits."""
     import pyarrow.compute as pc
 
     for part in parts:
         for chunk in read(kafka, part.partition, part.start, part.end, part.leader_epoch):
-            odd = pc.or_(pc.greater(chunk["millis"], LAST_MS), pc.less(chunk["millis"], -LAST_MS))
-            if pc.any(odd).as_py():
-                return f"{part.partition} offset {chunk['offset'].filter(odd)[0]}"
+            outside = pc.or_(pc.greater(chunk["millis"], LAST_MS), pc.less(chunk["millis"], -LAST_MS))
+            if pc.any(outside).as_py():
+                return f"{part.partition} offset {chunk['offset'].filter(outside)[0]}"
     return None
 
 
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
     """Reads records of a slice again by their offsets, with everything that a retry needs: the `Payloads` of a commit."""
-    return _chosen(read(kafka, part.partition, min(offsets), max(offsets) + 1, part.leader_epoch), offsets)
+    return _select(read(kafka, part.partition, min(offsets), max(offsets) + 1, part.leader_epoch), offsets)
 
 
-class Kept:
-    """Keeps records that are not loaded for the hand-off: reading a slice again for a few of them costs as much as the first time.
+class HandOffBuffer:
+    """Holds a slice's rejected records for the hand-off: reading the slice again for a few records costs as much as the first time.
 
-    The slice is still read again past `KEPT_BYTES`, and for records that Postgres refused.
+    The slice is still read again past `BUFFER_BYTES`, and for records that Postgres refused.
     """
 
     def __init__(self, kafka: KafkaConfig) -> None:
@@ -146,12 +146,12 @@ class Kept:
         self._offsets: set[int] = set()
         self._bytes = 0
 
-    def keep(self, chunk: pa.RecordBatch, rejects: Sequence[Reject]) -> None:
-        if not rejects or self._bytes > KEPT_BYTES:
+    def add(self, chunk: pa.RecordBatch, rejects: Sequence[Reject]) -> None:
+        if not rejects or self._bytes > BUFFER_BYTES:
             return
         chosen = only(chunk, [reject.offset for reject in rejects])
         self._bytes += chosen.nbytes
-        if self._bytes > KEPT_BYTES:
+        if self._bytes > BUFFER_BYTES:
             self._chunks.clear()
             self._offsets.clear()
         elif chosen.num_rows:
@@ -162,16 +162,16 @@ class Kept:
         """Like the function `payloads`."""
         if not self._offsets >= set(offsets):
             return payloads(self._kafka, part, offsets)
-        return _chosen(self._chunks, offsets)
+        return _select(self._chunks, offsets)
 
 
-def _chosen(chunks: Iterable[pa.RecordBatch], offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
+def _select(chunks: Iterable[pa.RecordBatch], offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
     import numpy as np
 
-    wanted = np.sort(np.fromiter(offsets, np.int64, len(offsets)))
+    sorted_offsets = np.sort(np.fromiter(offsets, np.int64, len(offsets)))
     for chunk in chunks:
-        start, end = np.searchsorted(wanted, (chunk["offset"][0].as_py(), chunk["offset"][-1].as_py() + 1))
-        if start < end and (chosen := only(chunk, wanted[start:end])).num_rows:
+        start, end = np.searchsorted(sorted_offsets, (chunk["offset"][0].as_py(), chunk["offset"][-1].as_py() + 1))
+        if start < end and (chosen := only(chunk, sorted_offsets[start:end])).num_rows:
             yield _payloads(chosen)
 
 
@@ -179,8 +179,8 @@ def _payloads(chunk: pa.RecordBatch) -> pa.RecordBatch:
     import pyarrow as pa
 
     headers = [
-        json.dumps([[name, None if value is None else base64.b64encode(value).decode()] for name, value in said])
-        for said in _headers(chunk["headers"])
+        json.dumps([[name, None if value is None else base64.b64encode(value).decode()] for name, value in pairs])
+        for pairs in _headers(chunk["headers"])
     ]
     arrays = [chunk["offset"], _timestamps(chunk), chunk["key"], chunk["value"], pa.array(headers, pa.string())]
     return pa.RecordBatch.from_arrays(arrays, names=["record_offset", "record_timestamp", "key", "value", "headers"])
@@ -192,30 +192,30 @@ def _timestamps(chunk: pa.RecordBatch) -> pa.Array:
     import pyarrow as pa
 
     millis = chunk["millis"].to_numpy()
-    none = (millis == NO_MOMENT) | (millis < FIRST_MS) | (millis > LAST_MS)
-    return pa.array(np.where(none, 0, millis) * 1000, mask=none).cast(pa.timestamp("us", "UTC"))
+    missing = (millis == NO_MOMENT) | (millis < FIRST_MS) | (millis > LAST_MS)
+    return pa.array(np.where(missing, 0, millis) * 1000, mask=missing).cast(pa.timestamp("us", "UTC"))
 
 
 def _since_1970(chunk: pa.RecordBatch) -> list[Any]:
-    """Each record's timestamp as a `timedelta`, or as a number or `None` if Python has no such `timedelta`."""
+    """Each record's timestamp as a `timedelta`; a number or `None` if no `timedelta` can hold it."""
     import numpy as np
 
     millis = chunk["millis"].to_numpy()
-    found: list[Any] = np.where(millis == NO_MOMENT, 0, millis).astype("timedelta64[ms]").tolist()
-    return found
+    deltas: list[Any] = np.where(millis == NO_MOMENT, 0, millis).astype("timedelta64[ms]").tolist()
+    return deltas
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:
     """The headers of each record; an empty list for none."""
     if column.null_count == len(column):
         return ([] for _ in range(len(column)))
-    pairs = list(zip(*map(_python, column.flatten().flatten()), strict=True))
+    pairs = list(zip(*map(_to_python, column.flatten().flatten()), strict=True))
     ends = itertools.accumulate(column.value_lengths().fill_null(0).to_pylist(), initial=0)
     return (pairs[start:end] for start, end in itertools.pairwise(ends))
 
 
-def _are(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.Array:
-    """Which records have one of these offsets."""
+def _offset_mask(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.Array:
+    """Mask of the records with one of these offsets."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -223,7 +223,7 @@ def _are(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.Array:
     return pc.is_in(chunk["offset"], pa.array(np.fromiter(offsets, np.int64, len(offsets))))
 
 
-def _python(column: pa.Array) -> list[Any]:
-    """As Python objects, which is several times as fast through numpy as with ``to_pylist``. Not for numbers with nulls."""
-    found: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    return found
+def _to_python(column: pa.Array) -> list[Any]:
+    """The values as Python objects: several times as fast through numpy as with ``to_pylist``. Not for numbers with nulls."""
+    values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return values

@@ -62,37 +62,38 @@ class TransformFailed(Refused):
 
 
 def by_batch(work: Work, part: Slice, chunk: pa.RecordBatch, *, order: Order | None = None) -> TransformOutput:
+    """Calls a transform of the Arrow form with a chunk, without the records that ``order`` holds back."""
     blocked = {} if order is None else order.split(keyed(chunk))
     batch, rejects = records(part, without_offsets(chunk, blocked))
-    judged = judged_batch(work, batch, part)
+    output = transform_batch(work, batch, part)
     if order is not None:
         rejects = unreadable(chunk)
         bad = {reject.offset for reject in rejects}
-        judged = order.sift(part, keyed(without_offsets(chunk, bad | blocked.keys())), judged)
+        output = order.sift(part, keyed(without_offsets(chunk, bad | blocked.keys())), output)
         rejects += [held(offset, behind) for offset, behind in blocked.items() if offset not in bad]
-    return replace(judged, rejects=[*judged.rejects, *rejects]) if rejects else judged
+    return replace(output, rejects=[*output.rejects, *rejects]) if rejects else output
 
 
-def judged_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> TransformOutput:
-    """What the transform makes of records of one partition. Those that cannot be decoded fail, and it does not see them."""
-    wrong: dict[int, NoRow] = {}
-    given = batch
+def transform_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> TransformOutput:
+    """The transform's output for records of one partition. Records that cannot be decoded fail, and the transform does not get them."""
+    errors: dict[int, NoRow] = {}
+    undecoded = batch
     if work.decoder is not None and batch.num_rows:
-        batch, wrong = work.decoder.batch(given)
-    judged = split_results(called(work.function, batch, part), work.target.layouts, part) if batch.num_rows else TransformOutput()
-    if not wrong:
-        return judged
-    return replace(judged, rejects=[*judged.rejects, *rejected(given, wrong)])
+        batch, errors = work.decoder.batch(undecoded)
+    output = split_results(call_arrow(work.function, batch, part), work.target.layouts, part) if batch.num_rows else TransformOutput()
+    if not errors:
+        return output
+    return replace(output, rejects=[*output.rejects, *decode_rejects(undecoded, errors)])
 
 
-def rejected(batch: pa.RecordBatch, wrong: Mapping[int, NoRow]) -> list[Reject]:
-    """The rejects for records that cannot be decoded, by their places in ``batch``."""
-    return [_rejected(batch["offset"][at].as_py(), error, ()) for at, error in wrong.items()]
+def decode_rejects(batch: pa.RecordBatch, errors: Mapping[int, NoRow]) -> list[Reject]:
+    """The rejects for records that cannot be decoded. ``errors`` has their indexes in ``batch``."""
+    return [_reject(batch["offset"][index].as_py(), error, ()) for index, error in errors.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionOutput:
-    """What a plain function makes of records: its rows as it returned them, each with its record's offset."""
+    """The output of a plain function: its rows as returned, each with its record's offset."""
 
     rows: list[Row]
     offsets: list[int]
@@ -100,29 +101,29 @@ class FunctionOutput:
     rejects: list[Reject]
 
 
-def by_record(work: Work, part: Slice, given: Iterable[Record | Unreadable], *, order: Order | None = None) -> TransformOutput:
-    """Calls a plain function record by record, and fits its rows into the table's columns. See `function_output`."""
-    made = function_output(work, part, given, order=order)
-    batches, bad = _of_sinks(part, made, work.target.layouts)
-    judged = TransformOutput(batches, made.skipped, made.rejects)
+def by_record(work: Work, part: Slice, source: Iterable[Record | Unreadable], *, order: Order | None = None) -> TransformOutput:
+    """Calls a plain function record by record, and converts its rows to the table's columns. See `function_output`."""
+    results = function_output(work, part, source, order=order)
+    batches, bad = _split_by_sink(part, results, work.target.layouts)
+    output = TransformOutput(batches, results.skipped, results.rejects)
     if bad and len(batches) > 1:  # a record that one sink refuses is loaded into none
-        judged = without(judged, bad, part)
-    return replace(judged, rejects=[*judged.rejects, *bad.values()])
+        output = without(output, bad, part)
+    return replace(output, rejects=[*output.rejects, *bad.values()])
 
 
-def function_output(work: Work, part: Slice, given: Iterable[Record | Unreadable], *, order: Order | None = None) -> FunctionOutput:
+def function_output(work: Work, part: Slice, source: Iterable[Record | Unreadable], *, order: Order | None = None) -> FunctionOutput:
     """Calls a plain function record by record. Records that ``order`` holds back are not passed to it."""
     rows: list[Row] = []
     offsets: list[int] = []
     skipped: list[int] = []
     rejects: list[Reject] = []
     if work.decoder is not None:
-        given = _decoded(work.decoder, part.partition.topic, given)
-    for record in given:
+        source = _decode_records(work.decoder, part.partition.topic, source)
+    for record in source:
         offset = record.offset
         if order is not None and (behind := order.behind(offset, record.key)) is not None:
             if isinstance(record, Unreadable) and isinstance(record.error, Fail):  # it cannot be retried unchanged
-                rejects.append(_rejected(offset, record.error, ()))
+                rejects.append(_reject(offset, record.error, ()))
             else:
                 rejects.append(held(offset, behind))
             continue
@@ -130,41 +131,41 @@ def function_output(work: Work, part: Slice, given: Iterable[Record | Unreadable
         try:
             if isinstance(record, Unreadable):
                 raise record.error
-            made = _rows(work.function(record))
+            results = _to_rows(work.function(record))
         except Skip:
             skipped.append(offset)
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises is the record's result
-            rejects.append(_rejected(offset, error, work.permanent))
+            rejects.append(_reject(offset, error, work.permanent))
             again = rejects[-1].disposition is Disposition.RETRY
         else:
-            rows += made
-            offsets += [offset] * len(made)
-            if not made:
+            rows += results
+            offsets += [offset] * len(results)
+            if not results:
                 skipped.append(offset)
         if order is not None:
             order.tried(offset, record.key, again=again)
     return FunctionOutput(rows, offsets, skipped, rejects)
 
 
-def _decoded(decoder: Decoder, topic: str, given: Iterable[Record | Unreadable]) -> list[Record | Unreadable]:
-    """The records with decoded keys and values. All are decoded at once; one that cannot be decoded is unreadable."""
-    made = {record.offset: record for record in given}
-    records = [record for record in made.values() if isinstance(record, Record)]
+def _decode_records(decoder: Decoder, topic: str, source: Iterable[Record | Unreadable]) -> list[Record | Unreadable]:
+    """The records with decoded keys and values, all decoded at once. A record that cannot be decoded becomes `Unreadable`."""
+    by_offset = {record.offset: record for record in source}
+    records = [record for record in by_offset.values() if isinstance(record, Record)]
     headers = [record.headers for record in records]
-    for side, of, attribute in (("value", "value", "data"), ("key", "key", "key_data")):
+    for side, raw, attribute in (("value", "value", "data"), ("key", "key", "key_data")):
         if decoder.encodings[side] is Encoding.BYTES:
             continue
-        decoded = decoder.objects(topic, side, [getattr(record, of) for record in records], headers)
+        decoded = decoder.objects(topic, side, [getattr(record, raw) for record in records], headers)
         for record, value in zip(records, decoded, strict=True):
-            known = made[record.offset]
-            if not isinstance(known, Record):
+            current = by_offset[record.offset]
+            if not isinstance(current, Record):
                 continue
-            broken = isinstance(value, NoRow)
-            made[record.offset] = Unreadable(record.offset, record.key, value) if broken else replace(known, **{attribute: value})
-    return list(made.values())
+            failed = isinstance(value, NoRow)
+            by_offset[record.offset] = Unreadable(record.offset, record.key, value) if failed else replace(current, **{attribute: value})
+    return list(by_offset.values())
 
 
-def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch | Mapping[str, pa.RecordBatch]:
+def call_arrow(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch | Mapping[str, pa.RecordBatch]:
     """Calls a transform of the Arrow form: one result, or one for each sink by name. Raises `TransformFailed`."""
     where = f"{part.partition} offsets {batch['offset'][0]} to {batch['offset'][-1]}"
     try:
@@ -179,76 +180,77 @@ def require_batches(answer: object, where: str) -> None:
     """Raises `TransformFailed` unless a transform of the Arrow form may return this."""
     import pyarrow as pa
 
-    for each in answer.values() if isinstance(answer, Mapping) else [answer]:
-        if not isinstance(each, pa.RecordBatch):
-            problem = f"it returned {type(each).__name__}; it must return a pyarrow.RecordBatch, or a dict with one for each sink."
+    for batch in answer.values() if isinstance(answer, Mapping) else [answer]:
+        if not isinstance(batch, pa.RecordBatch):
+            problem = f"it returned {type(batch).__name__}; it must return a pyarrow.RecordBatch, or a dict with one for each sink."
             raise TransformFailed(where=where, problem=problem)
 
 
-def _rows(answer: object) -> list[Row]:
+def _to_rows(answer: object) -> list[Row]:
+    """The rows in the result of a plain function. Raises `TypeError`."""
     if answer is None:
         return []
     if isinstance(answer, Mapping | To):
         return [answer]
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
-        made = list(answer)
-        if all(isinstance(row, Mapping | To) for row in made):
-            return made
+        rows = list(answer)
+        if all(isinstance(row, Mapping | To) for row in rows):
+            return rows
     raise TypeError(f"the transform returned {type(answer).__name__}; it must return a mapping, an iterable of mappings, or None")
 
 
 def split_results(answer: pa.RecordBatch | Mapping[str, pa.RecordBatch], layouts: Sequence[Layout], part: Slice) -> TransformOutput:
-    """What a transform of the Arrow form returned, by sink. Raises `TransformFailed` and `BadOutput`."""
-    known = [layout.sink for layout in layouts]
+    """The output of a transform of the Arrow form, by sink. Raises `TransformFailed` and `BadOutput`."""
+    sinks = [layout.sink for layout in layouts]
     if not isinstance(answer, Mapping):
-        require_sinks([ONLY], known, str(part))
+        require_sinks([ONLY], sinks, str(part))
         return split_output(answer, part)
-    require_sinks(answer, known, str(part))
-    return merged({sink: split_output(batch, part) for sink, batch in answer.items()})
+    require_sinks(answer, sinks, str(part))
+    return merge_outputs({sink: split_output(batch, part) for sink, batch in answer.items()})
 
 
-def merged(found: Mapping[str, TransformOutput]) -> TransformOutput:
-    """One output of several, each for one sink."""
-    rejects = {reject.offset: reject for each in found.values() for reject in each.rejects}
-    skipped = {offset for each in found.values() for offset in each.skipped}
-    return TransformOutput({sink: each.rows[ONLY] for sink, each in found.items()}, sorted(skipped), list(rejects.values()))
+def merge_outputs(outputs: Mapping[str, TransformOutput]) -> TransformOutput:
+    """Merges outputs that each have one sink."""
+    rejects = {reject.offset: reject for output in outputs.values() for reject in output.rejects}
+    skipped = {offset for output in outputs.values() for offset in output.skipped}
+    return TransformOutput({sink: output.rows[ONLY] for sink, output in outputs.items()}, sorted(skipped), list(rejects.values()))
 
 
-def require_sinks(names: Iterable[str], known: Sequence[str], where: str) -> None:
-    """Raises `TransformFailed` for results that belong to none of the consumer's sinks."""
+def require_sinks(names: Iterable[str], sinks: Sequence[str], where: str) -> None:
+    """Raises `TransformFailed` if a result names none of the consumer's sinks."""
     for name in names:
-        if name in known:
+        if name in sinks:
             continue
-        if known == [ONLY]:
-            problem = f"it names the sink {name!r}, but the consumer has one sink without a name: return rows alone, or write sinks."
+        if sinks == [ONLY]:
+            problem = f"it names the sink {name!r}, but the consumer has one sink without a name: return plain rows, or define sinks."
         elif name == ONLY:
-            problem = f"it returned rows without the name of a sink; the consumer has {', '.join(known)}."
+            problem = f"it returned rows without the name of a sink; the consumer has {', '.join(sinks)}."
         else:
-            problem = f"it returned rows for {name!r}; the consumer's sinks are {', '.join(known)}."
+            problem = f"it returned rows for {name!r}; the consumer's sinks are {', '.join(sinks)}."
         raise TransformFailed(where=where, problem=problem)
 
 
-def _of_sinks(part: Slice, made: FunctionOutput, layouts: Sequence[Layout]) -> tuple[dict[str, pa.RecordBatch], dict[int, Reject]]:
-    """The rows of each sink in its table's types, and the records with values that do not fit."""
-    of_sink: dict[str, tuple[list[Mapping[str, Any]], list[int]]] = {}
-    for row, offset in zip(made.rows, made.offsets, strict=True):
-        sink, plain = (row.sink, row.row) if isinstance(row, To) else (ONLY, row)
-        rows, offsets = of_sink.setdefault(sink, ([], []))
-        rows.append(plain)
+def _split_by_sink(part: Slice, results: FunctionOutput, layouts: Sequence[Layout]) -> tuple[dict[str, pa.RecordBatch], dict[int, Reject]]:
+    """The rows of each sink in its table's types, and rejects for the records with values that do not fit."""
+    by_sink: dict[str, tuple[list[Mapping[str, Any]], list[int]]] = {}
+    for row, offset in zip(results.rows, results.offsets, strict=True):
+        sink, values = (row.sink, row.row) if isinstance(row, To) else (ONLY, row)
+        rows, offsets = by_sink.setdefault(sink, ([], []))
+        rows.append(values)
         offsets.append(offset)
-    require_sinks(of_sink, [layout.sink for layout in layouts], str(part))
+    require_sinks(by_sink, [layout.sink for layout in layouts], str(part))
     batches: dict[str, pa.RecordBatch] = {}
     bad: dict[int, Reject] = {}
     for layout in layouts:
-        batch, wrong = _columns(part, *of_sink.get(layout.sink, ([], [])), layout)
-        bad |= {reject.offset: reject for reject in wrong}
+        batch, rejects = _to_batch(part, *by_sink.get(layout.sink, ([], [])), layout)
+        bad |= {reject.offset: reject for reject in rejects}
         if batch is not None:
             batches[layout.sink] = batch
     return batches, bad
 
 
-def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
-    """``Fail`` and the spec's permanent types fail the record, also as the cause of another error. Everything else is retried."""
+def _reject(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
+    """The reject for an error. ``Fail`` and the spec's permanent types fail the record, also as its cause. Others are retried."""
     cause: BaseException | None = error
     final = False
     while cause is not None and not final:
@@ -257,38 +259,38 @@ def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], .
     return reject(offset, Disposition.FAIL if final else Disposition.RETRY, str(error), type(error).__name__)
 
 
-def _shown(value: Any) -> str:
+def _safe_repr(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the value's
+    except Exception as error:  # noqa: BLE001 - the value's own repr may raise anything
         return f"a {type(value).__name__}, which cannot be shown: {type(error).__name__}"
 
 
-def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout) -> tuple[pa.RecordBatch | None, list[Reject]]:
+def _to_batch(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout) -> tuple[pa.RecordBatch | None, list[Reject]]:
     """Rows as a batch in the table's types. A record with a value that does not fit its column fails; the others go on."""
     import pyarrow as pa
 
     if not rows:
         return None, []
-    known = {column.name for column in layout.columns}
+    allowed = {column.name for column in layout.columns}
     for row, offset in zip(rows, offsets, strict=True):
-        if stranger := next((name for name in row if name not in known), None):
+        if unknown := next((name for name in row if name not in allowed), None):
             raise TransformFailed(
-                where=f"{part.partition} offset {offset}", problem=f"it returned {stranger!r}, which is not a column of {layout.table}."
+                where=f"{part.partition} offset {offset}", problem=f"it returned {unknown!r}, which is not a column of {layout.table}."
             )
     arrays = []
     bad: dict[int, Reject] = {}
     for column in layout.columns:
         values = [row.get(column.name) for row in rows]
-        array, wrong = from_python(values, column.type)
+        array, misfits = from_python(values, column.type)
         arrays.append(array)
-        for at, why in wrong.items():
-            text = f"{column.name} does not fit {column.type}: the value {why}."
-            detail = _shown(values[at]) if layout.error_detail else None
-            bad.setdefault(offsets[at], reject(offsets[at], Disposition.FAIL, quoting(text, detail), Misfit.__name__))
+        for index, problem in misfits.items():
+            text = f"{column.name} does not fit {column.type}: the value {problem}."
+            detail = _safe_repr(values[index]) if layout.error_detail else None
+            bad.setdefault(offsets[index], reject(offsets[index], Disposition.FAIL, quoting(text, detail), Misfit.__name__))
     if bad:
         good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]
-        batch, _ = _columns(part, [row for row, _ in good], [offset for _, offset in good], layout)
+        batch, _ = _to_batch(part, [row for row, _ in good], [offset for _, offset in good], layout)
         return batch, list(bad.values())
     count = len(rows)
     arrays += [

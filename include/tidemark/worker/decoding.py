@@ -24,22 +24,22 @@ from tidemark.spec.model import Encoding
 from tidemark.transform import NoRow
 from tidemark.values.json_text import json_text
 from tidemark.worker.batches import input_schema, records
-from tidemark.worker.call_transform import rejected
+from tidemark.worker.call_transform import decode_rejects
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidemark.retry.admin import Payload
 
-MOST_SHOWN = 200_000
-"""Bytes of a key or a value that is decoded for people. As JSON it repeats the names of fields."""
+MAX_SHOWN_BYTES = 200_000
+"""Maximum bytes of a key or value that is decoded for display. As JSON it repeats the field names."""
 
 
 class Decoding:
     """The consumer's decoder, with the schemas that its records have needed so far.
 
-    ``topics`` returns the topics that the consumer reads. The transform sees the schema of a topic that is the newest when it is first
-    needed, until the run ends.
+    ``topics`` returns the topics that the consumer reads. For the whole run, the transform sees the schema that was a topic's newest on
+    first use.
     """
 
     def __init__(self, spec: ConsumerSpec, registry: RegistryConfig | None, topics: Callable[[], Collection[str]]) -> None:
@@ -50,19 +50,20 @@ class Decoding:
         self.needed = any(encoding is not Encoding.BYTES for encoding in (spec.format.key, spec.format.value))
 
     def decoder(self) -> Decoder | None:
-        """With all schemas that are known so far. Raises `BadInput` if the consumer needs a registry and none is named."""
+        """The decoder with all schemas fetched so far. Raises `BadInput` if the consumer needs a registry and none is set."""
         if self.needed and self._decoder is None:
-            said = self._spec.format
-            if said.uses_registry and self._registry is None:
+            format_ = self._spec.format
+            if format_.uses_registry and self._registry is None:
                 fix = f"Set it, or give {self._spec.name} a schema file: format: {{value: avro, value_schema: order.avsc}}."
                 raise BadInput(what=REGISTRY_URL, found=f"it is not set; {self._spec.name} reads Avro", fix=fix)
-            encodings, files = {"key": said.key, "value": said.value}, {"key": said.key_schema, "value": said.value_schema}
+            encodings = {"key": format_.key, "value": format_.value}
+            files = {"key": format_.key_schema, "value": format_.value_schema}
             framed = {side: file is None for side, file in files.items()}
             self._decoder = Decoder(encodings, framed=framed, reads_json=self._spec.transform is not None)
         return self._decoder
 
     def input_schema(self) -> pa.Schema:
-        """The columns that the transform gets. Raises `TopicsDiffer`, and what `learn` raises."""
+        """The columns that the transform gets. Raises `TopicsDiffer` and the errors of `learn`."""
         if self.decoder() is None:
             return input_schema()
         topics = sorted(self._topics())
@@ -76,21 +77,21 @@ class Decoding:
         return schemas[topics[0]] if topics else input_schema()
 
     def learn(self, missing: SchemasMissing) -> None:
-        """Fetches schemas that records need. Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`."""
+        """Fetches missing schemas. Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`."""
         decoder = self.decoder()
         assert decoder is not None
         if missing.ids:
-            with self._asked() as registry:
+            with self._open_registry() as registry:
                 decoder = decoder.with_writers(registry.by_ids(missing.ids))
         sides = [side for side in SIDES if decoder.encodings[side] in BY_SCHEMA]
-        wanted = {(topic, side) for topic in missing.topics for side in sides} - decoder.readers.keys()
-        for topic, side in sorted(wanted):
+        readers = {(topic, side) for topic in missing.topics for side in sides} - decoder.readers.keys()
+        for topic, side in sorted(readers):
             reader, writers = self._reader(topic, side)
             decoder = decoder.with_readers({(topic, side): reader}).with_writers(writers)
         self._decoder = decoder
 
-    def decoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
-        """Records of one topic, decoded in the driver."""
+    def decode(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
+        """Decodes records of one topic in the driver. Returns them and the errors, by index."""
         while True:
             decoder = self.decoder()
             assert decoder is not None
@@ -100,25 +101,25 @@ class Decoding:
                 self.learn(error)
 
     def for_people(self, topic: str, payload: Payload) -> dict[str, Shown]:
-        """The key and the value of a failed record as JSON, by side, if their bytes are no text. Never raises: the registry may be away."""
-        said: dict[str, Shown] = {}
+        """The key and value of a failed record as JSON, by side, unless their bytes are text. Never raises: the registry may be down."""
+        shown: dict[str, Shown] = {}
         for side in SIDES:
             data: bytes | None = getattr(payload, side)
             if data is None or getattr(self._spec.format, side) not in (Encoding.JSON_SCHEMA, *BY_SCHEMA):
                 continue
-            if len(data) > MOST_SHOWN:
-                said[side] = Shown(None, f"it has {len(data):,} bytes; those with more than {MOST_SHOWN:,} are not decoded here")
+            if len(data) > MAX_SHOWN_BYTES:
+                shown[side] = Shown(None, f"it has {len(data):,} bytes; values of more than {MAX_SHOWN_BYTES:,} are not decoded here")
                 continue
             try:
-                found = self._object(topic, side, data, payload)
-                said[side] = Shown(None, str(found)) if isinstance(found, NoRow) else Shown(json_text(found), None)
+                value = self._decode_value(topic, side, data, payload)
+                shown[side] = Shown(None, str(value)) if isinstance(value, NoRow) else Shown(json_text(value), None)
             except TidemarkError as error:
-                said[side] = Shown(None, str(error))
-            except Exception as error:  # noqa: BLE001 - whatever it holds, the page shows the record
-                said[side] = Shown(None, f"it cannot be shown: {type(error).__name__}")
-        return said
+                shown[side] = Shown(None, str(error))
+            except Exception as error:  # noqa: BLE001 - the page shows the record in any case
+                shown[side] = Shown(None, f"it cannot be shown: {type(error).__name__}")
+        return shown
 
-    def _object(self, topic: str, side: str, data: bytes, payload: Payload) -> Any:
+    def _decode_value(self, topic: str, side: str, data: bytes, payload: Payload) -> Any:
         while True:
             decoder = self.decoder()
             assert decoder is not None
@@ -128,24 +129,23 @@ class Decoding:
                 self.learn(error)
 
     def forget_unknown(self) -> None:
-        """Before a batch: schemas that the registry did not know may be registered by now."""
+        """Call it before a batch: schemas that were missing in the registry may be registered by now."""
         if self._decoder is not None:
             self._decoder = self._decoder.without_unknown()
 
     def _reader(self, topic: str, side: str) -> tuple[Node | Message, dict[SchemaId, Node]]:
-        """The schema that the transform sees. Most records were written with the newest one, so workers get it as a writer's, too."""
-        said = self._spec.format
-        encoding, file, name = (getattr(said, key) for key in (side, f"{side}_schema", f"{side}_message"))
+        """The reader schema, which the transform sees. Most records have the newest schema, so workers get it as a writer's, too."""
+        encoding, file, name = (getattr(self._spec.format, key) for key in (side, f"{side}_schema", f"{side}_message"))
         if file is not None:
-            return self._from_file(side, file, name), {}
-        with self._asked() as registry:
+            return self._read_file(side, file, name), {}
+        with self._open_registry() as registry:
             subject = f"{topic}-{side}"
             if encoding is Encoding.PROTOBUF:
                 return registry.newest_message(subject, name), {}
             schema_id, newest = registry.newest(subject)
             return newest, {schema_id: newest}
 
-    def _from_file(self, side: str, name: str, message: str | None) -> Node | Message:
+    def _read_file(self, side: str, name: str, message: str | None) -> Node | Message:
         path = project.schemas() / name
         key = ("format", f"{side}_schema")
         try:
@@ -156,13 +156,13 @@ class Decoding:
             problem = self._spec.problem(key, f"{name}: {error}", "correct the schema")
         raise self._spec.invalid(problem)
 
-    def _asked(self) -> Registry:
+    def _open_registry(self) -> Registry:
         assert self._registry is not None
         return Registry(self._registry)
 
 
 def _imports(path: Path) -> dict[str, str]:
-    """The other Protobuf files of the folder, by the names that an import gives them."""
+    """The other Protobuf files of the folder, by import path."""
     return {str(file.relative_to(project.schemas())): file.read_text() for file in project.schemas().rglob("*.proto") if file != path}
 
 
@@ -187,43 +187,43 @@ class TopicsDiffer(Refused):
 
 def undecodable(decoder: Decoder, kafka: KafkaConfig, part: Slice) -> list[Reject]:
     """The records of a slice that cannot be decoded. Raises `SchemasMissing`."""
-    found: list[Reject] = []
+    rejects: list[Reject] = []
     for chunk in read(kafka, part.partition, part.start, part.end, part.leader_epoch):
         batch, unreadable = records(part, chunk)
         try:
-            _, wrong = decoder.batch(batch)
+            _, errors = decoder.batch(batch)
         except SchemasMissing as error:
             raise replace(error, part=part) from None
-        found += unreadable
-        found += rejected(batch, wrong)
-    return found
+        rejects += unreadable
+        rejects += decode_rejects(batch, errors)
+    return rejects
 
 
-def decoded_here(decoding: Decoding, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[TopicPartition, list[Reject]]]:
-    """Decodes records of any partitions in the driver. Returns them, and those that cannot be decoded."""
+def decode_in_driver(decoding: Decoding, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[TopicPartition, list[Reject]]]:
+    """Decodes records of any partitions in the driver. Returns them, and the rejects for records that cannot be decoded."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not decoding.needed:
         return batch, {}
-    made: list[pa.RecordBatch] = []
-    failed: dict[TopicPartition, list[Reject]] = {}
+    batches: list[pa.RecordBatch] = []
+    rejects: dict[TopicPartition, list[Reject]] = {}
     for topic in pc.unique(batch["topic"]).to_pylist():
-        own = batch.filter(pc.equal(batch["topic"], topic))
-        decoded, wrong = decoding.decoded(own)
-        made.append(decoded)
-        for at, reject in zip(wrong, rejected(own, wrong), strict=True):
-            failed.setdefault(TopicPartition(topic, own["partition"][at].as_py()), []).append(reject)
-    (whole,) = pa.Table.from_batches(made).combine_chunks().to_batches() or [made[0]]
-    return whole, failed
+        of_topic = batch.filter(pc.equal(batch["topic"], topic))
+        decoded, errors = decoding.decode(of_topic)
+        batches.append(decoded)
+        for index, reject in zip(errors, decode_rejects(of_topic, errors), strict=True):
+            rejects.setdefault(TopicPartition(topic, of_topic["partition"][index].as_py()), []).append(reject)
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches() or [batches[0]]
+    return whole, rejects
 
 
-def learning(decoding: Decoding, slices: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """Runs slices; those whose records name schemas that were not sent run again with them."""
+def run_with_schemas(decoding: Decoding, slices: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    """Runs slices. Fetches schemas that the workers lacked, and runs the slices that need them again."""
     answers = run(slices)
     while missing := [answer for answer in answers if isinstance(answer, SchemasMissing)]:
         for answer in missing:
             decoding.learn(answer)
-        again = [answer.part for answer in missing]
-        answers = [answer for answer in answers if answer not in missing] + run(again)
+        incomplete = [answer.part for answer in missing]
+        answers = [answer for answer in answers if answer not in missing] + run(incomplete)
     return answers

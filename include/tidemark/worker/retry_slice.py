@@ -1,7 +1,7 @@
-"""Consumes a slice of a retry topic: its registered messages are tried as the original records.
+"""Consumes a slice of a retry topic: tries its registered messages as the original records.
 
 The transform sees topic, partition, offset, timestamp and headers of the original record, as stored in Postgres. Key and value come from
-the message, provided that they equal the record's byte for byte.
+the message, if they equal the record's byte for byte.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemark.sink.target import Target
 from tidemark.spec.user_transform import Form
 from tidemark.transform import Record
 from tidemark.worker.batches import UNIX_EPOCH, Unreadable, input_schema, no_such_time
-from tidemark.worker.call_transform import Work, by_record, judged_batch
+from tidemark.worker.call_transform import Work, by_record, transform_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tries:
-    """Records whose messages were found in the logs of their retry topics."""
+    """Due records with the keys and values from the logs of their retry topics."""
 
     records: Waiting
     keys: pa.Array
@@ -48,13 +48,13 @@ class Tries:
         return len(self.records)
 
     def chosen(self, which: Any) -> Tries:
-        """Some of them: their places."""
+        """The tries at these indexes."""
         import pyarrow as pa
 
         if len(which) == len(self):
             return self
-        taken = pa.array(which)
-        return Tries(self.records.chosen(which), self.keys.take(taken), self.values.take(taken))
+        indexes = pa.array(which)
+        return Tries(self.records.chosen(which), self.keys.take(indexes), self.values.take(indexes))
 
     def headers(self) -> list[list[tuple[str, bytes | None]]]:
         """The headers of the original records."""
@@ -65,34 +65,34 @@ class Tries:
 
 
 def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
-    """Does what `tidemark.worker.slice_worker.SliceWorker` does, for a slice of a retry topic. See `commit_drained`."""
-    return commit_drained(work.target, part, lambda records: _judged(work, part, records), isolate=isolate)
+    """Consumes a slice of a retry topic, like `tidemark.worker.slice_worker.SliceWorker` for others. See `commit_drained`."""
+    return commit_drained(work.target, part, lambda records: _transform_tries(work, part, records), isolate=isolate)
 
 
 def read_tries(kafka: KafkaConfig, part: Slice, records: Waiting) -> Iterator[Tries]:
-    """Yields those of ``records`` that are in the log, poll by poll. All other messages of the slice are dropped.
+    """Yields the ``records`` that are in the log, poll by poll. Drops all other messages of the slice.
 
-    If a message's payload differs from the record registered at its offset, the log was truncated and has grown again. Such a message is
-    dropped as well, and the record is published again from Postgres.
+    A message whose payload differs from the record registered at its offset is dropped, too: the log was truncated and has grown again. The
+    record is published again from Postgres.
     """
     import numpy as np
     import pyarrow as pa
 
-    hops = records.hops
-    for chunk in read(kafka, part.partition, int(hops[0]), int(hops[-1]) + 1):
+    retry_offsets = records.hops
+    for chunk in read(kafka, part.partition, int(retry_offsets[0]), int(retry_offsets[-1]) + 1):
         offsets = chunk["offset"].to_numpy()
-        at = np.minimum(np.searchsorted(hops, offsets), len(hops) - 1)
-        registered = hops[at] == offsets
-        same = registered & (records.digests[at] == _digests(chunk)).all(axis=1)
+        indexes = np.minimum(np.searchsorted(retry_offsets, offsets), len(retry_offsets) - 1)
+        registered = retry_offsets[indexes] == offsets
+        same = registered & (records.digests[indexes] == _digests(chunk)).all(axis=1)
         if different := int((registered & ~same).sum()):
             log.warning(
                 "messages differ from the records registered at their offsets; the records will be published again partition=%s records=%s",
                 part.partition, different,
             )  # fmt: skip
         if not same.all():
-            chunk, at = chunk.filter(pa.array(same)), at[same]
-        if len(at):
-            yield Tries(records.chosen(at), chunk["key"], chunk["value"])
+            chunk, indexes = chunk.filter(pa.array(same)), indexes[same]
+        if len(indexes):
+            yield Tries(records.chosen(indexes), chunk["key"], chunk["value"])
 
 
 def _digests(chunk: pa.RecordBatch) -> Any:
@@ -105,18 +105,18 @@ def _digests(chunk: pa.RecordBatch) -> Any:
 def _sha256(column: pa.Array) -> Any:
     import numpy as np
 
-    size, none = 32, bytes(32)
+    size, of_null = 32, bytes(32)
     if column.null_count == len(column):
         return np.zeros((len(column), size), np.uint8)
     values = column.to_numpy(zero_copy_only=False).tolist()
-    digests = b"".join([none if value is None else hashlib.sha256(value).digest() for value in values])
+    digests = b"".join([of_null if value is None else hashlib.sha256(value).digest() for value in values])
     return np.frombuffer(digests, np.uint8).reshape(-1, size)
 
 
 def read_all_tries(target: Target, kafka: KafkaConfig, parts: Sequence[Slice]) -> Tries | None:
-    """What is due in these slices now; `None`: nothing. The commit checks whether it still is.
+    """The tries that are due in these slices now; `None` if nothing is due. The commit checks that they still are.
 
-    If a topic was created again and records of both are due, only those of the older topic are tried: a row does not tell the two apart.
+    If records of a topic and of its re-created successor are due, reads only those of the older topic: rows do not tell the two apart.
     """
     import numpy as np
     import pyarrow as pa
@@ -126,15 +126,15 @@ def read_all_tries(target: Target, kafka: KafkaConfig, parts: Sequence[Slice]) -
     oldest: dict[str, int] = {}
     for topic_id, topic in sorted(item for records in due.values() for item in records.topics.items()):
         oldest.setdefault(topic, topic_id)
-    found: list[Tries] = []
+    all_tries: list[Tries] = []
     for part, records in due.items():
         chosen = records.chosen(np.isin(records.topic_ids, [*oldest.values()]))
         if len(chosen):
-            found += read_tries(kafka, part, chosen)
-    if not found:
+            all_tries += read_tries(kafka, part, chosen)
+    if not all_tries:
         return None
-    keys, values = (pa.concat_arrays(getattr(each, side) for each in found) for side in ("keys", "values"))
-    return Tries(Waiting.joined([each.records for each in found]), keys, values)
+    keys, values = (pa.concat_arrays(getattr(tries, side) for tries in all_tries) for side in ("keys", "values"))
+    return Tries(Waiting.joined([tries.records for tries in all_tries]), keys, values)
 
 
 def batch_of(tries: Tries) -> pa.RecordBatch:
@@ -149,11 +149,11 @@ def batch_of(tries: Tries) -> pa.RecordBatch:
     topic = names.take(pa.array(np.searchsorted(topic_ids, records.topic_ids)))
     partition = pa.array(records.partitions.astype(np.int32))
     offset = pa.array(records.offsets)
-    none = records.millis == NO_MILLIS
-    micros = pa.array(np.where(none, 0, records.millis) * 1000, mask=none)
+    missing = records.millis == NO_MILLIS
+    micros = pa.array(np.where(missing, 0, records.millis) * 1000, mask=missing)
     header_type = schema.field("headers").type
     if records.headers:
-        headers = pa.array([[{"key": name, "value": value} for name, value in each] or None for each in tries.headers()], header_type)
+        headers = pa.array([[{"key": name, "value": value} for name, value in pairs] or None for pairs in tries.headers()], header_type)
     else:
         headers = pa.nulls(len(tries), header_type)
     arrays = [
@@ -171,31 +171,31 @@ def batch_of(tries: Tries) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _judged(work: Work, part: Slice, records: Waiting) -> Iterator[Answer]:
+def _transform_tries(work: Work, part: Slice, records: Waiting) -> Iterator[Answer]:
     orders: dict[tuple[int, TopicPartition], TurnOrder] = {}
     if work.target.max_held is not None:
-        for origin, among in origins(records).items():
-            orders[origin.topic_id, origin.partition] = TurnOrder(predecessors(records, among))
+        for origin, indexes in origins(records).items():
+            orders[origin.topic_id, origin.partition] = TurnOrder(predecessors(records, indexes))
     for tries in read_tries(work.kafka, part, records):
-        for origin, among in origins(tries.records).items():
-            own, order = tries.chosen(among), orders.get((origin.topic_id, origin.partition))
+        for origin, indexes in origins(tries.records).items():
+            own, order = tries.chosen(indexes), orders.get((origin.topic_id, origin.partition))
             if work.form is Form.ARROW:
-                judged = _batch_of_origin(work, origin, own, order)
+                output = _batch_of_origin(work, origin, own, order)
             else:
-                judged = by_record(work, origin, _records(origin, own), order=order)
-            yield origin, own.records.offsets, judged
+                output = by_record(work, origin, _records(origin, own), order=order)
+            yield origin, own.records.offsets, output
 
 
 def _batch_of_origin(work: Work, origin: Slice, own: Tries, order: TurnOrder | None) -> TransformOutput:
     import numpy as np
 
     blocked = {} if order is None else order.split(_keyed(own))
-    free = own.chosen(np.flatnonzero(~np.isin(own.records.offsets, [*blocked]))) if blocked else own
-    judged = judged_batch(work, batch_of(free), origin) if len(free) else TransformOutput()
+    unblocked = own.chosen(np.flatnonzero(~np.isin(own.records.offsets, [*blocked]))) if blocked else own
+    output = transform_batch(work, batch_of(unblocked), origin) if len(unblocked) else TransformOutput()
     if order is None:
-        return judged
-    judged = order.sift(origin, _keyed(free), judged)
-    return replace(judged, rejects=[*judged.rejects, *(held(offset, behind) for offset, behind in blocked.items())])
+        return output
+    output = order.sift(origin, _keyed(unblocked), output)
+    return replace(output, rejects=[*output.rejects, *(held(offset, behind) for offset, behind in blocked.items())])
 
 
 def _keyed(own: Tries) -> Iterator[Keyed]:
@@ -215,5 +215,5 @@ def _records(origin: Slice, own: Tries) -> Iterator[Record | Unreadable]:
 
 
 def _headers(stored: str | None) -> list[tuple[str, bytes | None]]:
-    said = json.loads(stored) if stored else []
-    return [(name, None if value is None else base64.b64decode(value)) for name, value in said]
+    pairs = json.loads(stored) if stored else []
+    return [(name, None if value is None else base64.b64decode(value)) for name, value in pairs]

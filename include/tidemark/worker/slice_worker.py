@@ -16,18 +16,18 @@ from tidemark.records.ranges import Slice
 from tidemark.retry.order import KeyOrder, KeysBlocked
 from tidemark.sink.commit import Receipt, Sessions, commit_slice
 from tidemark.spec.user_transform import Form
-from tidemark.worker.batches import Kept, rows
+from tidemark.worker.batches import HandOffBuffer, rows
 from tidemark.worker.call_transform import Work, by_batch, by_record
 from tidemark.worker.retry_slice import drain_slice
 
-JUDGE_AT_MOST = 3
+MAX_TRIES = 3
 """Maximum number of tries of a slice whose keys become blocked while it runs."""
 
 
 class SliceWorker:
-    """Does a `Work` on slice after slice, with one Kafka client and one database session as long as nothing fails.
+    """Consumes slice after slice with one Kafka client and one database session, as long as none fails.
 
-    Connecting takes longer than a small slice. Not for several threads.
+    Connecting takes longer than a small slice. Not thread-safe.
     """
 
     def __init__(self, work: Work) -> None:
@@ -47,32 +47,32 @@ class SliceWorker:
         try:
             if part.drained:
                 return drain_slice(self._work, part, isolate=isolate)
-            retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
-            return retrying(self._consumed, part, then, isolate)
+            retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(MAX_TRIES), reraise=True)
+            return retrying(self._try_slice, part, then, isolate)
         except SchemasMissing as error:
             raise replace(error, part=part) from None
 
-    def _consumed(self, part: Slice, then: Slice | None, isolate: bool) -> Receipt:
+    def _try_slice(self, part: Slice, then: Slice | None, isolate: bool) -> Receipt:
         target = self._work.target
         order = None if target.max_held is None else KeyOrder(target.max_held)
-        kept = Kept(self._work.kafka)
-        answers = self._answers(part, then, order, kept)
-        return commit_slice(target, part, answers, kept.payloads, isolate=isolate, order=order, sessions=self._sessions)
+        buffer = HandOffBuffer(self._work.kafka)
+        outputs = self._transform(part, then, order, buffer)
+        return commit_slice(target, part, outputs, buffer.payloads, isolate=isolate, order=order, sessions=self._sessions)
 
-    def _answers(self, part: Slice, then: Slice | None, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
+    def _transform(self, part: Slice, then: Slice | None, order: KeyOrder | None, buffer: HandOffBuffer) -> Iterator[TransformOutput]:
         ahead = None if then is None or then.drained else (then.partition, then.start, then.leader_epoch)
         for chunk in self._reader.read(part.partition, part.start, part.end, part.leader_epoch, then=ahead):
             if self._work.form is Form.ARROW:
-                judged = by_batch(self._work, part, chunk, order=order)
+                output = by_batch(self._work, part, chunk, order=order)
             else:
-                judged = by_record(self._work, part, rows(part, chunk), order=order)
-            kept.keep(chunk, judged.rejects)
-            yield judged
+                output = by_record(self._work, part, rows(part, chunk), order=order)
+            buffer.add(chunk, output.rejects)
+            yield output
 
 
 @functools.cache
 def collect_less_garbage() -> None:
-    """Excludes a worker's imported modules from garbage collection permanently, and makes collections rare.
+    """Permanently excludes a worker's imported modules from garbage collection, and makes collections rare.
 
     Python collects after every 700 new objects, while 10,000 messages are alive at a time: that took half of a reader's CPU time. Spark
     also runs a full collection in the worker after each task, which took 50 ms.

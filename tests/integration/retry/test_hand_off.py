@@ -62,13 +62,13 @@ def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab:
     lab.check()
 
 
-@pytest.mark.parametrize(("room", "readings"), [(batches.KEPT_BYTES, 1), (1, 2)], ids=["kept", "too much to keep"])
+@pytest.mark.parametrize(("room", "readings"), [(batches.BUFFER_BYTES, 1), (1, 2)], ids=["kept", "too much to keep"])
 def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_read_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, room: int, readings: int
 ) -> None:
     """Scenarios 11, 13: failed records are kept while there is room for them. Otherwise the slice is read a second time."""
     seen = []
-    monkeypatch.setattr(batches, "KEPT_BYTES", room)
+    monkeypatch.setattr(batches, "BUFFER_BYTES", room)
     read = Reader.read
     monkeypatch.setattr(Reader, "read", lambda self, *of, **how: seen.append(of) or read(self, *of, **how))
     headers = [("trace", b"\xff\x00"), ("trace", None), ("", b"")]
