@@ -296,8 +296,8 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "what is not validated yet": lambda: unjudged(connection, "orders_4"),
         "checks before a rewind by a validation": lambda: (
             reaction.taken_back(connection, "orders_1", ValidatedRun(*last)),
-            reaction._again(connection, "orders_1", ValidatedRun(*last)),  # noqa: SLF001
-            reaction._used(connection, "orders_1", ValidatedRun(*last)),  # noqa: SLF001
+            reaction._repeated_failures(connection, "orders_1", ValidatedRun(*last)),  # noqa: SLF001
+            reaction._seen_by_readers(connection, "orders_1", ValidatedRun(*last)),  # noqa: SLF001
         ),
         "the plan of a rewind to a run": lambda: planned(ToBatch(None, *last)),
         "the plan of a rewind to the validated offset": lambda: planned(ToValidated()),

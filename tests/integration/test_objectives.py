@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
-from tidemark.objectives import News, Objective, changes, report
+from tidemark.objectives import Objective, ObjectiveChanges, changes, report
 from tidemark.offsets import flow, samples, store
 from tidemark.offsets.flow import FlowTarget
 from tidemark.offsets.window import Observation
@@ -29,7 +29,7 @@ from tidemark.profiles import Profile
 
 MINUTE = timedelta(minutes=1)
 POSTGRES = "AIRFLOW_CONN_TIDEMARK_POSTGRES"
-NOTHING = News({}, ())
+NOTHING = ObjectiveChanges({}, ())
 SLO = {"lag": "10m", "failed": 0, "freshness": "1h"}
 
 
@@ -44,7 +44,7 @@ class Watched:
         scenario.topics.produce(self.topic, ["d", "e", "f"], partition=1)
         scenario.run()
 
-    def look(self, *, stored: bool = True) -> News:
+    def look(self, *, stored: bool = True) -> ObjectiveChanges:
         with session(self.scenario.database_url) as connection, transaction(connection) as cur:
             return report(cur, self.scenario.spec) if stored else changes(cur, self.scenario.spec)
 
@@ -85,16 +85,16 @@ def test_failed_records_are_reported_once_and_again_after_a_recovery(watched: Wa
     """Looking alone stores nothing, so news is found again if a run dies before it reports. A consumer that has not run, or has no
     objectives, has nothing to report."""
     watched.sample(3, 3)
-    miss = News({Objective.FAILED: "1 failed record, objective 0"}, ())
+    miss = ObjectiveChanges({Objective.FAILED: "1 failed record, objective 0"}, ())
     assert [watched.look(stored=False), watched.look(stored=False), watched.look(), watched.look()] == [miss, miss, miss, NOTHING]
     assert watched.reported() == {"failed": "1 failed record, objective 0"}
     watched.settle()
-    assert [watched.look(), watched.look()] == [News({}, (Objective.FAILED,)), NOTHING]
+    assert [watched.look(), watched.look()] == [ObjectiveChanges({}, (Objective.FAILED,)), NOTHING]
     assert watched.reported() == {}
     watched.scenario.sql("UPDATE tidemark.failed_record SET state = 'FAILED'")
     assert watched.look() == miss
     watched.scenario.set(slo={"lag": "1h"})
-    assert watched.look() == News({}, (Objective.FAILED,)), "it is no longer an objective"
+    assert watched.look() == ObjectiveChanges({}, (Objective.FAILED,)), "it is no longer an objective"
     watched.scenario.set(group="never_ran")
     assert watched.look() == NOTHING
 
@@ -107,14 +107,14 @@ def test_lag_and_freshness_are_missed_while_records_wait_and_recover_when_they_a
     assert watched.look() == NOTHING
     watched.scenario.topics.produce(watched.topic, ["g"], partition=1)
     watched.sample(3, 4, waits=14)
-    assert watched.look() == News({Objective.LAG: "lag is 14 min, objective 10m"}, ())
+    assert watched.look() == ObjectiveChanges({Objective.LAG: "lag is 14 min, objective 10m"}, ())
     watched.pass_(61)
     watched.sample(3, 4, waits=75)
     (missed,) = watched.look().missed.items()
     assert missed[0] is Objective.FRESHNESS
     watched.scenario.run()
     watched.sample(3, 4)
-    assert watched.look() == News({}, (Objective.FRESHNESS, Objective.LAG))
+    assert watched.look() == ObjectiveChanges({}, (Objective.FRESHNESS, Objective.LAG))
 
 
 def test_lag_without_a_sample_is_unknown_and_reported_once(watched: Watched) -> None:
@@ -129,7 +129,7 @@ def test_lag_without_a_sample_is_unknown_and_reported_once(watched: Watched) -> 
     assert text.startswith("lag is unknown since ")
     assert watched.look() == NOTHING
     watched.sample(3, partitions=(0,))
-    assert watched.look() == News({}, (Objective.LAG,))
+    assert watched.look() == ObjectiveChanges({}, (Objective.LAG,))
 
 
 def test_what_is_paused_or_replayed_after_a_rewind_raises_no_alarm(watched: Watched) -> None:

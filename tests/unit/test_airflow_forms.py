@@ -21,7 +21,7 @@ from tidemark.airflow.approvals.form import own_consumer
 from tidemark.airflow.dags import discard, redrive
 from tidemark.airflow.dags.consume import REDRIVE, REWIND
 from tidemark.errors import Refused
-from tidemark.rewind.scenarios.scenario import WORDS
+from tidemark.rewind.scenarios.scenario import SCENARIO_OPTIONS
 from tidemark.spec import ConsumerSpec
 from tidemark.text.storable import BIGINT, is_storable
 
@@ -111,7 +111,7 @@ FORMS = {"rewind": REWIND_FORM, "redrive": REDRIVE_FORM, "discard": (discard._fo
 def test_no_value_of_a_field_opens_a_file_or_ends_in_a_traceback(form: str, field: str) -> None:
     """Airflow checks the value against the field's schema first. What passes is refused with a text, or can be stored."""
     fields, usual, read = FORMS[form]
-    scenarios = [word.name for word in WORDS.values()] if field in ("value", "zone", "offsets") else [None]
+    scenarios = [word.name for word in SCENARIO_OPTIONS.values()] if field in ("value", "zone", "offsets") else [None]
     OPENED.clear()
     for scenario in scenarios:
         for value in (*HOSTILE.values(), *SPELLINGS):

@@ -20,7 +20,7 @@ from tidemark.objectives.judge import (
     age,
     current_at,
     judge,
-    news,
+    unreported,
 )
 from tidemark.spec import Objectives
 
@@ -146,8 +146,8 @@ def test_verdict_never_contradicts_the_log(steps: list[str], gaps: list[int], li
         part = CountedPartition(position, committed_at, seen)
         true = now - log[position] if position < len(log) else timedelta()
         bounds = age(part, now)
-        assert bounds.known <= true
-        assert bounds.possible is None or true <= bounds.possible
+        assert bounds.at_least <= true
+        assert bounds.at_most is None or true <= bounds.at_most
         verdict = judge(Objectives(lag=f"{limit}m"), ObjectiveFacts(now, (part,), 0))[Objective.LAG]
         if verdict.state is Status.MET:
             assert true <= timedelta(minutes=limit)
@@ -176,7 +176,7 @@ class Reporting(RuleBasedStateMachine):
 
     @rule(dies_before_it_stores=st.booleans())
     def run(self, dies_before_it_stores: bool) -> None:
-        found = news(self.verdicts, self.stored)
+        found = unreported(self.verdicts, self.stored)
         if dies_before_it_stores:
             return
         self.stored = self.stored.union(found.missed).difference(found.recovered)
@@ -197,7 +197,7 @@ class Reporting(RuleBasedStateMachine):
         self.run(dies_before_it_stores=False)
         assert self.stored - uncertain == {one for one, verdict in self.verdicts.items() if verdict.state is Status.MISSED}
         assert self.stored & uncertain == before & uncertain
-        assert not news(self.verdicts, self.stored)
+        assert not unreported(self.verdicts, self.stored)
 
 
 TestReporting: Any = Reporting.TestCase

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.scenarios.offsets_file import MAX_BYTES, OffsetsFileInvalid, of_groups, parse_offsets, read_text
+from tidemark.rewind.scenarios.offsets_file import MAX_BYTES, OffsetsFileInvalid, offsets_for_groups, parse_offsets, read_text
 from tidemark.text.storable import BIGINT, INTEGER
 
 P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
@@ -125,13 +125,13 @@ def test_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_groups_get_what_the_file_says_of_them():
     """A file without groups is for any group. One with groups must name each, with the same offset for partitions that two groups share."""
-    assert of_groups({None: {P0: 5}}, ["g1", "g2"]) == {P0: 5}
-    assert of_groups({"g1": {P0: 5}, "g2": {P1: 6}}, ["g1"]) == {P0: 5}
-    assert of_groups({"g1": {P0: 5}, "g2": {P0: 5, P1: 6}}, ["g1", "g2"]) == {P0: 5, P1: 6}
+    assert offsets_for_groups({None: {P0: 5}}, ["g1", "g2"]) == {P0: 5}
+    assert offsets_for_groups({"g1": {P0: 5}, "g2": {P1: 6}}, ["g1"]) == {P0: 5}
+    assert offsets_for_groups({"g1": {P0: 5}, "g2": {P0: 5, P1: 6}}, ["g1", "g2"]) == {P0: 5, P1: 6}
     with pytest.raises(BadInput, match=r"has no offsets for departurs\. Did you mean departures\?"):
-        of_groups({"departures": {P0: 5}}, ["departurs"])
+        offsets_for_groups({"departures": {P0: 5}}, ["departurs"])
     with pytest.raises(BadInput, match=r"two offsets for flights/0 .* Plan one group at a time"):
-        of_groups({"g1": {P0: 5}, "g2": {P0: 6}}, ["g1", "g2"])
+        offsets_for_groups({"g1": {P0: 5}, "g2": {P0: 6}}, ["g1", "g2"])
 
 
 GROUPS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)

@@ -28,7 +28,7 @@ from tidemark.rewind.plan_model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.scenarios.scenario import EXPIRES_IN, WORDS, from_json, name_of, parse, parse_expiry, said, to_json
+from tidemark.rewind.scenarios.scenario import EXPIRES_IN, SCENARIO_OPTIONS, describe, from_json, name_of, parse, parse_expiry, to_json
 from tidemark.text.problems import Problems, SeveralProblems, check_reason
 from tidemark.text.storable import BIGINT, INTEGER
 
@@ -52,7 +52,7 @@ SAID = [
         FromGroup("old one:2", kafka=True),
         "Continue at the offsets that group old one:2 committed to Kafka.",
     ),
-    (("to-validated", None), ToValidated(), "Continue after the last record up to which everything is validated."),
+    (("to-validated", None), ToValidated(), "Continue at the end of the validated rows."),
     (("to-batch", "1234"), ToBatch(1234), "Continue just before batch 1234."),
     (
         ("to-batch", f"consume__departures/{RUN}"),
@@ -67,7 +67,7 @@ SAID = [
 def test_words_mean_a_scenario_that_is_told_in_a_sentence(words, scenario, sentence):
     """The names are those of Kafka's tool, or ours if it has none, in upper or lower case."""
     assert parse(*words) == parse(words[0].upper(), words[1]) == scenario
-    assert (said(scenario), name_of(scenario)) == (sentence, words[0])
+    assert (describe(scenario), name_of(scenario)) == (sentence, words[0])
 
 
 def test_file_is_read_for_the_groups_that_move():
@@ -76,7 +76,7 @@ def test_file_is_read_for_the_groups_that_move():
     wanted = FromFile({TopicPartition("flights", 0): 5})
     assert parse("from-file", "plan.csv", groups=["g1"], contents=contents) == wanted
     assert parse("from-file", contents="flights,0,5\n", groups=["g1"]) == wanted
-    assert said(wanted) == "Continue at the offsets in a file, for 1 partition."
+    assert describe(wanted) == "Continue at the offsets in a file, for 1 partition."
     with pytest.raises(Refused, match="has no offsets for g3"):
         parse("from-file", groups=["g3"], contents=contents)
 
@@ -93,19 +93,19 @@ def test_no_file_is_opened_however_the_scenario_is_written(tmp_path, name):
 def test_every_scenario_has_a_word_and_every_word_a_scenario():
     """A scenario added to the model needs a name, a sentence and JSON. An adoption has a separate command."""
     assert {type(scenario) for _, scenario, _ in SAID} | {FromFile, Adopt} == set(get_args(Scenario))
-    assert {words[0] for words, _, _ in SAID} | {"from-file"} == set(WORDS)
+    assert {words[0] for words, _, _ in SAID} | {"from-file"} == set(SCENARIO_OPTIONS)
 
 
 def test_adoption_has_a_sentence_and_comes_back_from_json():
-    assert said(Adopt("old")) == "Start where group old has committed in Kafka; where it has committed nothing, as offset_reset says."
+    assert describe(Adopt("old")) == "Start where group old has committed in Kafka; where it has committed nothing, as offset_reset says."
     assert to_json(Adopt("old")) == {"scenario": "adopt", "group": "old"}
     assert from_json(to_json(Adopt("old"))) == Adopt("old")
 
 
-@pytest.mark.parametrize("name", [name for name, word in WORDS.items() if word.value and name != "from-file"])
+@pytest.mark.parametrize("name", [name for name, word in SCENARIO_OPTIONS.items() if word.value and name != "from-file"])
 def test_example_of_each_word_is_a_good_value(name):
     """The examples in errors and forms are valid and can be copied."""
-    assert name_of(parse(name, WORDS[name].example, zone="Europe/Berlin" if name == "to-datetime" else None)) == name
+    assert name_of(parse(name, SCENARIO_OPTIONS[name].example, zone="Europe/Berlin" if name == "to-datetime" else None)) == name
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ SCENARIOS = st.one_of(
 def test_any_scenario_survives_json(scenario):
     """A stored scenario equals the planned one, to the microsecond, and every scenario has a sentence."""
     assert from_json(json.loads(json.dumps(to_json(scenario)))) == scenario
-    assert said(scenario).endswith(".")
+    assert describe(scenario).endswith(".")
 
 
 ANYTHING = st.recursive(
@@ -210,7 +210,9 @@ NAMES = st.sampled_from(["offset", "offsets", "moment", "duration", "group", "ka
 @given(
     ANYTHING
     | st.builds(
-        lambda name, values: {"scenario": name, **values}, st.sampled_from([*WORDS, "undo", "adopt"]), st.dictionaries(NAMES, ANYTHING)
+        lambda name, values: {"scenario": name, **values},
+        st.sampled_from([*SCENARIO_OPTIONS, "undo", "adopt"]),
+        st.dictionaries(NAMES, ANYTHING),
     )
 )
 def test_anything_that_a_role_may_have_stored_is_a_scenario_or_refused(stored):
@@ -219,7 +221,7 @@ def test_anything_that_a_role_may_have_stored_is_a_scenario_or_refused(stored):
     except BadInput as refused:
         assert "stored scenario" in str(refused)  # noqa: PT017 - most of what is generated is refused
     else:
-        assert said(scenario)
+        assert describe(scenario)
         assert from_json(to_json(scenario)) == scenario
 
 

@@ -82,7 +82,7 @@ part  now  new  moves  rows  failed
    0  700  650    -50    45       0
 weather/0: offsets 600 to 649 are gone from the log; they will be stored as lost
 lag afterwards: 1,234 offsets; about 2 min at 10 records/s
-rows that are taken out were announced by events of asset analytics.departures
+asset events for analytics.departures already announced rows that are taken out
 
 At least 1,550 offsets read again, 100 skipped permanently; 1,545 rows and 2
 failed records taken out and kept for an undo."""
@@ -115,7 +115,7 @@ def test_plan_that_was_applied_no_longer_guesses():
 def test_what_is_not_known_is_said():
     slow = markdown(replace(PLAN, groups=(replace(GROUP, lag=3, records_per_s=0.27),)))
     assert "- lag afterwards: 3 offsets; about 11 s at 0.3 records/s" in slow.splitlines(), "a slow group is not one that reads nothing"
-    group = replace(GROUP, records_per_s=None, in_flight=0, told=(), partitions=())
+    group = replace(GROUP, records_per_s=None, in_flight=0, announced_assets=(), partitions=())
     text = " ".join(printed(replace(PLAN, groups=(group,), allow_loss=True)).split())
     for words in ("how long that takes is unknown", "nobody is reading", "no partition moves", "given up and stored as lost"):
         assert words in text

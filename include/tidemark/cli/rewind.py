@@ -171,7 +171,7 @@ def list_(
     """List rewinds, newest first, whether planned, applied, undone or rejected."""
     from tidemark.rewind import store
     from tidemark.rewind.plan_text import as_json
-    from tidemark.rewind.scenarios.scenario import said
+    from tidemark.rewind.scenarios.scenario import describe
 
     with connected() as connection:
         found = store.history(connection, name, limit=limit)
@@ -184,7 +184,7 @@ def list_(
     for one in found:
         groups = ", ".join(group.consumer for group in one.groups)
         table.add_row(
-            str(one.rewind_id), one.state, f"{one.planned_at:%Y-%m-%d %H:%M}", plain(one.planned_by), groups, plain(said(one.scenario))
+            str(one.rewind_id), one.state, f"{one.planned_at:%Y-%m-%d %H:%M}", plain(one.planned_by), groups, plain(describe(one.scenario))
         )
     stdout.print(table)
 

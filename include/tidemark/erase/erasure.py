@@ -30,7 +30,7 @@ from tidemark.offsets import store
 from tidemark.quality.conservation import group_number
 from tidemark.rewind import guards
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.rows.archive import opened
+from tidemark.rewind.rows.archive import open_archive
 from tidemark.sink import suppressed
 from tidemark.sink.table import quoted_table
 from tidemark.spec import ConsumerSpec, Sink
@@ -202,7 +202,7 @@ def apply(
         cur.execute(SQL["record"], key)
         cur.execute(SQL["suppress_keys" if search.by_row else "suppress_records"], {**key, "sink": sink.table, "salt": salt})
         cur.execute(SQL["applied"], {**found, **key, "by": by})
-        with guards.answers(lambda message: RowsStay(table=sink.table, message=message)):
+        with guards.errors_as(lambda message: RowsStay(table=sink.table, message=message)):
             cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
         done = read(cur, erasure_id)
     log.info(
@@ -290,7 +290,7 @@ class _Search:
     def remove(self) -> dict[str, int]:
         cur = self._cur
         for table, key in self._places():
-            with guards.answers(lambda message, table=table: RowsStay(table=table, message=message)):  # type: ignore[misc]
+            with guards.errors_as(lambda message, table=table: RowsStay(table=table, message=message)):  # type: ignore[misc]
                 cur.execute(self._filled("remove", table), key)
             cur.execute(self._filled("left", table), key)
             (left,) = cur.fetchone() or (0,)
@@ -334,7 +334,7 @@ class _Search:
         archives = rows(self._cur)
         yield quoted_table(self._sink), {"place": "sink", "rewind_id": None, "topic_ids": self.topic_ids}
         for archive in archives:
-            relation = opened(self._cur, archive)
+            relation = open_archive(self._cur, archive)
             if relation is not None:
                 yield relation, {**archive, "place": relation, "topic_ids": self.topic_ids}
 

@@ -1,4 +1,4 @@
-"""Objectives of consumers (``slo`` in their files): which are missed, and what is still to be reported of them.
+"""Objectives of consumers (``slo`` in their files): judges them, and reports misses and recoveries once.
 
 Owns the table ``objective``. The life of an objective of a consumer::
 
@@ -7,18 +7,18 @@ Owns the table ``objective``. The life of an objective of a consumer::
         +--------------- met again: the row is deleted, and logged ------------+
 
 Only the session that stores or deletes the row reports it, so a change is reported once. It stores before it reports. If it dies in
-between, its task fails as well, and that is the report; if it dies before, the next look finds the same change.
+between, its task fails as well, and that is the report; if it dies before, the next check finds the same change.
 
-An objective whose state is uncertain stays as it was. But if nothing has been known for longer than the objective, it counts as missed,
-because nobody can promise it any more.
+An objective keeps its state while it is uncertain. It counts as missed after a time without
+information that is longer than its limit.
 
 Modules::
 
-    judge    facts to missed objectives, without a database
-    store    reads the facts, stores what was reported
+    judge    judges the facts, without a database
+    store    reads the facts, stores reported changes
 """
 
-from tidemark.objectives.judge import News, Objective
+from tidemark.objectives.judge import Objective, ObjectiveChanges
 from tidemark.objectives.store import changes, report
 
-__all__ = ["News", "Objective", "changes", "report"]
+__all__ = ["Objective", "ObjectiveChanges", "changes", "report"]

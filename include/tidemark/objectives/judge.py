@@ -1,4 +1,4 @@
-"""Which objectives are missed, and what of that is news. Pure functions."""
+"""Judges which objectives are missed, and which changes are not yet reported. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Status(StrEnum):
     MET = "met"
     MISSED = "missed"
     UNCERTAIN = "uncertain"
-    """Met or missed; the next look may tell. What was reported stays."""
+    """Met or missed; the next sample may decide. The reported state stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """``text`` says how an objective is missed. Empty unless it is."""
+    """An objective's status. ``text`` describes the miss; empty unless missed."""
 
     state: Status
     text: str = ""
@@ -38,10 +38,10 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSample:
-    """What a sample said of a partition at the database's time ``at``. See ``tidemark.lag_partition``.
+    """A partition's sample at the database's time ``at``. See ``tidemark.lag_partition``.
 
     ``position`` is `None` if the partition was never claimed, ``lag`` if it is unknown, ``next_at`` if no record waits or if the timestamp
-    of the first one is unknown. ``open_since``: since when records after ``end`` cannot be read, because a transaction is open.
+    of the first one is unknown. ``open_since``: since when an open transaction hides the records after ``end``.
     """
 
     at: datetime
@@ -58,16 +58,16 @@ class PartitionSample:
 
 @dataclass(frozen=True, slots=True)
 class CountedPartition:
-    """A partition that counts: not paused, and not being replayed after a rewind. ``look`` is `None` if it was never sampled."""
+    """A partition that counts: not paused, and not being replayed after a rewind. ``sample`` is `None` if it was never sampled."""
 
     position: int
     committed_at: datetime
-    look: PartitionSample | None
+    sample: PartitionSample | None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveFacts:
-    """What is known of a consumer at the database's time ``now``. ``failed``: its records in the state FAILED."""
+    """A consumer's state at the database's time ``now``. ``failed``: its records in the state FAILED."""
 
     now: datetime
     parts: tuple[CountedPartition, ...]
@@ -76,20 +76,20 @@ class ObjectiveFacts:
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """How long a partition's first record that is not committed has waited: at least ``known``, at most ``possible`` (`None`: unknown).
+    """Bounds of the age of a partition's first uncommitted record. ``at_most`` is `None` if unknown.
 
-    ``unseen_since``: nothing newer is known than from that time. `None` if the age is known, or uncertain only because the position has
-    moved since.
+    ``unseen_since``: the time of the newest information. `None` if the age is known, or uncertain only because the position has moved
+    since.
     """
 
-    known: timedelta
-    possible: timedelta | None
+    at_least: timedelta
+    at_most: timedelta | None
     unseen_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What is still to be reported of a consumer's objectives. ``missed`` has the texts."""
+class ObjectiveChanges:
+    """Unreported changes of a consumer's objectives. ``missed`` has the texts."""
 
     missed: Mapping[Objective, str]
     recovered: tuple[Objective, ...]
@@ -98,15 +98,15 @@ class News:
         return bool(self.missed or self.recovered)
 
 
-def news(verdicts: Mapping[Objective, Assessment], reported: Collection[Objective]) -> News:
-    """The changes since what was reported. An objective that was removed from the consumer's file has recovered."""
-    missed = {one: verdict.text for one, verdict in verdicts.items() if verdict.state is Status.MISSED and one not in reported}
-    recovered = [one for one in reported if one not in verdicts or verdicts[one].state is Status.MET]
-    return News(missed, tuple(sorted(recovered)))
+def unreported(verdicts: Mapping[Objective, Assessment], reported: Collection[Objective]) -> ObjectiveChanges:
+    """Returns the changes since the last report. An objective that was removed from the consumer's file has recovered."""
+    missed = {name: verdict.text for name, verdict in verdicts.items() if verdict.state is Status.MISSED and name not in reported}
+    recovered = [name for name in reported if name not in verdicts or verdicts[name].state is Status.MET]
+    return ObjectiveChanges(missed, tuple(sorted(recovered)))
 
 
 def judge(slo: Objectives, facts: ObjectiveFacts) -> dict[Objective, Assessment]:
-    """A verdict for each objective that the consumer has."""
+    """Returns a verdict for each objective of the consumer."""
     verdicts = {}
     if slo.lag is not None:
         verdicts[Objective.LAG] = _lag(slo.lag, facts)
@@ -115,48 +115,48 @@ def judge(slo: Objectives, facts: ObjectiveFacts) -> dict[Objective, Assessment]
         text = f"{counted(facts.failed, 'failed record')}, objective {slo.failed:,}"
         verdicts[Objective.FAILED] = Assessment(Status.MISSED, text) if missed else Assessment(Status.MET)
     if slo.freshness is not None:
-        age = max((facts.now - current_at(part) for part in facts.parts), default=NONE)
-        text = f"freshness is {about(age.total_seconds())}, objective {format_duration(slo.freshness)}"
-        verdicts[Objective.FRESHNESS] = Assessment(Status.MISSED, text) if age > slo.freshness else Assessment(Status.MET)
+        oldest = max((facts.now - current_at(part) for part in facts.parts), default=NONE)
+        text = f"freshness is {about(oldest.total_seconds())}, objective {format_duration(slo.freshness)}"
+        verdicts[Objective.FRESHNESS] = Assessment(Status.MISSED, text) if oldest > slo.freshness else Assessment(Status.MET)
     return verdicts
 
 
 def _lag(limit: timedelta, facts: ObjectiveFacts) -> Assessment:
     ages = [age(part, facts.now) for part in facts.parts]
     objective = f"objective {format_duration(limit)}"
-    known = max((one.known for one in ages), default=NONE)
-    if known > limit:
-        return Assessment(Status.MISSED, f"lag is {about(known.total_seconds())}, {objective}")
-    unseen = [one.unseen_since for one in ages if one.unseen_since is not None and facts.now - one.unseen_since > limit]
+    at_least = max((bounds.at_least for bounds in ages), default=NONE)
+    if at_least > limit:
+        return Assessment(Status.MISSED, f"lag is {about(at_least.total_seconds())}, {objective}")
+    unseen = [bounds.unseen_since for bounds in ages if bounds.unseen_since is not None and facts.now - bounds.unseen_since > limit]
     if unseen:
         return Assessment(Status.MISSED, f"lag is unknown since {iso(min(unseen).replace(microsecond=0))}, {objective}")
-    return Assessment(Status.UNCERTAIN if any(one.possible is None or one.possible > limit for one in ages) else Status.MET)
+    return Assessment(Status.UNCERTAIN if any(bounds.at_most is None or bounds.at_most > limit for bounds in ages) else Status.MET)
 
 
 def age(part: CountedPartition, now: datetime) -> Age:
-    """How long the partition's first record that is not committed has waited. An old sample is enough while the position stays where the
-    sample found it: the first record is still the same."""
-    look = part.look
-    if look is None or (look.lag is None and look.position is not None):  # never sampled, or the log was truncated
+    """Returns the age of the partition's first uncommitted record. An old sample is enough while the position is unchanged: the first
+    record is still the same."""
+    sample = part.sample
+    if sample is None or (sample.lag is None and sample.position is not None):  # never sampled, or the log was truncated
         return Age(NONE, None, part.committed_at)
-    since_look = max(now - look.at, NONE)
-    if look.nothing_waited(part.position):
-        if look.open_since is not None and part.position <= look.end:  # its first record came before that; since the look, it may be gone
-            return Age(max(look.at - look.open_since, NONE), max(now - look.open_since, NONE))
-        return Age(NONE, since_look, look.at)
-    if look.position is None or look.next_at is None or part.position < look.position:
-        return Age(NONE, None, look.at)
-    waited = max(now - look.next_at, NONE)
-    if part.position == look.position:
+    since_sample = max(now - sample.at, NONE)
+    if sample.nothing_waited(part.position):
+        if sample.open_since is not None and part.position <= sample.end:  # the first record is older; the transaction may have ended since
+            return Age(max(sample.at - sample.open_since, NONE), max(now - sample.open_since, NONE))
+        return Age(NONE, since_sample, sample.at)
+    if sample.position is None or sample.next_at is None or part.position < sample.position:
+        return Age(NONE, None, sample.at)
+    waited = max(now - sample.next_at, NONE)
+    if part.position == sample.position:
         return Age(waited, waited)
-    return Age(min(since_look, waited), waited)  # a record that existed then is the first one now
+    return Age(min(since_sample, waited), waited)  # the first record now existed at the sample
 
 
 def current_at(part: CountedPartition) -> datetime:
-    """When the partition last had a commit, or no record that waited. That is also when its first waiting record arrived."""
-    look = part.look
-    if look is None or (look.lag is None and look.position is not None):
+    """Returns the last time at which the partition had a commit, or no waiting record (until its first waiting record arrived)."""
+    sample = part.sample
+    if sample is None or (sample.lag is None and sample.position is not None):
         return part.committed_at
-    if look.nothing_waited(part.position) or look.next_at is None:
-        return max(part.committed_at, look.open_since or look.at)
-    return max(part.committed_at, look.next_at) if part.position == look.position else part.committed_at
+    if sample.nothing_waited(part.position) or sample.next_at is None:
+        return max(part.committed_at, sample.open_since or sample.at)
+    return max(part.committed_at, sample.next_at) if part.position == sample.position else part.committed_at

@@ -1,28 +1,28 @@
-"""Validates what a run wrote: Great Expectations over the sink's rows in Postgres, and the conservation check over all records.
+"""Validates the rows of a run: Great Expectations over the sink's rows in Postgres, and the conservation check over all records.
 
 Owns the tables ``validation``, ``validation_result`` and ``validation_row``, and the columns ``batch.validation_id`` and
 ``partition_offset.validated_offset``. Checks I3. The states of a batch::
 
-    committed --validate--> passed, warning  -- the validated offset of its partition moves past it as soon as it gets there
+    committed --validate--> passed, warning  -- the validated offset of its partition moves past it once it reaches it
                    |  ^
                    v  | validated again after a repair
                 critical                     -- the validated offset stops before it
 
 An unusable suite file (`BadSuite`) or an expectation that could not be evaluated (`ExpectationError`) gives no verdict, and nothing is
-stored. The same holds for a crash between reading and storing: validate again. `validate_with_earlier` judges what other runs have left
-without a verdict, and `announcements` knows what no event has mentioned. Readers have a choice: the sink shows every committed row,
-its view (`validated_view_ddl`) only the rows below the validated offset.
+stored. The same holds for a crash between reading and storing: validate again. `validate_with_earlier` also judges other runs
+without a verdict, and `announcements` lists verdicts that no event has announced. Readers choose: the sink shows every committed row, its
+view (`validated_view_ddl`) only the rows below the validated offset.
 
 `tidemark.rewind.reaction` rewinds a run with a critical verdict. It is not here because rewinds use this package.
 
 Modules::
 
-    announcements    verdicts that no asset event has mentioned yet
-    audit            where every record is, and that none is missing (I3)
+    announcements    verdicts that no asset event has announced yet
+    audit            the location of every record, and missing records (I3)
     conservation     the ledger compared with sink, failed records and positions (I3)
     expectations     runs Great Expectations over the rows of a run
     merged_ranges    the offset ranges that a run wrote
-    stored_verdicts  stored verdicts, read
+    stored_verdicts  reads stored verdicts
     suite            reads suite files
     validation       validates a run and stores the verdict
     verdict          a validation's input and result

@@ -1,4 +1,4 @@
-"""What is still to be announced: verdicts that no asset event has mentioned yet."""
+"""Reads and marks verdicts that no asset event has announced yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SQL = statements("tidemark.quality", "announcements.sql")
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The content of an asset event. ``validation_ids``: the verdicts that it announces, oldest first. ``verdict``: the worst of them."""
+    """Payload of an asset event. ``validation_ids``: the announced verdicts, oldest first. ``verdict``: the worst of them."""
 
     group: str
     validation_ids: Sequence[int] = ()
@@ -34,28 +34,28 @@ class Announcement:
 
 
 def unannounced(connection_url: DatabaseUrl, group: str, verdicts: Collection[Verdict], *, again: int | None = None) -> Announcement:
-    """All verdicts of these kinds on rows of the group that have not been announced, as one announcement. ``again``: the number of one that
-    is among them in any case.
+    """Combines all verdicts of these kinds on rows of the group that have not been announced. ``again``: a validation to include even if it
+    was announced.
 
-    Verdicts that newer ones have replaced are not among them, nor are the rows that a rewind has taken out since they were judged.
+    Omits verdicts that newer ones have replaced, and rows that a rewind has taken out since.
     """
     with session(connection_url, application="tidemark publish") as connection, transaction(connection) as cursor:
         group_id = group_number(cursor, group)
-        cursor.execute(SQL["unannounced"], {"group_id": group_id, "verdicts": [each.value for each in verdicts], "again": again})
+        cursor.execute(SQL["unannounced"], {"group_id": group_id, "verdicts": [verdict.value for verdict in verdicts], "again": again})
         validations = rows(cursor)
-        of_these = {"validation_ids": [int(row["validation_id"]) for row in validations]}
-        cursor.execute(SQL["batches"], of_these)
+        key = {"validation_ids": [int(row["validation_id"]) for row in validations]}
+        cursor.execute(SQL["batches"], key)
         batches = rows(cursor)
         drained = [batch["batch_id"] for batch in batches if batch["drained"]]
         slices = [batch for batch in batches if not batch["drained"]] + (loaded_by(cursor, group_id, drained) if drained else [])
         ranges = merge_ranges((part["topic"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
-        cursor.execute(SQL["counts"], of_these)
+        cursor.execute(SQL["counts"], key)
         (counts,) = rows(cursor)
     worst = max((Verdict(row["verdict"]) for row in validations), key=[*Verdict].index, default=Verdict.PASSED)
-    return Announcement(group, of_these["validation_ids"], worst, by_name(ranges), RunCounts(**counts))
+    return Announcement(group, key["validation_ids"], worst, by_name(ranges), RunCounts(**counts))
 
 
 def announced(connection_url: DatabaseUrl, validation_ids: Collection[int]) -> None:
-    """Notes that an event has announced these verdicts."""
+    """Marks these verdicts as announced."""
     with session(connection_url, application="tidemark publish") as connection, transaction(connection) as cursor:
         cursor.execute(SQL["announced"], {"validation_ids": [*validation_ids]})

@@ -1,4 +1,4 @@
--- Statements on what asset events announce.
+-- Statements on verdicts that asset events announce.
 
 -- name: unannounced
 -- Verdicts on batches of a group that no event has announced, oldest first. Locks nothing.

@@ -1,4 +1,4 @@
-"""Where each record of a consumer is at one moment, and whether any is missing (I3)."""
+"""Audits a consumer: the location of every record at one moment, and missing records (I3)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Account:
     @property
     def explained(self) -> int:
         """The sum over all outcomes. Must equal ``read``."""
-        known = self.loaded_at_once + self.loaded_later + self.skipped + self.failed + self.discarded + self.unaccounted
-        return known + sum(self.waiting.values())
+        settled = self.loaded_at_once + self.loaded_later + self.skipped + self.failed + self.discarded + self.unaccounted
+        return settled + sum(self.waiting.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """``differences`` do not add up; none means balanced. ``astray`` are messages of waiting records that are not at their registered
-    offsets. Nothing is lost: the next drain publishes those records again."""
+    """``differences`` between tables; none means balanced. ``astray``: waiting records whose messages are not at their registered offsets.
+    Nothing is lost: the next drain publishes these records again."""
 
     group: str
     accounts: tuple[Account, ...]
@@ -64,11 +64,11 @@ def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit
         cur.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         group_id = group_number(cur, spec.group)
         cur.execute(SQL["accounts"], {"group_id": group_id})
-        found = rows(cur)
+        account_rows = rows(cur)
         violations = check_conservation(cur, spec.group, spec.table_names, upsert=spec.upserts)
         cur.execute(SQL["registered"], {"group_id": group_id})
         registered = rows(cur)
-    accounts = tuple(_account(row) for row in found)
+    accounts = tuple(_account(row) for row in account_rows)
     differences = [
         f"{account.partition}: {counted(account.read, 'record was', 'records were')} read, {account.explained:,} accounted for."
         for account in accounts
@@ -76,7 +76,7 @@ def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit
     ]
     differences += [
         f"{row['topic']}/{row['partition']}: records not loaded at once: {row['handed_off']:,} in the ledger, {row['kept']:,} stored."
-        for row in found
+        for row in account_rows
         if row["handed_off"] != row["kept"]
     ]
     return Audit(spec.group, accounts, (*differences, *map(str, violations)), tuple(_astray(cluster, registered)))
@@ -88,21 +88,21 @@ def _account(row: Mapping[str, Any]) -> Account:
 
 
 def _astray(cluster: Cluster, registered: list[dict[str, Any]]) -> list[str]:
-    """Asks Kafka after the snapshot, so a log cannot end before a message that the snapshot has registered in it."""
+    """Reports misplaced messages. Reads Kafka after the snapshot, so a log cannot end before a message that the snapshot has registered."""
     topics = {topic.name: topic for topic in cluster.topics({row["topic"] for row in registered}, missing_ok=True)}
-    said, there = [], {}
+    problems, existing = [], {}
     for row in registered:
         partition, topic = TopicPartition(row["topic"], row["partition"]), topics.get(row["topic"])
         if topic is None or topic.kafka_uuid != row["kafka_uuid"]:
-            said.append(f"{partition}: {counted(row['records'], 'record waits', 'records wait')} for this topic, which is gone.")
+            problems.append(f"{partition}: {counted(row['records'], 'record waits', 'records wait')} for this topic, which is gone.")
         else:
-            there[partition] = row
+            existing[partition] = row
         if row["passed"]:
             waits = counted(row["passed"], "record waits at an offset", "records wait at offsets")
-            said.append(f"{partition}: {waits} that a drain has already passed.")
-    starts, ends = cluster.log_starts(there), cluster.stable_ends(there)
-    for partition, row in there.items():
+            problems.append(f"{partition}: {waits} that a drain has already passed.")
+    starts, ends = cluster.log_starts(existing), cluster.stable_ends(existing)
+    for partition, row in existing.items():
         if row["first"] < starts[partition] or row["last"] >= ends[partition]:
             log = f"[{starts[partition]}, {ends[partition]})"
-            said.append(f"{partition}: records wait at offsets {row['first']} to {row['last']}, but the log is {log}.")
-    return said
+            problems.append(f"{partition}: records wait at offsets {row['first']} to {row['last']}, but the log is {log}.")
+    return problems

@@ -1,7 +1,7 @@
 -- The audit's statements, run in one snapshot. They lock nothing.
 
 -- name: accounts
--- For each partition of a group: the records read according to the ledger, and where those are now that were not loaded at once.
+-- For each partition of a group: the records read according to the ledger, and the current states of those not loaded at once.
 WITH ledger AS (
     SELECT topic_id, partition, sum(end_offset - start_offset)::bigint AS read, sum(loaded)::bigint AS loaded, sum(skipped)::bigint AS skipped,
            sum(retried + failed)::bigint AS handed_off, sum(unaccounted)::bigint AS unaccounted

@@ -70,8 +70,8 @@ def check_conservation(
     - the sink has no rows of the group's topics, and ``tidemark.failed_record`` none of the group, outside the ledger.
 
     With ``batch_ids``, checks only these batches and the edges to their neighbours, and does not search for orphans. In an ``upsert`` sink
-    a later record may replace an earlier one's row, so fewer rows than in the ledger are not a violation. The ledger counts the rows of all
-    ``tables`` together, so one upsert sink among them makes this true of all.
+    a later record may replace the row of an earlier one, so fewer rows than in the ledger are not a violation. The ledger counts the rows
+    of all ``tables`` together, so one upsert sink relaxes the check for all.
 
     Reads only; never commits. Use a REPEATABLE READ transaction if the group is running: each of the three statements is consistent, but
     they are not consistent with each other. Raises `BadInput` for an unknown group.
@@ -79,15 +79,15 @@ def check_conservation(
     group_id = group_number(cursor, group)
     parameters = {"group_id": group_id, "batch_ids": list(batch_ids) if batch_ids is not None else None, "upsert": upsert}
     names = ["batch_violations", "ledger_violations"] + (["orphans"] if batch_ids is None else [])
-    found: list[Violation] = []
+    violations: list[Violation] = []
     for name in names:
         cursor.execute(on_tables(SQL[name], tables), parameters)
-        found += [_violation(row) for row in rows(cursor)]
-    return found
+        violations += [_violation(row) for row in rows(cursor)]
+    return violations
 
 
 def group_number(cursor: Cursor, group: str) -> int:
-    """The ``group_id`` of a group. Raises `BadInput` if no consumer has ever started it."""
+    """Returns the ``group_id`` of a group. Raises `BadInput` if no consumer has ever started it."""
     cursor.execute("SELECT group_id FROM tidemark.consumer_group WHERE name = %s", (group,))
     row = cursor.fetchone()
     if row is None:

@@ -1,7 +1,7 @@
 """Runs Great Expectations over the rows of a run, in our own session: one snapshot, no network, no progress bars, constant memory.
 
-The rows are a temporary view, `RUN_ROWS`, over the sink's lineage index. Each expectation first counts its failing rows. Only for those
-that failed are the rows themselves fetched, at most `MAX_ROWS` each.
+The rows are a temporary view, `RUN_ROWS`, over the sink's lineage index. Each expectation first counts its failing rows. The rows
+themselves are fetched only for failed expectations, at most `MAX_ROWS` each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
 
 RUN_ROWS = "tidemark_run"
-"""The name of the run's rows: what ``{batch}`` becomes, and what a suite's messages show."""
+"""Relation with the run's rows. Replaces ``{batch}``, and appears in a suite's messages."""
 MAX_ROWS = 10_000
 """Maximum failing rows stored per expectation: enough to see the pattern and repair a few, few enough for one statement."""
 EXAMPLES = 5
@@ -76,15 +76,15 @@ def expose(cursor: Cursor, table: str, ranges: Mapping[Partition, list[Range]]) 
     nested loops. JIT compilation costs more than it saves in queries this short.
     """
     cursor.execute(f"CREATE TEMPORARY VIEW {RUN_ROWS} AS SELECT sink.* FROM {quoted_table(table)} sink WHERE {predicate(ranges, 'sink')}")  # noqa: S608 - numbers and quoted names
-    _only_read(cursor)
+    _set_read_only(cursor)
 
 
 def copy_loaded(cursor: Cursor, tables: Sequence[str]) -> None:
-    """Creates `RUN_ROWS` from what drains loaded: the rows of the records in ``tidemark_run_loaded``, as a temporary table. Of several
-    tables, it has their lineage only.
+    """Creates `RUN_ROWS` for a drain: the rows of the records in ``tidemark_run_loaded``, as a temporary table. With several tables, it has
+    only their lineage.
 
-    They are scattered among the rows of other runs, so a condition that names them all could be megabytes long. Each is looked up in the
-    lineage index, however many the planner expects.
+    These rows are scattered among the rows of other runs, so a condition that lists them all could be megabytes long. Each is looked up in
+    the lineage index, however many the planner expects.
     """
     for method in ("hashjoin", "mergejoin"):
         cursor.execute(f"SET LOCAL enable_{method} = off")
@@ -96,48 +96,48 @@ def copy_loaded(cursor: Cursor, tables: Sequence[str]) -> None:
     cursor.execute(on_tables(statement, tables), {})
     for method in ("hashjoin", "mergejoin"):
         cursor.execute(f"SET LOCAL enable_{method} TO DEFAULT")
-    _only_read(cursor)
+    _set_read_only(cursor)
 
 
-def _only_read(cursor: Cursor) -> None:
+def _set_read_only(cursor: Cursor) -> None:
     cursor.execute("SET LOCAL enable_nestloop = off")
     cursor.execute("SET LOCAL jit = off")
     cursor.execute("SET TRANSACTION READ ONLY")
 
 
 def evaluate(connection: Connection, suite: Suite, ranges: Mapping[Partition, list[Range]]) -> list[Evaluated]:
-    """The results of a suite over `RUN_ROWS`, in the order of the suite.
+    """Returns the results of a suite over `RUN_ROWS`, in the order of the suite.
 
     The session must be in autocommit mode, with a transaction begun by a statement. Then SQLAlchemy's commits and rollbacks do not end it,
-    and everything is read in the caller's snapshot. One thread at a time: Great Expectations keeps its project in a global.
+    and all reads use the caller's snapshot. One thread at a time: Great Expectations keeps its project in a global.
     Raises `ExpectationError` if any expectation could not be evaluated.
     """
     if not suite.expectations:
         return []
-    zoned = _with_zone(connection)
-    expectations = tuple(_with_zones(expectation, zoned) for expectation in suite.expectations)
+    zoned = _zoned_columns(connection)
+    expectations = tuple(_in_utc(expectation, zoned) for expectation in suite.expectations)
     batch = _batch(connection)
-    answers, broken = _ask(batch, expectations)
-    if broken:
-        raise ExpectationError(suite=str(suite.path), problems=broken)
-    judged = []
+    results, unevaluated = _count_failures(batch, expectations)
+    if unevaluated:
+        raise ExpectationError(suite=str(suite.path), problems=unevaluated)
+    evaluated = []
     for expectation in expectations:
-        answer = answers[expectation.number]
-        found: list[Row] = []
-        observed = dict(answer.result)
-        note, success = None, bool(answer.success)
+        result = results[expectation.number]
+        failing_rows: list[Row] = []
+        observed = dict(result.result)
+        note, success = None, bool(result.success)
         if not success and _has_no_values(connection, expectation, observed):
             note, success = "there are no values to judge", True
         elif not success:
-            found, examples, note = _failing(batch, suite, expectation, ranges)
+            failing_rows, examples, note = _failing_rows(batch, suite, expectation, ranges)
             if examples:
                 observed["examples"] = examples
-        judged.append(Evaluated(_result(expectation, success, observed, len(found), note), found))
-    return judged
+        evaluated.append(Evaluated(_result(expectation, success, observed, len(failing_rows), note), failing_rows))
+    return evaluated
 
 
-def _with_zone(connection: Connection) -> set[str]:
-    """The columns of `RUN_ROWS` that are times with zone."""
+def _zoned_columns(connection: Connection) -> set[str]:
+    """Returns the timestamptz columns of `RUN_ROWS`."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND atttypid = 'timestamptz'::regtype",
@@ -149,13 +149,13 @@ def _with_zone(connection: Connection) -> set[str]:
 _WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?")
 
 
-def _with_zones(expectation: Expectation, zoned: set[str]) -> Expectation:
-    """With times in UTC where a column with zone is compared with times that have none: Python compares them with nothing."""
+def _in_utc(expectation: Expectation, zoned: set[str]) -> Expectation:
+    """Adds UTC to times without a zone that a timestamptz column is compared with: Python cannot compare times with and without a zone."""
 
     def utc(value: Any) -> Any:
         if isinstance(value, str) and _WITHOUT_ZONE.fullmatch(value):
             return f"{value}+00:00"
-        return [utc(each) for each in value] if isinstance(value, list) else value
+        return [utc(item) for item in value] if isinstance(value, list) else value
 
     if expectation.kwargs.get("column") not in zoned:
         return expectation
@@ -164,8 +164,8 @@ def _with_zones(expectation: Expectation, zoned: set[str]) -> Expectation:
 
 
 def _has_no_values(connection: Connection, expectation: Expectation, observed: Mapping[str, Any]) -> bool:
-    """Whether a statistic of a column fails only because there is nothing that it could be about: the run's records were skipped or failed,
-    or the column is null in all of its rows."""
+    """Whether a statistic of a column fails only for lack of values: the run's records were skipped or failed, or the column is null in all
+    of its rows."""
     from great_expectations.expectations.expectation import ColumnAggregateExpectation
     from great_expectations.expectations.registry import get_expectation_impl
 
@@ -173,9 +173,9 @@ def _has_no_values(connection: Connection, expectation: Expectation, observed: M
         return False
     if expectation.type.endswith("_to_be_between") and observed.get("observed_value", 0) is None:
         return True
-    some = "" if expectation.type == NON_NULL else f" WHERE {quoted(expectation.kwargs['column'])} IS NOT NULL"
+    condition = "" if expectation.type == NON_NULL else f" WHERE {quoted(expectation.kwargs['column'])} IS NOT NULL"
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT NOT EXISTS (SELECT FROM {RUN_ROWS}{some})")  # noqa: S608 - a quoted name
+        cursor.execute(f"SELECT NOT EXISTS (SELECT FROM {RUN_ROWS}{condition})")  # noqa: S608 - a quoted name
         row = cursor.fetchone()
     return row is not None and bool(row[0])
 
@@ -222,8 +222,8 @@ def _keep_transaction(connection: Connection, engine: Any) -> None:
     event.listen(engine, "handle_error", roll_back)
 
 
-def _ask(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, Any], list[Unevaluated]]:
-    """Great Expectations' results by number, and the expectations without one. Only counts: no failing values are fetched.
+def _count_failures(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, Any], list[Unevaluated]]:
+    """Returns Great Expectations' results by number, and the expectations without one. Only counts: fetches no failing values.
 
     Quantiles are evaluated one at a time: in Great Expectations, two such expectations on one column share a metric, so the second would
     be judged by the quantiles of the first.
@@ -231,21 +231,21 @@ def _ask(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, A
     gx = great_expectations()
     types = {expectation.number: expectation.type for expectation in expectations}
     quantiles = [[expectation] for expectation in expectations if expectation.type == QUANTILES]
-    answers = {}
-    broken = []
-    for together in ([expectation for expectation in expectations if expectation.type != QUANTILES], *quantiles):
-        suite = gx.ExpectationSuite("run", expectations=[_counting(expectation) for expectation in together])
-        for answer in batch.validate(suite, result_format={"result_format": "BASIC", "partial_unexpected_count": 0}).results:
-            number = answer.expectation_config.meta["number"]
-            cause = _exception(answer.exception_info)
+    results = {}
+    unevaluated = []
+    for group in ([expectation for expectation in expectations if expectation.type != QUANTILES], *quantiles):
+        suite = gx.ExpectationSuite("run", expectations=[_counting(expectation) for expectation in group])
+        for result in batch.validate(suite, result_format={"result_format": "BASIC", "partial_unexpected_count": 0}).results:
+            number = result.expectation_config.meta["number"]
+            cause = _exception(result.exception_info)
             if cause is not None:
-                broken.append(Unevaluated(number, types[number], cause))
-            answers[number] = answer
-    return answers, sorted(broken, key=lambda item: item.number)
+                unevaluated.append(Unevaluated(number, types[number], cause))
+            results[number] = result
+    return results, sorted(unevaluated, key=lambda item: item.number)
 
 
 def _counting(expectation: Expectation) -> Any:
-    """The expectation. For an SQL query, without the metric that fetches all rows of the query to the client."""
+    """Returns the expectation; for an SQL query, without the metric that fetches all rows of the query to the client."""
     built = configuration(expectation).to_domain_obj()
     if expectation.type != UNEXPECTED_ROWS:
         return built
@@ -266,10 +266,10 @@ def _count_unexpected_rows() -> Any:
     return CountUnexpectedRows
 
 
-def _failing(
+def _failing_rows(
     batch: Any, suite: Suite, expectation: Expectation, ranges: Mapping[Partition, list[Range]]
 ) -> tuple[list[Row], list[Any], str | None]:
-    """The lineage of the failing rows, example values, and the reason if there is no lineage. Runs a statement of its own."""
+    """Returns the lineage of the failing rows, example values, and the reason if there is no lineage. Runs a statement of its own."""
     from great_expectations.validator.metric_configuration import MetricConfiguration
     from great_expectations.validator.metrics_calculator import MetricsCalculator
 
@@ -281,30 +281,30 @@ def _failing(
     elif getattr(built, "map_metric", None) in {None, COMPOUND_METRIC}:
         return [], [], None
     else:
-        wanted = {"result_format": "COMPLETE", "unexpected_index_column_names": list(_KEY), "partial_unexpected_count": MAX_ROWS}
-        needs = built.get_validation_dependencies(engine, {"result_format": wanted})
-        metric = needs.get_metric_configuration(f"{built.map_metric}.unexpected_index_list")
+        result_format = {"result_format": "COMPLETE", "unexpected_index_column_names": list(_KEY), "partial_unexpected_count": MAX_ROWS}
+        dependencies = built.get_validation_dependencies(engine, {"result_format": result_format})
+        metric = dependencies.get_metric_configuration(f"{built.map_metric}.unexpected_index_list")
         if metric is None:
             return [], [], "Great Expectations does not list failing rows for this type"
     calculator = MetricsCalculator(engine, show_progress_bars=False)
     resolved, aborted = calculator.resolve_validation_graph(calculator.build_metric_dependency_graph([metric]))
     if metric.id not in resolved:
-        told = [_exception(entry["exception_info"]) for entry in aborted.values()]
-        cause = next((text for text in told if text), "Great Expectations gives no reason")
+        messages = [_exception(entry["exception_info"]) for entry in aborted.values()]
+        cause = next((message for message in messages if message), "Great Expectations gives no reason")
         if expectation.type == UNEXPECTED_ROWS:  # the count worked, so only the columns are missing
             return [], [], f"the query does not select {', '.join(_KEY)}: {cause}"
         raise ExpectationError(suite=str(suite.path), problems=[Unevaluated(expectation.number, expectation.type, cause)])
-    found = resolved[metric.id] or []
-    keyed = [(tuple(int(row[name]) for name in _KEY), row) for row in found]
+    unexpected = resolved[metric.id] or []
+    keyed = [(tuple(int(row[name]) for name in _KEY), row) for row in unexpected]
     rows: list[Row] = [key for key, _ in keyed if covers(ranges, key[0], key[1], key[2])]  # type: ignore[misc]
     examples = [{name: _plain(value) for name, value in row.items()} for _, row in keyed[:EXAMPLES]]
     return sorted(rows), examples, None
 
 
 def _query_for_rows(expectation: Expectation) -> str | None:
-    """SQL for the lineage of the failing rows, containing ``{batch}``, where Great Expectations has no bounded query.
+    """Returns SQL for the lineage of the failing rows, containing ``{batch}``, where Great Expectations has no bounded query.
 
-    This concerns SQL expectations, and compound uniqueness, for which it only has a cartesian product.
+    These are SQL expectations, and compound uniqueness, for which it only has a cartesian product.
     """
     if expectation.type == UNEXPECTED_ROWS:
         rows = expectation.kwargs["unexpected_rows_query"].rstrip("; \t\r\n\v\f")
@@ -333,33 +333,33 @@ def _result(expectation: Expectation, success: bool, observed: dict[str, Any], s
         detail["note"] = note
     if failing is not None:
         of = f"{failing:,} of " if "element_count" in observed else ""
-        found = of + counted(observed.get("element_count", failing), "row fails", "rows fail")
+        outcome = of + counted(observed.get("element_count", failing), "row fails", "rows fail")
     elif isinstance(observed.get("observed_value"), int | float):  # anything else may quote rows, and this text is logged
-        found = f"observed {_plain(observed['observed_value'])}"
+        outcome = f"observed {_plain(observed['observed_value'])}"
     else:
-        found = "holds" if success else "does not hold"
+        outcome = "holds" if success else "does not hold"
     arguments = ", ".join(f"{name}={value!r}" for name, value in expectation.kwargs.items() if value is not None)
-    text = " ".join(f"{expectation.type}({arguments}): {found}".split())
+    text = " ".join(f"{expectation.type}({arguments}): {outcome}".split())
     return ExpectationResult(expectation.number, expectation.type, expectation.severity, success, text, failing, _plain(detail))
 
 
 def _exception(info: Mapping[str, Any] | None) -> str | None:
-    """The exception message in a result's ``exception_info``, which holds one entry or one per metric. `None` if nothing was raised."""
+    """Returns the exception message in a result's ``exception_info``, which holds one entry, or one per metric; `None` without one."""
     if not info:
         return None
     entries = [info] if "raised_exception" in info else [entry for entry in info.values() if isinstance(entry, Mapping)]
-    messages = [_first_words(str(entry.get("exception_message"))) for entry in entries if entry.get("raised_exception")]
+    messages = [_first_line(str(entry.get("exception_message"))) for entry in entries if entry.get("raised_exception")]
     return next(iter(messages), None)
 
 
-def _first_words(message: str) -> str:
-    """Postgres' message, without the statement that Great Expectations adds. Tidemark's session has removed all values from it."""
+def _first_line(message: str) -> str:
+    """Returns Postgres' message, without the statement that Great Expectations adds. Tidemark's session has removed all values from it."""
     lines = message.split("[SQL:")[0].strip().splitlines() or [message]
     return re.sub(r"^\(psycopg2\.errors\.\w+\) ", "", lines[0])
 
 
 def _plain(value: Any) -> Any:
-    """The value in a form that jsonb can store: no NaN, no NUL, JSON types only."""
+    """Converts a value for jsonb: no NaN, no NUL, JSON types only."""
     if isinstance(value, Mapping):
         return {_plain(str(name)): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

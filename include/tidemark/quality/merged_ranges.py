@@ -1,4 +1,4 @@
-"""Which offsets a run wrote: the ranges of its batches, merged. Pure functions."""
+"""Merges the offset ranges of a run's batches. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_RANGES = 100
 
 
 def merge_ranges(slices: Iterable[tuple[T, int, int, int]]) -> dict[tuple[T, int], list[Range]]:
-    """The offsets that ``(topic, partition, start, end)`` cover, as the fewest possible ranges, sorted.
+    """Merges ``(topic, partition, start, end)`` into the fewest possible ranges, sorted.
 
     Adjacent and overlapping ranges are merged, so a run of a thousand batches costs one index scan per partition. Empty ranges are dropped.
     """
@@ -32,7 +32,7 @@ def merge_ranges(slices: Iterable[tuple[T, int, int, int]]) -> dict[tuple[T, int
 
 
 def by_name(ranges: Mapping[tuple[str, int], list[Range]]) -> dict[str, list[list[int]]]:
-    """Ranges in the form of `ValidationReport.ranges`."""
+    """Returns ranges in the form of `ValidationReport.ranges`."""
     return {f"{topic}/{partition}": [list(span) for span in spans] for (topic, partition), spans in ranges.items()}
 
 
@@ -42,7 +42,7 @@ def covers(ranges: Mapping[Partition, list[Range]], topic_id: int, partition: in
 
 
 def predicate(ranges: Mapping[Partition, list[Range]], alias: str) -> str:
-    """The SQL condition that a sink's row lies in the ranges. Costs one scan of the lineage index per range.
+    """Returns the SQL condition that a sink's row lies in the ranges. Costs one scan of the lineage index per range.
 
     ``ranges`` must not be empty. The text contains only numbers, so it is safe in any statement.
     """

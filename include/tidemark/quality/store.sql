@@ -31,7 +31,7 @@ SELECT dag_id, run_id, CASE WHEN dag_id IS NULL THEN attempt_id END AS attempt_i
  ORDER BY min(attempt_id);
 
 -- name: fence_run
--- Ends the attempts of a DAG run that have not ended, and takes their partitions from them: what they commit later is refused. Locks the
+-- Ends the attempts of a DAG run that have not ended, and takes their partitions from them: later commits are refused. Locks the
 -- positions, in the common lock order, and the attempts.
 WITH running AS MATERIALIZED (
     SELECT attempt_id FROM tidemark.attempt
@@ -111,7 +111,7 @@ SELECT FROM tidemark.partition_offset
  ORDER BY topic_id, partition FOR NO KEY UPDATE;
 
 -- name: mark_batches
--- The newest verdict counts. Batches that a rewind has removed meanwhile are not found. Locks the batches.
+-- Assigns the verdict, which replaces an earlier one. Skips batches that a rewind has removed meanwhile. Locks the batches.
 UPDATE tidemark.batch SET validation_id = %(validation_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
 
 -- name: advance_validated

@@ -1,4 +1,4 @@
-"""Stored verdicts: the validations of a group, and one with its failing expectations and rows."""
+"""Reads stored verdicts: the validations of groups, and a single one with its failing expectations and rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ FAILING_ROWS = 100
 
 
 def newest(connection: Connection, groups: Collection[str], *, of_each: int, most: int) -> list[dict[str, Any]]:
-    """The newest validations of these groups, newest first. ``failing`` counts expectations."""
+    """Returns the newest validations of these groups, newest first. ``failing`` counts expectations."""
     with transaction(connection) as cur:
         cur.execute(SQL["newest"], {"groups": list(groups), "of_each": of_each, "most": most})
         return rows(cur)
 
 
-def one(connection: Connection, group: str, validation_id: int) -> dict[str, Any]:
-    """A validation with its ``results``, each with the ``rows`` that failed. Raises `BadInput` if the group has no such validation."""
+def read_validation(connection: Connection, group: str, validation_id: int) -> dict[str, Any]:
+    """Reads a validation with its ``results``, each with its failing ``rows``. Raises `BadInput` if the group has no such validation."""
     key = {"group": group, "validation_id": validation_id}
     with transaction(connection) as cur:
-        cur.execute(SQL["one"], key)
-        found = rows(cur)
-        if not found:
+        cur.execute(SQL["validation"], key)
+        validations = rows(cur)
+        if not validations:
             raise BadInput(what="validation", found=f"group {group} has no validation {validation_id}", fix="List the group's validations.")
         cur.execute(SQL["results"], key)
         results = rows(cur)
@@ -38,4 +38,4 @@ def one(connection: Connection, group: str, validation_id: int) -> dict[str, Any
         failing = rows(cur)
     for result in results:
         result["rows"] = [{k: v for k, v in row.items() if k != "number"} for row in failing if row["number"] == result["number"]]
-    return found[0] | {"results": results}
+    return validations[0] | {"results": results}

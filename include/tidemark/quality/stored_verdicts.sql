@@ -1,7 +1,7 @@
 -- Statements on stored verdicts. They lock nothing.
 
 -- name: newest
--- The newest validations of these groups: some of each, and not more than %(most)s in all.
+-- The newest validations of these groups: a few per group, at most %(most)s in all.
 SELECT newest.*,
        (SELECT (detail ->> 'deleted')::bigint FROM tidemark.validation_result result
          WHERE result.validation_id = newest.validation_id AND number = 0) AS deleted,
@@ -13,7 +13,7 @@ SELECT newest.*,
          WHERE grp.name = ANY (%(groups)s) ORDER BY validation_id DESC LIMIT %(most)s) newest
  ORDER BY validation_id DESC;
 
--- name: one
+-- name: validation
 SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, (detail ->> 'deleted')::bigint AS deleted, seconds, validated_at
   FROM tidemark.validation JOIN tidemark.consumer_group USING (group_id)
   JOIN tidemark.validation_result conservation USING (validation_id)

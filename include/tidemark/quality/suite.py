@@ -1,4 +1,4 @@
-"""Suite files: JSON as Great Expectations writes it, or the minimum that a person writes manually."""
+"""Reads suite files: JSON as Great Expectations writes it, or a handwritten minimum."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Suite:
 
 
 def suite_files(spec: ConsumerSpec) -> dict[str, Path | None]:
-    """A consumer's tables, each with its suite's file, if it has one."""
+    """Returns a consumer's tables, each with its suite's file, if it has one."""
     files = {name: project.expectations() / f"{suite}.json" for name, suite in spec.suites.items()}
     return {sink.table: files.get(name) for name, sink in spec.tables.items()}
 
@@ -71,9 +71,9 @@ def check_suite(path: Path) -> None:
 
 
 def load_suite(path: Path) -> Suite:
-    """The suite in a file. Raises `BadSuite` with all mistakes, each with its place in the list.
+    """Reads the suite in a file. Raises `BadSuite` with all mistakes, each with its place in the list.
 
-    Required: ``expectations``, and the ``type`` of each. Defaults: ``kwargs`` none, ``severity`` critical, ``name`` the file's name.
+    Required: ``expectations``, each with a ``type``. Defaults: ``kwargs`` none, ``severity`` critical, ``name`` the file's name.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -109,30 +109,30 @@ def great_expectations() -> Any:
     if "great_expectations" in sys.modules:
         import great_expectations as gx
     else:
-        with warnings.catch_warnings(), _at_less_cost():
+        with warnings.catch_warnings(), _faster_imports():
             warnings.simplefilter("ignore", DeprecationWarning)  # it imports deprecated modules
             import great_expectations as gx
     return gx
 
 
-SELDOM_USED = ("scipy.stats", "altair")
-"""Great Expectations imports them for four of its types, which compare distributions. That takes a third of its whole import."""
+RARELY_USED = ("scipy.stats", "altair")
+"""Modules that Great Expectations needs only for four types, which compare distributions. They take a third of its import time."""
 
 
-class _WhenUsed(MetaPathFinder):
-    """Finds modules of `SELDOM_USED`. Each is imported when its first attribute is read."""
+class _LazyFinder(MetaPathFinder):
+    """Finds modules of `RARELY_USED`, and imports each when its first attribute is read."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in SELDOM_USED else None
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in RARELY_USED else None
         if spec is not None and spec.loader is not None:
             spec.loader = LazyLoader(spec.loader)
         return spec
 
 
 @contextlib.contextmanager
-def _at_less_cost() -> Iterator[None]:
-    """Imports in the block cost 40 % less: without `SELDOM_USED`, and without garbage collections, which find only modules."""
-    finder, collecting = _WhenUsed(), gc.isenabled()
+def _faster_imports() -> Iterator[None]:
+    """Saves 40 % of the import time in the block: no `RARELY_USED`, and no garbage collections, which find only modules."""
+    finder, collecting = _LazyFinder(), gc.isenabled()
     sys.meta_path.insert(0, finder)
     gc.disable()
     try:
@@ -144,7 +144,7 @@ def _at_less_cost() -> Iterator[None]:
 
 
 def configuration(expectation: Expectation) -> Any:
-    """The expectation for Great Expectations. Its number travels in ``meta``, because results come back in another order."""
+    """Returns the expectation for Great Expectations. Its number is in ``meta``, because results come back in another order."""
     great_expectations()
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
     from great_expectations.expectations.metadata_types import FailureSeverity
@@ -175,22 +175,22 @@ def _expectation(number: int, entry: object) -> Expectation:
     if "$PARAMETER" in json.dumps(kwargs):
         raise _Problem("$PARAMETER is not supported; write the value")
     expectation = Expectation(number, entry["type"], kwargs, Severity(severity))
-    _try(expectation)
+    _check(expectation)
     return expectation
 
 
-def _try(expectation: Expectation) -> None:
+def _check(expectation: Expectation) -> None:
     great_expectations()
     from great_expectations.compatibility.pydantic import ValidationError
     from great_expectations.exceptions.exceptions import GreatExpectationsError
     from great_expectations.expectations.registry import list_registered_expectation_implementations
 
-    known = list_registered_expectation_implementations()
-    if expectation.type not in known:
-        raise _Problem(f"unknown type {_nearest(expectation.type, set(known))}")
+    types = list_registered_expectation_implementations()
+    if expectation.type not in types:
+        raise _Problem(f"unknown type {_nearest(expectation.type, set(types))}")
     if expectation.type == UNEXPECTED_ROWS and "{batch}" not in str(expectation.kwargs.get("unexpected_rows_query", "{batch}")):
         raise _Problem("unexpected_rows_query reads rows of other runs; select FROM {batch}, the rows of this run")
-    if expectation.type in _OF_OTHER_DATA:
+    if expectation.type in _COMPARES_OTHER_DATA:
         raise _Problem("it compares with other data, which a validation does not open; write an unexpected_rows_expectation in SQL")
     if not _has_sql(expectation.type):
         raise _Problem("Great Expectations has no SQL for this type; write an unexpected_rows_expectation")
@@ -198,15 +198,15 @@ def _try(expectation: Expectation) -> None:
         configuration(expectation).to_domain_obj()
     except ValidationError as error:
         raise _Problem(
-            *(f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix("__root__: ") for found in error.errors())
+            *(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".removeprefix("__root__: ") for item in error.errors())
         ) from error
     except (GreatExpectationsError, TypeError, ValueError) as error:
         raise _Problem(str(error)) from error
 
 
-_OF_OTHER_DATA = {"expect_table_row_count_to_equal_other_table", "expect_query_results_to_match_comparison"}
-_OF_TYPES = {"expect_column_values_to_be_of_type", "expect_column_values_to_be_in_type_list"}
-"""For them, Great Expectations looks at the columns' types."""
+_COMPARES_OTHER_DATA = {"expect_table_row_count_to_equal_other_table", "expect_query_results_to_match_comparison"}
+_CHECKS_TYPES = {"expect_column_values_to_be_of_type", "expect_column_values_to_be_in_type_list"}
+"""Great Expectations evaluates them from the columns' types."""
 
 
 def _has_sql(kind: str) -> bool:
@@ -215,9 +215,9 @@ def _has_sql(kind: str) -> bool:
     from great_expectations.expectations.registry import get_expectation_impl, get_metric_provider
 
     metric = getattr(get_expectation_impl(kind), "map_metric", None)
-    if metric is None or kind in _OF_TYPES:
+    if metric is None or kind in _CHECKS_TYPES:
         return True
-    engine = SqlAlchemyExecutionEngine.__new__(SqlAlchemyExecutionEngine)  # only its class is looked at
+    engine = SqlAlchemyExecutionEngine.__new__(SqlAlchemyExecutionEngine)  # only its class matters
     for suffix in ("condition", "unexpected_count"):
         with contextlib.suppress(MetricProviderError):
             get_metric_provider(f"{metric}.{suffix}", engine)
@@ -225,6 +225,6 @@ def _has_sql(kind: str) -> bool:
     return False
 
 
-def _nearest(word: object, known: set[str]) -> str:
-    near = difflib.get_close_matches(str(word), known, n=1)
-    return f'"{word}"' + (f'; did you mean "{near[0]}"?' if near else "")
+def _nearest(name: object, names: set[str]) -> str:
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return f'"{name}"' + (f'; did you mean "{near[0]}"?' if near else "")

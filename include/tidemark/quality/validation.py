@@ -1,4 +1,4 @@
-"""Judges what a run wrote and stores the verdict."""
+"""Judges the rows of a run and stores the verdict."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def validate(
     """Judges the rows that a run committed, stores the verdict, and returns it. ``suites``: the consumer's tables (``schema.table``), each
     with its suite file, if it has one.
 
-    The ledger says which rows these are: those of all batches of the run that no rewind has removed; for a drain, the rows of the records
+    These are the rows of the run's batches in the ledger, without batches that a rewind has removed; for a drain, the rows of the records
     that it loaded, wherever they were first read. The verdict covers the conservation check of all tables together (result number 0,
     critical) and the expectations of each table's suite. ``upsert``: a later record may have replaced a row.
 
-    ① One read-only snapshot answers every question. ② One transaction stores the verdict with its results and failing rows, assigns it to
+    ① Everything is read in one read-only snapshot. ② One transaction stores the verdict with its results and failing rows, assigns it to
     the run's batches, and moves the validated offset of their partitions up to the first batch without a verdict or with a critical one.
     Validating a run again (a retried task, repaired rows) replaces its verdict in the same way. Validation never moves a validated offset
     down: a critical verdict on rows that readers have already seen leaves it where it is; a rewind moves it back.
 
-    A drain moves no validated offset. Its rows lie among others that were judged long ago, so readers of the view see them together with
-    those. The verdict on a drain that loaded nothing has no ranges and covers only its ledger.
+    A drain moves no validated offset. Its rows lie among rows that were judged long ago, so readers of the view see them at once. The
+    verdict on a drain that loaded nothing has no ranges and covers only its ledger.
 
     A run that committed nothing passes: the verdict has no ranges and no ``validation_id``, and nothing is stored. Nothing is stored either
     if this raises `BadSuite` (the suite file is unusable), `ExpectationError` (an expectation could not be evaluated, which says nothing
@@ -65,11 +65,11 @@ def validate(
             with transaction(connection) as cursor:
                 committed = _batches(cursor, group_number(cursor, group), run)
             if not committed:
-                return _nothing(group, run)
+                return _empty_report(group, run)
             loaded = {table: None if suite is None else load_suite(suite) for table, suite in suites.items()}
             return _validate(connection, run, group, loaded, upsert, started)
         except (psycopg2.OperationalError, psycopg2.InterfaceError, ExpectationError) as error:
-            if connection.closed:  # so the expectation is not at fault
+            if connection.closed:  # the expectation is not at fault
                 raise DatabaseUnavailable(cause=str(error).strip()) from error
             raise
         except psycopg2.errors.ReadOnlySqlTransaction as error:
@@ -78,16 +78,16 @@ def validate(
 
 @dataclass(frozen=True, slots=True)
 class Unjudged:
-    """A run with commits that have no verdict. ``running``: its attempt that has not ended and may commit more."""
+    """A run with commits without a verdict. ``running``: its attempt that has not ended and may commit more."""
 
     run: ValidatedRun
     running: int | None
 
 
 def unjudged(connection: Connection, group: str, *, critical: bool = False) -> list[Unjudged]:
-    """The runs of a group with commits that have no verdict, oldest first; with ``critical``, also those with a critical one.
+    """Returns the runs of a group with commits without a verdict, oldest first; with ``critical``, also runs with a critical verdict.
 
-    A critical verdict on rows of which a rewind has taken some counts for nothing: what is left may be good.
+    A critical verdict does not count if a rewind has taken out some of its rows: the remaining rows may be good.
 
     Raises `BadInput` for a group that never ran.
     """
@@ -99,25 +99,25 @@ def unjudged(connection: Connection, group: str, *, critical: bool = False) -> l
 def validate_with_earlier(
     connection_url: DatabaseUrl, run: ValidatedRun, *, group: str, suites: Mapping[str, Path | None], upsert: bool = False
 ) -> tuple[ValidationReport, list[ValidationReport]]:
-    """`validate`s a DAG run, after all other runs of the group that have commits without a verdict, whatever ended them. Returns its
-    report, and theirs, oldest first.
+    """`validate`s a DAG run, after all other runs of the group with commits without a verdict, however they ended. Returns its report, and
+    theirs, oldest first.
 
-    An attempt of the run that has not ended (its task was marked as success) is ended first, and can commit no more. Runs whose attempts
-    are at work are left to their own validation.
+    First ends an attempt of the run that is still running (its task was marked as success), so that it can commit no more. Leaves other
+    runs with running attempts to their own validation.
     """
     with session(connection_url, application="tidemark validate") as connection:
         with transaction(connection) as cursor:
             fence = {"group_id": group_number(cursor, group), "dag_id": run.dag_id, "run_id": run.run_id}
             cursor.execute(SQL["fence_run"], fence)
             ended = [attempt_id for (attempt_id,) in cursor.fetchall()]
-        waiting = [each for each in unjudged(connection, group) if each.run != run]
+        waiting = [other for other in unjudged(connection, group) if other.run != run]
     if ended:
         logger.warning("ended attempts that were still running group=%s attempts=%s", group, ended)
-    for each in waiting:
-        if each.running is not None:
-            logger.info("not judged: the run has not ended group=%s run=%s attempt=%s", group, each.run, each.running)
-    others = [each.run for each in waiting if each.running is None]
-    earlier = [validate(connection_url, each, group=group, suites=suites, upsert=upsert) for each in others]
+    for other in waiting:
+        if other.running is not None:
+            logger.info("not judged: the run has not ended group=%s run=%s attempt=%s", group, other.run, other.running)
+    ended_runs = [other.run for other in waiting if other.running is None]
+    earlier = [validate(connection_url, other, group=group, suites=suites, upsert=upsert) for other in ended_runs]
     return validate(connection_url, run, group=group, suites=suites, upsert=upsert), earlier
 
 
@@ -131,7 +131,7 @@ def _validate(
         group_id = group_number(cursor, group)
         batches = _batches(cursor, group_id, run)
         if not batches:  # a rewind has just removed them
-            return _nothing(group, run)
+            return _empty_report(group, run)
         for table in tables:
             _require_sink(cursor, table)
         batch_ids = [int(batch["batch_id"]) for batch in batches]
@@ -140,20 +140,20 @@ def _validate(
         slices = loaded_by(cursor, group_id, batch_ids) if drained else batches
         ranges = merge_ranges((part["topic_id"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
         if drained and ranges:
-            with _undone(cursor):
+            with _rolled_back(cursor):
                 copy_loaded(cursor, tables)
-                violations += _rows_missing(cursor, upsert)
+                violations += _loaded_violations(cursor, upsert)
         for table, suite in suites.items():
             if suite is not None and ranges:
-                with _undone(cursor):
+                with _rolled_back(cursor):
                     if drained:
                         copy_loaded(cursor, [table])
                     else:
                         expose(cursor, table, ranges)
-                    found = evaluate(connection, suite, ranges)
-                judged += [_numbered(each, len(judged), table if len(tables) > 1 else None) for each in found]
+                    evaluated = evaluate(connection, suite, ranges)
+                judged += [_renumbered(item, len(judged), table if len(tables) > 1 else None) for item in evaluated]
     counts = _counts(batches)
-    results = (_conserved(violations, len(batches), counts), *(item.result for item in judged))
+    results = (_conservation_result(violations, len(batches), counts), *(item.result for item in judged))
     topics = {part["topic_id"]: part["topic"] for part in slices}
     verdict = ValidationReport(
         verdict=outcome(results),
@@ -175,7 +175,7 @@ def _validate(
     return verdict
 
 
-def _nothing(group: str, run: ValidatedRun) -> ValidationReport:
+def _empty_report(group: str, run: ValidatedRun) -> ValidationReport:
     logger.info("nothing to validate group=%s run=%s", group, run)
     return ValidationReport(outcome(()), group, None)
 
@@ -202,16 +202,16 @@ def _snapshot(connection: Connection) -> Iterator[Cursor]:
 
 
 @contextmanager
-def _undone(cursor: Cursor) -> Iterator[None]:
-    """Rolls back at its end what was created and set in the block, because the rows of another table follow under the same name."""
+def _rolled_back(cursor: Cursor) -> Iterator[None]:
+    """Rolls back the relations and settings of the block at its end, because the next table uses the same names."""
     cursor.execute("SAVEPOINT tidemark_table")
     yield
     cursor.execute("ROLLBACK TO SAVEPOINT tidemark_table")
 
 
-def _numbered(item: Evaluated, before: int, table: str | None) -> Evaluated:
-    """The result of an expectation with its number among those of all tables, and the name of its table, if there are several."""
-    result = replace(item.result, number=item.result.number + before)
+def _renumbered(item: Evaluated, offset: int, table: str | None) -> Evaluated:
+    """Returns the result with its number among all tables, and with the table's name, if there are several."""
+    result = replace(item.result, number=item.result.number + offset)
     return replace(item, result=result if table is None else replace(result, text=f"{table}: {result.text}"))
 
 
@@ -222,13 +222,13 @@ def _batches(cursor: Cursor, group_id: int, run: ValidatedRun) -> list[dict[str,
 
 
 def loaded_by(cursor: Cursor, group_id: int, batch_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The ranges in which the records that these drained batches loaded were first read. Creates ``tidemark_run_loaded``."""
+    """Returns the offset ranges at which the records loaded by these drained batches were first read. Creates ``tidemark_run_loaded``."""
     cursor.execute(SQL["expose_loaded"], {"group_id": group_id, "batch_ids": list(batch_ids)})
     cursor.execute(SQL["loaded_ranges"], {"most": MOST_RANGES})
     return rows(cursor)
 
 
-def _rows_missing(cursor: Cursor, upsert: bool) -> list[Violation]:
+def _loaded_violations(cursor: Cursor, upsert: bool) -> list[Violation]:
     cursor.execute(SQL["loaded_violations"], {"upsert": upsert})
     return [Violation(**(row | {"kind": ViolationKind(row["kind"])})) for row in rows(cursor)]
 
@@ -246,18 +246,18 @@ def _counts(batches: Sequence[dict[str, Any]]) -> RunCounts:
     return RunCounts(**{count.name: sum(int(batch[count.name]) for batch in batches) for count in fields(RunCounts)})
 
 
-def _conserved(violations: Sequence[Violation], batches: int, counts: RunCounts) -> ExpectationResult:
+def _conservation_result(violations: Sequence[Violation], batches: int, counts: RunCounts) -> ExpectationResult:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         text = f"{CONSERVATION}: {violations[0]}{more}"
     else:
         text = f"{CONSERVATION}: every record of {counted(batches, 'batch', 'batches')} is accounted for"
-    written = [
+    first_violations = [
         {"kind": item.kind, "topic": item.topic, "partition": item.partition, "start": item.start, "end": item.end,
          "expected": item.expected, "found": item.found}
         for item in violations[:MAX_VIOLATIONS]
     ]  # fmt: skip
-    detail = {"batches": batches, "deleted": counts.deleted, "violations": len(violations), "first_violations": written}
+    detail = {"batches": batches, "deleted": counts.deleted, "violations": len(violations), "first_violations": first_violations}
     return ExpectationResult(0, CONSERVATION, Severity.CRITICAL, not violations, text, None, detail)
 
 
@@ -297,7 +297,7 @@ def _store(
                     "topic_ids": topic_ids, "partitions": partitions, "offsets": offsets, "seqs": seqs,
                 },
             )  # fmt: skip
-    mine = {"group_id": group_id, "validation_id": validation_id, "batch_ids": list(batch_ids)}
+    key = {"group_id": group_id, "validation_id": validation_id, "batch_ids": list(batch_ids)}
     for name in ("lock_partitions", "mark_batches", "advance_validated"):
-        cursor.execute(SQL[name], mine)
+        cursor.execute(SQL[name], key)
     return replace(verdict, validation_id=validation_id)

@@ -35,7 +35,7 @@ class Severity(StrEnum):
 
 
 def reaction(outcome: Verdict, validation: Validation | None, *, may_rewind: bool = False) -> Reaction:
-    """The reaction that a consumer's file asks for. ``may_rewind``: a whole Airflow run of the consumer was judged.
+    """Returns the reaction that a consumer's file configures. ``may_rewind``: a whole Airflow run of the consumer was judged.
 
     Drains and backfills block instead of rewinding, because their rows lie among those of other runs. So do runs outside Airflow.
     """
@@ -64,7 +64,7 @@ class ValidatedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Sums over the run's ledger rows: records by outcome, rows in the sink, and those of them that delete."""
+    """Sums over the run's ledger rows: records by outcome, rows in the sink, and deletions among these rows."""
 
     loaded: int = 0
     skipped: int = 0
@@ -84,7 +84,7 @@ class ExpectationResult:
     severity: Severity
     success: bool
     text: str
-    """One line for people: what was expected and what was found."""
+    """One line for display: expected and observed."""
     failing_rows: int | None = None
     """Number of failing rows; `None` if the expectation does not judge single rows."""
     detail: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -107,13 +107,13 @@ class ValidationReport:
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """For an asset event or an XCom: everything except the results' stored details."""
+        """Returns the payload of an asset event or XCom: everything except the results' stored details."""
         results = [{name: value for name, value in asdict(result).items() if name != "detail"} for result in self.results]
         return asdict(self) | {"results": results}
 
 
 def outcome(results: tuple[ExpectationResult, ...]) -> Verdict:
-    """Critical if anything critical failed, warning if anything else failed."""
+    """Returns critical if anything critical failed, warning if anything else failed."""
     failed = {result.severity for result in results if not result.success}
     if Severity.CRITICAL in failed:
         return Verdict.CRITICAL

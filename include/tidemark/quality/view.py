@@ -19,7 +19,7 @@ SUFFIX = "_validated"
 
 
 def validated_view(table: str) -> str:
-    """The name of the view beside ``schema.table``: ``schema.table_validated``.
+    """Returns the name of the view beside ``schema.table``: ``schema.table_validated``.
 
     A name too long for Postgres is truncated and gets eight digits of the full name's hash, so that long names stay distinct.
     """
@@ -33,9 +33,9 @@ def validated_view(table: str) -> str:
 
 
 def validated_view_ddl(table: str, groups: Sequence[str]) -> str:
-    """``CREATE OR REPLACE VIEW schema.table_validated``: the sink's rows below the validated offset of one of these groups.
+    """Returns ``CREATE OR REPLACE VIEW schema.table_validated``: the sink's rows below the validated offset of one of these groups.
 
-    A row appears once everything up to it in its Kafka partition is validated. Readers of the view need no rights on the schema
+    A row appears once its Kafka partition is validated up to it. Readers of the view need no rights on the schema
     ``tidemark``: the view uses its owner's. Run the statement again after adding columns at the end of the table. If a column changed or
     was dropped, ``DROP VIEW`` first, as for any view.
     """
@@ -54,7 +54,7 @@ def validated_view_ddl(table: str, groups: Sequence[str]) -> str:
 
 
 def hidden_groups(cur: Cursor, table: str, groups: Collection[str]) -> list[str]:
-    """Those of these groups whose rows the table's view does not show: it was created for others. Empty if there is no such view."""
+    """Returns the groups whose rows the table's view hides, because it was created for others. Empty if there is no such view."""
     cur.execute("SELECT pg_get_viewdef(to_regclass(%s))", (quoted_table(validated_view(table)),))
     ((definition,),) = cur.fetchall()
     if definition is None:

@@ -1,4 +1,4 @@
-"""Rewinds move a running group's positions to any point and take out the results that the move supersedes.
+"""Rewinds move a running group's positions to any point and take out the superseded results.
 
 The package owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, ``rewind_archive``, ``rewound_*``, ``undo_floor`` and
 ``backfill*``, and keeps I4. States of a rewind::
@@ -7,22 +7,22 @@ The package owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, 
        |
        +--reject--> REJECTED          (an expired plan stays PLANNED; applying it is refused)
 
-A rewind that cannot be done fails before it changes anything. A stale plan (`StalePlan`) reports what has moved; make a new one.
+An impossible rewind fails before it changes anything. A stale plan (`StalePlan`) reports the changes since; make a new one.
 
 Modules::
 
-    adopt              a consumer without positions starts where a group has committed in Kafka
+    adopt              starts a consumer at the offsets that a group has committed in Kafka
     apply              applies a plan in one transaction (I4)
-    archive_retention  drops archives after their time
-    backfill           reads later what a forward rewind skipped
+    archive_retention  drops old archives
+    backfill           reads records that a forward rewind skipped
     guards             triggers, rules, row security and foreign keys of the sink
-    plan               resolves a scenario to numbers and stores the plan
+    plan               resolves a scenario to offsets and stores the plan
     plan_model         scenarios and plans as values
-    plan_text          a plan as a table, JSON or Markdown
+    plan_text          formats a plan as a table, JSON or Markdown
     reaction           the rewind after a critical verdict (`on_failure: rewind`)
     rows               the rows of a sink that a rewind takes out
-    scenarios          where a rewind goes
+    scenarios          the targets of rewinds
     store              reads, lists and rejects stored rewinds
-    undo               what prevents an undo
+    undo               checks whether a rewind can be undone
     verify             compares the archive with the replay
 """

@@ -1,15 +1,15 @@
-"""Applying a planned rewind to a running group, in one transaction (I4).
+"""Applies a planned rewind to a running group, in one transaction (I4).
 
     ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind
     ③ lock the positions, in order; an adoption stores them first
     ④ refuse if the plan is stale   ⑤ store the before-image   ⑥ take out superseded rows, failed records and batches
-    ⑦ undo only: put back what the undone rewind took out   ⑧ store what will not be read, or only by a backfill
+    ⑦ undo only: put back what the undone rewind took out   ⑧ store the ranges that stay unread, or that a backfill reads
     ⑨ raise epochs, move positions
     ⑩ mark the rewind as applied, notify the members   ⑪ commit
 
-Nobody has to stop. The rewind waits `GRACE_MS` for a commit in flight on one of its partitions, then ends that commit's session. From ③ on,
-commits on these partitions wait; after ⑪ they are fenced. Other partitions and the group itself go on meanwhile. Readers of the sink are
-not locked out, unless a table partition is moved whole (`tidemark.rewind.rows.archive`).
+The group keeps running. The rewind waits `GRACE_MS` for a commit in flight on one of its partitions, then ends that commit's session. From
+③ on, commits on these partitions wait; after ⑪ they are fenced. Other partitions continue meanwhile. Readers of the sink are not locked
+out, unless a table partition is moved whole (`tidemark.rewind.rows.archive`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidemark.offsets.mirror import republish_or_log
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import adopt, backfill, guards, undo
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, torn
+from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, partial_batches
 from tidemark.rewind.plan_model import Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
 from tidemark.rewind.rows.archive import Span, put_back, take_out
@@ -51,7 +51,7 @@ GRACE_MS = 10_000
 LOCK_MS = 20_000
 """After this wait the log names the blocker: another rewind of the group, or the commit of a drain. Then the rewind keeps waiting."""
 IDLE_MS = 60_000
-"""A process that stalls in the middle of a rewind loses its session, and with it its locks, after this time."""
+"""A process that stalls in the middle of a rewind loses its session and its locks after this time."""
 
 SpecOf = Callable[[str], ConsumerSpec]
 """Returns the current spec of the consumer with this name."""
@@ -70,10 +70,10 @@ class StalePlan(Refused):
     """The state from which the plan was made has changed."""
 
     rewind_id: int
-    moved: tuple[str, ...]
+    changes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join([*self.moved, f"Rewind {self.rewind_id} was not applied. Nothing was changed. Plan again."])
+        return "\n".join([*self.changes, f"Rewind {self.rewind_id} was not applied. Nothing was changed. Plan again."])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -109,22 +109,22 @@ def apply(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> Applied:
-    """Apply a stored plan, all of it or nothing, and return it with the actual numbers.
+    """Applies a stored plan, all of it or nothing, and returns it with the actual numbers.
 
     Repeating the call is safe: an applied rewind is returned unchanged. ``by`` applies it, ``approved_by`` approved it.
-    The group may have read on since the plan was made; what it wrote since then is superseded too.
+    The group may have read on since the plan was made; rows written since then are superseded too.
 
-    Raises `StalePlan` with everything that has changed, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
-    `RowsStay` if the sink does not let the rows go, `RowsRefused` if it does not take them back (undo), or `RewindNotAllowed`. After
-    `SessionNotEnded`, `DatabaseUnavailable` or `BrokerUnavailable` the same call may succeed. An error means that nothing was changed.
-    The call waits for other rewinds, drains and sessions that hold a position, for as long as their sessions live.
+    Raises `StalePlan` with every change, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
+    `RowsStay` if the sink does not let the rows go, `RowsRefused` if it rejects the restored rows (undo), or `RewindNotAllowed`. After
+    `SessionNotEnded`, `DatabaseUnavailable` or `BrokerUnavailable` the same call may succeed. Nothing is changed if it raises.
+    Waits for other rewinds, drains and sessions that hold a position, for as long as their sessions live.
     """
     plan = read(connection, rewind_id)  # ①
     if plan.state is not RewindState.PLANNED:
-        return _already(plan)
+        return _already_applied(plan)
     specs = {group.group_id: spec_of(group.consumer) for group in plan.groups}
-    found = {
-        group.group_id: _look(cluster_of(specs[group.group_id]), [part.partition for part in group.partitions]) for group in plan.groups
+    kafka_logs = {
+        group.group_id: _look_up(cluster_of(specs[group.group_id]), [part.partition for part in group.partitions]) for group in plan.groups
     }
     outdated = adopt.outdated(map(cluster_of, specs.values()), plan)
     try:
@@ -132,25 +132,26 @@ def apply(
             key = {"rewind_id": rewind_id, "undo_of": plan.undo_of}
             locked = _lock(cur, plan)  # ②
             if locked["state"] != RewindState.PLANNED:
-                return _already(read_plan(cur, rewind_id))
+                return _already_applied(read_plan(cur, rewind_id))
             cur.execute(SQL["partitions"], key)
             planned = rows(cur)
             outdated += adopt.store_positions(cur, plan, planned)
             positions = [_lock_position(cur, part) for part in planned]  # ③
             for side in backfill.to_lock(cur, key):
                 _lock_position(cur, side)
-            moved = outdated + _expired(locked) + _altered(cur, key, locked, planned) + _strange(plan, specs) + _moved(cur, key, specs)  # ④
-            moved += _crossed(plan, planned, positions, found)
-            if not moved:
+            changes = outdated + _expired(locked) + _altered(cur, key, locked, planned)  # ④
+            changes += _spec_mismatches(plan, specs) + _group_changes(cur, key, specs)
+            changes += _partition_changes(plan, planned, positions, kafka_logs)
+            if not changes:
                 cur.execute(SQL["keep_before_image"], key)  # ⑤
                 images = rows(cur)
-                moved = torn(cur, {"rewind_id": rewind_id})
-            if moved:
-                raise StalePlan(rewind_id=rewind_id, moved=tuple(moved))
+                changes = partial_batches(cur, {"rewind_id": rewind_id})
+            if changes:
+                raise StalePlan(rewind_id=rewind_id, changes=tuple(changes))
             for group in plan.groups:
-                if against := guards.problems(cur, {**key, "group_id": group.group_id}, group.tables):
-                    raise RowsStay(table=group.table, message=" ".join(against))
-            _supersede(cur, plan, key, images, specs)  # ⑥
+                if problems := guards.problems(cur, {**key, "group_id": group.group_id}, group.tables):
+                    raise RowsStay(table=group.table, message=" ".join(problems))
+            _take_out(cur, plan, key, images, specs)  # ⑥
             if plan.undo_of is not None:  # ⑦
                 _put_back(cur, plan, key, specs)
             cur.execute(SQL["record_lost"], key)  # ⑧
@@ -162,8 +163,8 @@ def apply(
             for group in plan.groups:
                 cur.execute(SQL["notify"], {"group": group.group, "message": f"rewind {rewind_id}"})
             done = read_plan(cur, rewind_id)
-            with guards.answers(lambda message: RowsStay(table=", ".join(group.table for group in plan.groups), message=message)):
-                cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # deferred constraints fail here, not at ⑪
+            with guards.errors_as(lambda message: RowsStay(table=", ".join(group.table for group in plan.groups), message=message)):
+                cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # so that deferred constraints fail here, not at ⑪
     except psycopg2.errors.InsufficientPrivilege as error:
         raise RewindNotAllowed(rewind_id=rewind_id, message=complaint(error).message) from None
     _mirror(connection, cluster_of, specs.values())
@@ -175,7 +176,7 @@ def apply(
     return Applied(done, already=False)
 
 
-def _already(plan: Plan) -> Applied:
+def _already_applied(plan: Plan) -> Applied:
     if plan.state is not RewindState.APPLIED:
         raise AlreadyDecided.of(plan)
     log.info("rewind was already applied rewind=%s by=%s at=%s", plan.rewind_id, plan.applied_by, plan.applied_at)
@@ -187,14 +188,14 @@ def _mirror(connection: Connection, cluster_of: ClusterOf, specs: Iterable[Consu
         republish_or_log(connection, cluster_of(spec), spec)
 
 
-def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> KafkaLogs:
+def _look_up(cluster: Cluster, partitions: Sequence[TopicPartition]) -> KafkaLogs:
     topics = cluster.topics(sorted({partition.topic for partition in partitions}))
-    there = {partition for topic in topics for partition in topic.all()}
-    asked = [partition for partition in partitions if partition in there]
-    starts, ends = cluster.log_starts(asked), cluster.stable_ends(asked)
+    in_kafka = {partition for topic in topics for partition in topic.all()}
+    existing = [partition for partition in partitions if partition in in_kafka]
+    starts, ends = cluster.log_starts(existing), cluster.stable_ends(existing)
     return KafkaLogs(
         {topic.name: topic.kafka_uuid for topic in topics},
-        {partition: (starts[partition], max(starts[partition], ends[partition])) for partition in asked},
+        {partition: (starts[partition], max(starts[partition], ends[partition])) for partition in existing},
     )
 
 
@@ -212,30 +213,30 @@ def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
 
 
 def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
-    """Lock and return the position; `None` if it was deleted. Locks that were taken before stay."""
+    """Locks and returns the position; `None` if it was deleted. Earlier locks stay."""
     partition = TopicPartition(part["topic"], part["partition"])
     wait = LockWait(f"position of {partition}")
-    while (found := _locked(cur, SQL["lock_partition"], part)) is None:
+    while (locked := _locked(cur, SQL["lock_partition"], part)) is None:
         ended = store.end_writers(cur, part["group_id"], part["topic_id"], partition)
         if ended:
             log.warning("ended a session that held a partition partition=%s sessions=%s", partition, ended)
         else:
             wait.say(cur, {**part, "class": REWIND_LOCK})
-    return int(found[0][0]) if found else None
+    return int(locked[0][0]) if locked else None
 
 
 def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]] | None:
-    """The rows of a statement that waits for a lock; `None` on a timeout, or if the holder waits for this session (as a drain does).
-    Locks that were taken before stay."""
+    """Returns the rows of a statement that waits for a lock; `None` on a timeout, or if the holder waits for this session (a drain does).
+    Earlier locks stay."""
     cur.execute("SAVEPOINT lock")
     try:
         cur.execute(statement, parameters)
     except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected):
         cur.execute("ROLLBACK TO SAVEPOINT lock")
         return None
-    found = cur.fetchall()
+    locked = cur.fetchall()
     cur.execute("RELEASE SAVEPOINT lock")
-    return found
+    return locked
 
 
 def _expired(locked: Mapping[str, Any]) -> list[str]:
@@ -243,7 +244,7 @@ def _expired(locked: Mapping[str, Any]) -> list[str]:
 
 
 def _altered(cur: Cursor, key: Mapping[str, Any], locked: Mapping[str, Any], planned: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Whether somebody has changed the plan's rows since it was made: what was approved is what its digest covers."""
+    """Reports a change of the plan's rows since planning. The digest covers everything that was approved."""
     cur.execute(SQL["groups"], key)
     bases = {group["group_id"]: group["basis"] for group in rows(cur)}
     columns = ("group_id", "topic_id", "partition", "hold", "target", "new_offset", "superseded_from")
@@ -253,87 +254,89 @@ def _altered(cur: Cursor, key: Mapping[str, Any], locked: Mapping[str, Any], pla
     return ["The plan was altered: its moves, or the state that it was made from, do not match its digest."]
 
 
-def _strange(plan: Plan, specs: Mapping[int, ConsumerSpec]) -> list[str]:
-    """Groups and tables of the stored plan that are not those of the consumer's file. A role that may rewind chooses what is stored, and
-    what this session does with a table runs the table's triggers."""
-    said = []
+def _spec_mismatches(plan: Plan, specs: Mapping[int, ConsumerSpec]) -> list[str]:
+    """Reports groups and tables of the stored plan that differ from the consumer's file. A role that may rewind can store any table, and
+    this session would run the triggers of that table."""
+    mismatches = []
     for group in plan.groups:
         spec = specs[group.group_id]
         if (group.group, group.tables) != (spec.group, spec.table_names):
-            said.append(
+            mismatches.append(
                 f"The plan has the group {group.group} and {group.table} for {group.consumer}; "
                 f"its file has the group {spec.group} and {spec.shown_tables}."
             )
-    return said
+    return mismatches
 
 
-def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> list[str]:
-    """What has changed since the plan was made: groups, specs, sinks and, for an undo, what it would put back."""
+def _group_changes(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> list[str]:
+    """Reports changes of groups, specs and sinks since planning and, for an undo, of the rows to restore."""
     cur.execute(SQL["groups"], key)
-    said = []
+    changes = []
     for group in rows(cur):
         spec, was = specs[group["group_id"]], group["basis"]
         now = basis_of(cur, spec, group["last_rewind"])
         if group["name_now"] != group["group_name"]:
-            said.append(f"Group {group['group_name']} was deleted.")
-        said += [
+            changes.append(f"Group {group['group_name']} was deleted.")
+        changes += [
             f"The spec of {group['consumer']} was changed: {name} was {was['spec'].get(name)} and is now {value}."
             for name, value in now["spec"].items()
             if was["spec"].get(name) != value
         ]
         if now["columns"] != was["columns"] and now["spec"]["sink"] == was["spec"]["sink"]:
-            said.append(f"The columns of {group['sink']} were changed: {_shown(was['columns'])} before, {_shown(now['columns'])} now.")
+            changes.append(
+                f"The columns of {group['sink']} were changed: {_columns_text(was['columns'])} before, {_columns_text(now['columns'])} now."
+            )
         if now["last_rewind"] != was["last_rewind"]:
-            said.append(f"Group {group['group_name']} has been rewound since.")
+            changes.append(f"Group {group['group_name']} has been rewound since.")
     if key["undo_of"] is not None:
-        undo.keep(cur, key["undo_of"])
-        said += undo.problems(cur, key["undo_of"], {group_id: spec.table_names for group_id, spec in specs.items()})
-    return said
+        undo.lock_archives(cur, key["undo_of"])
+        changes += undo.problems(cur, key["undo_of"], {group_id: spec.table_names for group_id, spec in specs.items()})
+    return changes
 
 
-def _crossed(
-    plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], found: Mapping[int, KafkaLogs]
+def _partition_changes(
+    plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], kafka_logs: Mapping[int, KafkaLogs]
 ) -> list[str]:
-    """What has changed on the partitions since the plan was made. Progress of the group is not a change."""
-    said = []
+    """Reports changes on the partitions since planning. Progress of the group is not a change."""
+    changes = []
     for part, position in zip(planned, positions, strict=True):
         partition = TopicPartition(part["topic"], part["partition"])
-        kafka = found[part["group_id"]]
+        kafka = kafka_logs[part["group_id"]]
         if kafka.uuids[partition.topic] != part["kafka_uuid"] or partition not in kafka.logs:
-            said.append(f"{partition}: the topic was deleted and created again.")
+            changes.append(f"{partition}: the topic was deleted and created again.")
             continue
         if position is None:
-            said.append(f"{partition}: the group's position was deleted.")
+            changes.append(f"{partition}: the group's position was deleted.")
             continue
         start, end = kafka.logs[partition]
         if part["hold"]:
             continue
         if not start <= part["new_offset"] <= end:
             why = "retention has passed it" if part["new_offset"] < start else "the log was truncated"
-            said.append(f"{partition}: {part['new_offset']} is no longer in the log [{start}, {end}); {why}.")
+            changes.append(f"{partition}: {part['new_offset']} is no longer in the log [{start}, {end}); {why}.")
         target = part["target"]
         forward, is_forward = target > part["planned_offset"], target > position
         if plan.undo_of is None and forward != is_forward:
             how = f"the group has passed the target {target}" if forward else f"the target {target} is now ahead of the group"
-            said.append(f"{partition}: {how}; its position was {part['planned_offset']} and is now {position}.")
-    return said
+            changes.append(f"{partition}: {how}; its position was {part['planned_offset']} and is now {position}.")
+    return changes
 
 
-def _supersede(
+def _take_out(
     cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]], specs: Mapping[int, ConsumerSpec]
 ) -> None:
     groups = sorted(plan.groups, key=lambda group: group.group_id)
     for group in groups:
-        going = [image for image in images if image["group_id"] == group.group_id and not image["hold"]]
-        going.sort(key=lambda image: image["partition"])
-        spans = [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in going]
+        superseded = [image for image in images if image["group_id"] == group.group_id and not image["hold"]]
+        superseded.sort(key=lambda image: image["partition"])
+        spans = [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in superseded]
         for sink in reversed(group.tables):  # rows that refer to others were loaded after them
             take_out(cur, plan.rewind_id, group.group_id, sink, group.tables, spans)
-        numbers = {**key, "group_id": group.group_id}
+        ids = {**key, "group_id": group.group_id}
         for sink, columns in specs[group.group_id].keys.items():
-            deletions.park(cur, numbers, sink)
-            if plan.undo_of is None:  # an undo first puts back what was overwritten
-                deletions.put_back(cur, numbers, sink, columns)
+            deletions.park(cur, ids, sink)
+            if plan.undo_of is None:  # an undo first restores overwritten rows
+                deletions.put_back(cur, ids, sink, columns)
     cur.execute(SQL["take_from_ledger"], key)
     cur.execute(SQL["keep_lost_heads"], key)
     for group in groups:
@@ -344,16 +347,16 @@ def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[in
     assert plan.undo_of is not None
     cur.execute(SQL["put_back_in_ledger"], key)
     for group in sorted(plan.groups, key=lambda group: group.group_id):
-        numbers, keys = {**key, "group_id": group.group_id}, specs[group.group_id].keys
-        overwritten.put_back(cur, numbers, keys)
+        ids, keys = {**key, "group_id": group.group_id}, specs[group.group_id].keys
+        overwritten.put_back(cur, ids, keys)
         for sink, columns in keys.items():
-            deletions.put_back(cur, numbers, sink, columns)
-            give_way = functools.partial(overwritten.give_way, cur, numbers, sink, columns)
+            deletions.put_back(cur, ids, sink, columns)
+            give_way = functools.partial(overwritten.give_way, cur, ids, sink, columns)
             put_back(cur, plan.undo_of, group.group_id, sink, give_way)
         for sink, columns in reversed([*keys.items()]):
-            deletions.bring_back(cur, numbers, sink, columns)
-        overwritten.unpark(cur, numbers)
+            deletions.bring_back(cur, ids, sink, columns)
+        overwritten.unpark(cur, ids)
 
 
-def _shown(columns: Sequence[Sequence[str]]) -> str:
+def _columns_text(columns: Sequence[Sequence[str]]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns)

@@ -11,7 +11,7 @@ SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transa
 SELECT pg_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: lock_rewind
--- Locks the rewind's row and reads its current state, its expiry and what its digest covers.
+-- Locks the rewind's row and reads its current state, its expiry and the columns of its digest.
 SELECT state, undo_of, expires_at, expires_at <= clock_timestamp() AS expired, scenario, allow_loss, backfill, digest FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;
 
 -- name: groups
@@ -52,7 +52,7 @@ RETURNING part.group_id, part.topic_id, part.partition, part.superseded_from, pa
 SELECT tidemark.take_from_ledger(%(rewind_id)s::bigint);
 
 -- name: keep_heads
--- Adds a batch for the part that stays of each batch that the rewind cuts. Its rows and failed records are counted. What became of the
+-- Adds a batch for the part that stays of each batch that the rewind cuts. Its rows and failed records are counted. The outcome of the
 -- other records follows only from the whole batch: they were skipped if it had no unaccounted records, and loaded and replaced since if it
 -- had neither skipped nor unaccounted records. Rows that were erased since count as loaded, in the head as in the whole.
 WITH head AS (
@@ -112,12 +112,12 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
  WHERE whole.rewound_by = %(rewind_id)s AND whole.start_offset < part.superseded_from;
 
 -- name: put_back_in_ledger
--- Undo only: moves back what `take_from_ledger` has moved, and removes the parts of cut batches.
+-- Undo only: reverses `take_from_ledger`, and removes the parts of cut batches.
 SELECT tidemark.put_back_in_ledger(%(rewind_id)s::bigint);
 
 -- name: record_lost
--- Stores what the group will not read, so that the ledger has no unexplained gap: what a forward rewind skips, and, if that was allowed,
--- what retention has removed from the log.
+-- Stores the ranges that the group will not read, so that the ledger has no unexplained gap: ranges that a forward rewind skips, and, with
+-- `allow_loss`, ranges that retention has removed from the log.
 INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, rewind_id)
 SELECT part.group_id, part.topic_id, part.partition, ledger.ends, part.new_offset,
        CASE WHEN part.new_offset > part.target THEN 'retention' ELSE 'rewind' END, part.rewind_id

@@ -1,4 +1,4 @@
-"""Removes old archives of rewinds. Who moved what, when and why is kept permanently."""
+"""Removes old archives of rewinds. The rewinds themselves (who moved what, when and why) are kept permanently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psycopg2.errors import LockNotAvailable
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import DatabaseUnavailable
-from tidemark.rewind.rows.archive import ArchiveForged, opened
+from tidemark.rewind.rows.archive import ArchiveForged, open_archive
 from tidemark.rewind.rows.overwritten import KEPT
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 SQL = statements("tidemark.rewind", "archive_retention.sql")
 LOCK_WAIT_S = 10
-"""An archive that is locked for this long is left for the next time."""
+"""An archive that is locked for this long is left for the next call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A removed archive, or removed overwritten rows: the rewind can no longer be undone nor, without its archive, verified."""
+    """A removed archive, or removed overwritten rows. The rewind can no longer be undone or, without its archive, verified."""
 
     rewind_id: int
     relation: str
@@ -34,9 +34,9 @@ class Removed:
 
 
 def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
-    """Drop the archives of rewinds that were applied longer ago than ``keep``, and the overwritten rows kept for them; each in its own
-    transaction. Forgets the rows that were deleted longer ago. Raises `ArchiveForged` for the first archive that is none, after the others
-    were dropped."""
+    """Drops the archives of rewinds that were applied longer ago than ``keep``, and the overwritten rows kept for them, each in its own
+    transaction. Also removes rows that were deleted longer ago. Raises `ArchiveForged` for the first forged archive, after the others were
+    dropped."""
     with transaction(connection) as cur:
         cur.execute(SQL["outdated"], {"keep": keep})
         outdated = rows(cur)
@@ -48,7 +48,7 @@ def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
                 cur.execute(SQL["remove"], archive)
                 if cur.fetchone() is None:
                     continue
-                if (relation := opened(cur, archive)) is not None:
+                if (relation := open_archive(cur, archive)) is not None:
                     cur.execute(f"DROP TABLE {relation}")
         except ArchiveForged as error:
             forged.append(error)

@@ -12,15 +12,16 @@ UPDATE tidemark.rewind_archive SET removed_at = clock_timestamp()
  WHERE rewind_id = %(rewind_id)s AND number = %(number)s AND put_back_at IS NULL AND removed_at IS NULL RETURNING 1;
 
 -- name: forget_deletions
--- Deletions that rewinds took back longer ago than `keep`. Locks them.
+-- Removes deletions that rewinds parked longer ago than `keep`. Locks them.
 DELETE FROM tidemark.deletion USING tidemark.rewind WHERE parked_by = rewind_id AND applied_at < clock_timestamp() - %(keep)s;
 
 -- name: forget_deleted_rows
--- The rows that were deleted longer ago than `keep`. A rewind no longer puts them back. Locks their deletions.
+-- Removes the copies of rows that were deleted longer ago than `keep`. A rewind no longer restores these rows. Locks their deletions.
 UPDATE tidemark.deletion SET kept = NULL WHERE kept IS NOT NULL AND deleted_at < clock_timestamp() - %(keep)s;
 
 -- name: outdated_groups
--- The groups of such rewinds, oldest first, because rows that an undo needs may be kept under later rewinds.
+-- The groups of rewinds that were applied longer ago than `keep`, oldest first, because rows that an undo needs may be kept under later
+-- rewinds.
 SELECT grp.rewind_id, grp.group_id FROM tidemark.rewind_group grp JOIN tidemark.rewind USING (rewind_id)
  WHERE overwritten_removed_at IS NULL AND applied_at < clock_timestamp() - %(keep)s
  ORDER BY applied_no, grp.group_id;
@@ -31,9 +32,9 @@ UPDATE tidemark.rewind_group SET overwritten_removed_at = clock_timestamp()
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND overwritten_removed_at IS NULL RETURNING 1;
 
 -- name: drop_floors
--- Nothing needs to be kept any longer unless a later rewind came. Waits for commits in flight below these floors.
+-- Stops keeping overwritten rows, unless a later rewind needs them. Waits for commits in flight below these floors.
 DELETE FROM tidemark.undo_floor WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s;
 
 -- name: remove_rows
--- Locks the rows, which nothing else uses.
+-- Removes the overwritten rows. Locks them; nothing else uses them.
 DELETE FROM tidemark.rewound_row WHERE group_id = %(group_id)s AND rewind_id = %(rewind_id)s;

@@ -1,4 +1,4 @@
-"""Backfills read later what a forward rewind skipped, into the same sink, exactly once.
+"""Backfills read records that a forward rewind skipped, into the same sink, exactly once.
 
 A backfill has a *side group*: a group without members whose positions record how far each skipped range has been read, and fence its
 runs. A backfill run (`tidemark.consume.run`) commits slices like any other run, with two differences, both in the slice's transaction: it
@@ -6,7 +6,7 @@ moves the side group's position, and it turns the head of the rewind's ``lost_ra
 skipped offset is lost or read, never both.
 
 If the group is later rewound back into the range, it reads the rest of the range itself. The backfill then ends at the new position
-(the statement `cut`); undoing that rewind restores its end. Both raise the side group's epochs, so that no run goes on with an old end.
+(the statement `cut`); undoing that rewind restores its end. Both raise the side group's epochs, so that no run continues with an old end.
 
 Locks: the side groups' positions, after those of the groups themselves. A commit of a backfill locks only its own position.
 """
@@ -30,9 +30,9 @@ SQL = statements("tidemark.rewind", "backfill.sql")
 
 @dataclass(frozen=True, slots=True)
 class BackfillPart:
-    """A partition of a backfill: ``[start, end)`` is to be read, and has been read up to ``position``.
+    """A partition of a backfill. It reads ``[start, end)`` and has reached ``position``.
 
-    ``skipped_to`` is where the forward rewind went. ``end`` is less once a later rewind has gone back into the range.
+    ``skipped_to`` is the forward rewind's target. ``end`` is less once a later rewind has gone back into the range.
     """
 
     partition: TopicPartition
@@ -85,46 +85,46 @@ class SkippedTopicRecreated(Refused):
 
 
 def backfills(cur: Cursor, group: str | None = None, rewind_ids: Sequence[int] | None = None) -> list[Backfill]:
-    """The backfills of a group, of some rewinds, or of both, ordered by rewind. Includes finished ones."""
+    """Returns the backfills of a group, of some rewinds, or of both, ordered by rewind. Includes finished ones."""
     cur.execute(SQL["parts"], {"group": group, "rewind_ids": None if rewind_ids is None else list(rewind_ids)})
-    found = []
-    for _, of_one in groupby(rows(cur), key=lambda row: (row["rewind_id"], row["group_id"])):
-        parts = list(of_one)
-        whose = {name: parts[0][name] for name in ("rewind_id", "group", "group_id", "side", "side_id")}
-        found.append(Backfill(**whose, parts=tuple(_part(row) for row in parts)))
-    return found
+    result = []
+    for _, group_rows in groupby(rows(cur), key=lambda row: (row["rewind_id"], row["group_id"])):
+        parts = list(group_rows)
+        ids = {name: parts[0][name] for name in ("rewind_id", "group", "group_id", "side", "side_id")}
+        result.append(Backfill(**ids, parts=tuple(_part(row) for row in parts)))
+    return result
 
 
 def find(cur: Cursor, group: str, rewind_id: int) -> Backfill:
-    """The backfill of a rewind. Raises `BadInput` if the rewind left none for this group."""
-    found = backfills(cur, group, [rewind_id])
-    if not found:
+    """Returns the backfill of a rewind. Raises `BadInput` if the rewind left none for this group."""
+    matches = backfills(cur, group, [rewind_id])
+    if not matches:
         fix = "Name an applied rewind that was planned with --backfill and skips records. tidemark offsets shows the backfills."
         raise BadInput(what="rewind", found=f"rewind {rewind_id} left no backfill for group {group}", fix=fix)
-    return found[0]
+    return matches[0]
 
 
 def unfinished(cur: Cursor, group: str) -> list[int]:
-    """The rewinds with unfinished backfills, in the order in which they were planned."""
-    return [one.rewind_id for one in backfills(cur, group) if one.left]
+    """Returns the rewinds with unfinished backfills, in the order of their plans."""
+    return [backfill.rewind_id for backfill in backfills(cur, group) if backfill.left]
 
 
 def of_attempt(cur: Cursor, attempt_id: int) -> Backfill | None:
-    """The backfill that an attempt reads; `None` for an ordinary run."""
+    """Returns the backfill that an attempt reads; `None` for an ordinary run."""
     cur.execute(SQL["of_attempt"], {"attempt_id": attempt_id})
     row = cur.fetchone()
     return None if row is None or row[0] is None else find(cur, row[1], row[0])
 
 
-def ends(cur: Cursor, one: Backfill) -> dict[TopicPartition, int]:
-    """The current ends of its parts. A rewind that lowers an end after this look-up fences what was claimed before it."""
-    cur.execute(SQL["ends"], {"rewind_id": one.rewind_id, "group_id": one.group_id, "group": one.group})
+def ends(cur: Cursor, backfill: Backfill) -> dict[TopicPartition, int]:
+    """Returns the current ends of the backfill's parts. A rewind that lowers an end after this look-up fences earlier claims."""
+    cur.execute(SQL["ends"], {"rewind_id": backfill.rewind_id, "group_id": backfill.group_id, "group": backfill.group})
     return {TopicPartition(topic, partition): end for topic, partition, end in cur.fetchall()}
 
 
-def end_now(cur: Cursor, one: Backfill, topic_id: int, partition: TopicPartition) -> int:
-    """As `ends`, for one part."""
-    key = {"rewind_id": one.rewind_id, "group_id": one.group_id, "topic_id": topic_id, "partition": partition.partition}
+def end_now(cur: Cursor, backfill: Backfill, topic_id: int, partition: TopicPartition) -> int:
+    """Like `ends`, for one part."""
+    key = {"rewind_id": backfill.rewind_id, "group_id": backfill.group_id, "topic_id": topic_id, "partition": partition.partition}
     cur.execute(SQL["end_now"], key)
     (end,) = cur.fetchone() or (0,)
     return int(end)
@@ -134,16 +134,16 @@ def end_now(cur: Cursor, one: Backfill, topic_id: int, partition: TopicPartition
 
 
 def to_lock(cur: Cursor, key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``group_id, topic_id, topic, partition`` of each side group position that `follow` may change, in lock order."""
+    """Returns ``group_id, topic_id, topic, partition`` of each side group position that `follow` may change, in lock order."""
     cur.execute(SQL["to_lock"], key)
     return rows(cur)
 
 
 def follow(cur: Cursor, key: Mapping[str, Any], *, make: bool) -> None:
-    """Update the backfills that a rewind (``rewind_id``, ``undo_of``) affects, once its ledger is final; does not commit.
+    """Updates the backfills that a rewind (``rewind_id``, ``undo_of``) affects, once its ledger is final; does not commit.
 
     A backfill whose range the rewind goes back into now ends at the rewind's target. An undo restores the ends that the undone rewind
-    lowered. With ``make``, what this rewind skips gets a backfill. Needs the locks of the positions of `to_lock`.
+    lowered. With ``make``, creates a backfill of the ranges that this rewind skips. Needs the locks of the positions of `to_lock`.
     """
     cur.execute(SQL["cut"], key)
     if key["undo_of"] is not None:

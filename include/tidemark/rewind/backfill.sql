@@ -1,5 +1,5 @@
--- Statements on backfills: what a forward rewind skipped, and how far backfill runs have read it. A part is one partition of one rewind.
--- Its lock is the side group's position, which is taken after the positions of the groups themselves.
+-- Statements on backfills: the ranges that a forward rewind skipped, and the progress of backfill runs. A part is one partition of one
+-- rewind. Its lock is the side group's position, which is taken after the positions of the groups themselves.
 
 -- name: parts
 -- The parts of a group's backfills, or of some rewinds': position and end. Locks nothing.
@@ -44,7 +44,7 @@ SELECT fill.side_id AS group_id, fill.topic_id, topic.name AS topic, fill.partit
  ORDER BY fill.side_id, fill.topic_id, fill.partition;
 
 -- name: cut
--- Lowers the end of a backfill to where the rewind goes, because the group reads the rest itself, and fences the backfill's runs. Needs the
+-- Lowers the end of a backfill to the rewind's target, because the group reads the rest itself, and fences the backfill's runs. Needs the
 -- positions' locks.
 WITH nearer AS (
     SELECT fill.*, greatest(fill.start_offset, part.superseded_from) AS new_end
@@ -94,7 +94,7 @@ UPDATE tidemark.lost_range lost SET start_offset = next_offset FROM read
  WHERE lost.lost_range_id = read.lost_range_id AND read.end_offset > next_offset;
 
 -- name: make
--- Creates one side group per group, with positions at the starts of what this rewind skipped.
+-- Creates one side group per group, with positions at the starts of the ranges that this rewind skipped.
 WITH skipped AS MATERIALIZED (
     SELECT * FROM tidemark.lost_range WHERE rewind_id = %(rewind_id)s AND reason = 'rewind' AND head_of IS NULL
 ), side AS (

@@ -1,4 +1,4 @@
--- Statements that find out what a user's table does when rows are deleted or inserted. Unless noted, they only read the catalogs and lock
+-- Statements that look up the effects of deleting from or inserting into a user's table. Unless noted, they only read the catalogs and lock
 -- nothing.
 
 -- name: hooks
@@ -61,7 +61,7 @@ SELECT asked.relid, sum(pg_stat_get_xact_tuples_deleted(part.relid))::bigint, su
 -- name: may_delete
 SELECT has_table_privilege(to_regclass(%(table)s), 'DELETE');
 
--- name: one
+-- name: sample_row
 -- One row that the rewind takes out.
 SELECT written.kafka_topic_id, written.kafka_partition, written.kafka_offset, written.kafka_seq
   FROM tidemark.rewind_partition part

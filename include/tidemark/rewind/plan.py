@@ -1,9 +1,9 @@
-"""Planning a rewind resolves everything to offsets once and stores them as a row that can be read, approved and applied.
+"""Plans a rewind: resolves it to offsets once and stores them, to be reviewed, approved and applied.
 
     ① check the request   ② read groups, positions and tables   ③ look up topics and the ranges of their logs in Kafka
-    ④ resolve the scenario to one target per partition   ⑤ count what it would take out, store the plan, check that it can be applied
+    ④ resolve the scenario to one target per partition   ⑤ count the rows to take out, store the plan, check that it can be applied
 
-A running group reads on: nothing is locked, and nothing is written before ⑤. `preview` does the same without storing anything.
+A running group reads on: nothing is locked, and nothing is written before ⑤. `preview` stores nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,17 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import adopt, guards, undo
 from tidemark.rewind.plan_model import Adopt, GroupPlan, PartitionPlan, Plan, Scenario, Undo
 from tidemark.rewind.scenarios.scenario import EXPIRES_IN, to_json
-from tidemark.rewind.scenarios.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
+from tidemark.rewind.scenarios.targets import (
+    Move,
+    Outside,
+    Place,
+    TargetsOutOfRange,
+    limited_to,
+    moves,
+    targets,
+    unread_partitions,
+    unvalidated,
+)
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import SinkMissing, on_tables, read_columns
 from tidemark.spec import ConsumerSpec
@@ -46,15 +56,15 @@ ClusterOf = Callable[[ConsumerSpec], Cluster]
 
 
 class PartitionFilter(Protocol):
-    """Which partitions a rewind moves; `tidemark.spec.scope.Scope` is one."""
+    """Selects the partitions that a rewind moves; `tidemark.spec.scope.Scope` is one."""
 
     def select(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """The partitions in scope. Raises `BadInput` if the scope names any that are not in ``partitions``."""
+        """Returns the partitions in scope. Raises `BadInput` if the scope names one that is not in ``partitions``."""
 
 
 @dataclass(kw_only=True, eq=False)
 class PlanRefused(Refused):
-    """The rewind cannot be done as requested; ``problems`` has all the reasons."""
+    """The rewind is not possible as requested; ``problems`` has every reason."""
 
     problems: tuple[str, ...]
 
@@ -64,7 +74,7 @@ class PlanRefused(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class CompactedTopics(Refused):
-    """The rewind would take back records of topics of which Kafka keeps only the newest record of each key."""
+    """The rewind would read compacted topics again, of which Kafka keeps only the newest record of each key."""
 
     topics: tuple[str, ...]
 
@@ -77,7 +87,7 @@ class CompactedTopics(Refused):
 
 @dataclass(slots=True)
 class Consumer:
-    """A consumer as it is when the plan is made."""
+    """A consumer's state at planning."""
 
     spec: ConsumerSpec
     cluster: Cluster
@@ -106,20 +116,20 @@ def plan(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> Plan:
-    """Store and return the plan of a rewind of these consumers. Changes nothing else; nobody has to stop.
+    """Stores and returns the plan of a rewind of these consumers. Changes nothing else; the consumers keep running.
 
     ``connection`` is to the database of the sinks, which all consumers must share; all of them are moved, or none. ``by`` is the requester,
     ``dag_id`` and ``run_id`` are the Airflow run. With ``allow_loss``, a target before the start of the log becomes the start. With
-    ``backfill``, a separate run reads later what is skipped (`tidemark.rewind.backfill`).
+    ``backfill``, a separate run reads the skipped records later (`tidemark.rewind.backfill`).
     The plan leaves out partitions on which the group has no position or for which the scenario has no target.
 
-    Raises `TargetsOutOfRange` with every target outside its log, `PlanRefused` with all other obstacles (a topic that was created again,
-    rows that can only be taken back together or that the sink does not let go, a later rewind that must be undone first), `CompactedTopics`
-    without ``allow_loss``, `BadInput` for a bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then
-    nothing is stored.
+    Stores nothing if it raises: `TargetsOutOfRange` with every target outside its log, `PlanRefused` with all other obstacles (a topic that
+    was created again, rows that can only be taken back together or that the sink does not let go, a later rewind that must be undone
+    first), `CompactedTopics` without ``allow_loss``, `BadInput` for a bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or
+    `BrokerUnavailable`.
     """
     reason = check_reason(reason)  # ①
-    moved, scenario = _resolved(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
+    moved, scenario = _resolve_all(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
     if backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in moved for move in consumer.moves)):
         raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
     rewind = {
@@ -134,16 +144,16 @@ def plan(
         "run_id": run_id,
     }
     with transaction(connection) as cur:  # ⑤
-        made = _store(cur, rewind, moved)
-        key = {"rewind_id": made.rewind_id, "undo_of": made.undo_of}
-        problems = torn(cur, key)
+        stored = _store(cur, rewind, moved)
+        key = {"rewind_id": stored.rewind_id, "undo_of": stored.undo_of}
+        problems = partial_batches(cur, key)
         for consumer in moved:
-            mine, tables = {**key, "group_id": consumer.group_id}, consumer.spec.table_names
-            problems += guards.problems(cur, mine, tables) or guards.trial(cur, mine, tables)
+            group_key, tables = {**key, "group_id": consumer.group_id}, consumer.spec.table_names
+            problems += guards.problems(cur, group_key, tables) or guards.trial(cur, group_key, tables)
         if problems:
             raise PlanRefused(problems=tuple(problems))
-    log.info("rewind planned rewind=%s consumers=%s by=%s", made.rewind_id, ",".join(spec.name for spec in consumers), by)
-    return made
+    log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, ",".join(spec.name for spec in consumers), by)
+    return stored
 
 
 def preview(
@@ -155,16 +165,16 @@ def preview(
     *,
     allow_loss: bool,
 ) -> tuple[GroupPlan, ...]:
-    """What `plan` would store now. Only reads, so the session may be read-only, and `Adopt` cannot be previewed.
+    """Returns what `plan` would store now. Only reads, so the session may be read-only, and `Adopt` cannot be previewed.
 
-    Raises what `plan` raises. Does not find what only the plan's trial delete finds: a trigger that keeps the rows.
+    Raises the errors of `plan`, except for triggers that keep the rows: only the trial delete of `plan` detects these.
     """
-    moved, scenario = _resolved(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
+    moved, scenario = _resolve_all(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
     undo_of = scenario.rewind_id if isinstance(scenario, Undo) else None
     with transaction(connection) as cur:
-        groups = tuple(_counted(cur, consumer, undo_of) for consumer in moved)
+        groups = tuple(_group_plan(cur, consumer, undo_of) for consumer in moved)
         key = {"undo_of": undo_of, **_moving(moved)}
-        problems = torn(cur, key, SQL["moving"])
+        problems = partial_batches(cur, key, SQL["moving"])
         for consumer in moved:
             problems += guards.problems(cur, {**key, "group_id": consumer.group_id}, consumer.spec.table_names, SQL["moving"])
     if problems:
@@ -172,7 +182,7 @@ def preview(
     return groups
 
 
-def _resolved(
+def _resolve_all(
     connection: Connection,
     cluster_of: ClusterOf,
     consumers: Sequence[ConsumerSpec],
@@ -181,28 +191,28 @@ def _resolved(
     *,
     allow_loss: bool,
 ) -> tuple[list[Consumer], Scenario]:
-    """The consumers that move, with their moves, and the scenario limited to them: ① to ④."""
+    """Steps ① to ④: returns the consumers that move, with their moves, and the scenario limited to the chosen partitions."""
     _check_consumers(consumers)
     with transaction(connection) as cur:  # ②
         if isinstance(scenario, Adopt):
             for spec in consumers:
                 store.ensure_group(cur, spec.group)
-        asked = [_consumer(cur, spec, cluster_of(spec)) for spec in consumers]
+        requested = [_consumer(cur, spec, cluster_of(spec)) for spec in consumers]
     if isinstance(scenario, Adopt):  # ③
-        problems = [problem for consumer in asked for problem in _locate_new(connection, consumer, scenario)]
+        problems = [problem for consumer in requested for problem in _locate_adopted(connection, consumer, scenario)]
     else:
-        problems = [problem for consumer in asked for problem in _locate(consumer)]
+        problems = [problem for consumer in requested for problem in _locate(consumer)]
     if problems:
         raise PlanRefused(problems=tuple(problems))
-    chosen = set(scope.select([place.partition for consumer in asked for place in consumer.places]))
+    chosen = set(scope.select([place.partition for consumer in requested for place in consumer.places]))
     with transaction(connection) as cur:  # ④
         if isinstance(scenario, Undo):
-            problems, outside = _undo(cur, scenario, asked, chosen, allow_loss=allow_loss)
+            problems, outside = _resolve_undo(cur, scenario, requested, chosen, allow_loss=allow_loss)
         else:
-            problems = strangers(scenario, [place.partition for consumer in asked for place in consumer.places])
-            scenario = within(scenario, chosen)
-            outside = [each for consumer in asked for each in _resolve(cur, scenario, consumer, chosen, allow_loss=allow_loss)]
-            for consumer in asked:
+            problems = unread_partitions(scenario, [place.partition for consumer in requested for place in consumer.places])
+            scenario = limited_to(scenario, chosen)
+            outside = [target for consumer in requested for target in _resolve(cur, scenario, consumer, chosen, allow_loss=allow_loss)]
+            for consumer in requested:
                 places = [place for place in consumer.places if place.partition in chosen]
                 problems += unvalidated(cur, scenario, consumer.group_id, places)
     if problems:
@@ -210,30 +220,30 @@ def _resolved(
     if outside:
         raise TargetsOutOfRange(outside=tuple(outside))
     if not allow_loss and not isinstance(scenario, Undo):
-        _require_whole(asked)
-    moved = [consumer for consumer in asked if consumer.moves]
+        _refuse_compacted(requested)
+    moved = [consumer for consumer in requested if consumer.moves]
     if not moved:
         raise PlanRefused(problems=("The scenario has no target for any of the chosen partitions.",))
     return moved, scenario
 
 
 def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any]:
-    """What must not change until the plan is applied: topics and sink of the spec, the sink's columns, the last rewind."""
+    """Returns the state that must not change until the plan is applied: the spec's topics and sink, the sink's columns, the last rewind."""
     columns = []
     for sink in spec.tables.values():
-        found = read_columns(cur, sink.table)
-        if not found:
+        sink_columns = read_columns(cur, sink.table)
+        if not sink_columns:
             raise SinkMissing(table=sink.table)
         prefix = f"{sink.table}." if len(spec.tables) > 1 else ""
-        columns += [[f"{prefix}{column.name}", column.type] for column in found]
-    said = {
+        columns += [[f"{prefix}{column.name}", column.type] for column in sink_columns]
+    spec_state = {
         "group": spec.group,
         "topics": list(spec.topics),
         "topic_pattern": spec.topic_pattern,
         **_sinks_of(spec),
         **({"partitions": str(spec.fixed)} if spec.partitions is not None else {}),
     }
-    return {"spec": said, "columns": columns, "last_rewind": last_rewind}
+    return {"spec": spec_state, "columns": columns, "last_rewind": last_rewind}
 
 
 def _sinks_of(spec: ConsumerSpec) -> dict[str, Any]:
@@ -251,18 +261,18 @@ def _sinks_of(spec: ConsumerSpec) -> dict[str, Any]:
     return {"sink": spec.shown_tables, "mode": (SinkMode.UPSERT if spec.upserts else SinkMode.APPEND).value, "sinks": sinks}
 
 
-def torn(cur: Cursor, key: Mapping[str, Any], moving: str = guards.STORED) -> list[str]:
-    """Batches without lineage by record that a rewind would take back only in part, each with the nearest boundaries. ``key`` and
-    ``moving``: see `guards.problems`."""
-    cur.execute(SQL["torn_anchors"].replace("{moving}", moving), key)
+def partial_batches(cur: Cursor, key: Mapping[str, Any], moving: str = guards.STORED) -> list[str]:
+    """Returns the batches without lineage by record that a rewind would take back only in part, each with the nearest boundaries.
+    ``key`` and ``moving``: see `guards.problems`."""
+    cur.execute(SQL["partial_batches"].replace("{moving}", moving), key)
     problems = []
-    for anchor, members in groupby(rows(cur), key=lambda row: row["anchor_id"]):
+    for whole_batch_id, members in groupby(rows(cur), key=lambda row: row["anchor_id"]):
         parts = list(members)
         before = ", ".join(f"{part['topic']}/{part['partition']} to {part['start']}" for part in parts)
-        behind = ", ".join(f"{part['topic']}/{part['partition']} to {part['end']}" for part in parts)
+        after = ", ".join(f"{part['topic']}/{part['partition']} to {part['end']}" for part in parts)
         problems.append(
-            f"Batch {anchor} can only be taken back whole, because its rows are made from many records. The nearest boundaries are "
-            f"{before} or earlier, and {behind}."
+            f"Batch {whole_batch_id} can only be taken back whole, because its rows are made from many records. The nearest boundaries are "
+            f"{before} or earlier, and {after}."
         )
     return problems
 
@@ -275,30 +285,30 @@ def _check_consumers(consumers: Sequence[ConsumerSpec]) -> None:
         found = f"they use several databases: {', '.join(databases)}"
         raise BadInput(what="consumers", found=found, fix="Make one plan per database; no transaction spans two.")
     groups = [spec.group for spec in consumers]
-    if doubled := sorted({group for group in groups if groups.count(group) > 1}):
-        raise BadInput(what="consumers", found=f"several belong to group {', '.join(doubled)}", fix="Name each group once.")
+    if duplicates := sorted({group for group in groups if groups.count(group) > 1}):
+        raise BadInput(what="consumers", found=f"several belong to group {', '.join(duplicates)}", fix="Name each group once.")
 
 
 def _consumer(cur: Cursor, spec: ConsumerSpec, cluster: Cluster) -> Consumer:
     cur.execute(SQL["group_now"], {"group": spec.group})
-    found = rows(cur)
-    if not found:
+    groups = rows(cur)
+    if not groups:
         raise BadInput(what="group", found=f"no group {spec.group!r} has ever run here", fix="Run the consumer once first.")
-    (now,) = found
+    (now,) = groups
     return Consumer(spec, cluster, now["group_id"], basis_of(cur, spec, now["last_rewind"]), now, store.positions(cur, spec.group))
 
 
 def _locate(consumer: Consumer) -> list[str]:
-    """Look up the current logs of the group's partitions; return the problems found."""
+    """Looks up the current logs of the group's partitions; returns the problems."""
     spec, cluster = consumer.spec, consumer.cluster
     topics = cluster.topics(cluster.subscribed(spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
-    mine = [position for position in consumer.positions if spec.fixed.covers(position.partition)]  # it moves only what it reads
-    held = [position for position in mine if uuids.get(position.partition.topic) == position.kafka_uuid]
-    known = {position.partition.topic for position in mine}
-    gone = sorted((known & uuids.keys()) - {position.partition.topic for position in held})
-    starts = cluster.log_starts(position.partition for position in held)
-    ends = cluster.stable_ends(position.partition for position in held)
+    assigned = [position for position in consumer.positions if spec.fixed.covers(position.partition)]
+    current = [position for position in assigned if uuids.get(position.partition.topic) == position.kafka_uuid]
+    topics_read = {position.partition.topic for position in assigned}
+    recreated = sorted((topics_read & uuids.keys()) - {position.partition.topic for position in current})
+    starts = cluster.log_starts(position.partition for position in current)
+    ends = cluster.stable_ends(position.partition for position in current)
     consumer.places = [
         Place(
             position.partition,
@@ -308,60 +318,63 @@ def _locate(consumer: Consumer) -> list[str]:
             starts[position.partition],
             max(starts[position.partition], ends[position.partition]),
         )
-        for position in held
+        for position in current
     ]
     problems = [
         f"Topic {topic} was deleted and created again since group {spec.group} read it. The old records cannot be read again. "
         f"Let {spec.name} start on the new topic (offset_reset: earliest or latest), then plan."
-        for topic in gone
+        for topic in recreated
     ]
-    if not held and not gone:
+    if not current and not recreated:
         problems.append(f"Group {spec.group} has no position on its topics yet. Run {spec.name} once; offset_reset sets where it starts.")
     return problems
 
 
-def _locate_new(connection: Connection, consumer: Consumer, scenario: Adopt) -> list[str]:
-    """As `_locate`, of a consumer without positions: takes those of the group that it adopts."""
+def _locate_adopted(connection: Connection, consumer: Consumer, scenario: Adopt) -> list[str]:
+    """`_locate` from the adopted group's positions."""
     spec = consumer.spec
     if consumer.positions:
         move = f"tidemark rewind plan {spec.name} --from-group kafka:{scenario.group}"
         return [f"Group {spec.group} has positions already, so it cannot adopt others. To move it: {move}"]
-    found, problems = adopt.starts(consumer.cluster, spec, scenario.group)
+    starts, problems = adopt.starts(consumer.cluster, spec, scenario.group)
     with transaction(connection) as cur:
-        ids = {uuid: store.ensure_topic(cur, topic, uuid) for topic, uuid in {(one.partition.topic, one.kafka_uuid) for one in found}}
-    consumer.places = [Place(one.partition, ids[one.kafka_uuid], one.position, one.position, one.log.start, one.log.end) for one in found]
+        topics = {(start.partition.topic, start.kafka_uuid) for start in starts}
+        ids = {uuid: store.ensure_topic(cur, topic, uuid) for topic, uuid in topics}
+    consumer.places = [
+        Place(start.partition, ids[start.kafka_uuid], start.position, start.position, start.log.start, start.log.end) for start in starts
+    ]
     return problems
 
 
 def _resolve(cur: Cursor, scenario: Scenario, consumer: Consumer, chosen: set[TopicPartition], *, allow_loss: bool) -> list[Outside]:
     places = [place for place in consumer.places if place.partition in chosen]
-    found = targets(cur, consumer.cluster, scenario, consumer.spec.group, consumer.group_id, places)
-    consumer.moves, outside = moves(scenario, places, found, allow_loss=allow_loss)
+    offsets = targets(cur, consumer.cluster, scenario, consumer.spec.group, consumer.group_id, places)
+    consumer.moves, outside = moves(scenario, places, offsets, allow_loss=allow_loss)
     return outside
 
 
-def _require_whole(consumers: Iterable[Consumer]) -> None:
-    """Raises `CompactedTopics`. A topic whose settings may not be read counts as not compacted."""
+def _refuse_compacted(consumers: Iterable[Consumer]) -> None:
+    """Raises `CompactedTopics`. A topic whose settings this client may not read counts as not compacted."""
     compacted: set[str] = set()
     for consumer in consumers:
-        back = {move.place.partition.topic for move in consumer.moves if not move.hold and move.superseded_from < move.place.position}
+        replayed = {move.place.partition.topic for move in consumer.moves if not move.hold and move.superseded_from < move.place.position}
         with contextlib.suppress(NotAllowed):
-            compacted |= {topic for topic, settings in consumer.cluster.settings(back).items() if cleanup_of(settings).compacted}
+            compacted |= {topic for topic, settings in consumer.cluster.settings(replayed).items() if cleanup_of(settings).compacted}
     if compacted:
         raise CompactedTopics(topics=tuple(sorted(compacted)))
 
 
-def _undo(
-    cur: Cursor, scenario: Undo, asked: Sequence[Consumer], chosen: set[TopicPartition], *, allow_loss: bool
+def _resolve_undo(
+    cur: Cursor, scenario: Undo, requested: Sequence[Consumer], chosen: set[TopicPartition], *, allow_loss: bool
 ) -> tuple[list[str], list[Outside]]:
-    """As `_resolve`, from the stored rewind; also returns why it cannot be undone."""
-    before = undo.read_images(cur, scenario.rewind_id)
-    places = {(consumer.group_id, place.topic_id, place.partition.partition): place for consumer in asked for place in consumer.places}
-    problems = undo.problems(cur, scenario.rewind_id, {consumer.group_id: consumer.spec.table_names for consumer in asked})
+    """`_resolve` from the stored rewind; also returns why it cannot be undone."""
+    images = undo.read_images(cur, scenario.rewind_id)
+    places = {(consumer.group_id, place.topic_id, place.partition.partition): place for consumer in requested for place in consumer.places}
+    problems = undo.problems(cur, scenario.rewind_id, {consumer.group_id: consumer.spec.table_names for consumer in requested})
     outside: list[Outside] = []
-    for image in before:
+    for image in images:
         place = places.get((image.group_id, image.topic_id, image.partition.partition))
-        consumer = next((each for each in asked if each.group_id == image.group_id), None)
+        consumer = next((consumer for consumer in requested if consumer.group_id == image.group_id), None)
         if consumer is None:
             continue  # reported by `undo.problems`
         if place is None:
@@ -378,7 +391,7 @@ def _undo(
 
 
 def _moving(consumers: Sequence[Consumer]) -> dict[str, Any]:
-    """The parameters of the relation ``moving``."""
+    """Returns the parameters of the relation ``moving``."""
     moves = [(consumer.group_id, move) for consumer in consumers for move in consumer.moves]
     return {
         "rewind_id": 0,
@@ -390,15 +403,15 @@ def _moving(consumers: Sequence[Consumer]) -> dict[str, Any]:
     }
 
 
-def _counted(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
-    """What the consumer's moves would take out and put back, as of now."""
+def _group_plan(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
+    """Counts what the consumer's moves would take out and put back now."""
     spec, now = consumer.spec, consumer.now
     key = {**_moving([consumer]), "undo_of": undo_of}
     cur.execute(on_tables(SQL["count_superseded"].replace("{moving}", SQL["moving"]), spec.table_names), key)
     counts = {(row.pop("topic_id"), row.pop("partition")): row for row in rows(cur)}
     reports = spec.validation is not None and spec.validation.on_failure is OnFailure.REPORT
-    cur.execute(SQL["told"].replace("{moving}", SQL["moving"]), {**key, "reports": reports})
-    (told,) = cur.fetchone() or (False,)
+    cur.execute(SQL["announced"].replace("{moving}", SQL["moving"]), {**key, "reports": reports})
+    (announced,) = cur.fetchone() or (False,)
     return GroupPlan(
         consumer=spec.name,
         group=spec.group,
@@ -420,7 +433,7 @@ def _counted(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
         records_per_s=now["records_per_s"],
         group_state=now["state"],
         in_flight=now["in_flight"],
-        told=spec.table_names if told else (),
+        announced_assets=spec.table_names if announced else (),
     )
 
 
@@ -428,11 +441,11 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]
     cur.execute(SQL["add_rewind"], {**rewind, "digest": _digest(rewind, consumers)})
     (rewind_id,) = cur.fetchone() or (0,)
     for consumer in consumers:
-        counted = _counted(cur, consumer, rewind["undo_of"])
+        group = _group_plan(cur, consumer, rewind["undo_of"])
         cur.execute(SQL["add_group"], {
-            **consumer.now, "rewind_id": rewind_id, "group_id": consumer.group_id, "consumer": counted.consumer, "group": counted.group,
-            "sink": counted.table, "sinks": list(counted.tables), "basis": json.dumps(consumer.basis), "lag": counted.lag,
-            "told": list(counted.told),
+            **consumer.now, "rewind_id": rewind_id, "group_id": consumer.group_id, "consumer": group.consumer, "group": group.group,
+            "sink": group.table, "sinks": list(group.tables), "basis": json.dumps(consumer.basis), "lag": group.lag,
+            "told": list(group.announced_assets),
         })  # fmt: skip
         cur.execute(SQL["add_partitions"], {
             **_moving([consumer]),
@@ -441,8 +454,8 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]
             "targets": [move.target for move in consumer.moves],
             "positions": [move.place.position for move in consumer.moves],
             "offsets": [move.to for move in consumer.moves],
-            "sink_rows": [part.sink_rows for part in counted.partitions],
-            "failed_records": [part.failed_records for part in counted.partitions],
+            "sink_rows": [part.sink_rows for part in group.partitions],
+            "failed_records": [part.failed_records for part in group.partitions],
         })  # fmt: skip
     return read_plan(cur, rewind_id)
 
@@ -460,7 +473,7 @@ def _digest(rewind: Mapping[str, Any], consumers: Sequence[Consumer]) -> str:
 def digest_of(
     scenario: Mapping[str, Any], allow_loss: bool, backfill: bool, bases: Mapping[int, Mapping[str, Any]], moves: Iterable[Sequence[Any]]
 ) -> str:
-    """Two plans with the same digest make the same moves from the same state. ``bases`` are by group id; each of ``moves`` is the group's
-    and the topic's id, partition, hold, target, new offset, and the offset from which rows are superseded."""
-    said = [scenario, allow_loss, backfill, sorted(bases.items()), sorted(map(list, moves))]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """Returns a plan's digest: plans with the same digest make the same moves from the same state. ``bases`` are by group id; each of
+    ``moves`` is the group's and the topic's id, partition, hold, target, new offset, and the offset from which rows are superseded."""
+    content = [scenario, allow_loss, backfill, sorted(bases.items()), sorted(map(list, moves))]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

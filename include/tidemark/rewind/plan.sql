@@ -15,14 +15,14 @@ SELECT group_id, state,
  WHERE name = %(group)s;
 
 -- name: unvalidated
--- Partitions that the group has read but of which nothing is validated: its ledger starts at or after the validated offset.
+-- Partitions that the group has read without any validated rows: its ledger starts at or after the validated offset.
 SELECT topic_id, partition FROM tidemark.partition_offset pos
  WHERE group_id = %(group_id)s AND NOT drained AND next_offset > validated_offset
    AND NOT EXISTS (SELECT FROM tidemark.batch WHERE batch.group_id = pos.group_id AND batch.topic_id = pos.topic_id
                       AND batch.partition = pos.partition AND NOT batch.drained AND batch.start_offset < pos.validated_offset);
 
 -- name: batch_starts
--- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run start; one row per partition.
+-- The starts of a batch of the group, with the batches that share its rows, or of the batches of an Airflow run; one row per partition.
 -- Without batches of retry topics: a rewind cannot go to them.
 SELECT topic_id, partition, min(start_offset) AS start_offset
   FROM (SELECT * FROM tidemark.batch WHERE batch_id = %(batch_id)s
@@ -60,8 +60,8 @@ SELECT %(rewind_id)s, %(group_id)s, *
         AS move (group_id, topic_id, partition, hold, superseded_from))
 
 -- name: count_superseded
--- Counts what would be taken out as of now: per partition, a range of the sink's lineage index and one of the failed records; for an undo
--- also what comes back. Locks nothing.
+-- Counts the rows and failed records to take out now: per partition, a range of the sink's lineage index and one of the failed records; for
+-- an undo also those that come back. Locks nothing.
 SELECT part.topic_id, part.partition,
        (SELECT count(*) FROM {table} written
          WHERE written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
@@ -75,8 +75,8 @@ SELECT part.topic_id, part.partition,
                                             AND undone.topic_id = part.topic_id AND undone.partition = part.partition
  WHERE NOT part.hold;
 
--- name: told
--- Has an asset event announced rows that would be taken out? Batches of Airflow runs whose verdict let the event pass. Locks nothing.
+-- name: announced
+-- Whether an asset event has announced rows that would be taken out: batches of Airflow runs whose verdict let the event pass. Locks nothing.
 SELECT EXISTS (SELECT FROM {moving} part
                  JOIN tidemark.batch ON batch.group_id = part.group_id AND batch.topic_id = part.topic_id
                       AND batch.partition = part.partition AND batch.end_offset > part.superseded_from
@@ -88,7 +88,7 @@ SELECT EXISTS (SELECT FROM {moving} part
                  JOIN tidemark.validation USING (validation_id)
                 WHERE NOT part.hold AND attempt.dag_id IS NOT NULL AND (verdict <> 'critical' OR %(reports)s));
 
--- name: torn_anchors
+-- name: partial_batches
 -- Batches that can only be taken back together and of which the rewind would take only a part; one row per partition. ``goes_from`` is null
 -- for a partition that is not part of the rewind, or stays.
 WITH going AS (

@@ -1,4 +1,4 @@
-"""The values of a rewind. A scenario says where to go; a plan says what that means, partition by partition."""
+"""Values of a rewind. A scenario names the target; a plan has the resulting move of each partition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ToLatest:
 
 @dataclass(frozen=True, slots=True)
 class ToCurrent:
-    """Stay at the current position: nothing moves, but running attempts are fenced and claim again."""
+    """Stays at the current position: nothing moves, but running attempts are fenced and claim again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +46,21 @@ class ToDatetime:
 
 @dataclass(frozen=True, slots=True)
 class ByDuration:
-    """To the first record of this long before the plan is made, by the database's clock."""
+    """To the first record within this time before planning, by the database's clock."""
 
     duration: timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """To the offsets in a file; partitions that it does not name stay where they are."""
+    """To the offsets in a file; partitions that are not in it stay where they are."""
 
     offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class FromGroup:
-    """To the positions of another group of this database or, with ``kafka``, to what a group has committed to Kafka."""
+    """To the positions of another group of this database or, with ``kafka``, to the offsets that a group has committed to Kafka."""
 
     group: str
     kafka: bool = False
@@ -68,19 +68,19 @@ class FromGroup:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """A consumer without positions starts at what a group has committed to Kafka; see `tidemark.rewind.adopt`."""
+    """Starts a consumer without positions at the offsets that a group has committed to Kafka; see `tidemark.rewind.adopt`."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToValidated:
-    """After the last record up to which everything is validated."""
+    """To the end of the validated rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToBatch:
-    """To the start of a batch (``batch_id``), or of everything that an Airflow run committed (``dag_id`` and ``run_id``)."""
+    """To the start of a batch (``batch_id``), or of all batches of an Airflow run (``dag_id`` and ``run_id``)."""
 
     batch_id: int | None = None
     dag_id: str | None = None
@@ -89,7 +89,7 @@ class ToBatch:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Restore offsets and rows as they were before another rewind."""
+    """Restores offsets and rows as they were before another rewind."""
 
     rewind_id: int
 
@@ -120,8 +120,8 @@ class RewindState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What happens to one partition. Until the rewind is applied, offsets and counts are those at planning, which grow as the group reads
-    on; afterwards they are the actual ones."""
+    """The planned move of one partition. Until the rewind is applied, offsets and counts are from planning and grow as the group reads on;
+    afterwards they are the actual ones."""
 
     partition: TopicPartition
     topic_id: int
@@ -132,13 +132,13 @@ class PartitionPlan:
     lost: tuple[int, int] | None = None
     """The range between the target and the start of the log, which can no longer be read."""
     superseded_from: int | None = None
-    """What was made from this offset on is taken out."""
+    """Rows, failed records and batches from this offset on are taken out."""
     backfill_left: int | None = None
     """Skipped offsets that a backfill still has to read; `None` if there is no backfill (yet)."""
     rows_back: int = 0
-    """Undo only: rows that it puts back, which the undone rewind took out."""
+    """Undo only: rows that it restores."""
     failed_back: int = 0
-    """Undo only: failed records that it puts back."""
+    """Undo only: failed records that it restores."""
 
     @property
     def replay(self) -> int:
@@ -153,7 +153,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What happens to one consumer group."""
+    """The planned moves of one consumer group."""
 
     consumer: str
     group: str
@@ -168,12 +168,12 @@ class GroupPlan:
     """The group's state, by Kafka's name."""
     in_flight: int
     """Number of running attempts."""
-    told: tuple[str, ...]
-    """Assets whose events announced rows that are superseded."""
+    announced_assets: tuple[str, ...]
+    """Assets whose events announced superseded rows."""
 
     @property
     def table(self) -> str:
-        """The tables, for people."""
+        """Table names for display."""
         return ", ".join(self.tables)
 
     @property
@@ -197,14 +197,14 @@ class Plan:
     groups: tuple[GroupPlan, ...]
     undo_of: int | None = None
     decided_by: str | None = None
-    """Who approved it, or rejected it."""
+    """Who approved or rejected the plan."""
     decided_at: datetime | None = None
     applied_by: str | None = None
     applied_at: datetime | None = None
     dag_id: str | None = None
     run_id: str | None = None
     backfill: bool = False
-    """A separate run reads later what is skipped (`tidemark.rewind.backfill`)."""
+    """Whether a separate run reads the skipped records later (`tidemark.rewind.backfill`)."""
 
     def __iter__(self) -> Iterator[tuple[GroupPlan, PartitionPlan]]:
         for group in self.groups:

@@ -1,4 +1,4 @@
-"""Shows a plan: as a table for a terminal, as JSON for programs, as Markdown for Airflow's approval page."""
+"""Formats a plan: as a table for a terminal, as JSON for programs, as Markdown for Airflow's approval page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState
-from tidemark.rewind.scenarios.scenario import said, to_json
+from tidemark.rewind.scenarios.scenario import describe, to_json
 from tidemark.text.moment import iso
 from tidemark.text.wording import about, counted, escaped
 
@@ -31,7 +31,7 @@ _BACK = ["rows back", "failed back"]
 
 
 def table(plan: Plan) -> RenderableType:
-    """The plan for a terminal of 80 columns: a heading, a table for each topic of each group, notes."""
+    """Formats the plan for a terminal of 80 columns: a heading, a table for each topic of each group, notes."""
     parts: list[RenderableType] = [_line(text) for text in _heading(plan)]
     for group in plan.groups:
         parts += [Text(), _line(_about_group(group), "bold")]
@@ -42,7 +42,7 @@ def table(plan: Plan) -> RenderableType:
 
 
 def markdown(plan: Plan) -> str:
-    """The plan as GitHub Markdown, for Airflow's approval page. User text is escaped and shown literally."""
+    """Formats the plan as GitHub Markdown, for Airflow's approval page. User text is escaped and shown literally."""
     blocks = ["  \n".join(map(escaped, _heading(plan)))]
     for group in plan.groups:
         blocks.append(f"**{escaped(_about_group(group))}**")
@@ -61,12 +61,12 @@ def markdown(plan: Plan) -> str:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values; `tidemark.rewind.scenarios.offsets_file` reads its new offsets."""
+    """Returns the plan as plain values; `tidemark.rewind.scenarios.offsets_file` reads its new offsets."""
     return {
         "rewind_id": plan.rewind_id,
         "state": plan.state.value,
         "scenario": to_json(plan.scenario),
-        "says": said(plan.scenario),
+        "says": describe(plan.scenario),
         "reason": plan.reason,
         "planned_by": plan.planned_by,
         "planned_at": iso(plan.planned_at),
@@ -86,12 +86,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def groups_as_json(groups: Sequence[GroupPlan]) -> dict[str, Any]:
-    """The groups of a plan as plain values, and their sums."""
+    """Returns the groups of a plan as plain values, and their sums."""
     return {"groups": [_group_json(group) for group in groups], **totals(groups)}
 
 
 def totals(groups: Sequence[GroupPlan]) -> dict[str, int]:
-    """Sums over all partitions: offsets read again and skipped, rows and failed records taken out and, for an undo, put back."""
+    """Returns sums over all partitions: offsets read again and skipped, rows and failed records taken out and, for an undo, put back."""
     parts = [part for group in groups for part in group.partitions]
     return {
         "replay": sum(part.replay for part in parts),
@@ -103,32 +103,32 @@ def totals(groups: Sequence[GroupPlan]) -> dict[str, int]:
     }
 
 
-def verified_table(found: Sequence[Verified]) -> RenderableType:
-    """What a replay has changed: for each consumer a table and some example rows."""
+def verified_table(results: Sequence[Verified]) -> RenderableType:
+    """Formats what a replay has changed: for each consumer a table and some example rows."""
     parts: list[RenderableType] = []
-    for one in found:
-        progress = f", {counted(one.left, 'offset')} still to read again" if one.left else ""
-        parts.append(_line(f"{one.consumer}, table {one.table}: {counted(one.replayed, 'offset')} read again{progress}", "bold"))
-        made = Table("equal", "changed", "gone", "new", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
-        for column in made.columns:
+    for result in results:
+        progress = f", {counted(result.left, 'offset')} still to read again" if result.left else ""
+        parts.append(_line(f"{result.consumer}, table {result.table}: {counted(result.replayed, 'offset')} read again{progress}", "bold"))
+        counts = Table("equal", "changed", "gone", "new", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
+        for column in counts.columns:
             column.justify = "right"
-        made.add_row(*(f"{number:,}" for number in (one.equal, one.changed, one.gone, one.new)))
-        parts.append(made)
-        for verdict, examples in one.examples.items():
+        counts.add_row(*(f"{number:,}" for number in (result.equal, result.changed, result.gone, result.new)))
+        parts.append(counts)
+        for verdict, examples in result.examples.items():
             for example in examples:
-                parts += [_line(f"{verdict}: {_difference(example, one.by)}")]
+                parts += [_line(f"{verdict}: {_difference(example, result.by)}")]
     return Group(*parts)
 
 
 def _difference(example: Example, by: Sequence[str]) -> str:
-    """The row's key and its values; for a changed row only the values that differ."""
+    """Formats the row's key and its values; for a changed row only the values that differ."""
     row = example.now or example.was or {}
-    which = " ".join(f"{name}={row.get(name)}" for name in by)
+    key = " ".join(f"{name}={row.get(name)}" for name in by)
     was, now = example.was, example.now
-    beside = [name for name in row if name not in by and not name.startswith("kafka_")]
+    others = [name for name in row if name not in by and not name.startswith("kafka_")]
     if was is None or now is None:
-        return f"{which}: {' '.join(f'{name}={row.get(name)}' for name in beside)}"
-    return f"{which}: " + ", ".join(f"{name} {was.get(name)} is now {now.get(name)}" for name in beside if was.get(name) != now.get(name))
+        return f"{key}: {' '.join(f'{name}={row.get(name)}' for name in others)}"
+    return f"{key}: " + ", ".join(f"{name} {was.get(name)} is now {now.get(name)}" for name in others if was.get(name) != now.get(name))
 
 
 # ---- Texts of all formats
@@ -139,7 +139,7 @@ def _heading(plan: Plan) -> list[str]:
     decided = f"{'Rejected' if plan.state is RewindState.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
     loss = ["Records that Kafka no longer has are given up and stored as lost."] if plan.allow_loss else []
     return [
-        f"Rewind {plan.rewind_id} ({plan.state}): {said(plan.scenario)}",
+        f"Rewind {plan.rewind_id} ({plan.state}): {describe(plan.scenario)}",
         f"Reason: {plan.reason}",
         f"Planned by {plan.planned_by} at {_second(plan.planned_at)}{until}.",
         *([decided] if plan.decided_by else []),
@@ -153,18 +153,18 @@ def _second(moment: datetime | None) -> str:
 
 
 def _about_group(group: GroupPlan) -> str:
-    flying = "nobody is reading" if not group.in_flight else f"{counted(group.in_flight, 'attempt')} in flight"
-    return f"{group.consumer} (group {group.group}, {group.group_state}, {flying}), table {group.table}"
+    activity = "nobody is reading" if not group.in_flight else f"{counted(group.in_flight, 'attempt')} in flight"
+    return f"{group.consumer} (group {group.group}, {group.group_state}, {activity}), table {group.table}"
 
 
 def _notes(plan: Plan, group: GroupPlan) -> list[str]:
-    gone = [(part.partition, part.lost) for part in group.partitions if part.lost]
+    lost = [(part.partition, part.lost) for part in group.partitions if part.lost]
     notes = [
         f"{partition}: offsets {start:,} to {end - 1:,} are gone from the log; they will be stored as lost"
-        for partition, (start, end) in gone[:NOTED]
+        for partition, (start, end) in lost[:NOTED]
     ]
-    if len(gone) > NOTED:
-        notes.append(f"offsets of {counted(len(gone) - NOTED, 'more partition')} are gone from the log too")
+    if len(lost) > NOTED:
+        notes.append(f"offsets of {counted(len(lost) - NOTED, 'more partition')} are gone from the log too")
     if any(part.backfill_left is not None for part in group.partitions):
         left = sum(part.backfill_left or 0 for part in group.partitions)
         notes.append(
@@ -175,10 +175,10 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
     if plan.state is RewindState.PLANNED:
         if not group.partitions:
             notes.append("no partition moves")
-        slow = "how long that takes is unknown, because the group has not read yet"
-        speed = slow if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {_rate(group.records_per_s or 0)} records/s"
-        notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {speed}" if group.lag else "nothing left to read afterwards")
-    return [*notes, *(f"rows that are taken out were announced by events of asset {asset}" for asset in group.told)]
+        unknown = "how long that takes is unknown, because the group has not read yet"
+        time = unknown if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {_rate(group.records_per_s or 0)} records/s"
+        notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {time}" if group.lag else "nothing left to read afterwards")
+    return [*notes, *(f"asset events for {asset} already announced rows that are taken out" for asset in group.announced_assets)]
 
 
 def _rate(per_second: float) -> str:
@@ -187,10 +187,10 @@ def _rate(per_second: float) -> str:
 
 def _closing(plan: Plan) -> list[str]:
     sums = totals(plan.groups)
-    growing = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
-    least = ("At least " if plan.undo_of is None else "at least ") if plan.state is RewindState.PLANNED and growing else ""
-    what = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
-    read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{what}"
+    may_grow = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
+    least = ("At least " if plan.undo_of is None else "at least ") if plan.state is RewindState.PLANNED and may_grow else ""
+    skipped = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
+    read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{skipped}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
     if plan.undo_of is None:
         return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
@@ -204,7 +204,7 @@ def _closing(plan: Plan) -> list[str]:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """One paragraph, folded if too long, even within a word. Markup in it is shown literally."""
+    """Returns one paragraph, folded if too long, even within a word. Shows markup literally."""
     return Text("".join(char if char.isprintable() else " " for char in text), style=style, overflow="fold")
 
 
@@ -213,16 +213,16 @@ def _topic_table(partitions: Sequence[PartitionPlan], *, undo: bool) -> Table:
     commas = "," if greatest < WITH_COMMAS else ""
     moves = ["moves"] if greatest < WITH_MOVES else []
     back = _BACK if undo else []
-    made = Table(
+    grid = Table(
         "part", "now", "new", *moves, "rows", "failed", *back, box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False
     )
-    for column in made.columns:
+    for column in grid.columns:
         column.no_wrap, column.justify = True, "right"
     for part in partitions:
         numbers = [f"{part.old:{commas}}", f"{part.new:{commas}}", *([f"{part.new - part.old:+{commas}}"] if moves else [])]
         returns = [f"{part.rows_back:,}", f"{part.failed_back:,}"] if undo else []
-        made.add_row(str(part.partition.partition), *numbers, f"{part.sink_rows:,}", f"{part.failed_records:,}", *returns)
-    return made
+        grid.add_row(str(part.partition.partition), *numbers, f"{part.sink_rows:,}", f"{part.failed_records:,}", *returns)
+    return grid
 
 
 def _markdown_row(part: PartitionPlan, *, undo: bool) -> str:
@@ -245,7 +245,7 @@ def _group_json(group: GroupPlan) -> dict[str, Any]:
         "lag_records": group.lag,
         "records_per_s": group.records_per_s,
         "catch_up_s": group.catch_up_s,
-        "told": list(group.told),
+        "told": list(group.announced_assets),
         "partitions": [
             {
                 "topic": part.partition.topic,

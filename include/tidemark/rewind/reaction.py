@@ -1,10 +1,10 @@
-"""The reaction to a critical verdict if the consumer's file says ``validation: {on_failure: rewind}``.
+"""Reacts to a critical verdict if the consumer's file has ``validation: {on_failure: rewind}``.
 
-The group moves back to where it was before the run, and what the run wrote is archived. This is an ordinary rewind that is planned and
+The group moves back to its positions before the run, and the run's rows are archived. This is an ordinary rewind that is planned and
 applied at once, names the validation as its reason, and can be undone. The next run reads the same records again. Each range is taken back
 only once: if the same records fail again, they stay and block as under ``block``, so no range is replayed endlessly.
 
-Nobody is asked for approval: ``on_failure: rewind`` in the file approves this move in advance, and no other.
+Needs no approval: ``on_failure: rewind`` in the file approves this move in advance, and no other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RepeatedFailure:
     """A range that fails for the second time; ``rewind_id`` took it back the first time."""
 
     rewind_id: int
@@ -55,53 +55,53 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """The outcome: ``rewound``, or nothing was done for the reason ``kept``."""
+    """The outcome: ``rewound``, or nothing was done for this ``reason``."""
 
     rewound: Plan | None = None
-    kept: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.rewound is None:
-            return f"the rows stay: {self.kept}"
-        where = [f"{part.partition} from {part.new} to {part.old}" for _, part in self.rewound]
+            return f"the rows stay: {self.reason}"
+        ranges = [f"{part.partition} from {part.new} to {part.old}" for _, part in self.rewound]
         return (
-            f"rewind {self.rewound.rewind_id} took its rows out. The next run reads again: {_several(where)}. If they fail again, "
+            f"rewind {self.rewound.rewind_id} took its rows out. The next run reads again: {_joined(ranges)}. If they fail again, "
             "they stay and block"
         )
 
 
 def taken_back(connection: Connection, group: str, run: ValidatedRun) -> int | None:
-    """The rewind, not undone since, with which a failed validation took back this run's rows. Then nothing is left to validate."""
+    """Returns the rewind, not undone since, with which a failed validation took back this run's rows. Then nothing is left to validate."""
     with transaction(connection) as cur:
         cur.execute(SQL["taken_back"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
-        found = rows(cur)
-    return int(found[0]["rewind_id"]) if found else None
+        rewinds = rows(cur)
+    return int(rewinds[0]["rewind_id"]) if rewinds else None
 
 
 def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run: ValidatedRun, verdict: ValidationReport) -> TakenBack:
-    """Rewind the group to before the run that this critical verdict judges and take out its rows, or leave all as is and say why.
+    """Rewinds the group to before the run of this critical verdict and takes out its rows, or changes nothing and returns the reason.
 
     ``run`` is an Airflow run. Batches that other runs have committed after it meanwhile, as consecutive continuous runs do, are taken back
     too. Nothing is moved if a failed validation has taken the records back before, if one of its topics is compacted, if readers have
     already seen the rows (an old run that is validated again), or if the conservation check failed, because its cause can only be found in
-    the unchanged tables. Raises what `plan` and `apply` raise; then nothing was moved.
+    the unchanged tables. Raises the errors of `plan` and `apply`; then nothing was moved.
     """
     assert verdict.verdict is Verdict.CRITICAL
     assert verdict.validation_id is not None
     if any(not result.success for result in verdict.results if result.expectation == CONSERVATION):
-        return TakenBack(kept="records are not accounted for, and a rewind would remove the evidence. Investigate first")
-    again, used = _again(connection, spec.group, run), _used(connection, spec.group, run)
-    if again:
+        return TakenBack(reason="records are not accounted for, and a rewind would remove the evidence. Investigate first")
+    repeated, seen = _repeated_failures(connection, spec.group, run), _seen_by_readers(connection, spec.group, run)
+    if repeated:
         return TakenBack(
-            kept=f"they were read again once and failed again: {_several([str(one) for one in again])}. Fix the transform, the data or the "
+            reason=f"they were read again once and failed again: {_joined(list(map(str, repeated)))}. Fix the transform, the data or the "
             "suite, then rewind manually or validate again"
         )
-    if used:
-        return TakenBack(kept=f"readers have already seen the rows from {_several(used)} on. Rewind manually if they must go")
+    if seen:
+        return TakenBack(reason=f"readers have already seen the rows from {_joined(seen)} on. Rewind manually if they must go")
     failing = "; ".join(result.text for result in verdict.results if not result.success)
     by = f"validation {verdict.validation_id}"  # the statement `taken_back_before` recognizes the rewind by it
     try:
-        made = plan(
+        planned = plan(
             connection,
             lambda _: cluster,
             [spec],
@@ -115,11 +115,11 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
         )
     except CompactedTopics as error:
         topics = ", ".join(error.topics)
-        return TakenBack(kept=f"{topics}: compacted, so Kafka may no longer have all of its records. Rewind manually if the rows must go")
+        return TakenBack(reason=f"{topics}: compacted, so Kafka may no longer have all of its records. Rewind manually if the rows must go")
     try:
-        done = apply(connection, lambda _: cluster, lambda _: spec, made.rewind_id, by=by).plan
+        done = apply(connection, lambda _: cluster, lambda _: spec, planned.rewind_id, by=by).plan
     except Refused:
-        reject(connection, made.rewind_id, by=by)
+        reject(connection, planned.rewind_id, by=by)
         raise
     log.info(
         "rewound for a failed validation group=%s run=%s validation=%s rewind=%s", spec.group, run, verdict.validation_id, done.rewind_id
@@ -127,22 +127,22 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     return TakenBack(rewound=done)
 
 
-def _again(connection: Connection, group: str, run: ValidatedRun) -> list[Again]:
+def _repeated_failures(connection: Connection, group: str, run: ValidatedRun) -> list[RepeatedFailure]:
     with transaction(connection) as cur:
         cur.execute(SQL["taken_back_before"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
         return [
-            Again(row["rewind_id"], TopicPartition(row["topic"], row["partition"]), row["start_offset"], row["end_offset"])
+            RepeatedFailure(row["rewind_id"], TopicPartition(row["topic"], row["partition"]), row["start_offset"], row["end_offset"])
             for row in rows(cur)
         ]
 
 
-def _used(connection: Connection, group: str, run: ValidatedRun) -> list[str]:
-    """Where readers have already seen rows of the run, or later ones."""
+def _seen_by_readers(connection: Connection, group: str, run: ValidatedRun) -> list[str]:
+    """Returns the offsets from which readers have already seen rows of the run, or later ones."""
     with transaction(connection) as cur:
         cur.execute(SQL["used_already"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
         return [f"{TopicPartition(row['topic'], row['partition'])} {row['start_offset']}" for row in rows(cur)]
 
 
-def _several(texts: list[str]) -> str:
+def _joined(texts: list[str]) -> str:
     more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return ", ".join(texts[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Stored rewinds: read, list and reject them."""
+"""Reads, lists and rejects stored rewinds."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class AlreadyDecided(Refused):
         return cls(rewind_id=plan.rewind_id, state=plan.state.value, by=by, at=at)
 
     def __str__(self) -> str:
-        done = "rejected" if self.state == RewindState.REJECTED else "applied"
+        decision = "rejected" if self.state == RewindState.REJECTED else "applied"
         undone = ", and has been undone since" if self.state == RewindState.UNDONE else ""
-        return f"Rewind {self.rewind_id} was {done} by {self.by} at {self.at}{undone}. Nothing was changed. Make a new plan."
+        return f"Rewind {self.rewind_id} was {decision} by {self.by} at {self.at}{undone}. Nothing was changed. Make a new plan."
 
 
 def read(connection: Connection, rewind_id: int) -> Plan:
-    """A stored rewind in any state. Raises `BadInput` if it does not exist."""
+    """Reads a stored rewind in any state. Raises `BadInput` if it does not exist."""
     with transaction(connection) as cur:
         return read_plan(cur, rewind_id)
 
 
 def of_run(connection: Connection, dag_id: str, run_id: str) -> Plan | None:
-    """The first rewind that an Airflow run planned, in any state; `None` if it has not planned one yet."""
+    """Returns the first rewind that an Airflow run planned, in any state; `None` if it has not planned one yet."""
     with transaction(connection) as cur:
         cur.execute(SQL["of_run"], {"dag_id": dag_id, "run_id": run_id})
-        found = cur.fetchone()
-        return read_plan(cur, found[0]) if found else None
+        row = cur.fetchone()
+        return read_plan(cur, row[0]) if row else None
 
 
 def history(connection: Connection, *consumers: str | None, limit: int = 100) -> list[Plan]:
-    """The rewinds of any of these consumers, or (without a name) all rewinds, newest first."""
+    """Returns the rewinds of any of these consumers, or (without a name) all rewinds, newest first."""
     with transaction(connection) as cur:
         return _read(cur, None, [name for name in consumers if name is not None] or None, limit)
 
@@ -72,13 +72,13 @@ class Replay:
 
 
 def replays(cur: Cursor, group: str) -> list[Replay]:
-    """What a group is reading again: lag caused by a rewind, not an incident."""
+    """Returns the partitions that a group is reading again: their lag is caused by a rewind, not an incident."""
     cur.execute(SQL["replays"], {"group": group})
     return [Replay(TopicPartition(row["topic"], row["partition"]), row["rewind_id"], row["until"]) for row in rows(cur)]
 
 
 def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:
-    """Reject a plan and store who did; rejecting it again changes nothing.
+    """Rejects a plan and stores who did; rejecting it again changes nothing.
 
     Raises `AlreadyDecided` if it was applied, and `BadInput` if it does not exist.
     """
@@ -91,33 +91,33 @@ def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:
 
 
 def read_plan(cur: Cursor, rewind_id: int) -> Plan:
-    """As `read`, in the caller's transaction."""
-    found = _read(cur, rewind_id, None, 1)
-    if not found:
+    """Like `read`, in the caller's transaction."""
+    plans = _read(cur, rewind_id, None, 1)
+    if not plans:
         raise BadInput(what="rewind", found=f"there is no rewind {rewind_id} in this database", fix="List them with: tidemark rewind list")
-    return found[0]
+    return plans[0]
 
 
 def _read(cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, limit: int) -> list[Plan]:
     cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumers": consumers, "limit": limit})
-    found = rows(cur)
-    ids = {"rewind_ids": [row["rewind_id"] for row in found]}
+    rewinds = rows(cur)
+    ids = {"rewind_ids": [row["rewind_id"] for row in rewinds]}
     cur.execute(SQL["read_partitions"], ids)
-    found_partitions = rows(cur)
-    left = {
-        (one.rewind_id, one.group_id, part.topic_id, part.partition.partition): part.left
-        for one in backfills(cur, rewind_ids=[row["rewind_id"] for row in found if row["backfill"]])
-        for part in one.parts
+    partition_rows = rows(cur)
+    backfill_left = {
+        (backfill.rewind_id, backfill.group_id, part.topic_id, part.partition.partition): part.left
+        for backfill in backfills(cur, rewind_ids=[row["rewind_id"] for row in rewinds if row["backfill"]])
+        for part in backfill.parts
     }
     partitions: dict[tuple[int, int], list[PartitionPlan]] = defaultdict(list)
-    for row in found_partitions:
+    for row in partition_rows:
         key = (row["rewind_id"], row["group_id"], row["topic_id"], row["partition"])
-        partitions[row["rewind_id"], row["group_id"]].append(_partition(row, left.get(key)))
+        partitions[row["rewind_id"], row["group_id"]].append(_partition(row, backfill_left.get(key)))
     cur.execute(SQL["read_groups"], ids)
     groups: dict[int, list[GroupPlan]] = defaultdict(list)
     for row in rows(cur):
         groups[row["rewind_id"]].append(_group(row, partitions[row["rewind_id"], row["group_id"]]))
-    return [_plan(row, groups[row["rewind_id"]]) for row in found]
+    return [_plan(row, groups[row["rewind_id"]]) for row in rewinds]
 
 
 def _plan(row: dict[str, Any], groups: Sequence[GroupPlan]) -> Plan:
@@ -135,7 +135,7 @@ def _group(row: dict[str, Any], partitions: Sequence[PartitionPlan]) -> GroupPla
         records_per_s=row["records_per_s"],
         group_state=row["group_state"],
         in_flight=row["in_flight"],
-        told=tuple(row["told"]),
+        announced_assets=tuple(row["told"]),
     )
 
 

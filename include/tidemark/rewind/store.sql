@@ -21,7 +21,7 @@ SELECT rewind_id, group_id, consumer, group_name, sink, sinks, group_state, in_f
   FROM tidemark.rewind_group WHERE rewind_id = ANY (%(rewind_ids)s::bigint[]) ORDER BY rewind_id, consumer;
 
 -- name: read_partitions
--- The partitions of these rewinds: planned numbers, and actual ones once applied; for an undo also what comes back. Locks nothing.
+-- The partitions of these rewinds: planned numbers, actual ones once applied; for an undo also the rows that come back. Locks nothing.
 SELECT rewind_id, group_id, topic.name AS topic, topic_id, partition, coalesce(old_offset, planned_offset) AS old, new_offset AS new,
        coalesce(part.sink_rows, planned_sink_rows) AS sink_rows,
        coalesce(part.failed_records, planned_failed_records) AS failed_records,
@@ -40,7 +40,7 @@ UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at =
  WHERE rewind_id = %(rewind_id)s AND state = 'PLANNED' RETURNING rewind_id;
 
 -- name: replays
--- Partitions that have not yet reached again the position from which a rewind moved them. Locks nothing.
+-- Partitions that are still below the position from which a rewind moved them back. Locks nothing.
 SELECT topic.name AS topic, pos.partition, rewind_id, old_offset AS until
   FROM tidemark.consumer_group grp
   JOIN tidemark.partition_offset pos USING (group_id)

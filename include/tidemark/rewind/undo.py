@@ -1,4 +1,4 @@
-"""What an undo restores, and why a rewind cannot be undone."""
+"""Reads what an undo restores, and checks whether a rewind can be undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemark.db import rows, statements
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan_model import RewindState
 from tidemark.rewind.rows import overwritten
-from tidemark.rewind.rows.archive import opened
+from tidemark.rewind.rows.archive import open_archive
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import read_columns
 
@@ -22,7 +22,7 @@ SQL = statements("tidemark.rewind", "plan.sql")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A partition as it was before a rewind, and the offset from which the rewind changed its ledger."""
+    """A partition's state before a rewind, and the offset from which the rewind changed its ledger."""
 
     group_id: int
     partition: TopicPartition
@@ -34,7 +34,7 @@ class Image:
 
 
 def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
-    """The before-images of a rewind, meaningless if it was not applied. Raises `BadInput` if it does not exist."""
+    """Returns the before-images of a rewind, meaningless if it was not applied. Raises `BadInput` if it does not exist."""
     read_plan(cur, rewind_id)
     cur.execute(SQL["of_rewind"], {"rewind_id": rewind_id})
     return [
@@ -51,51 +51,51 @@ def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
     ]
 
 
-def keep(cur: Cursor, rewind_id: int) -> None:
-    """Keep what an undo of the rewind puts back from being removed until the transaction ends."""
+def lock_archives(cur: Cursor, rewind_id: int) -> None:
+    """Prevents the removal of the rows that an undo of the rewind restores, until the transaction ends."""
     for name in ("lock_groups", "lock_archives"):
         cur.execute(SQL[name], {"rewind_id": rewind_id})
 
 
 def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, Collection[str]]) -> list[str]:
-    """Why a rewind cannot be undone; empty if it can. ``sinks`` are the tables of the requested groups, by group id."""
+    """Returns why a rewind cannot be undone; empty if it can. ``sinks`` are the tables of the requested groups, by group id."""
     plan = read_plan(cur, rewind_id)
     if plan.state in (RewindState.PLANNED, RewindState.REJECTED):
         return [f"Rewind {rewind_id} is {plan.state}: it was never applied, so there is nothing to undo."]
     if plan.state is RewindState.UNDONE:
         return [f"Rewind {rewind_id} has been undone already. To restore it, undo the undo."]
-    found = []
+    reasons = []
     if {group.group_id for group in plan.groups} != set(sinks):
-        found.append(f"Rewind {rewind_id} moved {', '.join(group.consumer for group in plan.groups)}: name exactly these consumers.")
+        reasons.append(f"Rewind {rewind_id} moved {', '.join(group.consumer for group in plan.groups)}: name exactly these consumers.")
     cur.execute(SQL["later_rewinds"], {"rewind_id": rewind_id})
     if later := [str(row[0]) for row in cur.fetchall()]:
-        found.append(
+        reasons.append(
             f"Rewind {rewind_id} is followed by rewinds of the same partitions that stand: {', '.join(later)}. Undo the newest first."
         )
-    found += overwritten.problems(cur, rewind_id)
+    reasons += overwritten.problems(cur, rewind_id)
     cur.execute(SQL["archives"], {"rewind_id": rewind_id})
     for row in rows(cur):
-        now, archive = sinks.get(row["group_id"]), None if row["removed"] else opened(cur, row)
+        tables, archive = sinks.get(row["group_id"]), None if row["removed"] else open_archive(cur, row)
         if archive is None:
-            found.append(f"The rows that rewind {rewind_id} took out of {row['sink']} are no longer kept ({row['rows']:,}).")
-        elif now is not None and row["sink"] not in now:
-            word = "table is" if len(now) == 1 else "tables are"
-            found.append(f"Rewind {rewind_id} took rows out of {row['sink']}, but the consumer's {word} now {', '.join(now)}.")
-        elif now is not None:
-            found += _misfits(cur, row["sink"], archive)
-    return found
+            reasons.append(f"The rows that rewind {rewind_id} took out of {row['sink']} are no longer kept ({row['rows']:,}).")
+        elif tables is not None and row["sink"] not in tables:
+            subject = "table is" if len(tables) == 1 else "tables are"
+            reasons.append(f"Rewind {rewind_id} took rows out of {row['sink']}, but the consumer's {subject} now {', '.join(tables)}.")
+        elif tables is not None:
+            reasons += _misfits(cur, row["sink"], archive)
+    return reasons
 
 
 def _misfits(cur: Cursor, sink: str, archive: str) -> list[str]:
-    """Why the rows of an archive no longer fit their table."""
+    """Returns why the rows of an archive no longer fit their table."""
     now = {column.name: column for column in read_columns(cur, sink)}
-    kept = {column.name: column for column in read_columns(cur, archive)}
-    found = [
+    archived = {column.name: column for column in read_columns(cur, archive)}
+    misfits = [
         f"{sink} no longer has the column {name}, which {archive} has: its values would be lost."
         if name not in now
         else f"{sink}.{name} is now {now[name].type}; it was {column.type} when {archive} was made."
-        for name, column in kept.items()
+        for name, column in archived.items()
         if name not in now or now[name].type != column.type
     ]
-    new = [column for name, column in now.items() if name not in kept and column.must_be_given]
-    return found + [f"{sink} has a new column {column.name}, NOT NULL without a default, which {archive} lacks." for column in new]
+    new = [column for name, column in now.items() if name not in archived and column.must_be_given]
+    return misfits + [f"{sink} has a new column {column.name}, NOT NULL without a default, which {archive} lacks." for column in new]

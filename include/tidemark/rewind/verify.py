@@ -1,4 +1,4 @@
-"""Compares the rows that a rewind took out with those that the replay made, to show what a fix has changed."""
+"""Compares the rows that a rewind took out with the rows of the replay, to show what a fix has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.rewind.plan_model import GroupPlan, RewindState, Undo
-from tidemark.rewind.rows.archive import opened
+from tidemark.rewind.rows.archive import open_archive
 from tidemark.rewind.store import read_plan
 from tidemark.sink.kept_rows import kept_columns, literal
 from tidemark.sink.table import LINEAGE, on_table, quoted, read_columns
@@ -25,7 +25,7 @@ EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A row as it was taken out and as it is now, as JSON; ``now`` is missing if it is gone, ``was`` if it is new."""
+    """A row before the rewind and now, as JSON. ``now`` is `None` if the row is gone, ``was`` if it is new."""
 
     was: Mapping[str, Any] | None
     now: Mapping[str, Any] | None
@@ -57,28 +57,28 @@ class NotVerifiable(Refused):
     """The rewind has nothing to compare."""
 
     rewind_id: int
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"Rewind {self.rewind_id} cannot be verified: {self.why}"
+        return f"Rewind {self.rewind_id} cannot be verified: {self.reason}"
 
 
 def verify(connection: Connection, rewind_id: int, tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Verified]:
-    """Compare the archive of an applied rewind with the rows that the tables have now, consumer by consumer and table by table. Changes
+    """Compares the archive of an applied rewind with the current rows of the tables, consumer by consumer and table by table. Changes
     nothing.
 
     ``tables`` are the key columns of each consumer's tables, none for an append sink. Raises `NotVerifiable` if the rewind is not applied,
-    is an undo, names a table that is not among these, or no longer has its archive; `BadInput` if it does not exist.
+    is an undo, names a table that is not in ``tables``, or no longer has its archive; `BadInput` if it does not exist.
     """
     with transaction(connection) as cur:
         plan = read_plan(cur, rewind_id)
         if plan.state is not RewindState.APPLIED:
-            raise NotVerifiable(rewind_id=rewind_id, why=f"it is {plan.state.lower()}, not applied.")
+            raise NotVerifiable(rewind_id=rewind_id, reason=f"it is {plan.state.lower()}, not applied.")
         if isinstance(plan.scenario, Undo):
-            raise NotVerifiable(rewind_id=rewind_id, why="an undo puts rows back as they were; nothing is read again.")
-        for group in plan.groups:  # a role that may rewind chooses what is stored, and a query would run the functions of its view
-            if strange := [table for table in group.tables if table not in tables.get(group.consumer, {})]:
-                raise NotVerifiable(rewind_id=rewind_id, why=f"{strange[0]} is not a table of {group.consumer}, by the consumer's file.")
+            raise NotVerifiable(rewind_id=rewind_id, reason="an undo puts rows back as they were; nothing is read again.")
+        for group in plan.groups:  # a role that may rewind can store any table, and a query would run the functions of a view
+            if unknown := [table for table in group.tables if table not in tables.get(group.consumer, {})]:
+                raise NotVerifiable(rewind_id=rewind_id, reason=f"{unknown[0]} is not a table of {group.consumer}, by the consumer's file.")
         return [
             _verified(cur, rewind_id, replace(group, tables=(table,)), tuple(tables[group.consumer][table]))
             for group in plan.groups
@@ -95,10 +95,10 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
     counts = dict.fromkeys(("equal", "changed", "gone", "new"), 0)
     examples: dict[str, tuple[Example, ...]] = {}
     if spans:
-        there = [column.name for column in read_columns(cur, group.table)]
+        current_columns = [column.name for column in read_columns(cur, group.table)]
         kinds = kept_columns(cur, group.table) if key else {}
-        hidden = [name for name in there if key and name not in kinds]  # generated columns, which are not kept of overwritten rows
-        judged = _judged(cur, rewind_id, group, by, lineage, [name for name in there if name not in hidden], kinds)
+        hidden = [name for name in current_columns if key and name not in kinds]  # generated columns, not kept of overwritten rows
+        judged = _comparison(cur, rewind_id, group, by, lineage, [name for name in current_columns if name not in hidden], kinds)
         parameters = {
             "hidden": hidden,
             "topic_ids": [span["topic_id"] for span in spans],
@@ -111,47 +111,47 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
         for verdict in ("changed", "gone", "new"):
             if counts[verdict]:
                 cur.execute(f"{judged}\n{SQL['examples']}", {**parameters, "verdict": verdict, "limit": EXAMPLES})
-                examples[verdict] = tuple(Example(*found) for found in cur.fetchall())
+                examples[verdict] = tuple(Example(*row) for row in cur.fetchall())
         if key:
             statement = _deletions(cur, rewind_id, group, key, kinds)
             cur.execute(statement, {**parameters, "sink": group.table, "rewind_id": rewind_id, "limit": EXAMPLES})
             for verdict, count, keys in cur.fetchall():
                 counts[verdict] += count
-                more = tuple(Example(None, each) if verdict == "new" else Example(each, None) for each in keys if verdict != "equal")
-                if more:
-                    examples[verdict] = (*examples.get(verdict, ()), *more)[:EXAMPLES]
+                deleted = tuple(Example(None, row) if verdict == "new" else Example(row, None) for row in keys if verdict != "equal")
+                if deleted:
+                    examples[verdict] = (*examples.get(verdict, ()), *deleted)[:EXAMPLES]
     replayed = sum(span["until"] - span["start"] for span in spans)
     left = sum(span["goal"] - span["until"] for span in spans)
     return Verified(group.consumer, group.group, group.table, by, replayed, left, **counts, examples=examples)
 
 
-def _judged(
+def _comparison(
     cur: Cursor,
     rewind_id: int,
     group: GroupPlan,
     by: tuple[str, ...],
     lineage: tuple[str, ...],
-    there: Sequence[str],
+    current_columns: Sequence[str],
     kinds: Mapping[str, str],
 ) -> str:
-    """The comparison as SQL for the rewind's archives of this group. ``kinds``: the column types of an upsert sink."""
+    """Returns the SQL that compares the rewind's archives of this group. ``kinds``: the column types of an upsert sink."""
     cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
     archives = rows(cur)
-    relations = [relation for archive in archives if not archive["removed"] and (relation := opened(cur, archive)) is not None]
+    relations = [relation for archive in archives if not archive["removed"] and (relation := open_archive(cur, archive)) is not None]
     if len(relations) < len(archives):
-        raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are no longer kept.")
-    kept = {relation: {column.name for column in read_columns(cur, relation)} for relation in relations}
-    names = [name for name in there if all(name in columns for columns in kept.values())]
+        raise NotVerifiable(rewind_id=rewind_id, reason=f"the rows that it took out of {group.table} are no longer kept.")
+    archive_columns = {relation: {column.name for column in read_columns(cur, relation)} for relation in relations}
+    names = [name for name in current_columns if all(name in columns for columns in archive_columns.values())]
     shared = [_escaped(name) for name in names]
     compared = [name for name in shared if name not in map(_escaped, (*by, *lineage))]
     columns = ", ".join(shared)
-    sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in kept]
+    sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in relations]
     sources = sources or [SQL["nothing"].replace("{columns}", columns)]
-    written_over = _written_over(rewind_id, group, by, names, kinds) if kinds else SQL["nothing"].replace("{columns}", columns)
+    overwritten = _overwritten(rewind_id, group, by, names, kinds) if kinds else SQL["nothing"].replace("{columns}", columns)
     return on_table(
         SQL["judged"]
         .replace("{archives}", " UNION ALL ".join(sources))
-        .replace("{written_over}", written_over)
+        .replace("{written_over}", overwritten)
         .replace("{by_key}", "true" if by != lineage else "false")
         .replace("{was}", ", ".join(f"was.{name}" for name in compared) or "NULL")
         .replace("{now}", ", ".join(f"now.{name}" for name in compared) or "NULL")
@@ -161,10 +161,10 @@ def _judged(
 
 
 def _deletions(cur: Cursor, rewind_id: int, group: GroupPlan, key: Sequence[str], kinds: Mapping[str, str]) -> str:
-    """SQL that compares deletions."""
+    """Returns the SQL that compares deletions."""
     cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
     columns = ", ".join(map(_escaped, key))
-    relations = [opened(cur, archive) for archive in rows(cur)]
+    relations = [open_archive(cur, archive) for archive in rows(cur)]
     sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in relations]
     typed = {name: f"(coalesce(was.key, now.key) ->> {literal(name)})::{kinds[name]}".replace("%", "%%") for name in key}
     return on_table(
@@ -176,8 +176,8 @@ def _deletions(cur: Cursor, rewind_id: int, group: GroupPlan, key: Sequence[str]
     )
 
 
-def _written_over(rewind_id: int, group: GroupPlan, key: Sequence[str], names: Sequence[str], kinds: Mapping[str, str]) -> str:
-    """SQL that selects, with these columns, the kept rows from before the rewind's point that the replay has overwritten."""
+def _overwritten(rewind_id: int, group: GroupPlan, key: Sequence[str], names: Sequence[str], kinds: Mapping[str, str]) -> str:
+    """Returns the SQL that selects, with these columns, the kept rows from before the rewind's point that the replay has overwritten."""
     values = {name: f"(newer.kept ->> {literal(name)})::{kinds[name]}" for name in names}
     text = SQL["written_over"].format(
         key=", ".join(values[name] for name in key),
@@ -190,5 +190,5 @@ def _written_over(rewind_id: int, group: GroupPlan, key: Sequence[str], names: S
 
 
 def _escaped(column: str) -> str:
-    """Escaped for a statement with parameters."""
+    """Escapes a name for a statement with parameters."""
     return quoted(column).replace("%", "%%")

@@ -1,4 +1,4 @@
--- Statements that compare the rows that a rewind took out with those that the replay has made since. They lock nothing.
+-- Statements that compare the rows that a rewind took out with the rows of the replay. They lock nothing.
 
 -- name: spans
 -- The replay's progress on each partition of a rewind: [start, until) has been read again.
@@ -56,7 +56,7 @@ WITH span AS MATERIALIZED (
 SELECT verdict, count(*) FROM judged GROUP BY verdict;
 
 -- name: deletions
--- The keys that were deleted when the rewind was applied, or that the replay has deleted, unless a row of them was taken out: those are
+-- The keys that were deleted when the rewind was applied, or that the replay has deleted, without keys whose rows were taken out: these are
 -- judged as rows. A row from before the rewind that is no longer deleted is new.
 WITH span AS MATERIALIZED (
     SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[], %(untils)s::bigint[])

@@ -52,7 +52,7 @@ def test_of_two_plans_applied_at_once_one_is_stale(lab: Lab) -> None:
         try:
             return lab.apply(rewind_id).plan.state
         except StalePlan as error:
-            return error.moved[0]
+            return error.changes[0]
 
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(act, plans))

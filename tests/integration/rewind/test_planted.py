@@ -18,7 +18,7 @@ from tidemark.rewind import archive_retention
 from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.archive_retention import remove_archives
 from tidemark.rewind.plan_model import ToOffset, Undo
-from tidemark.rewind.rows.archive import ArchiveForged, opened
+from tidemark.rewind.rows.archive import ArchiveForged, open_archive
 from tidemark.rewind.verify import NotVerifiable, verify
 
 ATTACHED = {
@@ -103,7 +103,7 @@ def test_archive_stays_as_it_was_checked_until_the_transaction_ends(lab: Lab, tr
     with lab.session() as one, lab.session() as other:
         for connection in (one, other):
             with connection.cursor() as cur:
-                opened(cur, row)
+                open_archive(cur, row)
         for attach, _ in (ATTACHED[what] for what in ("view", "rule", "trigger", "policy", "index", "check", "type")):
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 trap.plant("SET LOCAL lock_timeout = '100ms'", attach.format(row["relation"]))
@@ -138,7 +138,7 @@ def test_archives_of_a_thief_keep_nobody_else_from_working(lab: Lab, trap: Trap,
     rewind_id = rewound(lab, trap)
     plan = lab.plan(ToOffset(10), f"{lab.topic}:0").rewind_id
     trap.plant(f"CREATE TABLE tidemark_archive.rewound_{plan}_1 ()")
-    with lab.unchanged(ArchiveForged, f"somebody has made a table tidemark_archive.rewound_{plan}_1"):
+    with lab.unchanged(ArchiveForged, f"the table tidemark_archive.rewound_{plan}_1 already exists"):
         lab.apply(plan)
     lab.sql("UPDATE tidemark.rewind SET applied_at = applied_at - interval '9 days'")
     with contextlib.closing(psycopg2.connect(trap.attacker)) as thief, thief.cursor() as cur, lab.session() as connection:

@@ -44,7 +44,7 @@ from tidemark.rewind.plan_model import (
     ToValidated,
 )
 from tidemark.rewind.scenarios import scenario as words
-from tidemark.rewind.scenarios.offsets_file import of_groups, parse_offsets
+from tidemark.rewind.scenarios.offsets_file import offsets_for_groups, parse_offsets
 from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.sink.table import SinkMissing
 from tidemark.spec.scope import Scope
@@ -157,7 +157,7 @@ def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
     made = words.parse("from-file", contents=csv, groups=[read.spec.group])
     planned = read.plan(made)
     assert offsets(planned) == {0: (50, 30), 2: (20, 11)}
-    again = FromFile(of_groups(parse_offsets(json.dumps(plan_text.as_json(planned))), [read.spec.group]))
+    again = FromFile(offsets_for_groups(parse_offsets(json.dumps(plan_text.as_json(planned))), [read.spec.group]))
     assert offsets(read.plan(again)) == offsets(planned)
     assert all_applied(read, again) == [30, 50, 11]
     known = {TopicPartition(read.topic, 0): 15, TopicPartition(read.topic, 1): 16}
@@ -267,7 +267,7 @@ def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
         (50, 25, len([1 for row in before.sink if row[-3] == 1 and row[-2] >= 25]), 4),
         (20, 25, 0, 0),
     ]
-    assert (group.lag, group.group_state, group.in_flight, group.told) == (75 + 75 + 35, "Empty", 0, ())
+    assert (group.lag, group.group_state, group.in_flight, group.announced_assets) == (75 + 75 + 35, "Empty", 0, ())
     assert group.records_per_s is not None
     assert planned.state is RewindState.PLANNED
     assert planned.expires_at > planned.planned_at
@@ -289,7 +289,7 @@ def test_a_plan_says_whether_readers_were_told_of_what_goes(lab: Lab) -> None:
             insert = "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) VALUES (%s, %s, 0, 0) RETURNING validation_id"
             ((number,),) = lab.sql(insert, lab.group_id, verdict)
             lab.sql("UPDATE tidemark.batch SET validation_id = %s WHERE group_id = %s", number, lab.group_id)
-        assert lab.plan(ToEarliest()).groups[0].told == ((lab.table,) if told else ())
+        assert lab.plan(ToEarliest()).groups[0].announced_assets == ((lab.table,) if told else ())
 
 
 def test_equal_plans_of_an_equal_state_have_equal_digests(read: Lab) -> None:

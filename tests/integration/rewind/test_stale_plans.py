@@ -23,7 +23,7 @@ def refused(lab: Lab, rewind_id: int) -> str:
         lab.apply(rewind_id)
     assert (lab.image(), lab.audit()) == (before, audit)
     assert str(raised.value).endswith(f"Rewind {rewind_id} was not applied. Nothing was changed. Plan again.")
-    return "\n".join(raised.value.moved)
+    return "\n".join(raised.value.changes)
 
 
 def test_progress_since_the_plan_is_superseded_too(lab: Lab) -> None:

@@ -77,7 +77,7 @@ def test_run_over_a_compacted_topic_is_left_as_it_is(lab: Lab, judge: Judge, top
     topics.alter(lab.topic, cleanup_policy="compact")
     reaction = judge.react(run)
     assert reaction.rewound is None
-    assert reaction.kept.startswith(f"{lab.topic}: compacted, so Kafka may no longer have all of its records.")
+    assert reaction.reason.startswith(f"{lab.topic}: compacted, so Kafka may no longer have all of its records.")
 
 
 def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_again(lab: Lab, judge: Judge) -> None:

@@ -13,7 +13,7 @@ from tidemark.airflow.approvals.form import refuse_unknown
 from tidemark.airflow.operators import spec_of
 from tidemark.errors import BadInput
 from tidemark.rewind.scenarios.offsets_file import MAX_BYTES
-from tidemark.rewind.scenarios.scenario import FROM_FILE, WORDS, normalized, parse, parse_expiry
+from tidemark.rewind.scenarios.scenario import FROM_FILE, SCENARIO_OPTIONS, normalized, parse, parse_expiry
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 from tidemark.text.moment import EXAMPLE as MOMENT
@@ -51,7 +51,7 @@ def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
     """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
     same keys in its conf."""
     names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.shown_tables}" for spec in good}
-    examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != FROM_FILE)
+    examples = "".join(f"- {word.name}: *{word.example}*\n" for word in SCENARIO_OPTIONS.values() if word.value and word.name != FROM_FILE)
     consumers = Param(
         type="array",
         items={"type": "string"},
@@ -74,8 +74,8 @@ def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
         ),
         "scenario": Param(
             type="string",
-            enum=list(WORDS),
-            values_display={word.name: f"{word.name}: {word.does}" for word in WORDS.values()},
+            enum=list(SCENARIO_OPTIONS),
+            values_display={word.name: f"{word.name}: {word.does}" for word in SCENARIO_OPTIONS.values()},
             title="Scenario",
             description_md="Most scenarios need a value in the next field.",
             section=_WHERE,

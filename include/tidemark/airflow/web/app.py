@@ -21,7 +21,7 @@ from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Rewinda
 from tidemark.airflow.web.payload import visible
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.rewind.scenarios.scenario import WORDS
+from tidemark.rewind.scenarios.scenario import SCENARIO_OPTIONS
 from tidemark.text.problems import REASON_CHARACTERS
 from tidemark.text.storable import BIGINT, INTEGER, is_storable
 
@@ -124,7 +124,7 @@ def transform(one: Sourced) -> Response:
 @app.get("/api/groups/{consumer}/form")
 def form(one: Readable, user: GetUserDep) -> Response:
     """What the forms for a rewind, a redrive and a discard offer."""
-    words = [{"name": each.name, "does": each.does, "value": each.value, "example": each.example} for each in WORDS.values()]
+    words = [{"name": each.name, "does": each.does, "value": each.value, "example": each.example} for each in SCENARIO_OPTIONS.values()]
     said = {"consumer": one.spec.name, "own": one.spec.access is not None, "forms": guards.forms(user, one), "scenarios": words}
     return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.shown_tables})
 

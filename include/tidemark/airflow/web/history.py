@@ -129,7 +129,7 @@ def validations(consumers: Mapping[str, Declared], consumer: str | None) -> dict
 def validation(one: Declared, validation_id: int, *, payloads: bool) -> dict[str, Any]:
     """A verdict with its failing expectations and the offsets of failing rows. Observed values quote rows: only with ``payloads``."""
     with database(one.spec) as connection:
-        found = verdicts.one(connection, one.spec.group, validation_id)
+        found = verdicts.read_validation(connection, one.spec.group, validation_id)
     for result in found["results"]:
         detail = result.pop("detail")
         result |= {"text": detail.get("text"), "arguments": detail.get("kwargs"), "not_stored": detail.get("rows_not_stored", 0)}

@@ -102,7 +102,7 @@ def _computed(one: Declared, readable: Mapping[str, Declared], asked: PreviewReq
 
 def _said(specs: list[ConsumerSpec], wanted: Scenario, found: dict[str, Any]) -> dict[str, Any]:
     undo_of = wanted.rewind_id if isinstance(wanted, Undo) else None
-    return {"consumers": [spec.name for spec in specs], "undo_of": undo_of, "says": scenario.said(wanted), **found}
+    return {"consumers": [spec.name for spec in specs], "undo_of": undo_of, "says": scenario.describe(wanted), **found}
 
 
 def _together(one: Declared, readable: Mapping[str, Declared], names: list[str], wanted: Undo) -> list[ConsumerSpec]:

@@ -3,6 +3,6 @@
 Modules::
 
     archive      moves rows out of the sink, and back
-    deletions    takes deletions of an upsert sink back, and repeats them
-    overwritten  rows of an upsert sink that a replay overwrites
+    deletions    parks and restores deletions of an upsert sink
+    overwritten  keeps and restores rows of an upsert sink that a replay overwrites
 """

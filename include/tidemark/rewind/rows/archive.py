@@ -54,19 +54,19 @@ class Span:
 
 @dataclass(kw_only=True, eq=False)
 class RowsRefused(Refused):
-    """The sink does not take back rows that a rewind took out of it."""
+    """The sink rejects restored rows."""
 
     table: str
     archive: str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.table} does not take back the rows in {self.archive}: {self.message} Nothing was changed; the rows are kept."
+        return f"{self.table} rejects the rows restored from {self.archive}: {self.message} Nothing was changed; the rows are kept."
 
 
 @dataclass(kw_only=True, eq=False)
 class ArchiveWrong(Broken):
-    """An archive no longer holds the rows that were put into it."""
+    """The row count of an archive has changed."""
 
     archive: str
     stored: int
@@ -78,7 +78,7 @@ class ArchiveWrong(Broken):
 
 @dataclass(kw_only=True, eq=False)
 class ArchiveForged(Broken):
-    """What ``tidemark.rewind_archive`` names is not the table that a rewind made."""
+    """A table named in ``tidemark.rewind_archive`` was not created by a rewind."""
 
     rewind_id: int
     number: int
@@ -92,7 +92,7 @@ class ArchiveForged(Broken):
 
 
 def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, sinks: Sequence[str], spans: Iterable[Span]) -> None:
-    """Move the rows of these spans into archives of the rewind and store their number; does not commit. ``sinks``: the group's tables.
+    """Moves the rows of these spans into archives of the rewind and stores their number; does not commit. ``sinks``: the group's tables.
 
     Memory use does not grow with the rows. If every row of a large table partition goes, it is moved whole where possible. Either way the
     rows of each span are counted before and after. Raises `RowsStay` if some stay, or if rows of other tables would go too.
@@ -105,97 +105,97 @@ def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, sinks: Seque
 def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Span], names: Sequence[str]) -> None:
     rewind_id = key["rewind_id"]
     cur.execute(SQL["last_number"], key)
-    number = int(_one(cur)[0]) + 1
+    number = int(_row(cur)[0]) + 1
     cur.execute(SQL["table_partitions"], {"table": quoted_table(sink), "least": SWAP_ROWS})
     leaves = {row["bound"]: row for row in rows(cur)}
-    left = []
+    remaining = []
     for span in spans:
-        there = _there(cur, sink, span)
+        before = _count_rows(cur, sink, span)
         leaf = leaves.get(f"FOR VALUES IN ({span.partition})")
         moved = 0 if leaf is None else _swap(cur, sink, leaf, _name(rewind_id, number), span)
         if moved:
-            _note(cur, key, sink, number, moved, table_partition=True)
-            _note_rows(cur, key, span, moved)
-            _require_gone(cur, sink, span, there, moved, names)
+            _store_archive(cur, key, sink, number, moved, table_partition=True)
+            _add_rows(cur, key, span, moved)
+            _require_gone(cur, sink, span, before, moved, names)
             number += 1
         else:
-            left.append((span, there))
-    if not left:
+            remaining.append((span, before))
+    if not remaining:
         return
     archive, table = _relation(rewind_id, number), quoted_table(sink)
     try:
         cur.execute(SQL["make_archive"].format(archive=archive, table=table))
     except psycopg2.errors.DuplicateTable:
-        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"somebody has made a table {archive}") from None
-    take = SQL["take_out"].format(archive=archive, table=_escaped(table))
+        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"the table {archive} already exists") from None
+    move_rows = SQL["take_out"].format(archive=archive, table=_escaped(table))
     total = 0
-    for span, there in left:
-        with guards.answers(lambda message: RowsStay(table=sink, message=message + "".join(f" It has {name}." for name in names))):
-            cur.execute(take, span.key)
+    for span, before in remaining:
+        with guards.errors_as(lambda message: RowsStay(table=sink, message=message + "".join(f" It has {name}." for name in names))):
+            cur.execute(move_rows, span.key)
         moved = cur.rowcount
         total += moved
-        _note_rows(cur, key, span, moved)
-        _require_gone(cur, sink, span, there, moved, names)
+        _add_rows(cur, key, span, moved)
+        _require_gone(cur, sink, span, before, moved, names)
     if total:
-        _note(cur, key, sink, number, total, table_partition=False)
+        _store_archive(cur, key, sink, number, total, table_partition=False)
     else:
         cur.execute(SQL["drop_archive"].format(archive=archive))
 
 
 def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Callable[[str], None]) -> None:
-    """Move the rows of a rewind's archives back into their sink and drop the archives; does not commit.
+    """Moves the rows of a rewind's archives back into their sink and drops the archives; does not commit.
 
-    ``give_way`` is called with each archive first, to move away sink rows that occupy the place of its rows. Raises `RowsRefused`, for
-    instance for a key that another Kafka partition has taken since or rows that a trigger changes, and `ArchiveWrong`.
+    Calls ``give_way`` with each archive first, to move away sink rows with the keys of its rows. Raises `RowsRefused`, for instance for a
+    key that another Kafka partition has taken since or rows that a trigger changes, and `ArchiveWrong`.
     """
     names = guards.hooks(cur, sink, "INSERT")
-    cur.execute(SQL["kept"], {"rewind_id": rewind_id, "group_id": group_id, "sink": sink})
-    for kept in rows(cur):
-        archive = opened(cur, kept)
+    cur.execute(SQL["sink_archives"], {"rewind_id": rewind_id, "group_id": group_id, "sink": sink})
+    for entry in rows(cur):
+        archive = open_archive(cur, entry)
         if archive is None:
-            raise ArchiveWrong(archive=kept["relation"], stored=kept["rows"], found=0)
+            raise ArchiveWrong(archive=entry["relation"], stored=entry["rows"], found=0)
         give_way(archive)
         cur.execute(SQL["columns"], {"archive": archive, "table": quoted_table(sink)})
         columns = [name for (name,) in cur.fetchall()]
         statement = {"archive": archive, "table": quoted_table(sink), "columns": listed(columns)}
-        with refusals(sink, archive):
+        with rows_refused(sink, archive):
             cur.execute(SQL["put_back"].format(**statement))
-        back = cur.rowcount
+        restored = cur.rowcount
         if names:
-            as_they_were = {side: ", ".join(f"{side}.{quoted(name)}" for name in columns) for side in ("kept", "now")}
-            cur.execute(SQL["as_they_were"].format(**statement, **as_they_were))
-            back = int(_one(cur)[0])
-        if back != kept["rows"]:
-            _require_whole(cur, archive, kept["rows"])
-            raise changed(sink, archive, kept["rows"] - back, kept["rows"], names)
+            unchanged_rows = {side: ", ".join(f"{side}.{quoted(name)}" for name in columns) for side in ("kept", "now")}
+            cur.execute(SQL["count_unchanged"].format(**statement, **unchanged_rows))
+            restored = int(_row(cur)[0])
+        if restored != entry["rows"]:
+            _require_whole(cur, archive, entry["rows"])
+            raise rows_changed(sink, archive, entry["rows"] - restored, entry["rows"], names)
         cur.execute(SQL["drop_archive"].format(archive=archive))
-        cur.execute(SQL["note_put_back"], {"rewind_id": rewind_id, "number": kept["number"]})
+        cur.execute(SQL["mark_put_back"], {"rewind_id": rewind_id, "number": entry["number"]})
 
 
-def refusals(sink: str, archive: str) -> contextlib.AbstractContextManager[None]:
-    """Raise `RowsRefused` if Postgres or the table rejects rows."""
-    return guards.answers(lambda message: RowsRefused(table=sink, archive=archive, message=message))
+def rows_refused(sink: str, archive: str) -> contextlib.AbstractContextManager[None]:
+    """Raises `RowsRefused` if Postgres or the table rejects rows in the block."""
+    return guards.errors_as(lambda message: RowsRefused(table=sink, archive=archive, message=message))
 
 
-def changed(sink: str, archive: str, count: int, of: int, names: Sequence[str]) -> RowsRefused:
-    """The error for rows that did not come back unchanged."""
+def rows_changed(sink: str, archive: str, count: int, total: int, names: Sequence[str]) -> RowsRefused:
+    """Returns the error for rows that did not come back unchanged."""
     by = " and ".join(names) or "the table"
     return RowsRefused(
         table=sink,
         archive=archive,
-        message=f"{count:,} of {counted(of, 'row was', 'rows were')} dropped or changed by {by}. Disable it for the undo.",
+        message=f"{count:,} of {counted(total, 'row was', 'rows were')} dropped or changed by {by}. Disable it for the undo.",
     )
 
 
 def _require_whole(cur: Cursor, archive: str, stored: int) -> None:
     cur.execute(SQL["count"].format(archive=archive))
-    found = int(_one(cur)[0])
-    if found != stored:
-        raise ArchiveWrong(archive=archive, stored=stored, found=found)
+    count = int(_row(cur)[0])
+    if count != stored:
+        raise ArchiveWrong(archive=archive, stored=stored, found=count)
 
 
 def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: Span) -> int:
-    """Move a whole table partition, if every row of it goes; return its number of rows, 0 if it was not moved."""
+    """Moves a whole table partition, if all of its rows go; returns its number of rows, 0 if it was not moved."""
     name = f"{quoted(leaf['schema'])}.{quoted(leaf['name'])}"
     if not _is_whole(cur, name, span):
         return 0
@@ -212,51 +212,50 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
     cur.execute("SAVEPOINT swap")
     try:
         cur.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", (str(SWAP_WAIT_MS),))
-        waits = _one(cur)[0]
+        lock_timeout = _row(cur)[0]
         cur.execute(SQL["lock_out"].format(**names))
-        alike = _is_whole(cur, name, span)  # other rows may have arrived while it waited
-        if alike:
+        swapped = _is_whole(cur, name, span)  # other rows may have arrived during the wait
+        if swapped:
             cur.execute(SQL["swap"].format(**names))
             cur.execute(SQL["grants"], {"leaf": name})
-            alike = _one(cur)[0] == leaf["grants"]
-        cur.execute("SELECT set_config('lock_timeout', %s, true)", (waits,))
+            swapped = _row(cur)[0] == leaf["grants"]
+        cur.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
     except psycopg2.Error as error:
         if error.pgcode is None or (is_outage(error) and error.pgcode not in {"55P03", "40P01"}):
             raise  # the session is gone, or an operator ended it
         log.info("table partition not moved whole, moving its rows partition=%s cause=%s", name, " ".join(str(error).split()))
-        alike = False
-    if not alike:
+        swapped = False
+    if not swapped:
         cur.execute("ROLLBACK TO SAVEPOINT swap")
         return 0
     cur.execute("RELEASE SAVEPOINT swap")
     cur.execute(SQL["count"].format(archive=names["archive"]))
-    return int(_one(cur)[0])
+    return int(_row(cur)[0])
 
 
 def _is_whole(cur: Cursor, leaf: str, span: Span) -> bool:
     cur.execute(SQL["is_whole"].format(leaf=_escaped(leaf)), span.key)
-    return bool(_one(cur)[0])
+    return bool(_row(cur)[0])
 
 
-def _there(cur: Cursor, sink: str, span: Span) -> int:
-    """The number of rows that the sink has of a span."""
-    cur.execute(SQL["there"].format(table=_escaped(quoted_table(sink))), span.key)
-    return int(_one(cur)[0])
+def _count_rows(cur: Cursor, sink: str, span: Span) -> int:
+    cur.execute(SQL["count_span"].format(table=_escaped(quoted_table(sink))), span.key)
+    return int(_row(cur)[0])
 
 
-def _require_gone(cur: Cursor, sink: str, span: Span, there: int, moved: int, names: Sequence[str]) -> None:
-    left = _there(cur, sink, span) if names or there != moved else 0  # without triggers nothing adds new rows
-    guards.require_gone(sink, there, moved, left, names)
+def _require_gone(cur: Cursor, sink: str, span: Span, before: int, moved: int, names: Sequence[str]) -> None:
+    left = _count_rows(cur, sink, span) if names or before != moved else 0  # without triggers nothing adds new rows
+    guards.require_gone(sink, before, moved, left, names)
 
 
-def _note(cur: Cursor, key: Mapping[str, int], sink: str, number: int, count: int, *, table_partition: bool) -> None:
+def _store_archive(cur: Cursor, key: Mapping[str, int], sink: str, number: int, count: int, *, table_partition: bool) -> None:
     relation = _relation(key["rewind_id"], number)
-    said = {"sink": sink, "number": number, "relation": relation, "rows": count, "table_partition": table_partition}
-    cur.execute(SQL["note_archive"], {**key, **said})
+    entry = {"sink": sink, "number": number, "relation": relation, "rows": count, "table_partition": table_partition}
+    cur.execute(SQL["add_archive"], {**key, **entry})
 
 
-def _note_rows(cur: Cursor, key: Mapping[str, int], span: Span, count: int) -> None:
-    cur.execute(SQL["note_rows"], {**key, "topic_id": span.topic_id, "partition": span.partition, "rows": count})
+def _add_rows(cur: Cursor, key: Mapping[str, int], span: Span, count: int) -> None:
+    cur.execute(SQL["add_rows"], {**key, "topic_id": span.topic_id, "partition": span.partition, "rows": count})
 
 
 def _name(rewind_id: int, number: int) -> str:
@@ -267,37 +266,37 @@ def _relation(rewind_id: int, number: int) -> str:
     return f"{ARCHIVE}.{_name(rewind_id, number)}"
 
 
-def opened(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
-    """The table of an archive, ready for SQL: locked until the transaction ends, so that it stays what it is, and known to be a plain
-    table that runs nobody's code when it is read. None: it no longer exists.
+def open_archive(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
+    """Checks that an archive is a plain table that runs no code when it is read, locks it until the transaction ends, so that it stays one,
+    and returns its name for SQL. `None` if it no longer exists.
 
     ``archive`` has the columns ``rewind_id``, ``number``, ``sink`` and ``relation`` of ``tidemark.rewind_archive``. A role that may rewind
     can change these, and owns the table. Raises `ArchiveForged`.
     """
     rewind_id, number, relation = int(archive["rewind_id"]), int(archive["number"]), str(archive["relation"])
     expected = _relation(rewind_id, number)
-    if relation not in (expected, f"tidemark.{_name(rewind_id, number)}"):  # the second one: before 0032
+    if relation not in (expected, f"tidemark.{_name(rewind_id, number)}"):  # the second name is from before 0032
         problem = f"tidemark.rewind_archive names the relation {relation!r}, not {expected}"
         raise ArchiveForged(rewind_id=rewind_id, number=number, problem=problem)
     cur.execute(SQL["exists"], {"archive": relation})
-    if not _one(cur)[0]:
+    if not _row(cur)[0]:
         return None
     try:
         cur.execute(SQL["lock_archive"].format(archive=relation))
     except (psycopg2.errors.UndefinedTable, psycopg2.errors.WrongObjectType):
         raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"{relation} is not a table") from None
-    cur.execute(SQL["strange"], {"archive": relation, "sink": quoted_table(archive["sink"]), "schema": ARCHIVE})
-    if strange := [what for (what,) in cur.fetchall()]:
-        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"{relation} {strange[0]}")
+    cur.execute(SQL["archive_problems"], {"archive": relation, "sink": quoted_table(archive["sink"]), "schema": ARCHIVE})
+    if problems := [problem for (problem,) in cur.fetchall()]:
+        raise ArchiveForged(rewind_id=rewind_id, number=number, problem=f"{relation} {problems[0]}")
     return relation
 
 
 def _escaped(name: str) -> str:
-    """Escaped for a statement with parameters."""
+    """Escapes a name for a statement with parameters."""
     return name.replace("%", "%%")
 
 
-def _one(cur: Cursor) -> tuple[Any, ...]:
+def _row(cur: Cursor) -> tuple[Any, ...]:
     row = cur.fetchone()
     assert row is not None
     return row

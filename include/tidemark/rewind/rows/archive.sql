@@ -19,9 +19,9 @@ SELECT to_regclass(%(archive)s) IS NOT NULL;
 -- Keeps indexes, triggers, rules, policies and columns as they are. Waits for nothing that reads or moves rows.
 LOCK TABLE ONLY {archive} IN ROW EXCLUSIVE MODE;
 
--- name: strange
--- What tells a relation from an archive. Nothing of these is looked at by running it. Functions and operators of Postgres itself are in no
--- dependency. The sink's owner is trusted with the sink, and so with a table partition of it.
+-- name: archive_problems
+-- Why a relation is not a safe archive, from the catalogs alone, so that none of its code runs. Functions and operators of Postgres itself
+-- are in no dependency. The sink's owner is trusted with the sink, and so with its table partitions.
 WITH archive AS (SELECT * FROM pg_class WHERE oid = to_regclass(%(archive)s)),
      sink AS (SELECT * FROM pg_class WHERE oid = to_regclass(%(sink)s)),
      part AS (SELECT 'pg_class'::regclass AS classid, oid FROM archive
@@ -60,7 +60,7 @@ WITH gone AS (
 )
 INSERT INTO {archive} SELECT * FROM gone;
 
--- name: there
+-- name: count_span
 -- Counts the rows of a partition from an offset on. Locks nothing.
 SELECT count(*) FROM {table} written
  WHERE written.kafka_topic_id = %(topic_id)s::smallint AND written.kafka_partition = %(partition)s AND written.kafka_offset >= %(start)s;
@@ -76,7 +76,7 @@ SELECT kept.attname FROM pg_attribute kept JOIN pg_attribute now USING (attname)
 -- Locks no existing rows. Generated columns are computed again.
 INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {archive};
 
--- name: as_they_were
+-- name: count_unchanged
 -- Counts the rows of an archive that the sink has with the same values. Compared as text, because not every type has an equality operator.
 -- Locks nothing.
 SELECT count(*) FROM {archive} kept
@@ -84,25 +84,25 @@ SELECT count(*) FROM {archive} kept
                 WHERE now.kafka_topic_id = kept.kafka_topic_id AND now.kafka_partition = kept.kafka_partition
                   AND now.kafka_offset = kept.kafka_offset AND now.kafka_seq = kept.kafka_seq AND ROW({now})::text = ROW({kept})::text);
 
--- name: note_archive
+-- name: add_archive
 INSERT INTO tidemark.rewind_archive (rewind_id, number, group_id, sink, relation, table_partition, rows)
 VALUES (%(rewind_id)s, %(number)s, %(group_id)s, %(sink)s, %(relation)s, %(table_partition)s, %(rows)s);
 
--- name: note_rows
+-- name: add_rows
 UPDATE tidemark.rewind_partition SET sink_rows = coalesce(sink_rows, 0) + %(rows)s
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
--- name: kept
+-- name: sink_archives
 -- The archives of a sink of one group of a rewind. Locks their rows.
 SELECT rewind_id, number, sink, relation, rows FROM tidemark.rewind_archive
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number FOR UPDATE;
 
--- name: note_put_back
+-- name: mark_put_back
 UPDATE tidemark.rewind_archive SET put_back_at = clock_timestamp() WHERE rewind_id = %(rewind_id)s AND number = %(number)s;
 
 -- name: table_partitions
--- The table partitions that can be moved whole, of a sink that is LIST-partitioned by Kafka partition: they are large, this role may move
--- them, and no object depends on them that would be left behind. Locks nothing.
+-- The table partitions that can be moved whole, of a sink that is LIST-partitioned by Kafka partition: large ones that this role may move
+-- and on which no object depends. Locks nothing.
 SELECT pg_get_expr(child.relpartbound, child.oid) AS bound, space.nspname AS schema, child.relname AS name,
        child.relowner::regrole::text AS owner, child.relacl::text AS grants
   FROM pg_partitioned_table parted

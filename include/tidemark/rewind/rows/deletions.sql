@@ -1,8 +1,8 @@
--- Statements that take deletions of an upsert sink back, and bring them back. They need the positions' locks, so that nothing writes these
--- rows meanwhile.
+-- Statements that park deletions of an upsert sink, and restore them. They need the positions' locks, so that nothing writes these rows
+-- meanwhile.
 
 -- name: park
--- Takes back the deletions by records at or after the point of a rewind. Locks them.
+-- Parks the deletions by records at or after the point of a rewind. Locks them.
 UPDATE tidemark.deletion SET parked_by = %(rewind_id)s
   FROM tidemark.rewind_partition part
  WHERE part.rewind_id = %(rewind_id)s AND part.group_id = %(group_id)s AND NOT part.hold
@@ -10,17 +10,17 @@ UPDATE tidemark.deletion SET parked_by = %(rewind_id)s
    AND deletion.kafka_partition = part.partition AND deletion.kafka_offset >= part.superseded_from;
 
 -- name: any
--- Whether a rewind has taken deletions back. Locks nothing.
+-- Whether a rewind has parked deletions. Locks nothing.
 SELECT EXISTS (SELECT FROM tidemark.deletion WHERE parked_by = %(rewind_id)s AND sink = %(sink)s);
 
 -- name: shapes
--- The column lists of the rows that were deleted; several if the table was changed meanwhile. Locks nothing.
+-- The column lists of the deleted rows; several if the table was changed meanwhile. Locks nothing.
 SELECT DISTINCT ARRAY(SELECT name FROM jsonb_object_keys(kept) name ORDER BY name COLLATE "C")
   FROM tidemark.deletion WHERE parked_by = %(rewind_id)s AND sink = %(sink)s AND kept IS NOT NULL;
 
 -- name: return
--- Puts back the rows from before the point whose deletion was taken back, unless an earlier deletion is still in force or the sink has the
--- key. Returns how many rows were to be put back, how many were inserted, and how many of them arrived unchanged.
+-- Puts back the rows from before the point whose deletion was parked, unless an earlier deletion is still in force or the sink has the key.
+-- Returns the numbers of rows to put back, of inserted rows, and of inserted rows that arrived unchanged.
 WITH candidate AS (
     SELECT DISTINCT ON (newer.digest, newer.kafka_topic_id, newer.kafka_partition) newer.deletion_id, newer.kept
       FROM tidemark.deletion newer
@@ -48,14 +48,14 @@ SELECT (SELECT count(*) FROM winner), (SELECT count(*) FROM back),
        (SELECT count(*) FROM (SELECT * FROM back INTERSECT ALL SELECT {was} FROM winner newer) alike); -- a join might become a nested loop
 
 -- name: unmark
--- Rows whose deletion was taken back, and that no deletion in force follows, are not deleted any more. Locks them.
+-- Removes the mark from rows whose deletion was parked and that no deletion in force follows. Locks them.
 UPDATE {sink} newer SET kafka_deleted = false
   FROM tidemark.deletion gone
  WHERE gone.parked_by = {rewind_id} AND gone.sink = {sink_name} AND {same_key} AND newer.kafka_deleted AND {first_after} IS NULL;
 
 -- name: bury
--- Moves the rows that come before a deletion that comes back out of the sink. A row that was overwritten before the deletion is kept under
--- the undo. Locks them.
+-- Moves the rows before a restored deletion out of the sink. A row that was overwritten before the deletion is kept under the undo. Locks
+-- them.
 WITH target AS MATERIALIZED (
     SELECT DISTINCT newer.ctid FROM tidemark.deletion gone JOIN {sink} newer ON {same_key} WHERE gone.parked_by = {undo_of} AND gone.sink = {sink_name}
 ), gone AS (
@@ -78,11 +78,11 @@ SELECT count(DISTINCT newer.ctid) FROM tidemark.deletion gone JOIN {sink} newer 
  WHERE gone.parked_by = {undo_of} AND gone.sink = {sink_name} AND {first_after} IS NOT NULL;
 
 -- name: mark
--- Marks the rows that come before a deletion that comes back. Locks them.
+-- Marks the rows before a restored deletion as deleted. Locks them.
 UPDATE {sink} newer SET kafka_deleted = true
   FROM tidemark.deletion gone
  WHERE gone.parked_by = {undo_of} AND gone.sink = {sink_name} AND {same_key} AND NOT newer.kafka_deleted AND {first_after} IS NOT NULL;
 
 -- name: unpark
--- Brings the deletions back that the undone rewind took back. Locks them.
+-- Restores the deletions that the undone rewind parked. Locks them.
 UPDATE tidemark.deletion SET parked_by = NULL WHERE parked_by = %(undo_of)s AND sink = %(sink)s;

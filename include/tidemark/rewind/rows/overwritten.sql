@@ -9,7 +9,7 @@ WHERE place.rewind_id = %(rewind_id)s AND place.group_id = %(group_id)s AND NOT 
   AND keeper.rewind_id = kept.rewind_id AND keeper.applied_no >= undone.applied_no
 
 -- name: park
--- Parks those that lie at or after the point, like the sink rows that the undo takes out: they are needed if the undo itself is undone.
+-- Parks kept rows at or after the point, like the sink rows that the undo takes out: an undo of the undo needs them.
 UPDATE tidemark.rewound_row kept SET parked_by = %(rewind_id)s
 {since} AND EXISTS (SELECT FROM tidemark.rewind_partition own
                      WHERE own.rewind_id = place.rewind_id AND own.group_id = kept.group_id AND NOT own.hold
@@ -17,24 +17,25 @@ UPDATE tidemark.rewound_row kept SET parked_by = %(rewind_id)s
                        AND kept.kafka_offset >= own.superseded_from);
 
 -- name: take_over
--- Keeps the others under the undo from now on.
+-- Moves the remaining kept rows under the undo.
 UPDATE tidemark.rewound_row kept SET rewind_id = %(rewind_id)s
 {since};
 
 -- name: other_sinks
--- Other tables whose rows are among them. Locks nothing.
+-- Other tables with rows kept under the undo. Locks nothing.
 SELECT DISTINCT kept.sink FROM tidemark.rewound_row kept
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink <> ALL (%(sinks)s);
 
 -- name: shapes
--- Their column lists; several if the table was changed meanwhile. Locks nothing.
+-- The column lists of the rows kept under the undo; several if the table was changed meanwhile. Locks nothing.
 SELECT DISTINCT ARRAY(SELECT name FROM jsonb_object_keys(kept) name ORDER BY name COLLATE "C")
   FROM tidemark.rewound_row
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND parked_by IS NULL;
 
 -- name: return
--- Puts the last row of each key into the sink, unless the sink has a later one of the same partition, or a deletion follows. Keys with rows of several partitions
--- are ordered by when they were overwritten. Returns how many rows were inserted, and how many of them arrived unchanged.
+-- Puts the last row of each key into the sink, unless the sink has a later one of the same partition, or a deletion follows. Rows of keys
+-- in several partitions are ordered by when they were overwritten. Returns the numbers of inserted rows, and of rows that arrived
+-- unchanged.
 WITH candidate AS (
     SELECT newer.*, bool_or(newer.elsewhere) OVER (PARTITION BY {key}) AS mixed
       FROM tidemark.rewound_row newer
@@ -58,8 +59,8 @@ SELECT (SELECT count(*) FROM winner),
        (SELECT count(*) FROM (SELECT * FROM back INTERSECT ALL SELECT {was} FROM winner newer) alike); -- a join might become a nested loop
 
 -- name: give_way
--- Takes rows of the moved partitions out of the sink if their keys come back with an archive, and keeps them under the undo. They lie below
--- the point of the rewind; later rows were taken out before.
+-- Moves rows of the moved partitions out of the sink if an archive restores their keys, and keeps them under the undo. They lie below the
+-- point of the rewind; later rows were taken out before.
 WITH life AS (
     SELECT former.topic_id, part.partition, part.topic_id AS now_id
       FROM tidemark.rewind_partition part JOIN tidemark.topic now USING (topic_id) JOIN tidemark.topic former USING (name)
@@ -85,14 +86,14 @@ SELECT count(DISTINCT present.ctid)
    AND present.kafka_topic_id = former.topic_id AND present.kafka_partition = part.partition;
 
 -- name: unpark
--- For the undo of an undo: keeps the rows again that the first undo had parked.
+-- For the undo of an undo: unparks the rows that the first undo had parked.
 UPDATE tidemark.rewound_row SET parked_by = NULL, rewind_id = %(rewind_id)s WHERE parked_by = %(undo_of)s AND group_id = %(group_id)s;
 
 -- name: any_since
 SELECT EXISTS (SELECT FROM tidemark.rewound_row kept WHERE EXISTS (SELECT {since}));
 
 -- name: removed
--- Whether the rows overwritten since a rewind are gone, by group. Locks nothing.
+-- Whether the rows overwritten since a rewind were removed, by group. Locks nothing.
 SELECT group_id, sink, overwritten_removed_at IS NOT NULL AND basis -> 'spec' ->> 'mode' = 'upsert' AS removed
   FROM tidemark.rewind_group WHERE rewind_id = %(rewind_id)s ORDER BY group_id;
 
@@ -104,7 +105,7 @@ UPDATE tidemark.rewind_partition part SET floor_before = found.floor
    AND found.group_id = part.group_id AND found.topic_id = part.topic_id AND found.partition = part.partition;
 
 -- name: set_floors
--- From now on no row below the point of the rewind may get lost. After an undo, rewinds from before the undone one can be undone too, so
+-- Keeps every row below the point of the rewind from now on. After an undo, rewinds from before the undone one can be undone too, so
 -- the greatest floor counts. Locks the floors.
 INSERT INTO tidemark.undo_floor (group_id, topic_id, partition, sink, sinks, rewind_id, floor)
 SELECT part.group_id, part.topic_id, part.partition, grp.sink, grp.sinks, part.rewind_id, greatest(part.superseded_from, undone.floor_before)

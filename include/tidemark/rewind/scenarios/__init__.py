@@ -1,8 +1,8 @@
-"""Where a rewind goes.
+"""Scenarios: the targets of rewinds.
 
 Modules::
 
-    offsets_file  offsets from CSV or JSON
-    scenario      scenarios with Kafka's names, from text and to text
-    targets       the target offset of each partition
+    offsets_file  reads offsets from CSV or JSON
+    scenario      parses and describes scenarios, with Kafka's names
+    targets       resolves the target offset of each partition
 """

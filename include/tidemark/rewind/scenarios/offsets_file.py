@@ -1,4 +1,4 @@
-"""Read offsets from a file: the CSV that ``kafka-consumer-groups --export`` writes, or Tidemark's own JSON.
+"""Reads offsets from a file: the CSV that ``kafka-consumer-groups --export`` writes, or Tidemark's own JSON.
 
     flights,0,1200                 one group: topic, partition, offset
     "departures","flights",0,1200  several groups: the group first
@@ -29,7 +29,7 @@ from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import counted, nearest, quoted
 
 MAX_BYTES = 5_000_000  # far more than any group needs: about 150,000 partitions, one per line
-TOLD = 20
+SHOWN = 20
 """Maximum number of problems shown per file; the others are only counted."""
 
 _NUMBER = re.compile(r"\d{1,19}", re.ASCII)
@@ -50,12 +50,12 @@ class OffsetsFileInvalid(Refused):
 
     def __str__(self) -> str:
         count = counted(len(self.problems), "problem")
-        more = f"{count}, {TOLD} of them shown" if len(self.problems) > TOLD else count
-        return "\n".join([*map(str, self.problems[:TOLD]), f"{more}; no offset of the file was used"])
+        more = f"{count}, {SHOWN} of them shown" if len(self.problems) > SHOWN else count
+        return "\n".join([*map(str, self.problems[:SHOWN]), f"{more}; no offset of the file was used"])
 
 
 def read_text(path: Path) -> str:
-    """The contents of a file that a user named on the command line. Raises `BadInput` if it cannot be read or is too large."""
+    """Reads a file that a user named on the command line. Raises `BadInput` if it cannot be read or is too large."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise _too_large(path)
@@ -68,31 +68,31 @@ def read_text(path: Path) -> str:
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
-    """The offsets of a file's contents by group, `None` if they name no group. ``path`` is its name in messages; it is not opened.
+    """Returns the offsets in a file's contents by group, `None` if they name no group. ``path`` is its name in messages; it is not opened.
 
     Raises `OffsetsFileInvalid`, and `BadInput` for contents that are too long.
     """
     if len(text) > MAX_BYTES:
         raise _too_large(path)
     text = text.removeprefix("\ufeff")
-    found = _Found(path, text.splitlines())
+    parsed = _ParsedFile(path, text.splitlines())
     if text.lstrip()[:1] in ("[", "{"):
-        _read_json(text, found)
+        _read_json(text, parsed)
     else:
-        _read_csv(text, found)
-    if not found.offsets and not found.problems:
-        found.problem(1, "the file has no offsets", _LINE_FIX)
-    if found.problems:
-        raise OffsetsFileInvalid(problems=tuple(sorted(found.problems, key=lambda one: one.line)))
-    return dict(found.offsets)
+        _read_csv(text, parsed)
+    if not parsed.offsets and not parsed.problems:
+        parsed.problem(1, "the file has no offsets", _LINE_FIX)
+    if parsed.problems:
+        raise OffsetsFileInvalid(problems=tuple(sorted(parsed.problems, key=lambda problem: problem.line)))
+    return dict(parsed.offsets)
 
 
 def _too_large(path: Path) -> BadInput:
     return BadInput(what="offsets", found=f"{shown(path)} has more than {MAX_BYTES:,} bytes", fix="Write one line per partition.")
 
 
-def of_groups(offsets: Mapping[str | None, Offsets], groups: Collection[str]) -> dict[TopicPartition, int]:
-    """The offsets for these groups: those of all groups if the file names none, else those of each of them.
+def offsets_for_groups(offsets: Mapping[str | None, Offsets], groups: Collection[str]) -> dict[TopicPartition, int]:
+    """Returns the offsets of these groups; all offsets if the file names no group.
 
     Raises `BadInput` if the file lacks one of the groups, or has two different offsets for a partition.
     """
@@ -113,8 +113,8 @@ def of_groups(offsets: Mapping[str | None, Offsets], groups: Collection[str]) ->
 
 
 @dataclass
-class _Found:
-    """The offsets and problems found so far."""
+class _ParsedFile:
+    """Offsets and problems of a file."""
 
     path: Path
     lines: list[str]
@@ -123,9 +123,9 @@ class _Found:
     _line_of: dict[tuple[str | None, TopicPartition], int] = field(default_factory=dict)
 
     def problem(self, line: int, message: str, fix: str, wrong: str = "") -> None:
-        """``wrong`` is the wrong part of the line; if it cannot be found, the whole line is marked."""
-        told = len(self.problems) < TOLD  # do not search a long line for problems that are not shown
-        text = masked(self.lines[line - 1]) if told and 0 < line <= len(self.lines) else ""
+        """Adds a problem. Marks ``wrong`` in the line, or the whole line if it does not contain that."""
+        is_shown = len(self.problems) < SHOWN  # do not search a long line for problems that are not shown
+        text = masked(self.lines[line - 1]) if is_shown and 0 < line <= len(self.lines) else ""
         column = max(0, text.find(wrong))
         length = len(wrong) if wrong and wrong in text else len(text.strip())
         column = column if wrong in text and wrong else len(text) - len(text.lstrip())
@@ -135,57 +135,57 @@ class _Found:
         if self.offsets and (group is None) != (next(iter(self.offsets)) is None):
             self.problem(line, "some entries name a group and others do not", "name it in all entries or in none")
             return
-        place = TopicPartition(topic, partition)
-        before = self._line_of.setdefault((group, place), line)
-        if before != line:
-            whose = f" of group {group}" if group else ""
-            self.problem(line, f"{place}{whose} appears twice: line {before} has it too", "remove one of them")
+        topic_partition = TopicPartition(topic, partition)
+        first_line = self._line_of.setdefault((group, topic_partition), line)
+        if first_line != line:
+            of_group = f" of group {group}" if group else ""
+            self.problem(line, f"{topic_partition}{of_group} appears twice: line {first_line} has it too", "remove one of them")
             return
-        self.offsets.setdefault(group, {})[place] = offset
+        self.offsets.setdefault(group, {})[topic_partition] = offset
 
 
-def _read_csv(text: str, found: _Found) -> None:
+def _read_csv(text: str, parsed: _ParsedFile) -> None:
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     try:
         for row in rows:
             cells = [cell.strip() for cell in row]
             if any(cells) and not (rows.line_num == 1 and tuple(cells) in _COLUMNS.values()):
-                _csv_line(cells, rows.line_num, found)
+                _csv_line(cells, rows.line_num, parsed)
     except csv.Error as error:
-        found.problem(rows.line_num, f"is not CSV ({error})", "write one partition per line; quote a whole value or nothing")
+        parsed.problem(rows.line_num, f"is not CSV ({error})", "write one partition per line; quote a whole value or nothing")
 
 
-def _csv_line(cells: list[str], line: int, found: _Found) -> None:
+def _csv_line(cells: list[str], line: int, parsed: _ParsedFile) -> None:
     if len(cells) not in _COLUMNS:
-        found.problem(line, f"has {counted(len(cells), 'value')}", _LINE_FIX)
+        parsed.problem(line, f"has {counted(len(cells), 'value')}", _LINE_FIX)
         return
     row = dict(zip(_COLUMNS[len(cells)], cells, strict=True))
-    good = [_good_name(found, line, "group", row["group"])] if "group" in row else []
-    good.append(_good_name(found, line, "topic", row["topic"]))
-    numbers = [_number(found, line, name, row[name], most) for name, most in (("partition", INTEGER), ("offset", BIGINT))]
+    good = [_good_name(parsed, line, "group", row["group"])] if "group" in row else []
+    good.append(_good_name(parsed, line, "topic", row["topic"]))
+    numbers = [_number(parsed, line, name, row[name], most) for name, most in (("partition", INTEGER), ("offset", BIGINT))]
     partition, offset = numbers
     if all(good) and partition is not None and offset is not None:
-        found.add(line, row.get("group"), row["topic"], partition, offset)
+        parsed.add(line, row.get("group"), row["topic"], partition, offset)
 
 
-def _good_name(found: _Found, line: int, what: str, name: Any) -> bool:
+def _good_name(parsed: _ParsedFile, line: int, what: str, name: Any) -> bool:
     if isinstance(name, str) and (_TOPIC.fullmatch(name) if what == "topic" else name):
         return True
     fix = 'letters, digits, ".", "_" and "-", as in Kafka' if what == "topic" else "the group's name"
-    found.problem(line, f"the {what} is {_told(name)}", f"write {fix}", name if isinstance(name, str) else "")
+    parsed.problem(line, f"the {what} is {_shown_value(name)}", f"write {fix}", name if isinstance(name, str) else "")
     return False
 
 
-def _number(found: _Found, line: int, what: str, value: Any, most: int) -> int | None:
+def _number(parsed: _ParsedFile, line: int, what: str, value: Any, most: int) -> int | None:
     if isinstance(value, str) and _NUMBER.fullmatch(value) and int(value) <= most:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
         return value
-    found.problem(line, f"the {what} is {_told(value)}", f"write a whole number from 0 to {most}", str(value))
+    parsed.problem(line, f"the {what} is {_shown_value(value)}", f"write a whole number from 0 to {most}", str(value))
     return None
 
 
-def _told(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if value is None:
         return "missing"
     return quoted(value) if isinstance(value, str) else quoted(json.dumps(value, default=str))[1:-1]
@@ -195,7 +195,7 @@ def _told(value: Any) -> str:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that knows the line on which it starts."""
+    """A JSON object with the line on which it starts."""
 
     line: int
 
@@ -219,60 +219,60 @@ class _Decoder(json.JSONDecoder):
     def _object(self, s_and_end: tuple[str, int], *rest: Any) -> tuple[_Object, int]:
         at = s_and_end[1] - 1
         strict, scan_once = rest[0], rest[1]
-        pairs, end = json.decoder.JSONObject(s_and_end, strict, scan_once, None, lambda found: found, *rest[4:])  # type: ignore[attr-defined]
-        made = _Object(pairs)
-        if len(made) < len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise _BadJson(at, f"the key {quoted(twice)} appears twice")
-        made.line = self.line_of(at)
-        return made, end
+        pairs, end = json.decoder.JSONObject(s_and_end, strict, scan_once, None, lambda pairs: pairs, *rest[4:])  # type: ignore[attr-defined]
+        parsed = _Object(pairs)
+        if len(parsed) < len(pairs):
+            keys: set[str] = set()
+            duplicate = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
+            raise _BadJson(at, f"the key {quoted(duplicate)} appears twice")
+        parsed.line = self.line_of(at)
+        return parsed, end
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _read_json(text: str, found: _Found) -> None:
+def _read_json(text: str, parsed: _ParsedFile) -> None:
     decoder = _Decoder(text)
     try:
         data = decoder.decode(text)
     except json.JSONDecodeError as error:
-        found.problem(decoder.line_of(error.pos), f"is not JSON ({error.msg})", _SHAPE_FIX)
+        parsed.problem(decoder.line_of(error.pos), f"is not JSON ({error.msg})", _SHAPE_FIX)
         return
     except _BadJson as error:
-        found.problem(decoder.line_of(error.at), str(error), "keep one of them")
+        parsed.problem(decoder.line_of(error.at), str(error), "keep one of them")
         return
     except (ValueError, RecursionError) as error:
-        found.problem(1, f"is not JSON ({error})", _SHAPE_FIX)
+        parsed.problem(1, f"is not JSON ({error})", _SHAPE_FIX)
         return
     if isinstance(data, list):
         for entry in data:
-            _entry(entry, found, 1, group=None)
+            _entry(entry, parsed, 1, group=None)
         return
     groups = data.get("groups")
     if not isinstance(groups, list):
-        found.problem(data.line, 'is an object without "groups"', _SHAPE_FIX)
+        parsed.problem(data.line, 'is an object without "groups"', _SHAPE_FIX)
         return
-    for one in groups:
-        partitions = one.get("partitions") if isinstance(one, _Object) else None
+    for group in groups:
+        partitions = group.get("partitions") if isinstance(group, _Object) else None
         if not isinstance(partitions, list):
-            found.problem(getattr(one, "line", data.line), 'a group has no "partitions"', _SHAPE_FIX)
+            parsed.problem(getattr(group, "line", data.line), 'a group has no "partitions"', _SHAPE_FIX)
             continue
-        if _good_name(found, one.line, "group", one.get("group")):
+        if _good_name(parsed, group.line, "group", group.get("group")):
             for entry in partitions:
-                _entry(entry, found, one.line, group=one["group"])
+                _entry(entry, parsed, group.line, group=group["group"])
 
 
-def _entry(entry: Any, found: _Found, line: int, *, group: str | None) -> None:
-    """Read one partition. Its offset is ``offset``, or ``new`` in a plan's JSON; other keys are ignored."""
+def _entry(entry: Any, parsed: _ParsedFile, line: int, *, group: str | None) -> None:
+    """Reads one partition. Its offset is ``offset``, or ``new`` in a plan's JSON; other keys are ignored."""
     if not isinstance(entry, _Object):
-        found.problem(line, f"{_told(entry)} is not a partition", _ENTRY_FIX)
+        parsed.problem(line, f"{_shown_value(entry)} is not a partition", _ENTRY_FIX)
         return
-    whose = entry.get("group") if group is None and "group" in entry else group
-    good = [_good_name(found, entry.line, "group", whose)] if whose is not None or "group" in entry else []
-    good.append(_good_name(found, entry.line, "topic", entry.get("topic")))
-    offset = _number(found, entry.line, "offset", entry.get("offset", entry.get("new")), BIGINT)
-    partition = _number(found, entry.line, "partition", entry.get("partition"), INTEGER)
+    owner = entry.get("group") if group is None and "group" in entry else group
+    good = [_good_name(parsed, entry.line, "group", owner)] if owner is not None or "group" in entry else []
+    good.append(_good_name(parsed, entry.line, "topic", entry.get("topic")))
+    offset = _number(parsed, entry.line, "offset", entry.get("offset", entry.get("new")), BIGINT)
+    partition = _number(parsed, entry.line, "partition", entry.get("partition"), INTEGER)
     if all(good) and partition is not None and offset is not None:
-        found.add(entry.line, whose, entry["topic"], partition, offset)
+        parsed.add(entry.line, owner, entry["topic"], partition, offset)

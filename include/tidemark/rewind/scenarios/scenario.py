@@ -27,7 +27,7 @@ from tidemark.rewind.plan_model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.scenarios.offsets_file import of_groups, parse_offsets
+from tidemark.rewind.scenarios.offsets_file import offsets_for_groups, parse_offsets
 from tidemark.text.duration import parse_duration
 from tidemark.text.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
 from tidemark.text.problems import Problems
@@ -46,8 +46,8 @@ _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A scenario as users know it: name, description, kind of value (empty if it has none) and an example value."""
+class ScenarioOption:
+    """A scenario in user interfaces: name, description, kind of value (empty if it has none) and an example value."""
 
     name: str
     does: str
@@ -55,21 +55,26 @@ class Word:
     example: str = ""
 
 
-WORDS: Mapping[str, Word] = {
-    word.name: word
-    for word in (
-        Word("to-earliest", "the first record that Kafka still has"),
-        Word("to-latest", "after the last stable record"),
-        Word("to-current", "no move: running attempts are fenced and claim again"),
-        Word("to-offset", "this offset", "an offset", "1200"),
-        Word("shift-by", "this many offsets forward, or back if negative", "a number of offsets", "-500"),
-        Word("to-datetime", "the first record at or after this time", "a time", "2026-03-29 14:00"),
-        Word("by-duration", "the first record within this time before the plan is made", "an ISO 8601 duration", "PT2H"),
-        Word("from-file", "the offsets in a file", "a file", "offsets.csv"),
-        Word("from-group", "where another group is; kafka:name for what a group committed to Kafka", "a group", "kafka:departures"),
-        Word("to-validated", "after the last record up to which everything is validated"),
-        Word("to-batch", "just before a batch, or before all batches of an Airflow run", "a batch or DAG/RUN", "1234"),
-        Word("undo", "offsets and rows as they were before another rewind", "a rewind", "17"),
+SCENARIO_OPTIONS: Mapping[str, ScenarioOption] = {
+    option.name: option
+    for option in (
+        ScenarioOption("to-earliest", "the first record that Kafka still has"),
+        ScenarioOption("to-latest", "after the last stable record"),
+        ScenarioOption("to-current", "no move: running attempts are fenced and claim again"),
+        ScenarioOption("to-offset", "this offset", "an offset", "1200"),
+        ScenarioOption("shift-by", "this many offsets forward, or back if negative", "a number of offsets", "-500"),
+        ScenarioOption("to-datetime", "the first record at or after this time", "a time", "2026-03-29 14:00"),
+        ScenarioOption("by-duration", "the first record within this time before the plan is made", "an ISO 8601 duration", "PT2H"),
+        ScenarioOption("from-file", "the offsets in a file", "a file", "offsets.csv"),
+        ScenarioOption(
+            "from-group",
+            "where another group is; kafka:name for offsets that a group committed to Kafka",
+            "a group",
+            "kafka:departures",
+        ),
+        ScenarioOption("to-validated", "the end of the validated rows"),
+        ScenarioOption("to-batch", "just before a batch, or before all batches of an Airflow run", "a batch or DAG/RUN", "1234"),
+        ScenarioOption("undo", "offsets and rows as they were before another rewind", "a rewind", "17"),
     )
 }
 
@@ -77,41 +82,43 @@ WORDS: Mapping[str, Word] = {
 def parse(
     scenario: str, value: str | None = None, *, zone: str | None = None, groups: Collection[str] = (), contents: str | None = None
 ) -> Scenario:
-    """The scenario with this name and value, as users write them (`WORDS`).
+    """Returns the scenario with this name and value, as users write them (`SCENARIO_OPTIONS`).
 
     ``zone`` is the time zone of a local time. ``groups`` are the groups to move, whose offsets a file must have. ``contents`` is the
-    text of that file, and ``value`` its name in messages. Opens no file: the name may come from a stranger. Raises all problems at once
-    (`BadInput`, `SeveralProblems`).
+    text of that file, and ``value`` its name in messages. Opens no file, because the name may come from an untrusted user. Raises all
+    problems at once (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
-    name, given = normalized(scenario), (value or "").strip()
-    problems.attempt(lambda: require_storable("value", given))
-    word = WORDS.get(name)
-    if word is None:
-        near = nearest(scenario, WORDS)
-        problems.add("scenario", f"{quoted(scenario)} does not exist", f"Write {near}." if near else f"Write one of {', '.join(WORDS)}.")
-    if zone is not None and word is not None and name != "to-datetime":
+    name, text = normalized(scenario), (value or "").strip()
+    problems.attempt(lambda: require_storable("value", text))
+    option = SCENARIO_OPTIONS.get(name)
+    if option is None:
+        near = nearest(scenario, SCENARIO_OPTIONS)
+        problems.add(
+            "scenario", f"{quoted(scenario)} does not exist", f"Write {near}." if near else f"Write one of {', '.join(SCENARIO_OPTIONS)}."
+        )
+    if zone is not None and option is not None and name != "to-datetime":
         problems.add("zone", f"{name} does not use a time zone", "Omit it; only to-datetime takes a local time.")
-    if contents is not None and word is not None and name != FROM_FILE:
+    if contents is not None and option is not None and name != FROM_FILE:
         problems.add("offsets", f"{name} does not use offsets from a file", "Omit them; only from-file takes them.")
-    if word is not None and not word.value and given:
-        problems.add(name, f"it takes no value, but {quoted(given)} was given", "Omit the value.")
+    if option is not None and not option.value and text:
+        problems.add(name, f"it takes no value, but {quoted(text)} was given", "Omit the value.")
     if name == FROM_FILE and contents is None:
         problems.add(
             name, "the contents of the file are missing", "Give the file to `tidemark rewind plan --from-file`, or paste it into the form."
         )
-    needs = word is not None and word.value and name != FROM_FILE
-    if word is not None and needs and not given:
-        problems.add(name, f"it needs {word.value}", f"Write {word.example}.")
-    complete = word is not None and (contents is not None if name == FROM_FILE else given or not needs)
-    made = problems.attempt(lambda: _make(name, given, zone, groups, contents or "")) if complete else None
+    needs_value = option is not None and option.value and name != FROM_FILE
+    if option is not None and needs_value and not text:
+        problems.add(name, f"it needs {option.value}", f"Write {option.example}.")
+    complete = option is not None and (contents is not None if name == FROM_FILE else text or not needs_value)
+    parsed = problems.attempt(lambda: _make(name, text, zone, groups, contents or "")) if complete else None
     problems.end()
-    assert made is not None
-    return made
+    assert parsed is not None
+    return parsed
 
 
 def normalized(scenario: str) -> str:
-    """The scenario's name, however it is written."""
+    """Returns the scenario's name in lower case, without blanks around it."""
     return scenario.strip().lower()
 
 
@@ -125,7 +132,7 @@ def _make(name: str, value: str, zone: str | None, groups: Collection[str], cont
         "shift-by": lambda: ShiftBy(_integer(name, value, -BIGINT)),
         "to-datetime": lambda: ToDatetime(parse_moment(value, zone)),
         "by-duration": lambda: ByDuration(parse_iso_duration(value)),
-        "from-file": lambda: FromFile(of_groups(parse_offsets(contents, Path(value or "offsets")), groups)),
+        "from-file": lambda: FromFile(offsets_for_groups(parse_offsets(contents, Path(value or "offsets")), groups)),
         "from-group": lambda: _from_group(value),
         "to-batch": lambda: _to_batch(value),
         "undo": lambda: Undo(_integer(name, value.removeprefix("#"), 1)),
@@ -134,16 +141,16 @@ def _make(name: str, value: str, zone: str | None, groups: Collection[str], cont
 
 
 def parse_expiry(text: str | None) -> timedelta:
-    """How long a plan can be applied: ``4h``, or ``PT4H``."""
+    """Returns how long a plan can be applied, from ``4h`` or ``PT4H``."""
     if not text or not text.strip():
         return EXPIRES_IN
-    asked = text.strip()
+    text = text.strip()
     try:
-        length = parse_iso_duration(asked) if asked[0] in "Pp" else parse_duration(asked)
+        length = parse_iso_duration(text) if text[0] in "Pp" else parse_duration(text)
     except BadInput as error:
-        raise BadInput(what="expires-in", found=f"{quoted(asked)} is not a duration", fix="Write 30m, 4h, or 2d.") from error
+        raise BadInput(what="expires-in", found=f"{quoted(text)} is not a duration", fix="Write 30m, 4h, or 2d.") from error
     if not length:
-        raise BadInput(what="expires-in", found=f"{quoted(asked)} is zero", fix="Write 30m, 4h, or 2d.")
+        raise BadInput(what="expires-in", found=f"{quoted(text)} is zero", fix="Write 30m, 4h, or 2d.")
     return length
 
 
@@ -151,7 +158,9 @@ def _integer(name: str, text: str, least: int) -> int:
     number = int(text) if _INTEGER.fullmatch(text) else None
     if number is None or not least <= number <= BIGINT:
         kind = "a whole number, optionally with + or -" if least < 0 else f"a whole number, {least} or greater"
-        raise BadInput(what=name, found=f"{quoted(text)} is not {WORDS[name].value}", fix=f"Write {kind}: {WORDS[name].example}.")
+        raise BadInput(
+            what=name, found=f"{quoted(text)} is not {SCENARIO_OPTIONS[name].value}", fix=f"Write {kind}: {SCENARIO_OPTIONS[name].example}."
+        )
     return number
 
 
@@ -176,12 +185,12 @@ def _to_batch(value: str) -> ToBatch:
 
 
 def name_of(scenario: Scenario) -> str:
-    """Kafka's name for the scenario, or ours if Kafka has none."""
+    """Returns Kafka's name for the scenario, or ours if Kafka has none."""
     return _NAMES[type(scenario)]
 
 
 def to_json(scenario: Scenario) -> dict[str, Any]:
-    """Plain values that `from_json` reads back: ``{"scenario": "to-offset", "offset": 1200}``."""
+    """Returns plain values that `from_json` reads back: ``{"scenario": "to-offset", "offset": 1200}``."""
     values: dict[str, Any] = {}
     match scenario:
         case ToOffset(offset):
@@ -192,8 +201,8 @@ def to_json(scenario: Scenario) -> dict[str, Any]:
             values = {"moment": iso(moment)}
         case ByDuration(duration):
             values = {"duration": iso_duration(duration)}
-        case FromFile(of_partitions):
-            values = {"offsets": [[part.topic, part.partition, offset] for part, offset in sorted(of_partitions.items())]}
+        case FromFile(file_offsets):
+            values = {"offsets": [[part.topic, part.partition, offset] for part, offset in sorted(file_offsets.items())]}
         case FromGroup(group, kafka):
             values = {"group": group, "kafka": kafka}
         case Adopt(group):
@@ -206,25 +215,25 @@ def to_json(scenario: Scenario) -> dict[str, Any]:
 
 
 def from_json(stored: Any) -> Scenario:
-    """The scenario that `to_json` wrote. Raises `BadInput` for anything else: a newer Tidemark may have more scenarios, and a role may have
-    stored something else."""
+    """Reads a scenario that `to_json` wrote. Raises `BadInput` for anything else: a newer Tidemark may have more scenarios, and a role may
+    have stored another value."""
     kinds: dict[str, Callable[[Mapping[str, Any]], Scenario]] = {
         "to-datetime": lambda values: ToDatetime(datetime.fromisoformat(values["moment"])),
         "by-duration": lambda values: ByDuration(_length(values["duration"])),
         "from-file": lambda values: FromFile({TopicPartition(topic, number): offset for topic, number, offset in values["offsets"]}),
     }
     if not isinstance(stored, Mapping):
-        _not_ours(stored)
+        _refuse_stored(stored)
     values = {key: value for key, value in stored.items() if key != "scenario"}
     name = stored.get("scenario")
-    kind = next((kind for kind, known in _NAMES.items() if known == name), None)
+    kind = next((kind for kind, kind_name in _NAMES.items() if kind_name == name), None)
     if kind is None:
-        _not_ours(stored)
+        _refuse_stored(stored)
     try:
         scenario = kinds[name](values) if name in kinds else kind(**values)
-        said(scenario)  # fails for values of other types
+        describe(scenario)  # fails for values of other types
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        _not_ours(stored)
+        _refuse_stored(stored)
     return scenario
 
 
@@ -235,15 +244,15 @@ def _length(text: str) -> timedelta:
     return length
 
 
-def _not_ours(stored: Any) -> NoReturn:
+def _refuse_stored(stored: Any) -> NoReturn:
     raise BadInput(what="stored scenario", found=quoted(str(stored)), fix="Use the Tidemark version that stored it.")
 
 
 # ---- As a sentence
 
 
-def said(scenario: Scenario) -> str:
-    """What the scenario does, as a sentence."""
+def describe(scenario: Scenario) -> str:
+    """Describes the scenario in one sentence."""
     match scenario:
         case ToOffset(offset):
             return f"Continue at offset {offset:,} of each partition."
@@ -276,7 +285,7 @@ _PLAIN: Mapping[type, str] = {
     ToEarliest: "Continue at the first record that Kafka still has.",
     ToLatest: "Continue after the last stable record.",
     ToCurrent: "Stay where the group is; running attempts are fenced and claim again.",
-    ToValidated: "Continue after the last record up to which everything is validated.",
+    ToValidated: "Continue at the end of the validated rows.",
 }
 _NAMES: Mapping[type[Any], str] = {
     ToEarliest: "to-earliest",

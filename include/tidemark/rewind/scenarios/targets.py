@@ -1,4 +1,4 @@
-"""Resolve a scenario to a target for each partition: look-ups first, then pure computation (I5)."""
+"""Resolves a scenario to a target for each partition: look-ups first, then pure computation (I5)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A partition of a group at planning: its position, and its log ``[start, end)`` up to the last stable offset."""
+    """A group's partition at planning: its position, and its log ``[start, end)`` up to the last stable offset."""
 
     partition: TopicPartition
     topic_id: int
@@ -66,7 +66,7 @@ class Move:
 
     @property
     def skips(self) -> bool:
-        """Whether it skips records that Kafka has."""
+        """Whether the move skips records that Kafka has."""
         return self.to == self.target > self.place.position
 
 
@@ -96,14 +96,14 @@ class TargetsOutOfRange(Refused):
     outside: tuple[Outside, ...]
 
     def __str__(self) -> str:
-        lines = [str(one) for one in self.outside[:SHOWN]]
+        lines = [str(target) for target in self.outside[:SHOWN]]
         if len(self.outside) > SHOWN:
             lines.append(f"and {len(self.outside) - SHOWN} more")
         fixes = ["Name offsets within the log (to-earliest and to-latest are its ends)."]
-        if any(one.before for one in self.outside):
+        if any(target.before for target in self.outside):
             fixes.append(
-                "With --allow-loss, targets before the start become the start. What was made of the records that are gone is taken "
-                "out, and they are stored as lost."
+                "With --allow-loss, targets before the start become the start. Rows of the records that are gone are taken "
+                "out, and these records are stored as lost."
             )
         return "\n".join([*lines, "Nothing was planned. " + " ".join(fixes)])
 
@@ -111,10 +111,10 @@ class TargetsOutOfRange(Refused):
 def targets(
     cur: Cursor, cluster: Cluster, scenario: Scenario, group: str, group_id: int, places: Sequence[Place]
 ) -> dict[TopicPartition, int]:
-    """The target of each partition for which the scenario has one; the others stay and are not part of the plan.
+    """Returns the target of each partition for which the scenario has one; the others stay and are not part of the plan.
 
-    Only reads Postgres and Kafka; a time takes one request for all partitions. Raises `BadInput` if the scenario names something that does
-    not exist.
+    Only reads Postgres and Kafka; a time takes one request for all partitions. Raises `BadInput` if the scenario names a missing group,
+    batch or run.
     """
     by_partition = {place.partition: place for place in places}
     match scenario:
@@ -122,22 +122,22 @@ def targets(
             return _at(cluster, by_partition, moment)
         case ByDuration(duration):
             cur.execute("SELECT clock_timestamp()")
-            return _at(cluster, by_partition, _one(cur)[0] - duration)
+            return _at(cluster, by_partition, _row(cur)[0] - duration)
         case FromFile(offsets):
             return {partition: offset for partition, offset in offsets.items() if partition in by_partition}
         case FromGroup(name, kafka):
-            found = cluster.group_offsets(name, by_partition) if kafka else _of_group(cur, name, by_partition)
-            if not found:
+            offsets = cluster.group_offsets(name, by_partition) if kafka else _group_positions(cur, name, by_partition)
+            if not offsets:
                 where = "has committed no offset to Kafka for" if kafka else "has no position on"
                 raise BadInput(what="from-group", found=f"group {name} {where} any partition of {group}", fix="Name a group that has some.")
-            return found
+            return offsets
         case ToBatch():
-            return _of_batches(cur, scenario, group, group_id, by_partition)
-    return {place.partition: _of_place(scenario, place) for place in places}
+            return _batch_starts(cur, scenario, group, group_id, by_partition)
+    return {place.partition: _target(scenario, place) for place in places}
 
 
-def _of_place(scenario: Scenario, place: Place) -> int:
-    """The target of a scenario that needs no look-up."""
+def _target(scenario: Scenario, place: Place) -> int:
+    """Returns the target of a scenario that needs no look-up."""
     match scenario:
         case ToEarliest():
             return place.start
@@ -154,50 +154,50 @@ def _of_place(scenario: Scenario, place: Place) -> int:
     raise AssertionError(f"{scenario} is resolved elsewhere")
 
 
-def strangers(scenario: Scenario, known: Iterable[TopicPartition]) -> list[str]:
-    """Problems with partitions in a file on which none of the groups has a position; empty for other scenarios."""
+def unread_partitions(scenario: Scenario, read: Iterable[TopicPartition]) -> list[str]:
+    """Reports partitions in a file that none of the groups reads; empty for other scenarios. ``read``: partitions with a position."""
     if not isinstance(scenario, FromFile):
         return []
-    strange = sorted(scenario.offsets.keys() - set(known))
-    if not strange:
+    unread = sorted(scenario.offsets.keys() - set(read))
+    if not unread:
         return []
-    shown = ", ".join(map(str, strange[:SHOWN])) + (f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else "")
+    shown = ", ".join(map(str, unread[:SHOWN])) + (f" and {len(unread) - SHOWN} more" if len(unread) > SHOWN else "")
     return [f"The file has partitions that the group does not read: {shown}. Remove them, or plan for the consumer that reads them."]
 
 
-def within(scenario: Scenario, chosen: Collection[TopicPartition]) -> Scenario:
-    """The scenario, limited to the chosen partitions."""
+def limited_to(scenario: Scenario, chosen: Collection[TopicPartition]) -> Scenario:
+    """Returns the scenario, limited to the chosen partitions."""
     if isinstance(scenario, FromFile):
         return FromFile({partition: offset for partition, offset in scenario.offsets.items() if partition in chosen})
     return scenario
 
 
 def unvalidated(cur: Cursor, scenario: Scenario, group_id: int, places: Iterable[Place]) -> list[str]:
-    """Why the group cannot go to its validated offsets (nothing is validated on some partitions); empty if it can."""
+    """Returns why the group cannot go to its validated offsets (nothing is validated on some partitions); empty if it can."""
     if not isinstance(scenario, ToValidated):
         return []
     cur.execute(SQL["unvalidated"], {"group_id": group_id})
-    found = set(cur.fetchall())
-    none = sorted(place.partition for place in places if (place.topic_id, place.partition.partition) in found)
-    if not none:
+    ids = set(cur.fetchall())
+    partitions = sorted(place.partition for place in places if (place.topic_id, place.partition.partition) in ids)
+    if not partitions:
         return []
-    shown = ", ".join(map(str, none[:SHOWN])) + (f" and {len(none) - SHOWN} more" if len(none) > SHOWN else "")
+    shown = ", ".join(map(str, partitions[:SHOWN])) + (f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else "")
     fix = "Validate a run first, choose other partitions, or use to-earliest to read everything again."
     return [f"Nothing of {shown} is validated, so to-validated would take out every row. {fix}"]
 
 
 def moves(
-    scenario: Scenario, places: Iterable[Place], found: Mapping[TopicPartition, int], *, allow_loss: bool
+    scenario: Scenario, places: Iterable[Place], offsets: Mapping[TopicPartition, int], *, allow_loss: bool
 ) -> tuple[list[Move], list[Outside]]:
-    """The moves of the partitions that have a target, and the partitions whose target is outside the log.
+    """Returns the moves of the partitions that have a target in ``offsets``, and the partitions whose target is outside the log.
 
     With ``allow_loss``, a target before the start of the log becomes the start. A target after the end is never moved to the end.
     """
-    chosen = sorted((place for place in places if place.partition in found), key=lambda place: place.partition)
+    chosen = sorted((place for place in places if place.partition in offsets), key=lambda place: place.partition)
     result: list[Move] = []
     outside: list[Outside] = []
     for place in chosen:
-        target = found[place.partition]
+        target = offsets[place.partition]
         stays = isinstance(scenario, ToCurrent) or (isinstance(scenario, ToLatest) and target == place.position)
         if stays:
             result.append(Move(place, place.position, place.position, place.position, hold=True))
@@ -209,34 +209,35 @@ def moves(
 
 
 def _at(cluster: Cluster, places: Mapping[TopicPartition, Place], moment: datetime) -> dict[TopicPartition, int]:
-    """The first record at or after the moment; the last stable offset if there is none, or only in an open transaction."""
-    found = cluster.offsets_for_time(places, max(0, -((_EPOCH - moment) // timedelta(milliseconds=1))))
-    return {partition: min(found.get(partition, place.end), place.end) for partition, place in places.items()}
+    """Finds the first record at or after the moment; the last stable offset if there is none, or only in an open transaction."""
+    offsets = cluster.offsets_for_time(places, max(0, -((_EPOCH - moment) // timedelta(milliseconds=1))))
+    return {partition: min(offsets.get(partition, place.end), place.end) for partition, place in places.items()}
 
 
-def _of_group(cur: Cursor, name: str, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, int]:
+def _group_positions(cur: Cursor, name: str, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, int]:
     ids = {(place.partition, place.topic_id) for place in places.values()}
-    return {held.partition: held.position for held in store.positions(cur, name) if (held.partition, held.topic_id) in ids}
+    positions = store.positions(cur, name)
+    return {position.partition: position.position for position in positions if (position.partition, position.topic_id) in ids}
 
 
-def _of_batches(
+def _batch_starts(
     cur: Cursor, scenario: ToBatch, group: str, group_id: int, places: Mapping[TopicPartition, Place]
 ) -> dict[TopicPartition, int]:
-    """The starts of a batch (with those that share its rows), or of all batches of a run."""
+    """Returns the starts of a batch (with the batches that share its rows), or of all batches of a run."""
     cur.execute(
         SQL["batch_starts"], {"group_id": group_id, "batch_id": scenario.batch_id, "dag_id": scenario.dag_id, "run_id": scenario.run_id}
     )
     ids = {(place.partition.partition, place.topic_id): place.partition for place in places.values()}
-    found = rows(cur)
-    if not found:
-        what = f"batch {scenario.batch_id}" if scenario.batch_id is not None else f"run {scenario.run_id} of {scenario.dag_id}"
+    starts = rows(cur)
+    if not starts:
+        target = f"batch {scenario.batch_id}" if scenario.batch_id is not None else f"run {scenario.run_id} of {scenario.dag_id}"
         raise BadInput(
-            what="to-batch", found=f"the ledger of {group} has nothing from {what}", fix="Name a batch in tidemark.batch, or a run."
+            what="to-batch", found=f"the ledger of {group} has nothing from {target}", fix="Name a batch in tidemark.batch, or a run."
         )
-    return {ids[key]: row["start_offset"] for row in found if (key := (row["partition"], row["topic_id"])) in ids}
+    return {ids[key]: row["start_offset"] for row in starts if (key := (row["partition"], row["topic_id"])) in ids}
 
 
-def _one(cur: Cursor) -> tuple[Any, ...]:
+def _row(cur: Cursor) -> tuple[Any, ...]:
     row = cur.fetchone()
     assert row is not None
     return row
