@@ -306,7 +306,7 @@ def test_preview_says_why_a_plan_would_be_refused_and_what_it_cannot_say(site: S
     for name in ("from-file", " From-File\n"):
         assert "the contents of the file are missing" in asked("orders", scenario=name, value="/etc/passwd")["problems"][0]
     assert "there is no rewind 999" in asked("orders", scenario="undo", value="999")["problems"][0]
-    assert "is not of rides" in asked("rides", scenario="undo", value="1")["problems"][0]
+    assert "does not move rides" in asked("rides", scenario="undo", value="1")["problems"][0]
     away = asked("away", scenario="to-earliest")
     assert (away["problems"], away["groups"], "refused" in away["unknown"]) == ([], [], True)
 
@@ -408,7 +408,7 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
     applied = next(row["rewind_id"] for row in site.json("api/rewinds?consumer=orders")["rewinds"] if row["state"] == "APPLIED")
     return {
         "groups": ("groups", "blocked"),
-        "group": ("groups/orders", "Spec in force"),
+        "group": ("groups/orders", "Effective spec"),
         "group-failed": ("groups/trips", "The last run failed"),
         "group-bad": ("groups/bad", "asignment"),
         "group-away": ("groups/away", "does not answer"),
@@ -511,7 +511,7 @@ def test_records_on_screen_are_redriven_or_discarded_under_the_users_name(site: 
 def test_group_shows_rates_rebalances_the_fenced_try_and_deletes(site: Site, visit: Visit) -> None:
     """Each mark in the charts has a title. The links lead to the transform's source and to Airflow's code tab."""
     visitor = visit("vic")
-    page = visitor.open("groups/orders", "Spec in force")
+    page = visitor.open("groups/orders", "Effective spec")
     assert {"In / s", "Out / s", "Owner", "Epoch", "Validated to", "End"} <= set(
         page.get_by_label("Partitions").get_by_role("columnheader").all_inner_texts()
     )
@@ -525,7 +525,7 @@ def test_group_shows_rates_rebalances_the_fenced_try_and_deletes(site: Site, vis
     page.get_by_role("link", name="orders:transform").click()
     page.get_by_text("def transform(record: Record) -> dict | Delete:").wait_for()
 
-    page = visitor.open("groups/fares", "Spec in force")
+    page = visitor.open("groups/fares", "Effective spec")
     assert page.get_by_label("Attempts").get_by_text("delete").all_inner_texts() == ["1 delete"]
     titles = page.locator("svg[aria-label*='batches of'] title").all_text_contents()
     assert [title.partition("; ")[2] for title in titles] == ["4 loaded, 0 to retry, 0 failed, 1 delete", "2 loaded, 0 to retry, 0 failed"]
@@ -565,7 +565,7 @@ def test_from_a_red_group_to_the_cause_and_to_a_rewind_with_the_keyboard_alone(s
     tab_to("Filter by health")
     tab_to("trips")
     page.keyboard.press("Enter")
-    page.get_by_text("Spec in force").wait_for()
+    page.get_by_text("Effective spec").wait_for()
     assert page.url == f"{site.url}/{HOME}/groups/trips"
     page.go_back()
     page.get_by_text("1 of 6").wait_for()
@@ -616,7 +616,7 @@ def test_page_refreshes_itself_and_says_when_it_cannot(site: Site, visit: Visit)
 def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, visit: Visit) -> None:
     """Both a click and the keyboard open the form with the choice filled in. Users who may not rewind are not offered it."""
     visitor = visit("uma")
-    page = visitor.open("groups/orders", "Spec in force")
+    page = visitor.open("groups/orders", "Effective spec")
     known = site.json("api/groups/orders")
 
     def form() -> tuple[str, str]:
@@ -651,7 +651,7 @@ def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, visit: Visit
     page.get_by_role("status", name="Preview").get_by_text("leave lake.orders").first.wait_for()
 
     reader = visit("vic")
-    page = reader.open("groups/orders", "Spec in force")
+    page = reader.open("groups/orders", "Effective spec")
     assert page.get_by_role("slider").count() == page.get_by_role("link", name="Rewind to before").count() == 0
     page.get_by_role("img", name="Lag over time").wait_for()
 
@@ -666,7 +666,7 @@ def test_form_shows_what_the_choice_would_do_as_it_changes(site: Site, visit: Vi
     page.locator("[name=value]").fill("60")
     shown.get_by_text("100 offsets read again; 100 rows and 0 failed records leave lake.orders.").wait_for()
     assert shown.get_by_role("row").nth(1).inner_text().split("\t") == [f"{topic('orders')}/2", "160", "60", "100", "0", "100", "0"]
-    assert "Downstream has been told" in shown.inner_text()
+    assert "Downstream DAGs have already been notified" in shown.inner_text()
     page.set_viewport_size({"width": 1280, "height": 1000})
     visitor.shoot("page-rewind-form")
     page.locator("[name=value]").fill("5000")
@@ -677,7 +677,7 @@ def test_form_shows_what_the_choice_would_do_as_it_changes(site: Site, visit: Vi
 
     visitor.cut_off("**/rewind-preview?*")
     page.get_by_label("Scenario").select_option("to-earliest")
-    shown.get_by_text("It can be requested nevertheless").wait_for()
+    shown.get_by_text("You can still request the rewind").wait_for()
     page.locator("[name=reason]").fill("read everything again")
     assert page.get_by_role("button", name="Request the rewind …").is_enabled()
 

@@ -488,7 +488,7 @@ def test_answer_is_a_persons_and_is_kept_while_kafka_is_away(monkeypatch):
 
     monkeypatch.setattr(form, "WAIT_S", 0.0)
 
-    class Deed(form.AskThenDo):
+    class Deed(form.ApprovalOperator):
         outages = 1
 
         def answered(self, context, plan, answer):

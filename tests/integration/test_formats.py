@@ -22,7 +22,7 @@ from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 from tests.support.spark_here import run_here
 
-from tidemark.airflow.dags.consume import Declared
+from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web import retries
 from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Level
@@ -207,7 +207,7 @@ def test_page_shows_failed_records_decoded(orders: Orders, monkeypatch: pytest.M
     env = connections_env(scenario.database_url, scenario.connections.kafka, "local[1]", orders.registry)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    one = Declared(scenario.spec)
+    one = DeclaredConsumer(scenario.spec)
     assert json.loads(retries.record(one, number)["payload"]["value"]["json"])["place"] == {"country": "CH"}
     monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_REGISTRY", json.dumps({"conn_type": "http", "host": "http://127.0.0.1:1"}))
     value = retries.record(one, number)["payload"]["value"]

@@ -241,7 +241,7 @@ def test_idle_run_skips_its_tasks_unless_one_has_something_to_do(
     context: Any = {"ti": SimpleNamespace(map_index=-1)}
 
     def skipped() -> list[str]:
-        return consume._idle_with(context, spec, {"records": 0, "attempt_id": made.attempt("idle")})
+        return consume._idle_tasks(context, spec, {"records": 0, "attempt_id": made.attempt("idle")})
 
     every = ["judge", "tell"] if publishes else ["judge"]
     assert skipped() == every

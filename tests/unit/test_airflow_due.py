@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tidemark.airflow.triggers.due import Bell, Waits, pause_s
+from tidemark.airflow.triggers.due import Bell, DueTimes, pause_s
 
 NOON = datetime(2026, 3, 24, 12, tzinfo=UTC)
 A, B = ("postgres", "a"), ("postgres", "b")
@@ -21,22 +21,22 @@ def test_bell_rings_once_for_what_is_due_and_again_when_it_was_taken_up() -> Non
     forgets what it rang for when nothing is due: a long transaction may commit records that have been due for a while."""
     bell = Bell()
     assert bell.rings({}) == []
-    assert bell.rings({A: Waits(None, None, 30.0)}) == []
-    assert bell.rings({A: Waits(at(0), at(2), None)}) == ["a"]
-    assert bell.rings({A: Waits(at(0), at(5), None)}) == []
-    assert bell.rings({A: Waits(at(2), at(5), None)}) == [], "the last one that it rang for still waits"
-    assert bell.rings({A: Waits(at(3), at(5), None)}) == ["a"]
+    assert bell.rings({A: DueTimes(None, None, 30.0)}) == []
+    assert bell.rings({A: DueTimes(at(0), at(2), None)}) == ["a"]
+    assert bell.rings({A: DueTimes(at(0), at(5), None)}) == []
+    assert bell.rings({A: DueTimes(at(2), at(5), None)}) == [], "the last one that it rang for still waits"
+    assert bell.rings({A: DueTimes(at(3), at(5), None)}) == ["a"]
     assert bell.rings({}) == []
-    assert bell.rings({A: Waits(at(2), at(4), None)}) == ["a"]
+    assert bell.rings({A: DueTimes(at(2), at(4), None)}) == ["a"]
 
 
 def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_other() -> None:
     """The bell does not ring for it again, whatever becomes due. It still rings for another group of the same database."""
     bell = Bell()
-    assert bell.rings({A: Waits(at(0), at(0), None)}) == ["a"]
+    assert bell.rings({A: DueTimes(at(0), at(0), None)}) == ["a"]
     for minute in range(1, 60):
-        assert bell.rings({A: Waits(at(0), at(minute), None)}) == []
-    assert bell.rings({A: Waits(at(0), at(60), None), B: Waits(at(60), at(60), None)}) == ["b"]
+        assert bell.rings({A: DueTimes(at(0), at(minute), None)}) == []
+    assert bell.rings({A: DueTimes(at(0), at(60), None), B: DueTimes(at(60), at(60), None)}) == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_consumer_whose_drains_fail_is_left_to_the_schedule_and_holds_up_no_othe
 )
 def test_trigger_asks_again_when_the_next_record_is_due_and_seldom_else(next_s: tuple[float | None, ...], pause: float) -> None:
     """Every 15 s if nothing is due soon; never more than once a second."""
-    assert pause_s(Waits(None, None, one) for one in next_s) == pause
+    assert pause_s(DueTimes(None, None, one) for one in next_s) == pause

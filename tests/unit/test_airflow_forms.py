@@ -65,7 +65,7 @@ def test_conf_that_names_a_consumer_is_refused() -> None:
 def test_approval_of_a_redrive_is_for_its_digest() -> None:
     """Airflow records this text with the question. A plan from before digests existed is identified by its time."""
     at = datetime(2026, 3, 24, tzinfo=UTC)
-    told = [redrive._words(SimpleNamespace(redrive_id=7, planned_at=at, digest=digest)) for digest in ("ab12", "cd34", None)]  # type: ignore[arg-type]
+    told = [redrive._identity(SimpleNamespace(redrive_id=7, planned_at=at, digest=digest)) for digest in ("ab12", "cd34", None)]  # type: ignore[arg-type]
     assert told == ["redrive 7, digest ab12", "redrive 7, digest cd34", "redrive 7, planned at 2026-03-24T00:00:00+00:00"]
 
 

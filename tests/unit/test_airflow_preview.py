@@ -57,7 +57,7 @@ def test_many_targets_outside_are_counted() -> None:
 def test_more_previews_than_there_are_places_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait would take the threads of everybody else's requests."""
     go = threading.Event()
-    monkeypatch.setattr(previews, "_computed", lambda *_: {"groups": [1]} if go.wait(60) else {})
+    monkeypatch.setattr(previews, "_compute", lambda *_: {"groups": [1]} if go.wait(60) else {})
     one: Any = SimpleNamespace(spec=SimpleNamespace(name="orders"))
     asked = previews.PreviewRequest("to-earliest", "", "", allow_loss=False)
     with ThreadPoolExecutor(3 * previews.AT_ONCE) as pool:

@@ -19,7 +19,7 @@ Modules::
     approvals      the forms of the DAGs with a form, the check of their input, approvals
     connections    Airflow's connections as Tidemark's settings
     dags           a DAG from each consumer's file, and the DAGs for all consumers
-    lineage        what a run and a validation report: to OpenLineage, to Airflow's statistics
+    lineage        reports of runs and validations: to OpenLineage, to Airflow's statistics
     operators      the tasks consume, validate and publish
     plugin         the page as an Airflow plugin
     triggers       the trigger that starts drains when records are due, and how triggers ask the databases

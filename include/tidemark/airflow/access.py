@@ -1,6 +1,6 @@
 """Who may use the DAGs: the roles that consumers' files name, as the ``access_control`` of Airflow's DAGs.
 
-Airflow's auth manager decides about every request; nothing here does. FAB's auth manager stores the ``access_control`` of each DAG when
+Airflow's auth manager decides about every request. FAB's auth manager stores the ``access_control`` of each DAG when
 the DAG processor has read it, and the roles must exist by then. If one does not, Airflow takes all DAGs of the same file out of service, so
 a file may only name roles that the deployment has listed (``TIDEMARK_ROLES``). A role that is not listed costs nobody but this consumer's
 teams their access.
@@ -48,14 +48,14 @@ def problems(spec: ConsumerSpec) -> list[Problem]:
             fix = "use the FAB auth manager, give every user of simple_auth_manager_users the role admin, or remove the key"
         return [spec.problem(("access",), f"access is not in force: {name} ignores the access of single DAGs", fix)]
     listed = [role.strip() for role in os.environ.get(ROLES_VARIABLE, "").split(",") if role.strip()]
-    found = []
+    problems_found = []
     for key in ("edit", "view"):
         for index, role in enumerate(getattr(spec.access, key)):
             if role not in listed:
-                near = nearest(role, listed)
-                fix = f"write {near}" if near else f"create the role in Airflow, then add it to {ROLES_VARIABLE} of the DAG processor"
-                found.append(spec.problem(("access", key, index), f"{quoted(role)} is not in {ROLES_VARIABLE}", fix))
-    return found
+                closest = nearest(role, listed)
+                fix = f"write {closest}" if closest else f"create the role in Airflow, then add it to {ROLES_VARIABLE} of the DAG processor"
+                problems_found.append(spec.problem(("access", key, index), f"{quoted(role)} is not in {ROLES_VARIABLE}", fix))
+    return problems_found
 
 
 def _keeps_access(manager: str) -> bool:

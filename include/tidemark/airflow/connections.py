@@ -49,9 +49,9 @@ LIBPQ = frozenset(
 
 
 def resolve(spec: ConsumerSpec) -> Connections:
-    """The connections that a spec names. Raises `BadInput` if one does not exist or cannot be used; the error contains no secret."""
-    asked = registry(spec) if spec.format.uses_registry else None
-    return Connections(database_url(spec), kafka(spec), *spark_settings(_get(spec, "spark")), asked)
+    """Resolves a spec's connections. Raises `BadInput` if one does not exist or cannot be used; the error contains no secret."""
+    registry_settings = registry(spec) if spec.format.uses_registry else None
+    return Connections(database_url(spec), kafka(spec), *spark_settings(_get(spec, "spark")), registry_settings)
 
 
 def registry(spec: ConsumerSpec) -> dict[str, Any]:
@@ -71,17 +71,17 @@ def database_url(spec: ConsumerSpec) -> str:
 
 def postgres_url(connection: Connection) -> str:
     """Formats a Postgres connection as a libpq URL."""
-    who = quote(connection.login or "", safe="")
+    login = quote(connection.login or "", safe="")
     if connection.password:
-        who += ":" + quote(connection.password, safe="")
+        login += ":" + quote(connection.password, safe="")
     extra = {key: str(value) for key, value in connection.extra_dejson.items() if key in LIBPQ}
     host = connection.host or ""
     if host.startswith("/"):  # the directory of a Unix socket
         extra["host"], host = host, ""
     port = f":{connection.port}" if connection.port else ""
-    address = ",".join(_address(each, port) for each in host.split(","))
+    address = ",".join(_address(name, port) for name in host.split(","))
     query = f"?{urlencode(extra, quote_via=quote)}" if extra else ""  # libpq does not decode "+" to a space
-    return f"postgresql://{who}{'@' if who else ''}{address}/{quote(connection.schema or '', safe='')}{query}"
+    return f"postgresql://{login}{'@' if login else ''}{address}/{quote(connection.schema or '', safe='')}{query}"
 
 
 def kafka_config(connection: Connection) -> dict[str, str]:

@@ -31,18 +31,18 @@ DRIVER_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARN
 """A line that the driver logged. Its level is kept; its timestamp and Tidemark's logger name are dropped, as the task log adds its own."""
 
 
-def plainly(method: Callable[..., T]) -> Callable[..., T]:
-    """Makes a `Refused` fail the task without a retry. Its text is logged above Airflow's traceback."""
+def refusals_fail(method: Callable[..., T]) -> Callable[..., T]:
+    """Makes a `Refused` fail the task without a retry. Logs its text above Airflow's traceback."""
 
     @functools.wraps(method)
-    def tell(self: Any, context: Context, *args: Any) -> T:
+    def fail_without_retry(self: Any, context: Context, *args: Any) -> T:
         try:
             return method(self, context, *args)
         except Refused as error:
             self.log.error("%s", error)
             raise AirflowFailException(str(error)) from None
 
-    return tell
+    return fail_without_retry
 
 
 class ConsumeOperator(BaseOperator):
@@ -52,14 +52,14 @@ class ConsumeOperator(BaseOperator):
     group.instance.id. The driver's log goes to the task's log. The driver never outlives the task: the kernel kills the task with its
     supervisor and the driver with the task, and `on_kill` kills the driver's process group. Pushes counts, not data.
 
-    With one member, the task looks first whether there is anything to read. If not, it starts no driver, and skips the consumer's
+    With one member, the task first checks for records to read. If there are none, it starts no driver, and skips the consumer's
     `ValidateOperator` and `PublishOperator` after it, unless an earlier attempt of the DAG run may have committed something, or earlier
     runs have left rows that were not validated or announced.
     """
 
     template_fields: Sequence[str] = ("consumer",)
     drains = False
-    """Whether it reads what is due in the consumer's retry topics, instead of its topics."""
+    """Whether it reads due records of the retry topics, instead of the consumer's topics."""
 
     def __init__(self, *, consumer: str, member: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -69,34 +69,34 @@ class ConsumeOperator(BaseOperator):
         self._killed = False
         self._consumed: list[Consumed] = []
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> dict[str, Any]:
         spec = spec_of(self.consumer)
         summary = self._consume(context, spec)
-        idle = self._idle_with(context, spec, summary)
+        idle = self._idle_tasks(context, spec, summary)
         if idle:
             context["ti"].xcom_push("return_value", summary)
             raise DownstreamTasksSkipped(tasks=idle)  # type: ignore[no-untyped-call]
         return summary
 
-    def _idle_with(self, context: Context, spec: ConsumerSpec, summary: dict[str, Any]) -> list[str]:
-        """The tasks after this one, if none of them would have anything to do. Empty if a task of another kind is among them: its author
-        decides what it waits for."""
+    def _idle_tasks(self, context: Context, spec: ConsumerSpec, summary: dict[str, Any]) -> list[str]:
+        """Returns the downstream tasks if none of them has work. Empty if a task of another kind is among them: its author decides what
+        it waits for."""
         from tidemark.airflow.connections import database_url
         from tidemark.db import session, transaction
         from tidemark.offsets.store import dag_run_planned
         from tidemark.quality import unannounced, unjudged
 
         after = self.get_flat_relatives()
-        own = all(isinstance(task, PublishOperator) or _validates(task, self.consumer) for task in after)
-        if summary["records"] or not own or context["ti"].map_index not in (None, -1):
+        only_own = all(isinstance(task, PublishOperator) or _is_validation_of(task, self.consumer) for task in after)
+        if summary["records"] or not only_own or context["ti"].map_index not in (None, -1):
             return []
         url = database_url(spec)
         with session(url) as connection:
             with transaction(connection) as cur:
                 if dag_run_planned(cur, summary["attempt_id"]):
                     return []
-            if any(each.running is None for each in unjudged(connection, spec.group)):
+            if any(pending.running is None for pending in unjudged(connection, spec.group)):
                 return []
         announces = any(isinstance(task, PublishOperator) for task in after)
         if announces and unannounced(url, spec.group, publishable(spec)).ranges:
@@ -117,33 +117,33 @@ class ConsumeOperator(BaseOperator):
         connections = resolve(spec)
         attempt_id = open_attempt(connections.database_url, spec.group, _identity(context), backfill_of=backfill_of)
         topics = () if self.drains else spec.topics
-        address = connections.kafka["bootstrap.servers"], connections.database_url
-        self._consumed.append(Consumed(spec.group, attempt_id, spec.table_names, topics, *address))
+        addresses = connections.kafka["bootstrap.servers"], connections.database_url
+        self._consumed.append(Consumed(spec.group, attempt_id, spec.table_names, topics, *addresses))
         self.log.info("attempt begins group=%s attempt=%s try=%s", spec.group, attempt_id, context["ti"].try_number)
         watch()
         try:
             if consume(spec, connections, attempt_id, None, drain=self.drains):
-                done = progress(connections.database_url, attempt_id)
+                result = progress(connections.database_url, attempt_id)
             else:
-                done = run_attempt(
+                result = run_attempt(
                     spec.name,
                     connections,
                     attempt_id,
                     folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
-                    on_log=self._pass_on,
+                    on_log=self._log_line,
                     on_progress=_Progress(self.log),
-                    on_start=self._started,
+                    on_start=self._remember_driver,
                     drain=self.drains,
-                    with_keeper=keeps(spec),
+                    with_keeper=uses_keeper(spec),
                 )
         except TidemarkError:
             statistics.report_failed(spec, self.task_id, connections.database_url, attempt_id)
             raise
-        counts = statistics.counts_of(done)
+        counts = statistics.counts_of(result)
         statistics.report(spec, self.task_id, counts)
         summary = {"attempt_id": attempt_id, **counts}
-        told = " ".join(f"{name}={value}" for name, value in summary.items() if value or name != "deleted")
-        self.log.info("attempt is committed group=%s %s", spec.group, told)
+        fields = " ".join(f"{name}={value}" for name, value in summary.items() if value or name != "deleted")
+        self.log.info("attempt is committed group=%s %s", spec.group, fields)
         if counts["retried"] or counts["failed"]:
             self.log.warning(
                 "records not loaded group=%s retried=%s failed=%s; to see them: tidemark retries list %s",
@@ -154,7 +154,7 @@ class ConsumeOperator(BaseOperator):
         return summary
 
     def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
-        """The topics and the sink, for OpenLineage. Also called after a failure: what a failed attempt has committed stays."""
+        """Returns the topics and the sink, for OpenLineage. Also called after a failure: what a failed attempt has committed stays."""
         from tidemark.airflow.lineage.openlineage import of_attempts
 
         return of_attempts(self._consumed)
@@ -167,22 +167,22 @@ class ConsumeOperator(BaseOperator):
 
             kill_group(self._driver)
 
-    def _started(self, driver: Driver) -> None:
+    def _remember_driver(self, driver: Driver) -> None:
         self._driver = driver
         if self._killed:  # while the driver was being started
             self.on_kill()
 
-    def _pass_on(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         line = visible(line)
-        said = DRIVER_LINE.fullmatch(line)
-        if said:
-            self.log.log(logging.getLevelNamesMapping()[said[1]], said[2])
+        match = DRIVER_LINE.fullmatch(line)
+        if match:
+            self.log.log(logging.getLevelNamesMapping()[match[1]], match[2])
         else:
             self.log.info(line)
 
 
 class ValidateOperator(BaseOperator):
-    """Validates what the DAG run wrote with its suite and the conservation check, after what earlier runs have left without a verdict.
+    """Validates the DAG run's rows with its suite and the conservation check, after the rows that earlier runs left without a verdict.
     Pushes the verdict, ranges and counts.
 
     A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``. With ``rewind``, the
@@ -197,9 +197,9 @@ class ValidateOperator(BaseOperator):
     def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.consumer = consumer
-        self._judged: list[ValidationFacts] = []
+        self._validations: list[ValidationFacts] = []
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
         from tidemark.airflow.lineage.facets import ValidationFacts
@@ -211,33 +211,36 @@ class ValidateOperator(BaseOperator):
         run, url = ValidatedRun(ti.dag_id, ti.run_id), database_url(spec)
         suites = suite_files(spec)
         judge = partial(validate_with_earlier, url, run, group=spec.group, suites=suites, upsert=spec.upserts)
-        verdict, earlier = kept_call(judge) if keeps(spec) and any(suites.values()) else judge()
-        for each in earlier:
+        verdict, earlier_verdicts = call_in_keeper(judge) if uses_keeper(spec) and any(suites.values()) else judge()
+        for earlier in earlier_verdicts:
             self.log.warning(
-                "an earlier run had no verdict validation=%s verdict=%s ranges=%s", each.validation_id, each.verdict, each.ranges
+                "an earlier run had no verdict validation=%s verdict=%s ranges=%s",
+                earlier.validation_id,
+                earlier.verdict,
+                earlier.ranges,
             )
-        self._judged.append(ValidationFacts(spec.table_names, verdict.results, url))
+        self._validations.append(ValidationFacts(spec.table_names, verdict.results, url))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
         failing = [result.text for result in verdict.results if not result.success]
         if verdict.validation_id is None and reaction(Verdict.CRITICAL, spec.validation, may_rewind=not self.drains) is Reaction.REWIND:
-            self._require_not_taken_back(spec, run)
+            self._require_not_rewound(spec, run)
         reacts = reaction(verdict.verdict, spec.validation, may_rewind=not self.drains)
         if reacts is not Reaction.PUBLISH:
             text = f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
-            raise AirflowFailException(f"{text}. {self._take_back(spec, run, verdict)}" if reacts is Reaction.REWIND else text)
+            raise AirflowFailException(f"{text}. {self._rewind(spec, run, verdict)}" if reacts is Reaction.REWIND else text)
         return verdict.as_json() | {"consumer": spec.name}
 
     def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
-        """The results as assertions on the sink, for OpenLineage. Also called after a failure."""
+        """Returns the results as assertions on the sink, for OpenLineage. Also called after a failure."""
         from tidemark.airflow.lineage.openlineage import of_validations
 
-        return of_validations(self._judged)
+        return of_validations(self._validations)
 
-    def _take_back(self, spec: ConsumerSpec, run: Any, verdict: Any) -> str:
-        """Rewinds what the run wrote, for ``on_failure: rewind``, and returns a sentence about the result. Raises if a service is
-        unavailable, so that Airflow tries again."""
+    def _rewind(self, spec: ConsumerSpec, run: Any, verdict: Any) -> str:
+        """Rewinds the run's rows, for ``on_failure: rewind``. Returns a sentence about the result. Raises if a service is unavailable, so
+        that Airflow tries again."""
         from tidemark.airflow.connections import resolve
         from tidemark.db import session
         from tidemark.kafka.cluster import Cluster
@@ -250,8 +253,8 @@ class ValidateOperator(BaseOperator):
             except Refused as error:
                 return f"on_failure: rewind: the rewind was refused, so the rows stay: {error}"
 
-    def _require_not_taken_back(self, spec: ConsumerSpec, run: Any) -> None:
-        """Fails if an earlier try of this validation has rewound the run's rows. Without this check the run would pass as one that wrote
+    def _require_not_rewound(self, spec: ConsumerSpec, run: Any) -> None:
+        """Raises if an earlier try of this validation has rewound the run's rows. Without this check the run would pass as one that wrote
         nothing."""
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
@@ -265,35 +268,37 @@ class ValidateOperator(BaseOperator):
             )
 
 
-class Announces(BaseOperator):
-    """A task that emits asset events. When it has succeeded, and so its events exist, their verdicts are noted as announced; if it ends
-    before, a later run announces them again."""
+class AnnouncingOperator(BaseOperator):
+    """A task that emits asset events. Once it has succeeded, so that the events exist, it marks their verdicts as announced. If it ends
+    earlier, a later run announces them again."""
 
     def __init__(self, *, on_success_callback: Any = None, **kwargs: Any) -> None:
-        given = on_success_callback if isinstance(on_success_callback, Sequence) else [on_success_callback] if on_success_callback else []
-        super().__init__(on_success_callback=[*given, _note_announced], **kwargs)
+        callbacks = on_success_callback or []
+        if not isinstance(callbacks, Sequence):
+            callbacks = [callbacks]
+        super().__init__(on_success_callback=[*callbacks, _note_announced], **kwargs)
         self.announced: tuple[str, Sequence[int]] | None = None
         """The consumer, and the verdicts."""
 
     def announcement(self, context: Context) -> dict[str, Any]:
-        """The content of the event: the verdicts of the consumer that no event has announced, and that of this run, or of the mapped task's
-        part of it. Skips the task if they are on no rows."""
+        """Returns the event's content: the consumer's unannounced verdicts, and the verdict of this run or of its mapped task. Skips the
+        task if they cover no rows."""
         from tidemark.airflow.connections import database_url
         from tidemark.quality import unannounced
 
         ti = context["ti"]
         verdict = ti.xcom_pull(task_ids=self._validation(), map_indexes=ti.map_index)
         spec = spec_of(verdict["consumer"])
-        new = unannounced(database_url(spec), spec.group, publishable(spec), again=verdict["validation_id"])
-        if not new.ranges:
+        unannounced_rows = unannounced(database_url(spec), spec.group, publishable(spec), again=verdict["validation_id"])
+        if not unannounced_rows.ranges:
             raise AirflowSkipException("nothing to publish: all committed rows have been announced")
-        self.announced = spec.name, new.validation_ids
-        return new.as_json()
+        self.announced = spec.name, unannounced_rows.validation_ids
+        return unannounced_rows.as_json()
 
     def _validation(self) -> str:
-        """The task before this one that validates."""
-        above = [each for each in self.get_flat_relatives(upstream=True) if issubclass(_class_of(each), ValidateOperator)]
-        nearest = [each for each in above if each.task_id in self.upstream_task_ids] or above
+        """Returns the id of the nearest upstream task that validates."""
+        upstream = [task for task in self.get_flat_relatives(upstream=True) if issubclass(_class_of(task), ValidateOperator)]
+        nearest = [task for task in upstream if task.task_id in self.upstream_task_ids] or upstream
         if not nearest:
             raise AirflowFailException(f"{self.task_id} has no task before it that validates: set a ValidateOperator upstream")
         return str(nearest[0].task_id)
@@ -308,19 +313,19 @@ def _note_announced(context: Context) -> None:
     from tidemark.quality import announced
 
     task = context["task"]
-    if isinstance(task, Announces) and task.announced is not None:
+    if isinstance(task, AnnouncingOperator) and task.announced is not None:
         consumer, validation_ids = task.announced
         announced(database_url(spec_of(consumer)), validation_ids)
 
 
 def publishable(spec: ConsumerSpec) -> list[Verdict]:
-    """The verdicts with which rows are announced."""
+    """Returns the verdicts whose rows are announced."""
     from tidemark.quality import Reaction, Verdict, reaction
 
-    return [each for each in Verdict if reaction(each, spec.validation) is Reaction.PUBLISH]
+    return [verdict for verdict in Verdict if reaction(verdict, spec.validation) is Reaction.PUBLISH]
 
 
-class PublishOperator(Announces):
+class PublishOperator(AnnouncingOperator):
     """Emits the asset event of each table, with ranges, counts and verdict: of the run, and of earlier runs that were not announced.
 
     Skipped if there is nothing to announce. ``assets`` must be the task's outlets. A `ValidateOperator` must be before it.
@@ -337,19 +342,19 @@ class PublishOperator(Announces):
 
 
 class _Progress:
-    """Logs the progress of a run from time to time."""
+    """Logs a run's progress at most every `PROGRESS_EVERY_S`."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
-        self._said = 0.0
+        self._logged_at = 0.0
         self._records = -1
 
-    def __call__(self, seen: Any) -> None:
+    def __call__(self, progress: Any) -> None:
         import time
 
-        if seen.planned and seen.records != self._records and time.monotonic() - self._said >= PROGRESS_EVERY_S:
-            self._said, self._records = time.monotonic(), seen.records
-            self._log.info("progress attempt=%s committed=%s of=%s", seen.attempt_id, seen.records, seen.total)
+        if progress.planned and progress.records != self._records and time.monotonic() - self._logged_at >= PROGRESS_EVERY_S:
+            self._logged_at, self._records = time.monotonic(), progress.records
+            self._log.info("progress attempt=%s committed=%s of=%s", progress.attempt_id, progress.records, progress.total)
 
 
 def spec_of(name: str) -> ConsumerSpec:
@@ -357,14 +362,14 @@ def spec_of(name: str) -> ConsumerSpec:
     return find_consumer(name, project.consumers())
 
 
-def keeps(spec: ConsumerSpec) -> bool:
-    """Whether a keeper starts the drivers of a consumer. It must be able to outlive a task, which it cannot in a pod of the task's own."""
+def uses_keeper(spec: ConsumerSpec) -> bool:
+    """Whether a keeper starts the consumer's drivers. It must outlive the task, which is impossible in a pod of the task's own."""
     from airflow.configuration import conf
 
     return spec.spark.shared and "Kubernetes" not in conf.get("core", "executor", fallback="")
 
 
-def kept_call(function: Callable[[], T]) -> T:
+def call_in_keeper(function: Callable[[], T]) -> T:
     """Calls the function in a fork of a keeper, if possible: importing Great Expectations takes longer than a small validation."""
     from tidemark.driver.keeper_client import KeeperUnavailable, call_in_fork
 
@@ -374,7 +379,7 @@ def kept_call(function: Callable[[], T]) -> T:
         return function()
 
 
-def _validates(task: Any, consumer: str) -> bool:
+def _is_validation_of(task: Any, consumer: str) -> bool:
     return isinstance(task, ValidateOperator) and task.consumer == consumer
 
 

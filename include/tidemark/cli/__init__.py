@@ -9,7 +9,7 @@ Modules::
     audit_log   `tidemark audit-log`
     backfill    `tidemark backfill`
     check       `tidemark consumers check` and `tidemark sink ddl`
-    common      consoles, options and connections that the commands share
+    common      consoles, options and connections of all commands
     consume     `tidemark consume`
     doctor      `tidemark doctor`
     erase       `tidemark erase`

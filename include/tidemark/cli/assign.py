@@ -33,21 +33,27 @@ def show_assignment(
     import_from(transforms)
     assignor = find_assignor((assignors or spec.assignment)[0])
     with connected() as connection, transaction(connection) as cur:
-        now = {position.partition: position.instance_id for position in store.positions(cur, spec.group) if position.instance_id}
+        current = {position.partition: position.instance_id for position in store.positions(cur, spec.group) if position.instance_id}
     cluster = kafka_cluster()
     metadata = metadata_of(cluster, cluster.subscribed(spec))
-    seats = [instance_id(spec.name, number) for number in range(members or spec.members)]
-    then = simulate(assignor, metadata, seats, now)
+    instances = [instance_id(spec.name, number) for number in range(members or spec.members)]
+    planned = simulate(assignor, metadata, instances, current)
     rows = [
-        {"topic": part.topic, "partition": part.partition, "now": now.get(part), "then": seat, "moves": now.get(part) not in (None, seat)}
-        for part, seat in sorted(then.items())
+        {
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "now": current.get(partition),
+            "then": instance,
+            "moves": current.get(partition) not in (None, instance),
+        }
+        for partition, instance in sorted(planned.items())
     ]
     if output is OutputFormat.JSON:
-        print_json({"group": spec.group, "assignor": assignor.name, "members": seats, "partitions": rows})
+        print_json({"group": spec.group, "assignor": assignor.name, "members": instances, "partitions": rows})
         return
     moved = sum(bool(row["moves"]) for row in rows)
-    moves = f"{moved} of {counted(len(rows), 'partition moves', 'partitions move')}"
-    title = f"{spec.group}: {counted(len(seats), 'member')} with {assignor.name}, {moves}"
+    moving = f"{moved} of {counted(len(rows), 'partition moves', 'partitions move')}"
+    title = f"{spec.group}: {counted(len(instances), 'member')} with {assignor.name}, {moving}"
     table = plain_table(title, "partition", "now", "then")
     for column in table.columns:
         column.justify = "left"
@@ -56,14 +62,17 @@ def show_assignment(
     stdout.print(table)
 
 
-def simulate(assignor: Assignor, metadata: Metadata, seats: Sequence[str], now: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
+def simulate(
+    assignor: Assignor, metadata: Metadata, instances: Sequence[str], current: Mapping[TopicPartition, str]
+) -> dict[TopicPartition, str]:
     """The instance id that owns each partition once the group is stable. A cooperative assignor runs for several rounds."""
-    held = {seat: tuple(part for part, owner in now.items() if owner == seat) for seat in seats}
+    owned = {instance: tuple(partition for partition, owner in current.items() if owner == instance) for instance in instances}
     for _ in range(ROUNDS if assignor.protocol == "cooperative" else 1):
         subscriptions = {
-            seat: Subscription(topics=tuple(sorted(metadata.topics)), owned=held[seat], generation=1, instance_id=seat) for seat in seats
+            instance: Subscription(topics=tuple(sorted(metadata.topics)), owned=owned[instance], generation=1, instance_id=instance)
+            for instance in instances
         }
         assignment = assignor.assign(metadata, subscriptions)
         check_assignment(assignor, metadata, subscriptions, assignment)
-        held = {seat: tuple(sorted(assignment[seat])) for seat in seats}
-    return {part: seat for seat, parts in held.items() for part in parts}
+        owned = {instance: tuple(sorted(assignment[instance])) for instance in instances}
+    return {partition: instance for instance, partitions in owned.items() for partition in partitions}

@@ -24,29 +24,29 @@ def show_audit(name: str, consumers: Path | None, output: OutputFormat) -> bool:
     """Prints the audit of a consumer's partitions. Returns whether all records are accounted for."""
     spec = spec_of(name, consumers)
     with connected("tidemark audit") as connection:
-        found = audit(connection, kafka_cluster(), spec)
+        report = audit(connection, kafka_cluster(), spec)
     if output is OutputFormat.JSON:
-        print_json({**dataclasses.asdict(found), "balanced": found.balanced})
+        print_json({**dataclasses.asdict(report), "balanced": report.balanced})
     else:
-        _print(found)
-    return found.balanced
+        _print(report)
+    return report.balanced
 
 
-def _print(found: Audit) -> None:
-    table = plain_table(found.group, "partition", *COLUMNS.values(), "waiting")
-    for account in found.accounts:
+def _print(report: Audit) -> None:
+    table = plain_table(report.group, "partition", *COLUMNS.values(), "waiting")
+    for account in report.accounts:
         counts = [f"{getattr(account, name):,}" for name in COLUMNS]
         table.add_row(str(account.partition), *counts, f"{sum(account.waiting.values()):,}")
     stdout.print(table)
     tiers: dict[str, int] = {}
-    for account in found.accounts:
+    for account in report.accounts:
         for topic, records in account.waiting.items():
             tiers[topic] = tiers.get(topic, 0) + records
     for topic, records in sorted(tiers.items()):
         stdout.print(f"{records:,} wait in {topic}", markup=False)
-    for line in found.astray:
+    for line in report.astray:
         stderr.print(f"astray: {line} The next drain publishes them again.", style="yellow", markup=False)
-    for line in found.differences:
+    for line in report.differences:
         stderr.print(line, style="red", markup=False)
-    if found.balanced:
+    if report.balanced:
         stdout.print("every record read is accounted for exactly once")

@@ -16,21 +16,21 @@ from tidemark.text.wording import spreadsheet_cell
 def show_events(since: str | None, after: int | None, group: str | None, output: EventFormat) -> None:
     moment = None if since is None else parse_moment(since)
     with connected("tidemark audit-log") as connection:
-        found = events.read(connection, since=moment, after=after, group=group)
+        entries = events.read(connection, since=moment, after=after, group=group)
     if output is EventFormat.JSON:
-        print_json(found)
+        print_json(entries)
     elif output is EventFormat.CSV:
-        lines = io.StringIO()
-        writer = csv.writer(lines, lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow([field.name for field in dataclasses.fields(events.Event)])
-        for one in found:
-            cells = dataclasses.asdict(one) | {"at": one.at.isoformat(), "details": json.dumps(one.details, default=json_value)}
+        for entry in entries:
+            cells = dataclasses.asdict(entry) | {"at": entry.at.isoformat(), "details": json.dumps(entry.details, default=json_value)}
             writer.writerow(map(spreadsheet_cell, cells.values()))
-        print_raw(lines.getvalue(), end="")
+        print_raw(text.getvalue(), end="")
     else:
-        shown = [
-            [iso(one.at)[:19], one.kind, one.group or "-", str(one.plan or "-"), one.database_role, one.claimed_by or "-",
-             one.reason or json.dumps(one.details)]
-            for one in found
+        lines = [
+            [iso(entry.at)[:19], entry.kind, entry.group or "-", str(entry.plan or "-"), entry.database_role, entry.claimed_by or "-",
+             entry.reason or json.dumps(entry.details)]
+            for entry in entries
         ]  # fmt: skip
-        print_lines(["at (UTC)", "event", "group", "plan", "role", "claimed by", "reason"], shown, left=(0, 1, 2, 4, 5))
+        print_lines(["at (UTC)", "event", "group", "plan", "role", "claimed by", "reason"], lines, left=(0, 1, 2, 4, 5))

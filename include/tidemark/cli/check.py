@@ -12,7 +12,7 @@ from tidemark.author.check import CheckReport, TableDiff, check, sink_ddl, sink_
 from tidemark.author.describe import SparkSchema
 from tidemark.author.new_consumer import sketched_table
 from tidemark.cli.common import OutputFormat, print_json, print_raw, stderr, stdout
-from tidemark.cli.sketch import say_left_out
+from tidemark.cli.sketch import report_omitted_fields
 from tidemark.kafka.cluster import Cleanup
 from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
@@ -59,64 +59,66 @@ def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partit
         with spark_schemas() as spark_schema:
             ddl = sink_ddl(spec, transform, spark_schema, partitions=partitions)
     except ColumnsUnknown:
-        made = sketched_table(spec, partitions)
-        say_left_out(made)
-        ddl = made.ddl
+        sketch = sketched_table(spec, partitions)
+        report_omitted_fields(sketch)
+        ddl = sketch.ddl
     print_raw(ddl)
 
 
 def print_diff(name: str, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> bool:
-    """Prints what differs between a consumer's tables and what it would write. Returns whether runs load all tables."""
+    """Prints how a consumer's tables differ from the rows that it would write. Returns whether runs can load all tables."""
     spec = find_consumer(name, consumers or project.consumers())
     with spark_schemas() as spark_schema:
-        found = sink_diff(spec, transform_of(spec, folders), spark_schema)
-    ok = all(one.ok for one in found.values())
+        diffs = sink_diff(spec, transform_of(spec, folders), spark_schema)
+    ok = all(diff.ok for diff in diffs.values())
     if output is OutputFormat.JSON:
-        print_json([_diff_as_json(one) for one in found.values()])
+        print_json([_diff_as_json(diff) for diff in diffs.values()])
         return ok
-    for one in found.values():
-        stdout.print(f"[bold]{one.sink.table}[/bold]  evolve: {one.sink.evolve}", highlight=False)
-        for each in one.differences:
-            _line(each.change.value, each.problem)
-            if each.ddl:
-                _line("", each.ddl)
-        if not one.differences:
-            _line("", "no differences")
+    for diff in diffs.values():
+        stdout.print(f"[bold]{diff.sink.table}[/bold]  evolve: {diff.sink.evolve}", highlight=False)
+        for difference in diff.differences:
+            _print_line(difference.change.value, difference.problem)
+            if difference.ddl:
+                _print_line("", difference.ddl)
+        if not diff.differences:
+            _print_line("", "no differences")
     stdout.print("[green]ok[/green]" if ok else "[red]not ready[/red]")
     return ok
 
 
-def _diff_as_json(found: TableDiff) -> dict[str, Any]:
-    differences = [{"change": each.change.value, "problem": each.problem, "ddl": each.ddl} for each in found.differences]
-    return {"table": found.sink.table, "evolve": found.sink.evolve, "ok": found.ok, "differences": differences}
+def _diff_as_json(diff: TableDiff) -> dict[str, Any]:
+    differences = [
+        {"change": difference.change.value, "problem": difference.problem, "ddl": difference.ddl} for difference in diff.differences
+    ]
+    return {"table": diff.sink.table, "evolve": diff.sink.evolve, "ok": diff.ok, "differences": differences}
 
 
 class SmallSpark:
-    """A `LocalSpark` with one session, for all calls."""
+    """A `LocalSpark` that uses one session for all calls."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
         self._session: Any = None
 
-    def schema(self, function: Callable[..., Any], given: pa.Schema) -> Mapping[str, pa.Schema]:
+    def schema(self, function: Callable[..., Any], input_schema: pa.Schema) -> Mapping[str, pa.Schema]:
         from tidemark.spark.engine import output_schema
 
-        return output_schema(self._started("to find out the transform's columns"), function, given)
+        return output_schema(self._running_session("to find out the transform's columns"), function, input_schema)
 
     def rows(self, function: Callable[..., Any], batch: pa.RecordBatch) -> Mapping[str, pa.Table]:
         from tidemark.spark.engine import rows_of
 
-        return rows_of(self._started("to call the transform"), function, batch)
+        return rows_of(self._running_session("to call the transform"), function, batch)
 
     def stop(self) -> None:
         if self._session is not None:
             self._session.stop()
 
-    def _started(self, why: str) -> Any:
+    def _running_session(self, purpose: str) -> Any:
         from tidemark.spark.session import small_session
 
         if self._session is None:
-            with stderr.status(f"starting Spark {why}"):
+            with stderr.status(f"starting Spark {purpose}"):
                 self._session = small_session(self._folders)
         return self._session
 
@@ -130,7 +132,7 @@ def spark_schemas() -> Iterator[SparkSchema]:
 
 @contextlib.contextmanager
 def small_spark(folders: Sequence[Path] = ()) -> Iterator[SmallSpark]:
-    """Provides a Spark that is stopped at the end of the block. ``folders``: of the user's transforms, for its workers."""
+    """Provides a Spark session that ends with the block. Its workers import the user's transforms from ``folders``."""
     spark = SmallSpark(folders)
     try:
         yield spark
@@ -142,18 +144,18 @@ def _print(report: CheckReport) -> None:
     spec = report.spec
     stdout.print(f"[bold]{spec.name}[/bold]  {shown(spec.source.path)}", highlight=False)
     if report.transform is not None:
-        _line(
+        _print_line(
             "transform", f"{spec.transform}, {report.transform.form} form" if spec.transform else f"none, the fields of {spec.format.value}"
         )
     for name, columns in report.columns.items():
-        _line("sink", f"{spec.tables[name].table} takes {', '.join(columns)}")
-    for found in report.topics:
-        _line("topic", f"{found.topic.name}: {counted(found.topic.partitions, 'partition')}, {_kept(found.cleanup)}")
+        _print_line("sink", f"{spec.tables[name].table} takes {', '.join(columns)}")
+    for topic in report.topics:
+        _print_line("topic", f"{topic.topic.name}: {counted(topic.topic.partitions, 'partition')}, {_retention_text(topic.cleanup)}")
     for suite, expectations in report.suites.items():
-        _line("suite", f"{suite}: {counted(expectations, 'expectation')}")
+        _print_line("suite", f"{suite}: {counted(expectations, 'expectation')}")
     for note in report.notes:
-        _line("note", note, "yellow")
-    for problem in sorted(report.problems, key=lambda one: (one.line, one.column)):
+        _print_line("note", note, "yellow")
+    for problem in sorted(report.problems, key=lambda problem: (problem.line, problem.column)):
         stdout.print(str(problem), style="red", markup=False, highlight=False)
     for error in report.errors:
         stdout.print(str(error), style="red", markup=False, highlight=False)
@@ -162,15 +164,15 @@ def _print(report: CheckReport) -> None:
     stdout.print("[green]ok[/green]" if report.ok else "[red]not ready[/red]")
 
 
-def _kept(cleanup: Cleanup | None) -> str:
+def _retention_text(cleanup: Cleanup | None) -> str:
     if cleanup is None:
         return "kept for an unknown time"
-    kept = "kept permanently" if cleanup.retention is None else f"kept for {format_duration(cleanup.retention)}"
-    return f"{kept}, but compacted: only the newest record of each key" if cleanup.compacted else kept
+    text = "kept permanently" if cleanup.retention is None else f"kept for {format_duration(cleanup.retention)}"
+    return f"{text}, but compacted: only the newest record of each key" if cleanup.compacted else text
 
 
-def _line(what: str, text: str, style: str = "") -> None:
-    stdout.print(f"  {what:<10} {text}", style=style, markup=False, highlight=False)
+def _print_line(label: str, text: str, style: str = "") -> None:
+    stdout.print(f"  {label:<10} {text}", style=style, markup=False, highlight=False)
 
 
 def _as_json(report: CheckReport) -> dict[str, Any]:
@@ -181,15 +183,15 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
         "sinks": [{"table": sink.table, "columns": report.columns.get(name, [])} for name, sink in report.spec.tables.items()],
         "topics": [
             {
-                "name": found.topic.name,
-                "partitions": found.topic.partitions,
-                "retention_s": found.cleanup and found.cleanup.retention,
-                "compacted": found.cleanup and found.cleanup.compacted,
+                "name": topic.topic.name,
+                "partitions": topic.topic.partitions,
+                "retention_s": topic.cleanup and topic.cleanup.retention,
+                "compacted": topic.cleanup and topic.cleanup.compacted,
             }
-            for found in report.topics
+            for topic in report.topics
         ],
         "expectations": sum(report.suites.values()) if report.suites else None,
-        "problems": [_problem(problem) for problem in report.problems],
+        "problems": [_problem_as_json(problem) for problem in report.problems],
         "errors": [{"type": type(error).__name__, "text": str(error)} for error in report.errors],
         "notes": report.notes,
         "ddl": report.ddl,
@@ -197,8 +199,8 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
 
 
 def _invalid_as_json(error: SpecInvalid) -> dict[str, Any]:
-    return {"consumer": error.name, "ok": False, "problems": [_problem(problem) for problem in error.problems]}
+    return {"consumer": error.name, "ok": False, "problems": [_problem_as_json(problem) for problem in error.problems]}
 
 
-def _problem(problem: Any) -> dict[str, Any]:
+def _problem_as_json(problem: Any) -> dict[str, Any]:
     return {"file": str(problem.file), "line": problem.line, "column": problem.column, "message": problem.message, "fix": problem.fix}

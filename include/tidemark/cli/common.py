@@ -1,4 +1,4 @@
-"""What the commands share: consoles, common options, and access to Postgres, Kafka and the consumers' files."""
+"""Shared by the commands: consoles, common options, and access to Postgres, Kafka and the consumers' files."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def connected(application: str = "tidemark", *, needs: Profile = Profile.READER)
 
 
 def spec_of(name: str, consumers: Path | None) -> ConsumerSpec:
-    """Reads the consumer of this name from its file."""
+    """Reads a consumer's file by the consumer's name."""
     from tidemark.spec import find_consumer
 
     return find_consumer(name, consumers or project.consumers())
@@ -142,25 +142,25 @@ def who() -> str:
 
 
 def plain(text: str) -> Text:
-    """The text for rich, which prints it as it is."""
+    """Makes rich print the text verbatim, without markup."""
     return Text(text)
 
 
 def print_line(text: str, *, style: str | None = None) -> None:
-    """Prints a text that may come from a record, on one line: it cannot look like a line of ours."""
+    """Prints a text that may come from a record on a single line, so that it cannot imitate a line of Tidemark's."""
     stdout.print(one_line(text), style=style, markup=False, highlight=False)
 
 
 def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
     """Prints a table whose last column is text, truncated to the terminal's width. ``left`` lists other text columns."""
-    widths = [max(len(heading), *(len(line[at]) for line in lines)) if lines else 0 for at, heading in enumerate(headings[:-1])]
-    room = max(10, stdout.width - sum(widths) - 2 * len(headings))
+    widths = [max(len(heading), *(len(line[index]) for line in lines)) if lines else 0 for index, heading in enumerate(headings[:-1])]
+    width = max(10, stdout.width - sum(widths) - 2 * len(headings))
     table = plain_table("", *headings)
-    for at, column in enumerate(table.columns):
-        column.justify = "left" if at in left or at == len(headings) - 1 else "right"
+    for index, column in enumerate(table.columns):
+        column.justify = "left" if index in left or index == len(headings) - 1 else "right"
     for *cells, last in lines:
         text = one_line(last)
-        table.add_row(*(plain(one_line(cell)) for cell in cells), plain(text if len(text) <= room else f"{text[: room - 1]}…"))
+        table.add_row(*(plain(one_line(cell)) for cell in cells), plain(text if len(text) <= width else f"{text[: width - 1]}…"))
     stdout.print(table)
 
 

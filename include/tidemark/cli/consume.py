@@ -1,4 +1,4 @@
-"""``tidemark consume``: does one bounded run and prints its progress and result."""
+"""``tidemark consume``: performs one bounded run and prints its progress and result."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def consume_once(
     drain: bool = False,
     partitions: Sequence[str] = (),
 ) -> None:
-    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises what `narrowed` and `run_shown` raise."""
+    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises as `narrowed` and `run_with_progress` do."""
     spec = narrowed(spec_of(name, consumers), partitions)
-    _print(spec.group, run_shown(spec, from_env(), consumers, transforms, drain=drain), output)
+    _print(spec.group, run_with_progress(spec, from_env(), consumers, transforms, drain=drain), output)
 
 
-def run_shown(
+def run_with_progress(
     spec: ConsumerSpec,
     connections: Connections,
     consumers: Path | None,
@@ -68,7 +68,7 @@ def run_shown(
     drain: bool = False,
     backfill_of: int | None = None,
 ) -> launch.Progress:
-    """Does one run with a progress bar, then publishes the records that it handed off. Prints lost ranges and publishing problems.
+    """Performs one run with a progress bar, then publishes the records that it handed off. Prints lost ranges and publishing problems.
 
     Raises the run's error, after printing the driver's last log lines to stderr.
     """
@@ -77,33 +77,33 @@ def run_shown(
     )
     title = spec.name if backfill_of is None else f"{spec.name}, rewind {backfill_of}"
     lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
-    columns = (
+    bar_columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]} records/s, lag {task.fields[lag]}"),
         TimeElapsedColumn(),
     )
-    since: list[float] = []
-    with Progress(*columns, console=stderr) as bar:
+    started: list[float] = []
+    with Progress(*bar_columns, console=stderr) as bar:
         task = bar.add_task(f"{title}: starting", total=None, rate="-", lag="-")
 
-        def show(seen: launch.Progress) -> None:
-            if seen.planned:
-                if not since:
-                    since.append(time.monotonic())
-                speed = seen.records / max(time.monotonic() - since[0], launch.POLL_S)  # over the whole run, including Spark's start
+        def show(progress: launch.Progress) -> None:
+            if progress.planned:
+                if not started:
+                    started.append(time.monotonic())
+                rate = progress.records / max(time.monotonic() - started[0], launch.POLL_S)  # over the whole run, including Spark's start
                 bar.update(
                     task,
                     description=title,
-                    total=seen.total,
-                    completed=seen.records,
-                    rate=f"{speed:,.0f}",
-                    lag=f"{seen.total - seen.records:,}",
+                    total=progress.total,
+                    completed=progress.records,
+                    rate=f"{rate:,.0f}",
+                    lag=f"{progress.total - progress.records:,}",
                 )
 
         try:
-            done = launch.run_attempt(
+            result = launch.run_attempt(
                 spec.name,
                 connections,
                 attempt_id,
@@ -126,53 +126,53 @@ def run_shown(
             raise TakenOver(consumer=spec.name) from error
         except TidemarkError as error:
             bar.stop()
-            for line in _without(list(lines), str(error).splitlines()):
+            for line in _without_error(list(lines), str(error).splitlines()):
                 stderr.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
             raise
-        show(done)
-    for lost in done.lost:
+        show(result)
+    for lost in result.lost:
         end = "?" if lost.end is None else lost.end
         stderr.print(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow", markup=False)
     for obstacle in relay_at_end(connections, spec):
         stderr.print(obstacle, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    return done
+    return result
 
 
 def headings(*, deletes: bool) -> dict[str, str]:
-    """The counts that a table shows, with their headings. ``deletes``: whether there are any."""
+    """The counts in a table, with their headings. ``deletes``: whether any record was a delete."""
     return {name: heading for name, heading in HEADINGS.items() if deletes or name != "deleted"}
 
 
-def _without(lines: list[str], error: list[str]) -> list[str]:
+def _without_error(lines: list[str], error: list[str]) -> list[str]:
     """The driver's lines without its final error, which `main` prints."""
     return lines[: -len(error)] if error and lines[-len(error) :] == error else lines
 
 
-def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
-    totals = done.counts
+def _print(group: str, result: launch.Progress, output: OutputFormat) -> None:
+    totals = result.counts
     if output is OutputFormat.JSON:
         print_json(
             {
                 "group": group,
-                "attempt": done.attempt_id,
-                "state": done.state,
-                "records": done.records,
+                "attempt": result.attempt_id,
+                "state": result.state,
+                "records": result.records,
                 **totals,
-                "partitions": [dataclasses.asdict(part) for part in done.partitions],
-                "lost": [dataclasses.asdict(lost) for lost in done.lost],
+                "partitions": [dataclasses.asdict(part) for part in result.partitions],
+                "lost": [dataclasses.asdict(lost) for lost in result.lost],
             }
         )
         return
-    if not done.partitions:
+    if not result.partitions:
         stdout.print(f"{group}: nothing to read")
         return
-    shown = headings(deletes=totals["deleted"] > 0)
-    table = plain_table(f"{group}, attempt {done.attempt_id}", "partition", "from", "to", *shown.values())
+    columns = headings(deletes=totals["deleted"] > 0)
+    table = plain_table(f"{group}, attempt {result.attempt_id}", "partition", "from", "to", *columns.values())
     table.show_footer = True
     table.columns[0].footer = "total"
-    for column, name in zip(table.columns[3:], shown, strict=True):
+    for column, name in zip(table.columns[3:], columns, strict=True):
         column.footer = f"{totals[name]:,}"
-    for part in done.partitions:
-        counts = [f"{getattr(part, name):,}" for name in shown]
+    for part in result.partitions:
+        counts = [f"{getattr(part, name):,}" for name in columns]
         table.add_row(f"{part.topic}/{part.partition}", f"{part.start:,}", f"{part.end:,}", *counts)
     stdout.print(table)

@@ -1,4 +1,4 @@
-"""``tidemark doctor``: prints what `tidemark.doctor` finds."""
+"""``tidemark doctor``: prints the findings of `tidemark.doctor`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red"}
 
 
 def show_findings(names: Sequence[str], consumers: Path | None, output: OutputFormat) -> bool:
-    """Examines these consumers, or all, and prints each finding when it is made. Returns whether nothing will fail."""
+    """Examines these consumers, or all, and prints each finding at once. Returns whether nothing will fail."""
     folder = consumers or project.consumers()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     broken: list[Finding] = []
     if names:
         specs = [find_consumer(name, folder) for name in names]
@@ -31,19 +31,19 @@ def show_findings(names: Sequence[str], consumers: Path | None, output: OutputFo
         good, bad = read_folder(folder)
         specs = list(good.values())
         broken = [failure(f"{error.name}: file", str(error), "") for error in bad]
-    for one in itertools.chain(broken, examine(from_env(), specs)):
-        found.append(one)
+    for finding in itertools.chain(broken, examine(from_env(), specs)):
+        findings.append(finding)
         if output is OutputFormat.TABLE:
-            _print(one)
+            _print(finding)
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(findings)
     else:
-        levels = Counter(one.level for one in found)
+        levels = Counter(finding.level for finding in findings)
         stdout.print(f"{counted(levels[Level.FAILURE], 'failure')}, {counted(levels[Level.WARNING], 'warning')}")
-    return all(one.level is not Level.FAILURE for one in found)
+    return all(finding.level is not Level.FAILURE for finding in findings)
 
 
-def _print(one: Finding) -> None:
-    stdout.print(Text.assemble((f"{one.level:<8}", STYLES[one.level]), f" {one.subject}: {one.found}"))
-    if one.fix:
-        stdout.print(plain(f"         {one.fix}"))
+def _print(finding: Finding) -> None:
+    stdout.print(Text.assemble((f"{finding.level:<8}", STYLES[finding.level]), f" {finding.subject}: {finding.found}"))
+    if finding.fix:
+        stdout.print(plain(f"         {finding.fix}"))

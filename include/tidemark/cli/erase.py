@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tidemark.erase.kafka_records import Keyed
     from tidemark.spec import ConsumerSpec
 
-app = typer.Typer(help="Remove a person's rows from a sink and from all that is kept of them: plan, apply.", no_args_is_help=True)
+app = typer.Typer(help="Remove a person's rows from a sink, and every stored copy of them: plan, apply.", no_args_is_help=True)
 
 Number = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="The erasure's number, as shown by `tidemark erase list`.")]
 Where = Annotated[
@@ -62,27 +62,29 @@ def plan(
     from tidemark.erase.erasure import plan as make_plan
     from tidemark.text.problems import check_reason
 
-    spec, why, person = spec_of(name, consumers), check_reason(reason), _person(where, key, key_hex)
+    spec, checked_reason, person = spec_of(name, consumers), check_reason(reason), _person(where, key, key_hex)
     with connected(needs=Profile.REWINDER) as connection:
-        made = make_plan(connection, kafka_cluster(), spec, person, _read_kafka, reason=why, by=who())
-    one = made.erasure
+        planned = make_plan(connection, kafka_cluster(), spec, person, _read_kafka, reason=checked_reason, by=who())
+    erasure = planned.erasure
     if output is OutputFormat.JSON:
-        told = {"in_kafka": made.in_kafka, "not_searched": made.not_searched, "older_rows": made.older_rows}
-        print_json({**dataclasses.asdict(one), **told})
+        findings = {"in_kafka": planned.in_kafka, "not_searched": planned.not_searched, "older_rows": planned.older_rows}
+        print_json({**dataclasses.asdict(erasure), **findings})
     else:
-        _print(one, output)
-        for held in made.in_kafka:
-            stdout.print(f"  Kafka still holds {held}", markup=False, highlight=False)
+        _print(erasure, output)
+        for records in planned.in_kafka:
+            stdout.print(f"  Kafka still holds {records}", markup=False, highlight=False)
     if person.key is None:
-        _say(f"not searched: {counted(made.not_searched, 'record')} without rows (tidemark retries list {name}); --key finds the person's")
-    if made.older_rows:
-        _say(
-            f"not found: {counted(made.older_rows, 'row')} from before the start of the topics cannot be found by key; use --where for them"
-        )
-    if one.not_suppressed:
-        again = counted(one.not_suppressed, "record")
-        _say(f"a replay makes the rows of {again} again: they keep other rows, or their rows are aggregates of a batch")
-    _say(f"nothing has changed yet; to erase it permanently: tidemark erase apply {one.erasure_id}, with the same --where or --key")
+        unsearched = counted(planned.not_searched, "record")
+        _print_note(f"not searched: {unsearched} without rows (tidemark retries list {name}); use --key to find the person's")
+    if planned.older_rows:
+        older = counted(planned.older_rows, "row")
+        _print_note(f"not found: {older} from before the start of the topics cannot be found by key; use --where for them")
+    if erasure.not_suppressed:
+        replayed = counted(erasure.not_suppressed, "record")
+        _print_note(f"a replay writes the rows of {replayed} again: they also have other rows, or their rows are aggregates of a batch")
+    _print_note(
+        f"nothing has changed yet; to erase it permanently: tidemark erase apply {erasure.erasure_id}, with the same --where or --key"
+    )
 
 
 @app.command()
@@ -104,13 +106,13 @@ def apply(
 
 @app.command()
 def show(erasure_id: Number, output: Output = OutputFormat.TABLE) -> None:
-    """Show an erasure: how much it found or removed, who asked for it, and why."""
+    """Show an erasure: how much it found or removed, who requested it, and why."""
     from tidemark.db import transaction
     from tidemark.erase.erasure import read
 
     with connected() as connection, transaction(connection) as cur:
-        found = read(cur, erasure_id)
-    _print(found, output)
+        erasure = read(cur, erasure_id)
+    _print(erasure, output)
 
 
 @app.command("list")
@@ -123,23 +125,30 @@ def list_(
     from tidemark.erase.erasure import history
 
     with connected() as connection:
-        found = history(connection, name, limit=limit)
+        erasures = history(connection, name, limit=limit)
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(erasures)
         return
     table = plain_table("", "erasure", "state", "planned at (UTC)", "by", "consumer", "rows")
     for column in table.columns:
         column.justify = "left"
-    for one in found:
-        count = one.sink_rows + one.archived_rows + one.overwritten_rows
-        table.add_row(str(one.erasure_id), one.state, minute(one.planned_at), plain(one.planned_by), plain(one.consumer), f"{count:,}")
+    for erasure in erasures:
+        rows = erasure.sink_rows + erasure.archived_rows + erasure.overwritten_rows
+        table.add_row(
+            str(erasure.erasure_id),
+            erasure.state,
+            minute(erasure.planned_at),
+            plain(erasure.planned_by),
+            plain(erasure.consumer),
+            f"{rows:,}",
+        )
     stdout.print(table)
 
 
 def _person(where: str | None, key: str | None, key_hex: str | None) -> Person:
     from tidemark.erase.erasure import Person
 
-    if sum(given is not None for given in (where, key, key_hex)) != 1:
+    if sum(option is not None for option in (where, key, key_hex)) != 1:
         raise typer.BadParameter("give exactly one of --where, --key and --key-hex")
     try:
         return Person(where, bytes.fromhex(key_hex) if key_hex is not None else None if key is None else key.encode())
@@ -151,24 +160,24 @@ def _read_kafka(spec: ConsumerSpec, key: bytes) -> Keyed:
     from tidemark.connections import kafka_config
     from tidemark.erase.kafka_records import records_of
 
-    return records_of(kafka_cluster(), kafka_config(), spec, key, _say)
+    return records_of(kafka_cluster(), kafka_config(), spec, key, _print_note)
 
 
-def _print(one: Erasure, output: OutputFormat) -> None:
+def _print(erasure: Erasure, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
-        print_json(one)
+        print_json(erasure)
         return
-    applied = f" by {one.applied_by} at {minute(one.applied_at)} UTC" if one.applied_at else ""
+    applied = f" by {erasure.applied_by} at {minute(erasure.applied_at)} UTC" if erasure.applied_at else ""
     for text in (
-        f"erasure {one.erasure_id} of {one.consumer}: {one.state}{applied}",
-        f"  {counted(one.sink_rows, 'row')} in {one.sink}",
-        f"  {counted(one.archived_rows, 'row')} in archives of rewinds, {counted(one.overwritten_rows, 'overwritten row')}",
-        f"  {counted(one.failed_records, 'payload')} of failed records, the examples of {counted(one.examples, 'validation result')}",
-        f"  {counted(one.suppressed, 'record or key', 'records or keys')} that no replay loads again",
-        f"  reason: {one.reason} ({one.planned_by}, {minute(one.planned_at)} UTC)",
+        f"erasure {erasure.erasure_id} of {erasure.consumer}: {erasure.state}{applied}",
+        f"  {counted(erasure.sink_rows, 'row')} in {erasure.sink}",
+        f"  {counted(erasure.archived_rows, 'row')} in archives of rewinds, {counted(erasure.overwritten_rows, 'overwritten row')}",
+        f"  {counted(erasure.failed_records, 'payload')} of failed records, examples of {counted(erasure.examples, 'validation result')}",
+        f"  {counted(erasure.suppressed, 'record or key', 'records or keys')} that no replay loads again",
+        f"  reason: {erasure.reason} ({erasure.planned_by}, {minute(erasure.planned_at)} UTC)",
     ):
         stdout.print(text, markup=False, highlight=False)
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     stderr.print(text, markup=False, highlight=False)

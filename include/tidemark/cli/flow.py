@@ -1,4 +1,4 @@
-"""``tidemark pause``, ``resume`` and ``flow``: let an operator control what a consumer reads."""
+"""``tidemark pause``, ``resume`` and ``flow``: control what a consumer reads."""
 
 from __future__ import annotations
 
@@ -18,63 +18,63 @@ from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Item, Scope
 from tidemark.text.duration import format_duration, parse_duration
 
-MOST = 10_000
+MAX_RANGE = 10_000
 """Maximum number of partitions in a range."""
 
 
 @contextlib.contextmanager
-def _group(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
+def _transaction(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
     with connected(needs=Profile.OPERATOR) as connection, transaction(connection) as cur:
         on_behalf(cur, who())
         yield cur, store.ensure_group(cur, spec.group)
 
 
-def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path | None, output: OutputFormat) -> None:
-    spec, targets = spec_of(name, consumers), _targets(what)
-    _require_read(spec, Scope.parse(what))
-    with _group(spec) as (cur, group_id):
+def pause_reading(name: str, scopes: Sequence[str], reason: str, consumers: Path | None, output: OutputFormat) -> None:
+    spec, targets = spec_of(name, consumers), _targets(scopes)
+    _require_subscribed(spec, Scope.parse(scopes))
+    with _transaction(spec) as (cur, group_id):
         flow.pause(cur, group_id, targets, reason)
-    stderr.print(f"paused, starting with the next batch: {_listed(targets)}", markup=False, highlight=False)
+    stderr.print(f"paused, starting with the next batch: {_comma_separated(targets)}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
         print_json({"paused": _as_json(targets)})
 
 
-def resume_reading(name: str, what: Sequence[str], consumers: Path | None, output: OutputFormat) -> None:
-    with _group(spec_of(name, consumers)) as (cur, group_id):
-        ended = flow.resume(cur, group_id, _targets(what))
-        still = flow.read(cur, group_id).paused
-    stderr.print(f"resumed: {_listed(ended)}" if ended else "nothing to resume: none of that was paused", markup=False, highlight=False)
-    if still:
-        stderr.print(f"still paused: {_listed(list(still))}", markup=False, highlight=False)
+def resume_reading(name: str, scopes: Sequence[str], consumers: Path | None, output: OutputFormat) -> None:
+    with _transaction(spec_of(name, consumers)) as (cur, group_id):
+        ended = flow.resume(cur, group_id, _targets(scopes))
+        still_paused = flow.read(cur, group_id).paused
+    stderr.print(f"resumed: {_comma_separated(ended)}" if ended else "nothing to resume: it was not paused", markup=False, highlight=False)
+    if still_paused:
+        stderr.print(f"still paused: {_comma_separated(list(still_paused))}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
-        print_json({"resumed": _as_json(ended), "paused": _as_json(still)})
+        print_json({"resumed": _as_json(ended), "paused": _as_json(still_paused)})
 
 
 def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, consumers: Path | None, output: OutputFormat) -> None:
-    wanted = [_priority(text) for text in priorities]
-    ahead = None if max_ahead is None or max_ahead == "none" else parse_duration(max_ahead)
+    changes = [_priority(text) for text in priorities]
+    limit = None if max_ahead is None or max_ahead == "none" else parse_duration(max_ahead)
     spec = spec_of(name, consumers)
-    _require_read(spec, Scope(tuple(Item(topic) for topic, _ in wanted)))
-    with _group(spec) as (cur, group_id):
-        for topic, priority in wanted:
+    _require_subscribed(spec, Scope(tuple(Item(topic) for topic, _ in changes)))
+    with _transaction(spec) as (cur, group_id):
+        for topic, priority in changes:
             flow.prioritize(cur, group_id, topic, priority)
         if max_ahead is not None:
-            flow.limit_ahead(cur, group_id, ahead)
-        now = flow.read(cur, group_id)
+            flow.limit_ahead(cur, group_id, limit)
+        current = flow.read(cur, group_id)
     if output is OutputFormat.JSON:
-        print_json({"paused": _as_json(now.paused), "priorities": dict(now.priorities), "max_ahead": now.max_ahead})
+        print_json({"paused": _as_json(current.paused), "priorities": dict(current.priorities), "max_ahead": current.max_ahead})
         return
-    by_priority = sorted(now.priorities.items(), key=lambda one: (-one[1], one[0]))
-    lines = {
-        "paused": _listed(list(now.paused)) or "nothing",
+    by_priority = sorted(current.priorities.items(), key=lambda item: (-item[1], item[0]))
+    facts = {
+        "paused": _comma_separated(list(current.paused)) or "nothing",
         "priorities": " ".join(f"{topic}={number}" for topic, number in by_priority) or "none",
-        "max ahead": format_duration(now.max_ahead) if now.max_ahead else "any",
+        "max ahead": format_duration(current.max_ahead) if current.max_ahead else "any",
     }
-    for what, value in lines.items():
-        stdout.print(f"{what:<12}{value}", markup=False, highlight=False)
+    for label, value in facts.items():
+        stdout.print(f"{label:<12}{value}", markup=False, highlight=False)
 
 
-def _require_read(spec: ConsumerSpec, scope: Scope) -> None:
+def _require_subscribed(spec: ConsumerSpec, scope: Scope) -> None:
     """Raises `BadInput` if the scope names topics or partitions that the consumer does not read.
 
     Asks Kafka only about partitions without a position, so that reading can be paused while the brokers are unavailable.
@@ -83,29 +83,29 @@ def _require_read(spec: ConsumerSpec, scope: Scope) -> None:
         return
     require_topics(spec, scope, what="scope")
     with connected() as connection, transaction(connection) as cur:
-        known = {position.partition for position in store.positions(cur, spec.group) if spec.names(position.partition)}
+        partitions = {position.partition for position in store.positions(cur, spec.group) if spec.names(position.partition)}
     try:
-        scope.select(known)
+        scope.select(partitions)
     except BadInput:
         cluster = kafka_cluster()
-        known |= set(partitions_of(spec, cluster.topics(cluster.subscribed(spec), missing_ok=True)))
-        scope.select(known)
+        partitions |= set(partitions_of(spec, cluster.topics(cluster.subscribed(spec), missing_ok=True)))
+        scope.select(partitions)
 
 
-def _targets(words: Sequence[str]) -> list[FlowTarget]:
-    """Parses ``flights`` and ``flights:0,1,5-9``. No words mean the whole consumer."""
-    items = Scope.parse(words).items
+def _targets(texts: Sequence[str]) -> list[FlowTarget]:
+    """Parses ``flights`` and ``flights:0,1,5-9``. An empty list means the whole consumer."""
+    items = Scope.parse(texts).items
     for item in items:
         for first, last in item.partitions:
-            if last - first >= MOST:
+            if last - first >= MAX_RANGE:
                 raise BadInput(
-                    what="range of partitions", found=f"{first}-{last}", fix=f"Name at most {MOST} partitions, or the whole topic."
+                    what="range of partitions", found=f"{first}-{last}", fix=f"Name at most {MAX_RANGE} partitions, or the whole topic."
                 )
-    found = [] if items else [FlowTarget()]
+    targets = [] if items else [FlowTarget()]
     for item in items:
         numbers = [number for first, last in item.partitions for number in range(first, last + 1)]
-        found += [FlowTarget(item.topic, number) for number in numbers] if numbers else [FlowTarget(item.topic)]
-    return found
+        targets += [FlowTarget(item.topic, number) for number in numbers] if numbers else [FlowTarget(item.topic)]
+    return targets
 
 
 def _priority(text: str) -> tuple[str, int]:
@@ -119,5 +119,5 @@ def _as_json(targets: Iterable[FlowTarget]) -> list[dict[str, str | int | None]]
     return [{"topic": target.topic, "partition": target.partition} for target in sorted(targets, key=str)]
 
 
-def _listed(targets: Sequence[FlowTarget]) -> str:
+def _comma_separated(targets: Sequence[FlowTarget]) -> str:
     return ", ".join(sorted(map(str, targets)))

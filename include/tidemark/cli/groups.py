@@ -22,43 +22,43 @@ from tidemark.spec import read_folder
 
 def show_groups(states: Sequence[GroupState], output: OutputFormat) -> None:
     with connected() as connection:
-        found = list_groups(connection, states)
+        summaries = list_groups(connection, states)
         with transaction(connection) as cur:
-            lags = {one.lag.group: one.lag for one in groups(cur)}
+            lags = {group_lag.lag.group: group_lag.lag for group_lag in groups(cur)}
     if output is OutputFormat.JSON:
-        print_json([dataclasses.asdict(one) | _lag(lags.get(one.group)) for one in found])
+        print_json([dataclasses.asdict(summary) | _lag(lags.get(summary.group)) for summary in summaries])
         return
     table = plain_table("", "group", "state", "generation", "members", "lag", "age", "health")
     table.columns[1].justify = table.columns[6].justify = "left"
-    for one in found:
-        lag = lags.get(one.group)
+    for summary in summaries:
+        lag = lags.get(summary.group)
         numbers = ("-", "-", "-") if lag is None else (records_of(lag), age_of(lag), lag.health)
-        table.add_row(one.group, one.state, str(one.generation), str(one.members), *numbers)
+        table.add_row(summary.group, summary.state, str(summary.generation), str(summary.members), *numbers)
     stdout.print(table)
 
 
 def _lag(lag: Lag | None) -> dict[str, object]:
-    """As of the last samples."""
+    """The lag as of the last samples."""
     return {name: None if lag is None else getattr(lag, name) for name in ("records", "seconds", "health", "why", "fix", "sampled_at")}
 
 
 def show_group(group: str, output: OutputFormat) -> None:
     with connected() as connection:
-        found = _described(connection, group)
+        description = _describe(connection, group)
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(description)
         return
-    since = f"{found.state_since.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-    title = f"{group}: {found.state} since {since} UTC, generation {found.generation}, assignor {found.protocol or '-'}"
+    since = f"{description.state_since.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    title = f"{group}: {description.state} since {since} UTC, generation {description.generation}, assignor {description.protocol or '-'}"
     table = plain_table(title, "member", "partitions", "seen before")
     table.columns[1].justify = "left"
     now = datetime.now(UTC)
-    for member in found.members:
+    for member in description.members:
         name = member.instance_id or member.member_id
-        marks = [*(["leader"] if member.member_id == found.leader else []), *(["overdue"] if member.overdue else [])]
-        held = (member.assignment or {}).get("partitions", {})
-        partitions = " ".join(f"{topic}:{','.join(map(str, numbers))}" for topic, numbers in sorted(held.items()))
-        table.add_row(" ".join([name, *marks]), partitions or "-", f"{max(0.0, (now - member.seen_at).total_seconds()):.0f} s")
+        flags = [*(["leader"] if member.member_id == description.leader else []), *(["overdue"] if member.overdue else [])]
+        assigned = (member.assignment or {}).get("partitions", {})
+        partitions = " ".join(f"{topic}:{','.join(map(str, numbers))}" for topic, numbers in sorted(assigned.items()))
+        table.add_row(" ".join([name, *flags]), partitions or "-", f"{max(0.0, (now - member.seen_at).total_seconds()):.0f} s")
     stdout.print(table)
 
 
@@ -74,7 +74,7 @@ def delete_group(group: str, output: OutputFormat) -> None:
 
 
 def _delete_mirror(group: str) -> str | None:
-    """Deletes the group in Kafka if a consumer's file mirrors it; returns what became of it, or `None` without such a file."""
+    """Deletes the group in Kafka if a consumer's file mirrors it. Returns the outcome, or `None` without such a file."""
     try:
         good, _ = read_folder(project.consumers())
         if not any(spec.mirror and spec.group == group for spec in good.values()):
@@ -87,11 +87,11 @@ def _delete_mirror(group: str) -> str | None:
 def remove_members(group: str, names: Sequence[str], reason: str, output: OutputFormat) -> None:
     """Removes all of the members, or none if one of them does not exist."""
     with connected(needs=Profile.OPERATOR) as connection:
-        known = _described(connection, group).members
-        ids = {member.instance_id or "": member for member in known} | {member.member_id: member for member in known}
+        members = _describe(connection, group).members
+        ids = {member.instance_id or "": member for member in members} | {member.member_id: member for member in members}
         if missing := [name for name in names if name not in ids]:
-            there = ", ".join(sorted(member.instance_id or member.member_id for member in known))
-            fix = f"Write one of {there}." if there else "The group has no members."
+            existing = ", ".join(sorted(member.instance_id or member.member_id for member in members))
+            fix = f"Write one of {existing}." if existing else "The group has no members."
             raise BadInput(what=f"member of group {group}", found=", ".join(missing), fix=fix)
         leaving = [Leaving(ids[name].member_id, ids[name].instance_id, reason) for name in names]
         for error in Coordinator(connection, group).leave(leaving, by=who()):
@@ -102,8 +102,8 @@ def remove_members(group: str, names: Sequence[str], reason: str, output: Output
         print_json({"group": group, "removed": list(names)})
 
 
-def _described(connection: Connection, group: str) -> GroupDescription:
-    found = Coordinator(connection, group).describe()
-    if found is None:
+def _describe(connection: Connection, group: str) -> GroupDescription:
+    description = Coordinator(connection, group).describe()
+    if description is None:
         raise GroupIdNotFound(group=group)
-    return found
+    return description

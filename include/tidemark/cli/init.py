@@ -1,4 +1,4 @@
-"""A new project, from the files that Tidemark brings along."""
+"""``tidemark init``: writes a new project from the files that Tidemark ships."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {
     "docker-compose.yaml": "docker-compose.yaml",
     ".env.example": ".env.example",
 }
-"""What is copied, and where to in the project. All but ``template`` are the files of Tidemark's own repository."""
+"""Files and folders to copy, with their places in the project. All but ``template`` are those of Tidemark's own repository."""
 
 
 @dataclass(kw_only=True, eq=False)

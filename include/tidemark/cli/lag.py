@@ -38,37 +38,37 @@ def show_lag(name: str | None, consumers: Path | None, output: OutputFormat, *, 
         specs = list(read_folder(folder)[0].values()) if folder.is_dir() else []
     with connected() as connection:
         if not watch:
-            found, why = _look(connection, specs, name)
-            for text in why:
-                stderr.print(f"not sampled: {text}", markup=False, highlight=False)
+            lags, not_sampled = _sample_and_read(connection, specs, name)
+            for problem in not_sampled:
+                stderr.print(f"not sampled: {problem}", markup=False, highlight=False)
             if output is OutputFormat.JSON:
-                print_json(found)
+                print_json(lags)
             else:
-                stdout.print(_shown(found, single=name is not None))
+                stdout.print(_rendered(lags, single=name is not None))
             return
         with Live(console=stdout, screen=True, auto_refresh=False) as live:
             try:
                 while True:
-                    found, why = _look(connection, specs, name)
-                    below = [plain(f"not sampled: {text}") for text in why]
-                    live.update(Group(_shown(found, single=name is not None), *below), refresh=True)
+                    lags, not_sampled = _sample_and_read(connection, specs, name)
+                    notes = [plain(f"not sampled: {problem}") for problem in not_sampled]
+                    live.update(Group(_rendered(lags, single=name is not None), *notes), refresh=True)
                     time.sleep(EVERY_S)
             except KeyboardInterrupt:
                 raise typer.Exit from None
 
 
-def _look(connection: Connection, specs: Sequence[ConsumerSpec], name: str | None) -> tuple[list[GroupLag], list[str]]:
-    """The lag, worst first, and why there is no new sample."""
-    why = try_sample(connection, specs)
+def _sample_and_read(connection: Connection, specs: Sequence[ConsumerSpec], name: str | None) -> tuple[list[GroupLag], list[str]]:
+    """Samples, then reads the lag. Returns it worst first, with the reasons why consumers were not sampled."""
+    not_sampled = try_sample(connection, specs)
     with transaction(connection) as cur:
         if name is None:
-            return lag.groups(cur), why
-        found = lag.group(cur, specs[0].group)
-    return [] if found is None else [found], why
+            return lag.groups(cur), not_sampled
+        group_lag = lag.group(cur, specs[0].group)
+    return [] if group_lag is None else [group_lag], not_sampled
 
 
 def try_sample(connection: Connection, specs: Sequence[ConsumerSpec]) -> list[str]:
-    """Samples the consumers if the role may; returns why some were not sampled."""
+    """Samples the consumers if the role may. Returns why some were not sampled."""
     with transaction(connection) as cur:
         if not samples.may_write(cur):
             return ["this role may not store samples; these are the last ones"]
@@ -78,63 +78,65 @@ def try_sample(connection: Connection, specs: Sequence[ConsumerSpec]) -> list[st
         return [str(error)]
 
 
-def _shown(found: Sequence[GroupLag], *, single: bool) -> RenderableType:
+def _rendered(lags: Sequence[GroupLag], *, single: bool) -> RenderableType:
     if not single:
-        return Group(_table("", [one.lag for one in found]), *[_reason(one.lag) for one in found])
+        return Group(_table("", [group_lag.lag for group_lag in lags]), *[_reason(group_lag.lag) for group_lag in lags])
     parts: list[RenderableType] = []
-    for one in found:
-        lines = sorted(one.partitions, key=lambda part: (-(part.seconds or 0), -part.known_records, part.topic or "", part.partition or 0))
-        whole = [one.lag, *(one.topics if len(one.topics) > 1 else ())]
-        parts += [_table(one.lag.group, [*whole, *lines]), _reason(one.lag)]
-        if one.lag.replay_records:
-            left = "" if one.lag.replay_s is None else f", about {about(one.lag.replay_s)}"
-            parts.append(f"replaying: {counted(one.lag.replay_records, 'record')} left{left}")
-        if one.lost_ranges:
-            parts.append(f"lost: {_lost(one)}")
-        if one.lag.clock_ahead or any(part.clock_ahead for part in one.partitions):
+    for group_lag in lags:
+        partitions = sorted(
+            group_lag.partitions, key=lambda part: (-(part.seconds or 0), -part.known_records, part.topic or "", part.partition or 0)
+        )
+        totals = [group_lag.lag, *(group_lag.topics if len(group_lag.topics) > 1 else ())]
+        parts += [_table(group_lag.lag.group, [*totals, *partitions]), _reason(group_lag.lag)]
+        if group_lag.lag.replay_records:
+            left = "" if group_lag.lag.replay_s is None else f", about {about(group_lag.lag.replay_s)}"
+            parts.append(f"replaying: {counted(group_lag.lag.replay_records, 'record')} left{left}")
+        if group_lag.lost_ranges:
+            parts.append(f"lost: {_lost(group_lag)}")
+        if group_lag.lag.clock_ahead or any(part.clock_ahead for part in group_lag.partitions):
             parts.append("timestamps of records are later than the database's clock: their age is shown as 0")
     return Group(*parts) if parts else "no group: the consumer has never run"
 
 
-def _lost(one: GroupLag) -> str:
-    known = one.lost_ranges - one.lost_unknown
-    numbers = [f"{counted(one.lost_records, 'record')} in {counted(known, 'range')}"] if known else []
-    unknown = [f"an unknown number of records in {counted(one.lost_unknown, 'range')}"] if one.lost_unknown else []
-    return " and ".join([*numbers, *unknown])
+def _lost(group_lag: GroupLag) -> str:
+    counted_ranges = group_lag.lost_ranges - group_lag.lost_unknown
+    counted_loss = [f"{counted(group_lag.lost_records, 'record')} in {counted(counted_ranges, 'range')}"] if counted_ranges else []
+    unknown_loss = [f"an unknown number of records in {counted(group_lag.lost_unknown, 'range')}"] if group_lag.lost_unknown else []
+    return " and ".join([*counted_loss, *unknown_loss])
 
 
-def _reason(one: Lag) -> Text:
-    return plain(" ".join(filter(None, (f"{one.group}: {one.health}: {one.why}", one.fix))))
+def _reason(row: Lag) -> Text:
+    return plain(" ".join(filter(None, (f"{row.group}: {row.health}: {row.why}", row.fix))))
 
 
-def _table(title: str, lines: Sequence[Lag]) -> Table:
+def _table(title: str, rows: Sequence[Lag]) -> Table:
     table = plain_table(title, "what", "records", "open", "age", "in/s", "out/s", "catch up", "retention", "health", "sampled (UTC)")
     table.columns[8].justify = "left"
-    for one in lines:
+    for row in rows:
         table.add_row(
-            plain(one.group if one.topic is None else one.topic if one.partition is None else f"{one.topic}/{one.partition}"),
-            records_of(one),
-            "-" if one.open is None else f"{one.open:,}",
-            age_of(one),
-            _rate(one.produced_per_s),
-            _rate(one.consumed_per_s),
-            "never" if one.never else "-" if one.catch_up_s is None else about(one.catch_up_s) if one.catch_up_s else "0 s",
-            "-" if one.retention_used is None else f"{one.retention_used:.0%}",
-            one.health,
-            "-" if one.sampled_at is None else f"{one.sampled_at.astimezone(UTC):%m-%d %H:%M:%S}",
+            plain(row.group if row.topic is None else row.topic if row.partition is None else f"{row.topic}/{row.partition}"),
+            records_of(row),
+            "-" if row.open is None else f"{row.open:,}",
+            age_of(row),
+            _rate(row.produced_per_s),
+            _rate(row.consumed_per_s),
+            "never" if row.never else "-" if row.catch_up_s is None else about(row.catch_up_s) if row.catch_up_s else "0 s",
+            "-" if row.retention_used is None else f"{row.retention_used:.0%}",
+            row.health,
+            "-" if row.sampled_at is None else f"{row.sampled_at.astimezone(UTC):%m-%d %H:%M:%S}",
         )
     return table
 
 
-def records_of(one: Lag) -> str:
-    if one.records is not None:
-        return f"{one.records:,}"
-    return f"≥ {one.known_records:,}" if one.known_records else "-"
+def records_of(row: Lag) -> str:
+    if row.records is not None:
+        return f"{row.records:,}"
+    return f"≥ {row.known_records:,}" if row.known_records else "-"
 
 
-def age_of(one: Lag) -> str:
+def age_of(row: Lag) -> str:
     """The age of the first unread record."""
-    return "-" if one.seconds is None else about(one.seconds) if one.seconds else "0 s"
+    return "-" if row.seconds is None else about(row.seconds) if row.seconds else "0 s"
 
 
 def _rate(value: float | None) -> str:

@@ -49,7 +49,7 @@ def up(
         print_json(_servers(stack))
         return
     for server in stack.status():
-        if server.pid is None:  # a registry that was not asked for this time
+        if server.pid is None:  # a registry that was not requested this time
             continue
         stdout.print(f"{server.name} {server.version} at {server.address}, process {server.pid}", highlight=False, markup=False)
     stderr.print('To use it in this shell: eval "$(tidemark local env)"', markup=False, highlight=False)
@@ -59,11 +59,11 @@ def up(
 def down(folder: Folder = None) -> None:
     """Stop the servers and keep their data."""
     stack = _stack(folder)
-    ran = any(server.pid is not None for server in stack.status())
+    was_running = any(server.pid is not None for server in stack.status())
     with _reporting("stopping the servers"):
         stack.down()
-    told = "The servers are stopped; their data is kept." if ran else f"No server was running in {stack.folder}."
-    stderr.print(told, markup=False, highlight=False, soft_wrap=True)
+    message = "The servers are stopped; their data is kept." if was_running else f"No server was running in {stack.folder}."
+    stderr.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -184,7 +184,7 @@ def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: in
 
 
 @contextmanager
-def _reporting(doing: str) -> Iterator[Report]:
-    """Shows what is being done, and each step, on stderr."""
-    with stderr.status(doing):
+def _reporting(activity: str) -> Iterator[Report]:
+    """Shows an activity and its steps on stderr."""
+    with stderr.status(activity):
         yield lambda step: stderr.print(step, markup=False, highlight=False)

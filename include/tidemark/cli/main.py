@@ -1,4 +1,4 @@
-"""The app, its top-level commands, and the printing of errors."""
+"""The app, its top-level commands and its error output."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ app.add_typer(metrics_app, name="metrics")
 app.add_typer(local_app, name="local")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"tidemark {metadata.version('tidemark')}")
         raise typer.Exit
 
@@ -81,12 +81,12 @@ def migrate(
 
     if (grant_to is None) != (not as_):
         raise typer.BadParameter("use both or neither", param_hint="--grant-to and --as")
-    done = migrations.migrate(database_url(), by=who(), grant_to=grant_to, profiles=as_ or [])
-    stderr.print("\n".join(f"applied {name}" for name in done) or "nothing to apply: the database is current")
+    applied = migrations.migrate(database_url(), by=who(), grant_to=grant_to, profiles=as_ or [])
+    stderr.print("\n".join(f"applied {name}" for name in applied) or "nothing to apply: the database is current")
     if grant_to is not None:
         stderr.print(f"granted {grant_to} the rights of {', '.join(as_ or [])}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
-        print_json({"applied": done} | ({"granted": {grant_to: as_}} if grant_to else {}))
+        print_json({"applied": applied} | ({"granted": {grant_to: as_}} if grant_to else {}))
 
 
 @app.command()
@@ -141,7 +141,7 @@ def try_(
     transforms: Transforms = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show what a consumer would make of its topics' latest records. Writes nothing. Only Postgres knows which rows it would refuse."""
+    """Show which rows a consumer would write for its topics' latest records. Writes nothing. Constraints and triggers are not checked."""
     from tidemark.cli.trial import show_trial
 
     show_trial(name, records, consumers, folders(transforms), output)
@@ -179,7 +179,7 @@ def consume(
     transforms: Transforms = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Load what is in the topics now, then stop."""
+    """Load the records that are in the topics now, then stop."""
     from tidemark.cli.consume import consume_once
 
     consume_once(name, consumers, transforms or [], output, partitions=partition or [])
@@ -187,7 +187,7 @@ def consume(
 
 @app.command()
 def validate(name: Name, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
-    """Validate what runs outside Airflow have loaded and no validation has passed yet. Advances the validated offsets."""
+    """Validate the rows of runs outside Airflow that have not passed validation yet. Advances the validated offsets."""
     from tidemark.cli.validate import validate_runs
 
     if not validate_runs(name, consumers, output):
@@ -376,8 +376,7 @@ def maintain(
 
 
 def main() -> None:
-    """Entry point of the ``tidemark`` command. Prints a `TidemarkError`, or what Postgres cannot compute from stored values, to stderr and
-    exits with status 1.
+    """Entry point of the ``tidemark`` command. Prints a `TidemarkError`, or a data exception of Postgres, to stderr and exits with 1.
 
     With ``--output json``, also prints ``{"error": {"type": ..., "text": ...}}`` to stdout.
     """
@@ -404,10 +403,10 @@ def _end(kind: str, text: str) -> NoReturn:
     sys.exit(1)
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word as a flag with its value, for ``--flag value`` and ``--flag=value``."""
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
-        flag, equals, value = word.partition("=")
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields each argument as a flag with its value, for ``--flag value`` and ``--flag=value``."""
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        flag, equals, value = argument.partition("=")
         yield flag, value if equals else following
 
 

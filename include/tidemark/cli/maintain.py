@@ -17,9 +17,9 @@ from tidemark.spec import read_folder
 from tidemark.text.wording import counted
 
 
-def _look_at_kafka(connection: Connection) -> tuple[dict[str, Drift], list[str]]:
-    """Samples the lag of the project's consumers and publishes positions that are mirrored; returns what was published, and what failed.
-    It is not what the command is for."""
+def _sample_and_mirror(connection: Connection) -> tuple[dict[str, Drift], list[str]]:
+    """Samples the lag of the project's consumers and publishes mirrored positions to Kafka. Returns the drift of each consumer, and the
+    problems, which do not fail the command."""
     try:
         good, _ = read_folder(project.consumers())
         cluster = kafka_cluster()
@@ -33,20 +33,22 @@ def _look_at_kafka(connection: Connection) -> tuple[dict[str, Drift], list[str]]
 
 def maintain(keep: str | None, output: OutputFormat) -> None:
     """Removes the rows archived by rewinds older than ``keep``, and the payloads of failed records settled before that. Closes attempts
-    whose drivers are gone, samples the lag of the project's consumers, and publishes positions that are mirrored to Kafka."""
-    length = parse_keep(default_keep() if keep is None else keep)
+    whose drivers are gone, samples the lag of the project's consumers, and publishes mirrored positions to Kafka."""
+    period = parse_keep(default_keep() if keep is None else keep)
     with connected(needs=Profile.REWINDER) as connection:
-        done = maintenance.maintain(connection, length, by=who())
-        mirrored, problems = _look_at_kafka(connection)
+        result = maintenance.maintain(connection, period, by=who())
+        mirrored, problems = _sample_and_mirror(connection)
     for problem in problems:
         stderr.print(problem, markup=False, highlight=False)
-    removed, emptied, ended = done.removed, done.emptied, done.ended
+    removed, emptied, ended = result.removed, result.emptied, result.ended
     if output is OutputFormat.JSON:
-        print_json({"removed": [dataclasses.asdict(one) for one in removed], "emptied": emptied, "ended": ended, "mirrored": mirrored})
+        print_json(
+            {"removed": [dataclasses.asdict(archive) for archive in removed], "emptied": emptied, "ended": ended, "mirrored": mirrored}
+        )
         return
-    for one in removed:
-        what = "overwritten after" if one.relation == KEPT else "taken out by"
-        stdout.print(f"removed {counted(one.rows, 'row')} {what} rewind {one.rewind_id}", highlight=False)
+    for archive in removed:
+        action = "overwritten after" if archive.relation == KEPT else "taken out by"
+        stdout.print(f"removed {counted(archive.rows, 'row')} {action} rewind {archive.rewind_id}", highlight=False)
     if emptied:
         stdout.print(f"removed the payloads of {counted(emptied, 'settled failed record')}", highlight=False)
     for attempt_id in ended:

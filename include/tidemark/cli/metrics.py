@@ -39,8 +39,8 @@ def serve(
 
     def sample() -> None:
         with session(url, application="tidemark metrics") as connection:
-            for why in try_sample(connection, list(read_folder(folder)[0].values())):
-                logging.getLogger(__name__).warning("lag not sampled: %s", why)
+            for problem in try_sample(connection, list(read_folder(folder)[0].values())):
+                logging.getLogger(__name__).warning("lag not sampled: %s", problem)
 
     def ready(bound: int) -> None:
         stderr.print(f"serving http://{host}:{bound}/metrics", markup=False, highlight=False, soft_wrap=True)

@@ -30,9 +30,9 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
         with transaction(connection) as cur:
             positions = store.positions(cur, spec.group)
             replaying = {replay.partition: replay for replay in replays(cur, spec.group)}
-            filling = [one for one in backfills(cur, spec.group) if one.left]
-            sampled = lag_of(cur, spec.group)
-    judged = {TopicPartition(one.topic or "", one.partition or 0): one for one in (sampled.partitions if sampled else ())}
+            unfinished = [backfill for backfill in backfills(cur, spec.group) if backfill.left]
+            group_lag = lag_of(cur, spec.group)
+    sampled_lags = {TopicPartition(lag.topic or "", lag.partition or 0): lag for lag in (group_lag.partitions if group_lag else ())}
     cluster = kafka_cluster()
     topics = cluster.topics(cluster.subscribed(spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
@@ -40,25 +40,25 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
     truncated = truncations(positions, uuids, logs, cluster.truncated)
     rows = lags(positions, uuids, logs, truncated)
     if output is OutputFormat.JSON:
-        lag = None if any(row.lag_records is None for row in rows) else sum(row.lag_records or 0 for row in rows)
-        parts = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} | _sampled(judged, row) for row in rows]
-        left = [
-            {"rewind_id": one.rewind_id, "topic": part.partition.topic, "partition": part.partition.partition}
+        lag_records = None if any(row.lag_records is None for row in rows) else sum(row.lag_records or 0 for row in rows)
+        partitions = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} | _sampled(sampled_lags, row) for row in rows]
+        to_backfill = [
+            {"rewind_id": backfill.rewind_id, "topic": part.partition.topic, "partition": part.partition.partition}
             | {"position": part.position, "end": part.end, "left": part.left}
-            for one in filling
-            for part in one.parts
+            for backfill in unfinished
+            for part in backfill.parts
             if part.left
         ]
-        print_json({"group": spec.group, "lag_records": lag, "partitions": parts, "backfills": left})
+        print_json({"group": spec.group, "lag_records": lag_records, "partitions": partitions, "backfills": to_backfill})
     else:
-        stdout.print(_table(spec.group, rows, judged))
+        stdout.print(_table(spec.group, rows, sampled_lags))
         for partition in sorted(truncated):
             stdout.print(str(truncated[partition]).replace(" NAME ", f" {name} "))
         for replay in replaying.values():
             stdout.print(f"{replay.partition} is replaying until {replay.until:,} after rewind {replay.rewind_id}")
-        for one in filling:
-            rest = counted(one.left, "is", "are")
-            stdout.print(f"of {counted(one.skipped, 'offset')} that rewind {one.rewind_id} skipped, {rest} left to backfill")
+        for backfill in unfinished:
+            remaining = counted(backfill.left, "is", "are")
+            stdout.print(f"of {counted(backfill.skipped, 'offset')} that rewind {backfill.rewind_id} skipped, {remaining} left to backfill")
 
 
 def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionEnd) -> int | None:
@@ -66,27 +66,27 @@ def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionEnd) -> int
     return None if replay is None else replay.until
 
 
-def _sampled(judged: Mapping[TopicPartition, Lag], row: PartitionEnd) -> dict[str, object]:
-    one = judged.get(TopicPartition(row.topic, row.partition))
-    return {"seconds": None if one is None else one.seconds, "health": None if one is None else one.health}
+def _sampled(sampled_lags: Mapping[TopicPartition, Lag], row: PartitionEnd) -> dict[str, object]:
+    lag = sampled_lags.get(TopicPartition(row.topic, row.partition))
+    return {"seconds": None if lag is None else lag.seconds, "health": None if lag is None else lag.health}
 
 
-def _table(group: str, rows: list[PartitionEnd], judged: Mapping[TopicPartition, Lag]) -> Table:
+def _table(group: str, rows: list[PartitionEnd], sampled_lags: Mapping[TopicPartition, Lag]) -> Table:
     table = plain_table(group, "partition", "position", "end", "lag", "age", "validated", "owner", "epoch", "committed at (UTC)", "health")
     table.columns[6].justify = table.columns[9].justify = "left"
     for row in rows:
-        one = judged.get(TopicPartition(row.topic, row.partition))
+        lag = sampled_lags.get(TopicPartition(row.topic, row.partition))
         table.add_row(
             f"{row.topic}/{row.partition}",
             _number(row.position),
             _number(row.end),
             "truncated" if row.truncated else _number(row.lag_records),
-            "-" if one is None else age_of(one),
+            "-" if lag is None else age_of(lag),
             _number(row.validated),
             row.owner or "-",
             _number(row.epoch),
             f"{row.committed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if row.committed_at else "-",
-            "-" if one is None else one.health,
+            "-" if lag is None else lag.health,
         )
     return table
 

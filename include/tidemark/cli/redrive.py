@@ -46,7 +46,7 @@ Id = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="The re
 @filtered
 def plan(
     name: Name,
-    wanted: Filter,
+    record_filter: Filter,
     reason: Reason,
     to: Annotated[RedriveTo, typer.Option("--to", help="All delays again from the first, or one try at once.")] = RedriveTo.LADDER,
     limit: Annotated[int | None, typer.Option(min=1, max=BIGINT, help="Maximum number of records; takes the first ones.")] = None,
@@ -64,9 +64,11 @@ def plan(
     spec = spec_of(name, consumers)
     options: dict[str, Any] = {"limit": limit, "per_second": per_second, "max_redrives": max_redrives, "destination": Destination(to.value)}
     with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
-        made = make_plan(connection, spec, wanted, reason=reason, by=who(), **options)
-    _print(made, output)
-    stderr.print(f"nothing has changed yet; to apply it: tidemark redrive apply {made.redrive.redrive_id}", markup=False, highlight=False)
+        preview = make_plan(connection, spec, record_filter, reason=reason, by=who(), **options)
+    _print(preview, output)
+    stderr.print(
+        f"nothing has changed yet; to apply it: tidemark redrive apply {preview.redrive.redrive_id}", markup=False, highlight=False
+    )
 
 
 @app.command()
@@ -80,13 +82,13 @@ def apply(redrive_id: Id, consumers: Consumers = None, output: Output = OutputFo
     with connected("tidemark redrive", needs=Profile.OPERATOR) as connection, Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(f"redrive {redrive_id}", total=None)
 
-        def show_progress(now: redrive.RedriveProgress) -> None:
-            bar.update(task, total=now.records, completed=now.redriven + now.passed_over)
+        def show_progress(progress: redrive.RedriveProgress) -> None:
+            bar.update(task, total=progress.records, completed=progress.redriven + progress.passed_over)
 
-        done = redrive.apply(
+        result = redrive.apply(
             connection, kafka_cluster(), lambda name: spec_of(name, consumers), redrive_id, by=who(), on_progress=show_progress
         )
-    _print(done, output)
+    _print(result, output)
 
 
 @app.command()
@@ -96,8 +98,8 @@ def stop(redrive_id: Id, reason: Reason, output: Output = OutputFormat.TABLE) ->
 
     with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
         redrive.stop(connection, redrive_id, reason=reason, by=who())
-        done = redrive.preview(connection, redrive_id)
-    _print(done, output)
+        result = redrive.preview(connection, redrive_id)
+    _print(result, output)
 
 
 @app.command()
@@ -106,8 +108,8 @@ def show(redrive_id: Id, output: Output = OutputFormat.TABLE) -> None:
     from tidemark.retry import redrive
 
     with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
-        found = redrive.preview(connection, redrive_id)
-    _print(found, output)
+        preview = redrive.preview(connection, redrive_id)
+    _print(preview, output)
 
 
 @app.command("list")
@@ -122,39 +124,46 @@ def list_(
 
     group = None if name is None else spec_of(name, consumers).group
     with connected("tidemark redrive") as connection:
-        found = redrive.history(connection, group, limit=limit)
+        redrives = redrive.history(connection, group, limit=limit)
     if output is OutputFormat.JSON:
-        print_json([_as_json(one) for one in found])
+        print_json([_as_json(entry) for entry in redrives])
         return
     lines = []
-    for one in found:
-        which = f"{one.consumer}: {one.filter}: {one.reason}"
-        lines.append((str(one.redrive_id), one.state.value, minute(one.planned_at), f"{one.records:,}", f"{one.planned:,}", which))
+    for entry in redrives:
+        subject = f"{entry.consumer}: {entry.filter}: {entry.reason}"
+        lines.append(
+            (str(entry.redrive_id), entry.state.value, minute(entry.planned_at), f"{entry.records:,}", f"{entry.planned:,}", subject)
+        )
     print_lines(("redrive", "state", "planned (UTC)", "records", "left", "consumer, filter, reason"), lines, left=(1,))
 
 
-def _as_json(one: Any) -> dict[str, Any]:
+def _as_json(redrive: Any) -> dict[str, Any]:
     import dataclasses
 
-    values = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    return {**values, "filter": one.filter.as_json(), "records": one.records}
+    values = {field.name: getattr(redrive, field.name) for field in dataclasses.fields(redrive)}
+    return {**values, "filter": redrive.filter.as_json(), "records": redrive.records}
 
 
-def _print(made: Preview, output: OutputFormat) -> None:
+def _print(preview: Preview, output: OutputFormat) -> None:
     from tidemark.retry.redrive_text import heading
 
-    one = made.redrive
+    redrive = preview.redrive
     if output is OutputFormat.JSON:
-        found = {"errors": made.errors, "topics": made.topics, "examples": made.examples, "passed_over_because": made.passed_over}
-        print_json({**_as_json(one), **found, "waiting": made.waiting, "worn_out": made.worn_out})
+        details = {
+            "errors": preview.errors,
+            "topics": preview.topics,
+            "examples": preview.examples,
+            "passed_over_because": preview.passed_over,
+        }
+        print_json({**_as_json(redrive), **details, "waiting": preview.waiting, "worn_out": preview.worn_out})
         return
 
-    first, *rest = heading(made)
+    first, *rest = heading(preview)
     print_line(first, style="bold")
     for text in rest:
         print_line(text)
-    errors = [(f"{error['records']:,}", f"{error['error_type']}: {error['example'] or ''}") for error in made.errors]
+    errors = [(f"{error['records']:,}", f"{error['error_type']}: {error['example'] or ''}") for error in preview.errors]
     print_lines(("records", "error"), errors)
-    for each in made.examples if one.started_at is None else ():
-        where = f"{each['topic']}/{each['partition']}@{each['offset']}"
-        print_line(f"{each['number']}: {where} {each['error_type']}: {each['error_text']}")
+    for example in preview.examples if redrive.started_at is None else ():
+        position = f"{example['topic']}/{example['partition']}@{example['offset']}"
+        print_line(f"{example['number']}: {position} {example['error_type']}: {example['error_text']}")

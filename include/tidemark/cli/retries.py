@@ -68,47 +68,47 @@ Number = Annotated[
 ]
 
 
-def _asked(name: str, kind: Any, what: str, metavar: str | None = None, **options: Any) -> inspect.Parameter:
-    flag = typer.Option(f"--{name.replace('_', '-')}", help=what, metavar=metavar, show_default=False, rich_help_panel=FILTER, **options)
-    nothing = False if kind is bool else None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=nothing, annotation=Annotated[kind, flag])
+def _filter_option(name: str, kind: Any, text: str, metavar: str | None = None, **options: Any) -> inspect.Parameter:
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text, metavar=metavar, show_default=False, rich_help_panel=FILTER, **options)
+    default = False if kind is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-ASKED = (
-    _asked("number", list[int] | None, "Records with this number. Repeatable.", "N", min=1, max=BIGINT),
-    _asked("state", list[StateName] | None, "Records in this state. Repeatable."),
-    _asked("error", str | None, "Type of the last error: KeyError.", "TYPE"),
-    _asked("text", str | None, "Part of the error's text.", "TEXT"),
-    _asked("topic", str | None, "Topic that the record was first read from.", "TOPIC"),
-    _asked("partition", int | None, "Partition of that topic.", "N", min=0, max=INTEGER),
-    _asked("from_offset", int | None, "First offset, inclusive.", "N", min=0, max=BIGINT),
-    _asked("to_offset", int | None, "Last offset, exclusive.", "N", min=0, max=BIGINT),
-    _asked("key", str | None, "The record's key as text.", "TEXT"),
-    _asked("key_hex", str | None, "The record's key in hex.", "HEX"),
-    _asked("since", str | None, "First failed at or after this time: 2026-03-24T14:00:00Z.", "TIME"),
-    _asked("until", str | None, "First failed before this time.", "TIME"),
-    _asked("tier", str | None, "Retry topic that the record is in or goes to: 5m, now, failed.", "TIER"),
-    _asked("refused", bool, "Only records that the broker refused."),
+FILTER_OPTIONS = (
+    _filter_option("number", list[int] | None, "Records with this number. Repeatable.", "N", min=1, max=BIGINT),
+    _filter_option("state", list[StateName] | None, "Records in this state. Repeatable."),
+    _filter_option("error", str | None, "Type of the last error: KeyError.", "TYPE"),
+    _filter_option("text", str | None, "Part of the error's text.", "TEXT"),
+    _filter_option("topic", str | None, "Topic that the record was first read from.", "TOPIC"),
+    _filter_option("partition", int | None, "Partition of that topic.", "N", min=0, max=INTEGER),
+    _filter_option("from_offset", int | None, "First offset, inclusive.", "N", min=0, max=BIGINT),
+    _filter_option("to_offset", int | None, "Last offset, exclusive.", "N", min=0, max=BIGINT),
+    _filter_option("key", str | None, "The record's key as text.", "TEXT"),
+    _filter_option("key_hex", str | None, "The record's key in hex.", "HEX"),
+    _filter_option("since", str | None, "First failed at or after this time: 2026-03-24T14:00:00Z.", "TIME"),
+    _filter_option("until", str | None, "First failed before this time.", "TIME"),
+    _filter_option("tier", str | None, "Retry topic that the record is in or goes to: 5m, now, failed.", "TIER"),
+    _filter_option("refused", bool, "Only records that the broker refused."),
 )
 """The options of `FILTER`."""
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the filter options to a command, which gets them as the argument ``wanted``."""
+    """Adds the filter options to a command, which gets the filter as the argument ``record_filter``."""
     hints = get_type_hints(command, localns={"Filter": object}, include_extras=True)
     own = [
-        each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in inspect.signature(command).parameters.values()
-        if each.name != "wanted"
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.name != "record_filter"
     ]
 
     @functools.wraps(command)
-    def asked(**options: Any) -> None:
-        command(wanted=_filter(**{one.name: options.pop(one.name) for one in ASKED}), **options)
+    def with_filter(**options: Any) -> None:
+        command(record_filter=_filter(**{option.name: options.pop(option.name) for option in FILTER_OPTIONS}), **options)
 
-    asked.__signature__ = inspect.Signature([*own, *ASKED])  # type: ignore[attr-defined]  # read by Typer
-    asked.__annotations__ = {each.name: each.annotation for each in (*own, *ASKED)}
-    return asked
+    with_filter.__signature__ = inspect.Signature([*own, *FILTER_OPTIONS])  # type: ignore[attr-defined]  # read by Typer
+    with_filter.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *FILTER_OPTIONS)}
+    return with_filter
 
 
 def _filter(
@@ -121,7 +121,7 @@ def _filter(
     key_hex: str | None,
     since: str | None,
     until: str | None,
-    **same: Any,
+    **others: Any,
 ) -> Filter:
     """Builds the filter from the options. Raises `BadInput`."""
     from tidemark.errors import BadInput
@@ -132,13 +132,13 @@ def _filter(
         raise BadInput(what="key", found="both --key and --key-hex are given", fix="Give only one of them.")
     return Filter(
         numbers=tuple(number or ()),
-        states=tuple(RecordState(one.value) for one in state or ()),
+        states=tuple(RecordState(name.value) for name in state or ()),
         error_type=error,
         error_text=text,
         key=_from_hex(key_hex) if key_hex is not None else None if key is None else key.encode(),
         since=None if since is None else parse_moment(since),
         until=None if until is None else parse_moment(until),
-        **same,
+        **others,
     )
 
 
@@ -156,21 +156,21 @@ def relay(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.RUNNER) as connection:
-        done = publish(connection, kafka_config(), spec, limit=limit)
+        result = publish(connection, kafka_config(), spec, limit=limit)
     if output is OutputFormat.JSON:
-        print_json(done)
+        print_json(result)
     else:
-        for topic, records in sorted(done.published.items()):
+        for topic, records in sorted(result.published.items()):
             stdout.print(f"{topic}: {records:,} published", markup=False, highlight=False)
-        if done.again:
-            stdout.print(f"{done.again:,} of them again, because their messages were gone", highlight=False)
-        if done.refused:
-            stdout.print(f"{done.refused:,} refused by the broker: tidemark retries list {name} --refused", markup=False, highlight=False)
-        if not done.records and not done.refused and not done.blocked:
+        if result.again:
+            stdout.print(f"{result.again:,} of them again, because their messages were gone", highlight=False)
+        if result.refused:
+            stdout.print(f"{result.refused:,} refused by the broker: tidemark retries list {name} --refused", markup=False, highlight=False)
+        if not result.records and not result.refused and not result.blocked:
             stdout.print(f"{spec.group}: nothing to publish", markup=False, highlight=False)
-    for text in blocked(done, name):
-        stderr.print(text, style="red", markup=False, highlight=False)
-    if done.blocked:
+    for obstacle in blocked(result, name):
+        stderr.print(obstacle, style="red", markup=False, highlight=False)
+    if result.blocked:
         raise typer.Exit(1)
 
 
@@ -193,15 +193,16 @@ def topics(
     from tidemark.retry.topics import ensure_topics
 
     spec = spec_of(name, consumers)
-    found = ensure_topics(kafka_cluster(), spec, create=create, now=True)
+    existing = ensure_topics(kafka_cluster(), spec, create=create, now=True)
     if output is OutputFormat.JSON:
-        print_json([_topic_json(one) for one in found])
+        print_json([_topic_json(retry_topic) for retry_topic in existing])
         return
     table = plain_table("", "topic", "partitions", "delay", "kept", "")
-    for one in found:
-        values = _topic_json(one)
-        kept = "permanently" if values["retention_s"] is None else _length(values["retention_s"])
-        table.add_row(one.topic.name, str(one.topic.partitions), _delay(one), kept, "made" if one.made else "")
+    for retry_topic in existing:
+        values = _topic_json(retry_topic)
+        retention = "permanently" if values["retention_s"] is None else _days(values["retention_s"])
+        created = "made" if retry_topic.made else ""
+        table.add_row(values["topic"], str(values["partitions"]), _delay(retry_topic), retention, created)
     stdout.print(table)
 
 
@@ -209,7 +210,7 @@ def topics(
 @filtered
 def list_(
     name: Name,
-    wanted: Filter,
+    record_filter: Filter,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of records.")] = 50,
     after: Annotated[int, typer.Option(min=0, max=BIGINT, help="Start after this record number, to continue a list.")] = 0,
     consumers: Consumers = None,
@@ -220,25 +221,25 @@ def list_(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        found = list_records(connection, spec.group, wanted, limit=limit, after=after)
+        records = list_records(connection, spec.group, record_filter, limit=limit, after=after)
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(records)
         return
     lines = []
-    for one in found:
-        said = f"{one.error_type}: {one.error_text}" if one.publish_error is None else f"not published: {one.publish_error}"
-        where = _tail(f"{one.topic}/{one.partition}@{one.offset}", 26)
-        lines.append((str(one.number), one.state.value, str(one.retry_number), where, said))
+    for record in records:
+        error = f"{record.error_type}: {record.error_text}" if record.publish_error is None else f"not published: {record.publish_error}"
+        position = _shortened(f"{record.topic}/{record.partition}@{record.offset}", 26)
+        lines.append((str(record.number), record.state.value, str(record.retry_number), position, error))
     print_lines(("number", "state", "retry", "record", "error"), lines, left=(1, 3))
-    if len(found) == limit:
-        stderr.print(f"there may be more: --after {found[-1].number}", markup=False, highlight=False)
+    if len(records) == limit:
+        stderr.print(f"there may be more: --after {records[-1].number}", markup=False, highlight=False)
 
 
 @app.command()
 @filtered
 def count(
     name: Name,
-    wanted: Filter,
+    record_filter: Filter,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -249,23 +250,23 @@ def count(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        found = count_records(connection, spec.group, wanted)
-        tried, waits = tries_of(connection, spec.group), due(connection, spec.group)
+        counts = count_records(connection, spec.group, record_filter)
+        tries, overdue = tries_of(connection, spec.group), due(connection, spec.group)
     if output is OutputFormat.JSON:
-        print_json({"counts": found, "tried_24h": tried, "due": waits})
+        print_json({"counts": counts, "tried_24h": tries, "due": overdue})
         return
     lines = []
-    for one in found:
-        stuck = f" ({one.refused:,} not published)" if one.refused else ""
-        last = f"{one.last.astimezone(UTC):%m-%d %H:%M}"
-        said = one.example if one.texts == 1 else f"{one.texts:,} different texts, such as: {one.example}"
-        lines.append((one.state.value, f"{one.records:,}", last, f"{one.error_type}{stuck}: {said}"))
+    for row in counts:
+        unpublished = f" ({row.refused:,} not published)" if row.refused else ""
+        last = f"{row.last.astimezone(UTC):%m-%d %H:%M}"
+        text = row.example if row.texts == 1 else f"{row.texts:,} different texts, such as: {row.example}"
+        lines.append((row.state.value, f"{row.records:,}", last, f"{row.error_type}{unpublished}: {text}"))
     print_lines(("state", "records", "last (UTC)", "error"), lines, left=(0,))
-    if tried is not None:
-        late = f"{_seconds(tried.median)}, p99 {_seconds(tried.p99)}, longest {_seconds(tried.longest)}"
-        stdout.print(f"tried in the last 24 h: {tried.records:,}; late by: median {late}", highlight=False)
-    if waits is not None:
-        stdout.print(f"due now: {waits.records:,}; the oldest for {_seconds(waits.oldest)}", highlight=False)
+    if tries is not None:
+        lateness = f"{_seconds(tries.median)}, p99 {_seconds(tries.p99)}, longest {_seconds(tries.longest)}"
+        stdout.print(f"tried in the last 24 h: {tries.records:,}; late by: median {lateness}", highlight=False)
+    if overdue is not None:
+        stdout.print(f"due now: {overdue.records:,}; the oldest for {_seconds(overdue.oldest)}", highlight=False)
 
 
 @app.command()
@@ -284,20 +285,20 @@ def show(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        found = show_record(connection, spec.group, number)
-    payload = found.edits[0].was if original and found.edits else found.payload
-    decoded = Decoding(spec, registry_config(), lambda: spec.topics).for_people(found.row["topic"], payload)
+        record = show_record(connection, spec.group, number)
+    payload = record.edits[0].was if original and record.edits else record.payload
+    decoded = Decoding(spec, registry_config(), lambda: spec.topics).for_people(record.row["topic"], payload)
     if output is OutputFormat.JSON:
-        print_json(_whole_json(found, payload) | {"decoded": {side: dataclasses.asdict(shown) for side, shown in decoded.items()}})
+        print_json(_record_json(record, payload) | {"decoded": {side: dataclasses.asdict(shown) for side, shown in decoded.items()}})
     else:
-        _print_whole(found, payload, as_, decoded)
+        _print_record(record, payload, as_, decoded)
 
 
 @app.command()
 @filtered
 def export(
     name: Name,
-    wanted: Filter,
+    record_filter: Filter,
     consumers: Consumers = None,
 ) -> None:
     """Print records as JSON, one per line, with bytes in base64. `edit --from` reads these lines."""
@@ -306,7 +307,7 @@ def export(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        for record in export_records(connection, spec.group, wanted):
+        for record in export_records(connection, spec.group, record_filter):
             common.print_raw(json.dumps(record, default=common.json_value))
 
 
@@ -314,7 +315,7 @@ def export(
 @filtered
 def discard(
     name: Name,
-    wanted: Filter,
+    record_filter: Filter,
     reason: Reason,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
@@ -324,7 +325,7 @@ def discard(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        records = settle(connection, spec.group, wanted, reason=reason, by=who())
+        records = settle(connection, spec.group, record_filter, reason=reason, by=who())
     if output is OutputFormat.JSON:
         print_json({"discarded": records})
     else:
@@ -349,11 +350,11 @@ def edit(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Edit failed records. The original is kept. `tidemark redrive` tries them again."""
-    from tidemark.retry.admin import edit as change
+    from tidemark.retry.admin import edit as edit_record
     from tidemark.retry.admin import parse_edit
 
-    values = [one for one in (value, value_file, null_value or None) if one is not None]
-    keys = [one for one in (key, key_file) if one is not None]
+    values = [option for option in (value, value_file, null_value or None) if option is not None]
+    keys = [option for option in (key, key_file) if option is not None]
     if (number is None) == (from_ is None):
         raise typer.BadParameter("give a record number or --from FILE, not both")
     if len(values) > 1 or len(keys) > 1:
@@ -363,32 +364,35 @@ def edit(
     if from_ is not None and (values or keys or header):
         raise typer.BadParameter("--from contains the new payloads; omit the other options")
 
-    def anew(was: Payload) -> Payload:
-        made = was
+    def edited(original: Payload) -> Payload:
+        payload = original
         if values:
-            said = None if null_value else value_file.read_bytes() if value_file else (value or "").encode()
-            made = dataclasses.replace(made, value=said)
+            new_value = None if null_value else value_file.read_bytes() if value_file else (value or "").encode()
+            payload = dataclasses.replace(payload, value=new_value)
         if keys:
-            made = dataclasses.replace(made, key=key_file.read_bytes() if key_file else (key or "").encode())
+            payload = dataclasses.replace(payload, key=key_file.read_bytes() if key_file else (key or "").encode())
         if header:
-            made = dataclasses.replace(made, headers=_headers(header))
-        return made
+            payload = dataclasses.replace(payload, headers=_headers(header))
+        return payload
 
-    todo: list[tuple[int, Callable[[Payload], Payload]]]
+    edits: list[tuple[int, Callable[[Payload], Payload]]]
     if from_ is not None:
         lines = [line for line in from_.read_text(encoding="utf-8").splitlines() if line.strip()]
-        todo = [(which, _always(payload)) for which, payload in map(parse_edit, lines)]
+        edits = [(record_number, _always(payload)) for record_number, payload in map(parse_edit, lines)]
     else:
         assert number is not None
-        todo = [(number, anew)]
+        edits = [(number, edited)]
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        made = {which: change(connection, spec.group, which, how, reason=reason, by=who()) for which, how in todo}
-    changed = [which for which, action in made.items() if action is not None]
+        stored = {
+            record_number: edit_record(connection, spec.group, record_number, change, reason=reason, by=who())
+            for record_number, change in edits
+        }
+    changed = [record_number for record_number, action in stored.items() if action is not None]
     if output is OutputFormat.JSON:
-        print_json({"edited": changed, "actions": [action for action in made.values() if action is not None]})
+        print_json({"edited": changed, "actions": [action for action in stored.values() if action is not None]})
     else:
-        stdout.print(f"{len(changed):,} edited, {len(made) - len(changed):,} unchanged", highlight=False)
+        stdout.print(f"{len(changed):,} edited, {len(stored) - len(changed):,} unchanged", highlight=False)
 
 
 @app.command()
@@ -404,14 +408,14 @@ def actions(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries") as connection:
-        found = read(connection, spec.group, limit=limit)
+        entries = read(connection, spec.group, limit=limit)
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(entries)
         return
     lines = []
-    for one in found:
-        which = f"{Filter.from_json(one['filter'])}: {one['reason']}"
-        lines.append((minute(one["at"]), one["kind"], f"{one['records']:,}", one["by"][:14], which))
+    for entry in entries:
+        subject = f"{Filter.from_json(entry['filter'])}: {entry['reason']}"
+        lines.append((minute(entry["at"]), entry["kind"], f"{entry['records']:,}", entry["by"][:14], subject))
     print_lines(("at (UTC)", "what", "records", "by", "filter, reason"), lines, left=(0, 1, 3))
 
 
@@ -422,14 +426,14 @@ def _always(payload: Payload) -> Callable[[Payload], Payload]:
     return lambda _: payload
 
 
-def _headers(words: Sequence[str]) -> Headers:
-    made = []
-    for word in words:
-        name, equals, text = word.partition("=")
+def _headers(options: Sequence[str]) -> Headers:
+    headers = []
+    for option in options:
+        name, equals, text = option.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{word!r} is not NAME=TEXT")
-        made.append((name, text.encode()))
-    return tuple(made)
+            raise typer.BadParameter(f"{option!r} is not NAME=TEXT")
+        headers.append((name, text.encode()))
+    return tuple(headers)
 
 
 def _from_hex(text: str) -> bytes:
@@ -441,54 +445,55 @@ def _from_hex(text: str) -> bytes:
         raise BadInput(what="key", found=f'"{text[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
 
 
-def _topic_json(one: ExistingTopic) -> dict[str, Any]:
-    kept = int(one.settings["retention.ms"].value)
+def _topic_json(existing: ExistingTopic) -> dict[str, Any]:
+    retention_ms = int(existing.settings["retention.ms"].value)
     return {
-        "topic": one.topic.name,
-        "partitions": one.topic.partitions,
-        "delay": one.wanted.delay,
-        "retention_s": None if kept < 0 else kept / 1000,
-        "made": one.made,
+        "topic": existing.topic.name,
+        "partitions": existing.topic.partitions,
+        "delay": existing.wanted.delay,
+        "retention_s": None if retention_ms < 0 else retention_ms / 1000,
+        "made": existing.made,
     }
 
 
-def _delay(one: ExistingTopic) -> str:
+def _delay(existing: ExistingTopic) -> str:
     from tidemark.text.duration import format_duration
 
-    return "-" if not one.wanted.delay else format_duration(one.wanted.delay)
+    return "-" if not existing.wanted.delay else format_duration(existing.wanted.delay)
 
 
 def _seconds(length: timedelta) -> str:
     return f"{length.total_seconds():,.1f} s"
 
 
-def _length(seconds: float) -> str:
+def _days(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
-def _whole_json(found: Whole, payload: Payload) -> dict[str, Any]:
+def _record_json(record: Whole, payload: Payload) -> dict[str, Any]:
     from tidemark.retry.admin import payload_json
 
     return {
-        **found.row,
+        **record.row,
         **payload_json(payload),
-        "tries": found.tries,
+        "tries": record.tries,
         "edits": [
-            {"action_id": one.action_id, "by": one.by, "at": one.at, "reason": one.reason, **payload_json(one.was)} for one in found.edits
+            {"action_id": edit.action_id, "by": edit.by, "at": edit.at, "reason": edit.reason, **payload_json(edit.was)}
+            for edit in record.edits
         ],
-        "redrives_of_it": found.redrives,
-        "last_action": found.action,
+        "redrives_of_it": record.redrives,
+        "last_action": record.action,
     }
 
 
-def _print_whole(found: Whole, payload: Payload, as_: As, decoded: Mapping[str, Shown]) -> None:
-    row = found.row
+def _print_record(record: Whole, payload: Payload, as_: As, decoded: Mapping[str, Shown]) -> None:
+    row = record.row
     due = f", due {minute(row['due_at'])} UTC" if row["due_at"] else ""
-    hop = "" if row["hop_topic"] is None else f", {row['hop_topic']}"
-    place = "" if row["hop_offset"] is None else f"/{row['hop_partition']}@{row['hop_offset']}"
+    retry_topic = "" if row["hop_topic"] is None else f", {row['hop_topic']}"
+    retry_place = "" if row["hop_offset"] is None else f"/{row['hop_partition']}@{row['hop_offset']}"
     pairs = [
         ("record", f"{row['topic']}/{row['partition']}@{row['offset']}, {_when(row['timestamp'])}"),
-        ("state", f"{row['state']}, retry {row['retry_number']}{due}{hop}{place}"),
+        ("state", f"{row['state']}, retry {row['retry_number']}{due}{retry_topic}{retry_place}"),
         ("failed", f"{_when(row['created_at'])}, changed {_when(row['changed_at'])}"),
         *([("published", f"no: {row['publish_error']}")] if row["publish_error"] else []),
         *([("tried", f"{_when(row['tried_at'])}, {row['tried_late']:,.1f} s late")] if row["tried_at"] else []),
@@ -496,27 +501,28 @@ def _print_whole(found: Whole, payload: Payload, as_: As, decoded: Mapping[str, 
     if row["emptied_at"]:
         pairs.append(("payload", f"emptied on {_when(row['emptied_at'])}"))
     else:
-        pairs += [("key", _shown(payload.key, as_)), ("value", _shown(payload.value, as_))]
+        pairs += [("key", _bytes_text(payload.key, as_)), ("value", _bytes_text(payload.value, as_))]
         pairs += [(f"{side}, decoded", shown.json or f"not decoded: {shown.problem}") for side, shown in decoded.items()]
-        pairs += [(f"header {name}", _shown(value, as_)) for name, value in payload.headers]
-    for one in found.tries:
-        pairs.append((f"try {one['number']}", f"{one['at'][:19]} {one['type']}: {one['text']}"))
+        pairs += [(f"header {name}", _bytes_text(value, as_)) for name, value in payload.headers]
+    for failure in record.tries:
+        pairs.append((f"try {failure['number']}", f"{failure['at'][:19]} {failure['type']}: {failure['text']}"))
     pairs.append((f"try {row['retry_number']}" if row["state"] != "WAITING" else "last", f"{row['error_type']}: {row['error_text']}"))
-    pairs += [(f"edit {one.action_id}", f"{_when(one.at)} by {one.by}: {one.reason}") for one in found.edits]
-    for each in found.redrives:
-        pairs.append((f"redrive {each['redrive_id']}", f"{each['state']} to {each['destination']} by {each['by']}: {each['reason']}"))
-    if found.action is not None and found.action["kind"] == "DISCARD":
-        pairs.append(("discarded", f"{_when(found.action['at'])} by {found.action['by']}: {found.action['reason']}"))
-    width = min(20, max(len(what) for what, _ in pairs))
-    stdout.print(f"record {found.number}", style="bold", highlight=False)
-    for what, text in pairs:
-        first, *more = text.splitlines() or [""]
-        stdout.print(f"  {one_line(what):<{width}} {first}", markup=False, highlight=False)
-        for line in more:
+    pairs += [(f"edit {edit.action_id}", f"{_when(edit.at)} by {edit.by}: {edit.reason}") for edit in record.edits]
+    for redrive in record.redrives:
+        outcome = f"{redrive['state']} to {redrive['destination']} by {redrive['by']}: {redrive['reason']}"
+        pairs.append((f"redrive {redrive['redrive_id']}", outcome))
+    if record.action is not None and record.action["kind"] == "DISCARD":
+        pairs.append(("discarded", f"{_when(record.action['at'])} by {record.action['by']}: {record.action['reason']}"))
+    width = min(20, max(len(label) for label, _ in pairs))
+    stdout.print(f"record {record.number}", style="bold", highlight=False)
+    for label, text in pairs:
+        first, *rest = text.splitlines() or [""]
+        stdout.print(f"  {one_line(label):<{width}} {first}", markup=False, highlight=False)
+        for line in rest:
             stdout.print(f"  {'':<{width}} {line}", markup=False, highlight=False)
 
 
-def _shown(value: bytes | None, as_: As) -> str:
+def _bytes_text(value: bytes | None, as_: As) -> str:
     if value is None:
         return "null"
     if as_ is As.HEX:
@@ -535,5 +541,5 @@ def _when(moment: datetime | str | None) -> str:
     return "no time" if moment is None else f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(' ', 'seconds')} UTC"
 
 
-def _tail(text: str, width: int) -> str:
+def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

@@ -55,35 +55,40 @@ AllowLoss = Annotated[
 ]
 
 
-def _to(name: str, what: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=what, metavar=metavar, show_default=False, rich_help_panel="Where to (exactly one)")
+def _target(name: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=text, metavar=metavar, show_default=False, rich_help_panel="Where to (exactly one)")
 
 
 @app.command()
 def plan(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="The consumers. Several are moved together or not at all.")],
     reason: Reason,
-    to_earliest: Annotated[bool, _to("--to-earliest", "The first record that Kafka still has.")] = False,
-    to_latest: Annotated[bool, _to("--to-latest", "After the last stable record.")] = False,
-    to_current: Annotated[bool, _to("--to-current", "Moves nothing; the current readers are fenced and claim again.")] = False,
-    to_offset: Annotated[str | None, _to("--to-offset", "This offset of each partition.", "OFFSET")] = None,
-    shift_by: Annotated[str | None, _to("--shift-by", "N offsets forward, or back if negative.", "N")] = None,
+    to_earliest: Annotated[bool, _target("--to-earliest", "The first record that Kafka still has.")] = False,
+    to_latest: Annotated[bool, _target("--to-latest", "After the last stable record.")] = False,
+    to_current: Annotated[bool, _target("--to-current", "Moves nothing; the current readers are fenced and claim again.")] = False,
+    to_offset: Annotated[str | None, _target("--to-offset", "This offset of each partition.", "OFFSET")] = None,
+    shift_by: Annotated[str | None, _target("--shift-by", "N offsets forward, or back if negative.", "N")] = None,
     to_datetime: Annotated[
         str | None,
-        _to("--to-datetime", "The first record at or after this time: 2026-03-29T14:00:00+02:00, or 2026-03-29 14:00 with --zone.", "TIME"),
+        _target(
+            "--to-datetime", "The first record at or after this time: 2026-03-29T14:00:00+02:00, or 2026-03-29 14:00 with --zone.", "TIME"
+        ),
     ] = None,
     by_duration: Annotated[
-        str | None, _to("--by-duration", "The first record at or after now minus this ISO 8601 duration: PT2H, P1DT12H.", "DURATION")
+        str | None,
+        _target("--by-duration", "The first record at or after now minus this ISO 8601 duration: PT2H, P1DT12H.", "DURATION"),
     ] = None,
     from_file: Annotated[
-        str | None, _to("--from-file", "The offsets in a file: CSV from kafka-consumer-groups --export, or JSON.", "FILE")
+        str | None, _target("--from-file", "The offsets in a file: CSV from kafka-consumer-groups --export, or JSON.", "FILE")
     ] = None,
     from_group: Annotated[
-        str | None, _to("--from-group", "The positions of another group; kafka:NAME for a group's offsets committed to Kafka.", "GROUP")
+        str | None,
+        _target("--from-group", "The positions of another group; kafka:NAME for a group's offsets committed to Kafka.", "GROUP"),
     ] = None,
-    to_validated: Annotated[bool, _to("--to-validated", "After the last record that has passed validation without a gap.")] = False,
+    to_validated: Annotated[bool, _target("--to-validated", "The end of the validated rows.")] = False,
     to_batch: Annotated[
-        str | None, _to("--to-batch", "Just before a batch of the ledger, or before all that an Airflow run committed.", "ID|DAG/RUN")
+        str | None,
+        _target("--to-batch", "Just before a batch of the ledger, or before all that an Airflow run committed.", "ID|DAG/RUN"),
     ] = None,
     zone: Annotated[str | None, typer.Option(help="Time zone of a local --to-datetime: Europe/Berlin.", show_default=False)] = None,
     topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Only these topics or partitions. Repeatable.")] = None,
@@ -109,22 +114,24 @@ def plan(
         "to-validated": to_validated,
         "to-batch": to_batch,
     }
-    given = [(name, value) for name, value in values.items() if value not in (None, False)]
-    if len(given) != 1:
-        said = " and ".join(f"--{name}" for name, _ in given) or "none"
-        raise typer.BadParameter(f"give exactly one target, not {said}: " + ", ".join(f"--{name}" for name in values))
-    ((name, value),) = given
+    targets = [(name, value) for name, value in values.items() if value not in (None, False)]
+    if len(targets) != 1:
+        flags = " and ".join(f"--{name}" for name, _ in targets) or "none"
+        raise typer.BadParameter(f"give exactly one target, not {flags}: " + ", ".join(f"--{name}" for name in values))
+    ((name, value),) = targets
 
-    def read(groups: Sequence[str]) -> Scenario:
+    def parse_scenario(groups: Sequence[str]) -> Scenario:
         from tidemark.rewind.scenarios.offsets_file import read_text
         from tidemark.rewind.scenarios.scenario import parse
 
         contents = read_text(Path(from_file)) if from_file is not None else None
         return parse(name, value if isinstance(value, str) else None, zone=zone, groups=groups, contents=contents)
 
-    made = _planned(names, topic or [], read, reason, consumers, allow_loss=allow_loss, backfill=backfill, expires_in=expires_in)
-    _print(made, output)
-    _next(made)
+    new_plan = _make_plan(
+        names, topic or [], parse_scenario, reason, consumers, allow_loss=allow_loss, backfill=backfill, expires_in=expires_in
+    )
+    _print(new_plan, output)
+    _print_next_step(new_plan)
 
 
 @app.command()
@@ -139,7 +146,7 @@ def show(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
 @app.command()
 def apply(rewind_id: Number, consumers: Consumers = None, output: Form = PlanFormat.TABLE) -> None:
     """Apply a plan in one transaction while the group runs. A plan that was already applied is only shown."""
-    _print(_applied(rewind_id, consumers), output)
+    _print(_apply(rewind_id, consumers), output)
 
 
 @app.command()
@@ -157,9 +164,9 @@ def undo(
 
     with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
-    made = _planned(names, [], lambda _: Undo(rewind_id), reason, consumers, allow_loss=allow_loss, expires_in=expires_in)
-    _print(made, output)
-    _next(made)
+    new_plan = _make_plan(names, [], lambda _: Undo(rewind_id), reason, consumers, allow_loss=allow_loss, expires_in=expires_in)
+    _print(new_plan, output)
+    _print_next_step(new_plan)
 
 
 @app.command("list")
@@ -174,17 +181,22 @@ def list_(
     from tidemark.rewind.scenarios.scenario import describe
 
     with connected() as connection:
-        found = store.history(connection, name, limit=limit)
+        rewinds = store.history(connection, name, limit=limit)
     if output is OutputFormat.JSON:
-        print_json([as_json(one) for one in found])
+        print_json([as_json(rewind) for rewind in rewinds])
         return
     table = plain_table("", "rewind", "state", "planned at (UTC)", "by", "consumers", "what")
     for column in table.columns:
         column.justify = "left"
-    for one in found:
-        groups = ", ".join(group.consumer for group in one.groups)
+    for rewind in rewinds:
+        groups = ", ".join(group.consumer for group in rewind.groups)
         table.add_row(
-            str(one.rewind_id), one.state, f"{one.planned_at:%Y-%m-%d %H:%M}", plain(one.planned_by), groups, plain(describe(one.scenario))
+            str(rewind.rewind_id),
+            rewind.state,
+            f"{rewind.planned_at:%Y-%m-%d %H:%M}",
+            plain(rewind.planned_by),
+            groups,
+            plain(describe(rewind.scenario)),
         )
     stdout.print(table)
 
@@ -197,17 +209,17 @@ def verify(rewind_id: Number, consumers: Consumers = None, output: Output = Outp
     from tidemark import project
     from tidemark.rewind import store
     from tidemark.rewind.plan_text import verified_table
-    from tidemark.rewind.verify import verify as compare
+    from tidemark.rewind.verify import verify as compare_rows
     from tidemark.spec import find_consumer
 
     folder = consumers or project.consumers()
     with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
-        found = compare(connection, rewind_id, {name: find_consumer(name, folder).keys for name in names})
+        comparisons = compare_rows(connection, rewind_id, {name: find_consumer(name, folder).keys for name in names})
     if output is OutputFormat.JSON:
-        print_json([dataclasses.asdict(one) for one in found])
+        print_json([dataclasses.asdict(comparison) for comparison in comparisons])
     else:
-        stdout.print(verified_table(found))
+        stdout.print(verified_table(comparisons))
 
 
 def adopt(
@@ -225,9 +237,9 @@ def adopt(
     from tidemark.rewind.plan_model import Adopt
 
     why = reason or f"adopts what group {from_kafka} has committed in Kafka"
-    made = _planned([name], [], lambda _: Adopt(from_kafka), why, consumers, allow_loss=allow_loss, expires_in=expires_in)
-    _print(made, output)
-    _next(made)
+    new_plan = _make_plan([name], [], lambda _: Adopt(from_kafka), why, consumers, allow_loss=allow_loss, expires_in=expires_in)
+    _print(new_plan, output)
+    _print_next_step(new_plan)
 
 
 def seek(
@@ -246,14 +258,14 @@ def seek(
     if match is None:
         raise typer.BadParameter(f"{position!r} is not TOPIC/PARTITION; write flights/0")
     scope = [f"{match['topic']}:{match['partition']}"]
-    made = _planned([name], scope, lambda _: ToOffset(offset), reason, consumers, allow_loss=allow_loss, expires_in=None)
-    _print(_applied(made.rewind_id, consumers), output)
+    new_plan = _make_plan([name], scope, lambda _: ToOffset(offset), reason, consumers, allow_loss=allow_loss, expires_in=None)
+    _print(_apply(new_plan.rewind_id, consumers), output)
 
 
-def _planned(
+def _make_plan(
     names: Sequence[str],
     scope: Sequence[str],
-    read: Callable[[Sequence[str]], Scenario],
+    parse_scenario: Callable[[Sequence[str]], Scenario],
     reason: str,
     consumers: Path | None,
     *,
@@ -263,7 +275,7 @@ def _planned(
 ) -> Plan:
     """Makes and stores a plan. Raises all problems of the arguments at once, before it connects to Postgres or Kafka."""
     from tidemark import project
-    from tidemark.rewind.plan import plan as make_plan
+    from tidemark.rewind.plan import plan as store_plan
     from tidemark.rewind.scenarios.scenario import parse_expiry
     from tidemark.spec import find_consumer
     from tidemark.spec.scope import Scope
@@ -272,22 +284,22 @@ def _planned(
     problems, folder = Problems(), consumers or project.consumers()
     specs = [problems.attempt(lambda name=name: find_consumer(name, folder)) for name in dict.fromkeys(names)]  # type: ignore[misc]
     chosen = problems.attempt(lambda: Scope.parse(scope))
-    scenario = problems.attempt(lambda: read([spec.group for spec in specs if spec]))
-    why = problems.attempt(lambda: check_reason(reason))
+    scenario = problems.attempt(lambda: parse_scenario([spec.group for spec in specs if spec]))
+    checked_reason = problems.attempt(lambda: check_reason(reason))
     expiry = problems.attempt(lambda: parse_expiry(expires_in))
     problems.end()
     assert chosen is not None
     assert scenario is not None
-    assert why is not None
+    assert checked_reason is not None
     assert expiry is not None
     with connected(needs=Profile.REWINDER) as connection:
-        return make_plan(
+        return store_plan(
             connection,
             lambda _: kafka_cluster(),
             [spec for spec in specs if spec],
             chosen,
             scenario,
-            reason=why,
+            reason=checked_reason,
             by=who(),
             allow_loss=allow_loss,
             backfill=backfill,
@@ -295,29 +307,29 @@ def _planned(
         )
 
 
-def _applied(rewind_id: int, consumers: Path | None) -> Plan:
+def _apply(rewind_id: int, consumers: Path | None) -> Plan:
     from tidemark import project
     from tidemark.rewind.apply import apply as apply_plan
     from tidemark.spec import find_consumer
 
     folder = consumers or project.consumers()
     with connected(needs=Profile.REWINDER) as connection:
-        done = apply_plan(connection, lambda _: kafka_cluster(), lambda name: find_consumer(name, folder), rewind_id, by=who())
-    told = f"rewind {rewind_id} was already applied; nothing was changed now" if done.already else f"applied rewind {rewind_id}"
-    stderr.print(told, markup=False, highlight=False)
-    return done.plan
+        result = apply_plan(connection, lambda _: kafka_cluster(), lambda name: find_consumer(name, folder), rewind_id, by=who())
+    message = f"rewind {rewind_id} was already applied; nothing was changed now" if result.already else f"applied rewind {rewind_id}"
+    stderr.print(message, markup=False, highlight=False)
+    return result.plan
 
 
-def _print(made: Plan, output: PlanFormat) -> None:
-    from tidemark.rewind import plan_text as shown
+def _print(plan: Plan, output: PlanFormat) -> None:
+    from tidemark.rewind import plan_text
 
     if output is PlanFormat.JSON:
-        print_json(shown.as_json(made))
+        print_json(plan_text.as_json(plan))
     elif output is PlanFormat.MARKDOWN:
-        print_raw(shown.markdown(made), end="")
+        print_raw(plan_text.markdown(plan), end="")
     else:
-        stdout.print(shown.table(made))
+        stdout.print(plan_text.table(plan))
 
 
-def _next(made: Plan) -> None:
-    stderr.print(f"nothing has changed yet; to apply it: tidemark rewind apply {made.rewind_id}", markup=False, highlight=False)
+def _print_next_step(plan: Plan) -> None:
+    stderr.print(f"nothing has changed yet; to apply it: tidemark rewind apply {plan.rewind_id}", markup=False, highlight=False)

@@ -11,23 +11,23 @@ from tidemark.text.wording import quoted
 
 
 def new_consumer(topic: str, name: str | None, table: str | None, sample: int, consumers: Path | None, output: OutputFormat) -> None:
-    """Writes the files, and prints the DDL of the table. Raises what `sketched` raises."""
-    made = sketched(topic, name or topic, table, sample, consumers or project.consumers())
-    made.write()
-    for path in made.files:
-        _say(f"wrote {path}")
-    say_left_out(made)
+    """Writes the files, and prints the DDL of the table. Raises as `sketched` does."""
+    sketch = sketched(topic, name or topic, table, sample, consumers or project.consumers())
+    sketch.write()
+    for path in sketch.files:
+        _print_note(f"wrote {path}")
+    report_omitted_fields(sketch)
     if output is OutputFormat.JSON:
-        print_json({"consumer": made.name, "files": [str(path) for path in made.files], "ddl": made.ddl, "left_out": made.left_out})
+        print_json({"consumer": sketch.name, "files": [str(path) for path in sketch.files], "ddl": sketch.ddl, "left_out": sketch.left_out})
         return
-    print_raw(made.ddl)
-    _say(f"Next: read the DDL and run it, then `tidemark consumers check {made.name}` and `tidemark try {made.name}`")
+    print_raw(sketch.ddl)
+    _print_note(f"Next: read the DDL and run it, then `tidemark consumers check {sketch.name}` and `tidemark try {sketch.name}`")
 
 
-def say_left_out(made: Sketch) -> None:
-    for field in made.left_out:
-        _say(f"not loaded, because it cannot be the name of a column: {quoted(field)}")
+def report_omitted_fields(sketch: Sketch) -> None:
+    for field in sketch.left_out:
+        _print_note(f"not loaded, because it cannot be the name of a column: {quoted(field)}")
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     stderr.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``tidemark try``: shows what a consumer would make of the latest records."""
+"""``tidemark try``: shows which rows a consumer would write for the latest records."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SUMS = {Disposition.LOAD: "loaded", Disposition.SKIP: "skipped", Disposition.RET
 
 
 def show_trial(name: str, count: int, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> None:
-    """Tries the consumer and prints each record with its outcome, oldest first. Raises what `try_latest` raises."""
+    """Tries the consumer and prints each record with its outcome, oldest first. Raises as `try_latest` does."""
     spec = spec_of(name, consumers)
     with small_spark(folders) as spark:
         trial = try_latest(spec, folders, count, spark)
     if output is OutputFormat.JSON:
-        rows = None if trial.rows is None else [_exact(row) for row in trial.rows]
+        rows = None if trial.rows is None else [_with_exact_decimals(row) for row in trial.rows]
         records = [_as_json(tried) for tried in trial.records]
         print_json(
             {
@@ -44,35 +44,41 @@ def show_trial(name: str, count: int, consumers: Path | None, folders: Sequence[
 
 def _print(trial: Trial) -> None:
     for note in trial.notes:
-        _line(f"note: {note}", "yellow")
+        _print_line(f"note: {note}", "yellow")
     for tried in trial.records:
-        place = f"{tried.partition} offset {tried.offset}"
+        position = f"{tried.partition} offset {tried.offset}"
         if tried.rows:
-            _line(place, "bold")
+            _print_line(position, "bold")
         elif tried.error_type is not None:
-            _line(f"{place}: {_word(tried)}, {tried.error_type}: {tried.error_text}", STYLES.get(tried.disposition or Disposition.FAIL, ""))
+            _print_line(
+                f"{position}: {_disposition(tried)}, {tried.error_type}: {tried.error_text}",
+                STYLES.get(tried.disposition or Disposition.FAIL, ""),
+            )
         else:
-            _line(f"{place}: {_word(tried) or 'no row'}", STYLES[Disposition.SKIP])
-        _rows(tried.rows)
+            _print_line(f"{position}: {_disposition(tried) or 'no row'}", STYLES[Disposition.SKIP])
+        _print_rows(tried.rows)
     if trial.rows is not None:
-        _line("rows of the whole batch", "bold")
-        _rows(trial.rows)
+        _print_line("rows of the whole batch", "bold")
+        _print_rows(trial.rows)
     counts = Counter("without a row" if tried.disposition is None else SUMS[tried.disposition] for tried in trial.records)
-    told = ", ".join(f"{number:,} {word}" for word, number in counts.items())
+    outcomes = ", ".join(f"{number:,} {outcome}" for outcome, number in counts.items())
     rows = sum(len(tried.rows) for tried in trial.records) + len(trial.rows or ())
-    _line(f"{counted(len(trial.records), 'record')}: {told}; {counted(rows, 'row')}" if trial.records else "the topics have no records", "")
+    _print_line(
+        f"{counted(len(trial.records), 'record')}: {outcomes}; {counted(rows, 'row')}" if trial.records else "the topics have no records",
+        "",
+    )
 
 
-def _rows(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
-        _line("    " + " ".join(f"{name}={json_text(value)}" for name, value in row.items()), "")
+        _print_line("    " + " ".join(f"{name}={json_text(value)}" for name, value in row.items()), "")
 
 
-def _word(tried: TriedRecord) -> str | None:
+def _disposition(tried: TriedRecord) -> str | None:
     return None if tried.disposition is None else tried.disposition.name.lower()
 
 
-def _line(text: str, style: str) -> None:
+def _print_line(text: str, style: str) -> None:
     printable = "".join(char if char.isprintable() else " " for char in text)
     stdout.print(printable, style=style, markup=False, highlight=False)
 
@@ -83,13 +89,13 @@ def _as_json(tried: TriedRecord) -> dict[str, Any]:
         "partition": tried.partition.partition,
         "offset": tried.offset,
         "timestamp": None if tried.timestamp_ms is None else UNIX_EPOCH + timedelta(milliseconds=tried.timestamp_ms),
-        "disposition": _word(tried),
-        "rows": [_exact(row) for row in tried.rows],
+        "disposition": _disposition(tried),
+        "rows": [_with_exact_decimals(row) for row in tried.rows],
         "error_type": tried.error_type,
         "error_text": tried.error_text,
     }
 
 
-def _exact(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Decimals as text: JSON's readers would round them."""
+def _with_exact_decimals(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with decimals as text, because JSON readers would round them."""
     return {name: str(value) if isinstance(value, Decimal) else value for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""What the DAGs with a form share.
+"""Shared by the DAGs with a form.
 
 Modules::
 

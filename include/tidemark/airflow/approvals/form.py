@@ -1,4 +1,4 @@
-"""What the DAGs with a form share: the manual start, the check of what was sent, and the approval step."""
+"""Shared by the DAGs with a form: the manual start, the check of the input, and the approval step."""
 
 from __future__ import annotations
 
@@ -27,34 +27,35 @@ WAIT_S, WAIT_LIMIT_S = 10.0, 600.0
 
 
 class Build(Protocol):
-    """Makes a DAG with a form: one that offers the consumers ``good``, or, without that field, the DAG of the consumer ``own``. ``by`` are
-    further arguments of the DAG."""
+    """Builds a DAG whose form offers the consumers ``good``, or the DAG of the consumer ``own``, whose form offers none. ``more``: further
+    arguments of the DAG."""
 
-    def __call__(self, good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG: ...
+    def __call__(self, good: Sequence[ConsumerSpec], own: str | None, **more: Any) -> DAG: ...
 
 
-def dags_by_hand(kind: str, build: Build) -> dict[str, DAG]:
-    """The DAG ``kind`` for all consumers, and ``kind__<consumer>`` for each with ``access``. In a task, only the DAG of that task, whose
+def manual_dags(kind: str, build: Build) -> dict[str, DAG]:
+    """Builds the DAG ``kind`` for all consumers, and ``kind__<consumer>`` for each with ``access``. In a task, only that task's DAG, whose
     form offers nothing.
 
     An invalid file's DAG stays too: a rewind may wait for approval in it.
     """
     running = get_parsing_context().dag_id
-    found = declared(kind)
-    known: list[ConsumerSpec] = [one.spec for one in found]
-    made: list[DAG] = []
+    consumers = declared(kind)
+    specs: list[ConsumerSpec] = [consumer.spec for consumer in consumers]
+    dags: list[DAG] = []
     if running in (None, kind):
-        good = sorted((one.spec for one in found if one.error is None), key=lambda spec: spec.name)
-        made.append(build(good, None, dag_id=kind, access_control=shared_access(known)))
-    for spec in known:
+        good = sorted((consumer.spec for consumer in consumers if consumer.error is None), key=lambda spec: spec.name)
+        dags.append(build(good, None, dag_id=kind, access_control=shared_access(specs)))
+    for spec in specs:
         if spec.access is not None:
-            shown = f"{spec.name} ({kind})"  # Airflow's search matches from the beginning of this name
-            made.append(build((), spec.name, dag_id=dag_id(kind, spec.name), dag_display_name=shown, access_control=access_of(spec, known)))
-    return {dag.dag_id: dag for dag in made}
+            display_name = f"{spec.name} ({kind})"  # Airflow's search matches from the beginning of this name
+            access = access_of(spec, specs)
+            dags.append(build((), spec.name, dag_id=dag_id(kind, spec.name), dag_display_name=display_name, access_control=access))
+    return {dag.dag_id: dag for dag in dags}
 
 
-def by_hand(params: Mapping[str, Param], *tags: str, **more: Any) -> dict[str, Any]:
-    """The arguments of a DAG that is only started manually. Several of its runs may wait for approval at once."""
+def manual_only(params: Mapping[str, Param], *tags: str, **more: Any) -> dict[str, Any]:
+    """Returns the arguments of a DAG that is only started manually. Several of its runs may wait for approval at once."""
     return {
         "params": dict(params),
         "tags": ["tidemark", *tags],
@@ -69,9 +70,9 @@ def by_hand(params: Mapping[str, Param], *tags: str, **more: Any) -> dict[str, A
 
 
 def own_consumer(context: Context, kind: str) -> str | None:
-    """The consumer that this DAG is for, by its id: orders for ``rewind__orders``. None: its form names the consumers.
+    """Returns the consumer that this DAG is for, by the DAG's id: orders for ``rewind__orders``. None: its form names the consumers.
 
-    Airflow has checked the user's permission for this id, so no field of the form takes part.
+    Airflow has checked the user's permission for this id, so no field of the form may override it.
     """
     name = str(context["dag_run"].dag_id).removeprefix(f"{kind}__")
     return None if name == context["dag_run"].dag_id else name
@@ -85,8 +86,8 @@ def refuse_unknown(problems: Problems, conf: Mapping[str, Any], fields: Sequence
     if own is not None and fixed in conf:
         problems.add("conf", f"{fixed} cannot be set: this DAG is for {own} only", "Remove the key.")
     for key in sorted(set(conf) - set(fields)):
-        near = nearest(key, fields)
-        problems.add("conf", f"unknown key {quoted(key)}", f"Write {near}." if near else f"Valid keys: {', '.join(fields)}.")
+        closest = nearest(key, fields)
+        problems.add("conf", f"unknown key {quoted(key)}", f"Write {closest}." if closest else f"Valid keys: {', '.join(fields)}.")
 
 
 def requester(context: Context) -> str:
@@ -116,7 +117,7 @@ class Answer:
         return person in {self.by, self.name} - {None}
 
 
-class AskThenDo(HITLOperator):
+class ApprovalOperator(HITLOperator):
     """A task that asks for approval of a plan and then applies it, so that nothing can come between the answer and the action.
 
     ``execute`` applies the plan if no approval is needed, and otherwise calls `ask`. `answered` gets the answer. The answer comes from the
@@ -124,7 +125,7 @@ class AskThenDo(HITLOperator):
     A user who marks the task as success has changed nothing. A cleared task asks again.
     """
 
-    template_fields: Sequence[str] = ()  # the plan is read when the task runs; none of it is templated
+    template_fields: Sequence[str] = ()  # the task reads the plan when it runs; nothing is templated
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(subject="Approve this plan?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
@@ -137,7 +138,7 @@ class AskThenDo(HITLOperator):
         from airflow.sdk.execution_time.comms import CreateHITLDetailPayload
         from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
 
-        shown: Any = SUPERVISOR_COMMS.send(
+        stored: Any = SUPERVISOR_COMMS.send(
             CreateHITLDetailPayload(
                 ti_id=context["ti"].id,
                 options=self.options,
@@ -148,7 +149,7 @@ class AskThenDo(HITLOperator):
                 assigned_users=[],
             )
         )
-        if question.plan not in (shown.body or ""):
+        if question.plan not in (stored.body or ""):
             raise AirflowFailException(
                 f"Airflow still shows the question about another plan, not {question.plan}. Nothing was changed; start a new run."
             )
@@ -157,14 +158,14 @@ class AskThenDo(HITLOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any], plan: str = "") -> Any:
         """Acts on the answer. Waits for unavailable services, because only this process has the answer; another try would ask again."""
-        answer = self._read(super().execute_complete(context, event))
+        answer = self._parse_answer(super().execute_complete(context, event))
         self.log.info("answered plan=%s approved=%s by=%s", plan, answer.approved, answer.by)
-        until = time.monotonic() + WAIT_LIMIT_S
+        deadline = time.monotonic() + WAIT_LIMIT_S
         while True:
             try:
                 return self.answered(context, plan, answer)
             except Unavailable as error:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 self.log.warning("%s", error)
                 time.sleep(WAIT_S)
@@ -173,7 +174,7 @@ class AskThenDo(HITLOperator):
         """Acts on the answer if ``plan`` is still this run's plan. May be called again after `Unavailable`."""
         raise NotImplementedError
 
-    def _read(self, event: Mapping[str, Any]) -> Answer:
+    def _parse_answer(self, event: Mapping[str, Any]) -> Answer:
         who = event["responded_by_user"] or {}
         answer = Answer(event["chosen_options"] == [APPROVE], who.get("id") or who.get("name"), who.get("name"))
         if answer.approved and answer.by is None:
@@ -182,7 +183,7 @@ class AskThenDo(HITLOperator):
 
 
 def start_run(dag_id: str, run_id: str) -> DagRunTriggerException:
-    """An exception to raise: starts a run of a DAG without waiting for it. If that run already exists, the task is skipped."""
+    """Returns an exception to raise: it starts a run of a DAG without waiting for it. If that run already exists, the task is skipped."""
     return DagRunTriggerException(
         trigger_dag_id=dag_id,
         dag_run_id=run_id,

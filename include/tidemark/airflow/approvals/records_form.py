@@ -1,4 +1,4 @@
-"""The part of a form that chooses failed records: a consumer, the filter of ``tidemark retries``, a reason. And the check of its input."""
+"""The part of a form that chooses failed records: a consumer, the filter of ``tidemark retries``, a reason. Also checks its input."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def field(title: str, description: str, kind: Any = TEXT, default: Any = None, s
 
 
 def records_fields(good: Sequence[ConsumerSpec], own: str | None, verb: str, states: Sequence[RecordState], unset: str) -> dict[str, Param]:
-    """The fields of the filter. The form offers ``states`` and the consumers ``good``; without that field in the DAG of the consumer
-    ``own``. ``unset``: what it means if no state is chosen."""
+    """Returns the fields of the filter. The form offers ``states`` and the consumers ``good``; the DAG of the consumer ``own`` has no field
+    for consumers. ``unset``: the meaning of no state."""
     names = {spec.name: f"{spec.name}: {spec.shown_tables}" for spec in good}
     consumer = Param(
         type="string",
@@ -84,15 +84,15 @@ def reason_field(example: str) -> Param:
 
 @dataclass(frozen=True, slots=True)
 class RecordsRequest:
-    """What the form says."""
+    """The parsed form."""
 
     spec: ConsumerSpec
-    wanted: Filter
+    filter: Filter
     reason: str
 
 
-def named(params: Mapping[str, Any], own: str | None) -> str:
-    """The consumer: that of the form, or the one that the DAG is for."""
+def consumer_name(params: Mapping[str, Any], own: str | None) -> str:
+    """Returns the consumer: from the form, or the one that the DAG is for."""
     return str(params["consumer"]) if own is None else own
 
 
@@ -104,13 +104,13 @@ def read_records(params: Mapping[str, Any], conf: Mapping[str, Any], fields: Seq
     """
     problems = Problems()
     refuse_unknown(problems, conf, fields, "consumer", own)
-    spec = problems.attempt(lambda: spec_of(named(params, own)))
+    spec = problems.attempt(lambda: spec_of(consumer_name(params, own)))
     reason = problems.attempt(lambda: check_reason(params["reason"]))
     since = problems.attempt(lambda: _optional(params["since"], parse_moment))
     until = problems.attempt(lambda: _optional(params["until"], parse_moment))
     numbers = problems.attempt(lambda: _numbers(params["numbers"]))
     key = problems.attempt(lambda: _key(params["key"], params["key_hex"]))
-    wanted = problems.attempt(
+    record_filter = problems.attempt(
         lambda: Filter(
             numbers=numbers or (),
             states=tuple(RecordState(state) for state in params["states"] or ()),
@@ -130,8 +130,8 @@ def read_records(params: Mapping[str, Any], conf: Mapping[str, Any], fields: Seq
     problems.end()
     assert spec is not None
     assert reason is not None
-    assert wanted is not None
-    return RecordsRequest(spec, wanted, reason)
+    assert record_filter is not None
+    return RecordsRequest(spec, record_filter, reason)
 
 
 def _optional(text: str | None, parse: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The form of the DAG ``rewind``: its fields, and the check of what was sent, by the form or by a REST client."""
+"""The form of the DAG ``rewind``: its fields, and the check of its input, from the form or from a REST client."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ LINE_CHARACTERS = 2_000
 """Maximum length of a field that does not hold a list."""
 
 
-def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
-    """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
-    same keys in its conf."""
-    names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.shown_tables}" for spec in good}
+def form(specs: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
+    """Returns the form's fields. The DAG of the consumer ``own`` has no field for consumers. A REST client sends the same keys in its
+    conf."""
+    names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.shown_tables}" for spec in specs}
     examples = "".join(f"- {word.name}: *{word.example}*\n" for word in SCENARIO_OPTIONS.values() if word.value and word.name != FROM_FILE)
     consumers = Param(
         type="array",
@@ -145,7 +145,7 @@ def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
 
 @dataclass(frozen=True, slots=True)
 class RewindRequest:
-    """What the form says."""
+    """The parsed form."""
 
     specs: tuple[ConsumerSpec, ...]
     scope: Scope
@@ -156,8 +156,8 @@ class RewindRequest:
     backfill: bool
 
 
-def named(params: Mapping[str, Any], own: str | None) -> list[str]:
-    """The consumers to rewind: those of the form, or the one that the DAG is for."""
+def consumer_names(params: Mapping[str, Any], own: str | None) -> list[str]:
+    """Returns the consumers to rewind: from the form, or the one that the DAG is for."""
     return list(dict.fromkeys(params["consumers"])) if own is None else [own]
 
 
@@ -169,7 +169,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | Non
     """
     problems = Problems()
     refuse_unknown(problems, conf, FIELDS, "consumers", own)
-    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in named(params, own)]  # type: ignore[misc]
+    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in consumer_names(params, own)]  # type: ignore[misc]
     good = tuple(spec for spec in specs if spec)
     scope = problems.attempt(lambda: Scope.parse([params["scope"]]))
     scenario = problems.attempt(lambda: _scenario(params, [spec.group for spec in good]))
@@ -184,9 +184,9 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | Non
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
-    """The scenario. A file's contents are pasted, because a path would be one of the worker's."""
+    """Parses the scenario. A file's contents are pasted, because a path would name a file of the worker."""
     name = params["scenario"]
     if normalized(name) == FROM_FILE and params["value"]:
-        found = f"the value is {quoted(params['value'])}, but the form does not open files"
-        raise BadInput(what=FROM_FILE, found=found, fix="Paste the file into offsets.")
+        problem = f"the value is {quoted(params['value'])}, but the form does not open files"
+        raise BadInput(what=FROM_FILE, found=problem, fix="Paste the file into offsets.")
     return parse(name, params["value"], zone=params["zone"] or None, groups=groups, contents=params["offsets"] or None)

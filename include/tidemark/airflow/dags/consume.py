@@ -70,54 +70,54 @@ consumers."""
 
 
 def consume_dags() -> dict[str, DAG]:
-    """The DAGs by id: one ``consume__<consumer>`` for each file in the consumers' folder. In a task, only the DAG of that task.
+    """Builds the DAGs, by id: one ``consume__<consumer>`` for each file in the consumers' folder. In a task, only the DAG of that task.
 
     An invalid file also gets a DAG, with the schedule, owner and tags that can still be read. The DAG's page lists the problems, and its
     runs fail with them. So one bad file does not disappear from the UI, and the other consumers keep running. `refuse_broken_files`
     raises the matching import error.
     """
-    found = declared(CONSUME)
-    specs = [one.spec for one in found]
-    dags = [_dag(one.spec, one.error, access_of(one.spec, specs)) for one in found]
+    consumers = declared(CONSUME)
+    specs = [consumer.spec for consumer in consumers]
+    dags = [_dag(consumer.spec, consumer.error, access_of(consumer.spec, specs)) for consumer in consumers]
     return {dag.dag_id: dag for dag in dags}
 
 
 def refuse_broken_files() -> None:
     """Raises `SpecInvalid` with the problems of all consumers' files, also those of an ``access`` that is not in force. Called from a DAG
     file of its own, so that Airflow's home page shows them as an import error."""
-    found = declared()
-    errors = [one.error for one in found if one.error]
+    consumers = declared()
+    errors = [consumer.error for consumer in consumers if consumer.error]
     broken = [problem for error in errors for problem in error.problems]
-    denied = [problem for one in found for problem in problems(one.spec)]
+    denied = [problem for consumer in consumers for problem in problems(consumer.spec)]
     if broken or denied:
         raise SpecInvalid(consumers=tuple(name for error in errors for name in error.consumers), problems=(*broken, *denied))
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """A consumer's file. With ``error``, ``spec`` holds what could be read of an invalid file."""
+class DeclaredConsumer:
+    """A consumer's file. With ``error``, ``spec`` holds the valid parts of an invalid file."""
 
     spec: ConsumerSpec
     error: SpecInvalid | None = None
 
 
-def declared(kind: str = "") -> list[Declared]:
-    """The consumers' files, first those that are invalid: if one has the id of a valid one's DAG, the valid one wins. In a task, the one
-    whose DAG of this kind is running, if any."""
+def declared(kind: str = "") -> list[DeclaredConsumer]:
+    """Reads the consumers' files. Invalid ones come first: if one has the DAG id of a valid one, the valid one wins. In a task, only the
+    consumer whose DAG of this kind is running, if any."""
     own = get_parsing_context().dag_id
     if own is not None and not own.startswith(f"{kind}__"):
         return []
     good, bad = read_folder(project.consumers(), lambda name: own in (None, dag_id(kind, name)))
-    return [*(Declared(partial_spec(error.problems[0].file), error) for error in bad), *map(Declared, good.values())]
+    return [*(DeclaredConsumer(partial_spec(error.problems[0].file), error) for error in bad), *map(DeclaredConsumer, good.values())]
 
 
 def general_access() -> AccessControl | None:
-    """The access of a DAG that acts on all consumers. None in a task, where it has no use."""
-    return shared_access(one.spec for one in declared())
+    """Returns the access of a DAG that acts on all consumers. None in a task, where it has no use."""
+    return shared_access(consumer.spec for consumer in declared())
 
 
 def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | None) -> DAG:
-    """The DAG of a consumer. With ``error``, the DAG of an invalid file: ``spec`` holds what could be read, and the tasks fail at once."""
+    """Builds the DAG of a consumer. With ``error``, that of an invalid file: ``spec`` holds the valid parts, and the tasks fail at once."""
     settings = spec.airflow
     continuous = spec.run is RunMode.CONTINUOUS
     schedule = spec.run_for if continuous else spec.schedule
@@ -172,20 +172,20 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | 
 
 
 def dag_id(kind: str, name: str) -> str:
-    """The id of a consumer's DAG, made valid whatever the file's name: an id that Airflow refuses would hide all DAGs."""
-    named = re.sub(r"[^\w.-]", "_", name)[:CONSUMER_NAME_LIMIT]
-    return f"{kind}__{named}"
+    """Returns the id of a consumer's DAG, which is valid for any file name: an id that Airflow refuses would hide all DAGs."""
+    valid_name = re.sub(r"[^\w.-]", "_", name)[:CONSUMER_NAME_LIMIT]
+    return f"{kind}__{valid_name}"
 
 
 def _doc(spec: ConsumerSpec) -> str:
     topics = ", ".join(f"`{topic}`" for topic in spec.topics) or f"topics that match `{_cell(spec.topic_pattern or '')}`"
     if spec.partitions is not None:
         topics = f"only the partitions `{spec.fixed}`"
-    judged = "conservation check"
+    validation = "conservation check"
     if spec.validation:
         suites = ", ".join(f"`{suite}`" for suite in spec.suites.values())
         word = "suite" if len(spec.suites) == 1 else "suites"
-        judged = f"{word} {suites} and {judged}; on a critical failure: {spec.validation.on_failure}"
+        validation = f"{word} {suites} and {validation}; on a critical failure: {spec.validation.on_failure}"
     tables = ", ".join(f"`{table}`" for table in spec.table_names)
     rows = {
         "Group": f"`{spec.group}`",
@@ -199,7 +199,7 @@ def _doc(spec: ConsumerSpec) -> str:
         "Transform": f"`{spec.transform}`" if spec.transform else f"none: the fields of the {spec.format.value} values become columns",
         "Loads into": f"{tables}, offsets in the same transaction as the rows",
         "Retries": _ladder(spec),
-        "Validated by": judged,
+        "Validated by": validation,
         **({"Objectives": _objectives(spec.slo)} if spec.slo else {}),
         "Rewinds": _approval(spec),
         **({"Access": _access(spec.access)} if spec.access else {}),

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowSkipException
 
-from tidemark.airflow.approvals.form import Answer, AskThenDo, Question, by_hand, dags_by_hand, own_consumer, requester
+from tidemark.airflow.approvals.form import Answer, ApprovalOperator, Question, manual_dags, manual_only, own_consumer, requester
 from tidemark.airflow.approvals.records_form import RECORDS_FIELDS, WHY, RecordsRequest, field, read_records, reason_field, records_fields
 from tidemark.airflow.dags.consume import DISCARD, retrying
-from tidemark.airflow.operators import plainly
+from tidemark.airflow.operators import refusals_fail
 from tidemark.retry.filter import RecordState
 from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import counted, escaped
@@ -39,13 +39,13 @@ FIELDS = (*RECORDS_FIELDS, "then", "reason")
 
 def discard_dags() -> dict[str, DAG]:
     """The DAGs by id: ``discard`` for all consumers, and ``discard__<consumer>`` for each with ``access``. In a task, only its DAG."""
-    return dags_by_hand(DISCARD, _dag)
+    return manual_dags(DISCARD, _dag)
 
 
-def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
+def _dag(good: Sequence[ConsumerSpec], own: str | None, **more: Any) -> DAG:
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
-    said = "Discard failed records: choose them in a form, review the plan, apply it."
-    with DAG(schedule=None, **by_hand(_form(good, own), "retries", description=said, doc_md=_DOC, **by)) as dag:
+    description = "Discard failed records: choose them in a form, review the plan, apply it."
+    with DAG(schedule=None, **manual_only(_form(good, own), "retries", description=description, doc_md=_DOC, **more)) as dag:
         plan = PlanDiscardOperator(task_id="plan", doc_md="Logs which records match. Changes nothing.", **common)
         apply = ApplyDiscardOperator(task_id="apply", doc_md="Asks for approval, if requested; then discards the records.", **common)
         plan >> apply
@@ -63,68 +63,69 @@ def _form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
 
 
 class PlanDiscardOperator(BaseOperator):
-    """Checks the form and logs what matches."""
+    """Checks the form and logs the matching records."""
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> None:
-        asked = _asked(context)
-        _log(self.log, asked, _selection(asked))
+        request = _request(context)
+        _log(self.log, request, _selection(request))
 
 
-class ApplyDiscardOperator(AskThenDo):
-    """Asks for approval if the form says ``ask`` and something matches. Then discards the records, and pushes how many."""
+class ApplyDiscardOperator(ApprovalOperator):
+    """Asks for approval if the form says ``ask`` and records match. Then discards the records, and pushes how many."""
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.retry.redrive_text import selection_lines
 
-        then, asked = context["params"]["then"], _asked(context)
+        then, request = context["params"]["then"], _request(context)
         if then == NOTHING:
             raise AirflowSkipException("dry run: nothing is discarded")
         if then == ASK:
-            found = _selection(asked)
-            if not found.records:
+            selection = _selection(request)
+            if not selection.records:
                 return {"discarded": 0}
-            body = "  \n".join(map(escaped, selection_lines(asked.spec.name, asked.wanted, asked.reason, found)))
-            subject = f"Discard {counted(found.records, 'record')} of {escaped(asked.spec.name)}?"
-            self.ask(
-                context, Question(subject, body, f"discard of {counted(found.records, 'record')}, digest {found.digest}", ANSWER_WITHIN)
-            )
-        return self._apply(context, asked)
+            body = "  \n".join(map(escaped, selection_lines(request.spec.name, request.filter, request.reason, selection)))
+            subject = f"Discard {counted(selection.records, 'record')} of {escaped(request.spec.name)}?"
+            identity = f"discard of {counted(selection.records, 'record')}, digest {selection.digest}"
+            self.ask(context, Question(subject, body, identity, ANSWER_WITHIN))
+        return self._apply(context, request)
 
-    @plainly
+    @refusals_fail
     def answered(self, context: Context, plan: str, answer: Answer) -> dict[str, int]:
         if not answer.approved:
             raise AirflowSkipException("the discard was not approved; nothing was discarded")
-        return self._apply(context, _asked(context), only=plan.rpartition(" ")[2], approved_by=answer.by)
+        return self._apply(context, _request(context), only=plan.rpartition(" ")[2], approved_by=answer.by)
 
-    def _apply(self, context: Context, asked: RecordsRequest, *, only: str | None = None, approved_by: str | None = None) -> dict[str, int]:
+    def _apply(
+        self, context: Context, request: RecordsRequest, *, only: str | None = None, approved_by: str | None = None
+    ) -> dict[str, int]:
         from tidemark.retry.admin import discard
 
-        reason = asked.reason if approved_by is None else f"{asked.reason} (approved by {approved_by})"
-        with _session(asked.spec) as connection:
-            records = discard(connection, asked.spec.group, asked.wanted, reason=reason, by=requester(context), only=only)
+        reason = request.reason if approved_by is None else f"{request.reason} (approved by {approved_by})"
+        with _session(request.spec) as connection:
+            records = discard(connection, request.spec.group, request.filter, reason=reason, by=requester(context), only=only)
         self.log.info("%s discarded", counted(records, "record"))
         return {"discarded": records}
 
 
 def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> RecordsRequest:
-    """What the form says. Raises as `read_records` does."""
+    """Checks and parses the form. Raises as `read_records` does."""
     return read_records(params, conf, FIELDS, own)
 
 
-def _asked(context: Context) -> RecordsRequest:
+def _request(context: Context) -> RecordsRequest:
     return read_form(context["params"], context["dag_run"].conf or {}, own_consumer(context, DISCARD))
 
 
-def _selection(asked: RecordsRequest) -> Selection:
+def _selection(request: RecordsRequest) -> Selection:
     from tidemark.profiles import Profile
     from tidemark.retry.admin import select_to_discard
     from tidemark.roles import require
 
-    with _session(asked.spec) as connection:
+    with _session(request.spec) as connection:
         require(connection, Profile.OPERATOR)
-        return select_to_discard(connection, asked.spec.group, asked.wanted)
+        return select_to_discard(connection, request.spec.group, request.filter)
 
 
 def _session(spec: ConsumerSpec) -> Any:
@@ -134,10 +135,10 @@ def _session(spec: ConsumerSpec) -> Any:
     return session(database_url(spec), application="tidemark discard")
 
 
-def _log(log: Any, asked: RecordsRequest, found: Selection) -> None:
+def _log(log: Any, request: RecordsRequest, selection: Selection) -> None:
     from tidemark.retry.redrive_text import selection_lines
 
-    for line in selection_lines(asked.spec.name, asked.wanted, asked.reason, found):
+    for line in selection_lines(request.spec.name, request.filter, request.reason, selection):
         log.info("%s", line)
 
 
@@ -150,6 +151,6 @@ Settles waiting, held or failed records without loading them. They stay in the t
 | plan | its log shows counts per error, and examples. Changes nothing |
 | apply | waits for approval (*Required Actions*), if requested; then discards the records. Skipped with *nothing* |
 
-If other records match when the answer comes, nothing is discarded. `tidemark retries actions CONSUMER` shows who discarded what, when and
+If other records match at the time of the answer, none is discarded. `tidemark retries actions CONSUMER` shows who discarded what, when and
 why. Records are edited with `tidemark retries edit` only, because Airflow stores and shows what is typed in a form.
 """

@@ -11,7 +11,7 @@ from airflow.sdk import DAG, BaseOperator, Context, Param
 from tidemark import project
 from tidemark.airflow.approvals.form import requester
 from tidemark.airflow.dags.consume import RUN_TYPES, START, general_access, retrying
-from tidemark.airflow.operators import plainly
+from tidemark.airflow.operators import refusals_fail
 from tidemark.errors import TidemarkError
 from tidemark.keep import FLOOR, FLOOR_VARIABLE, default_keep, parse_keep
 from tidemark.spec import ConsumerSpec, read_folder
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def maintain_dag() -> DAG:
-    """The DAG ``maintain``: once a day, removes what is kept for a time only, as `tidemark maintain` does."""
+    """Builds the DAG ``maintain``: removes expired archives and payloads once a day, as `tidemark maintain` does."""
     with DAG(
         dag_id="maintain",
         description="Removes old rewind archives and the payloads of settled records, and closes attempts without a driver.",
@@ -57,7 +57,7 @@ def maintain_dag() -> DAG:
 class MaintainOperator(BaseOperator):
     """Runs the maintenance. Pushes the number of archives dropped, of their rows, of records emptied, and of attempts closed."""
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
@@ -69,22 +69,22 @@ class MaintainOperator(BaseOperator):
         good, _ = read_folder(project.consumers())
         databases = {spec.connections.postgres: spec for spec in good.values()}
         by_servers = itertools.groupby(sorted(good.values(), key=_servers), key=_servers)
-        done: list[Maintained] = []
+        results: list[Maintained] = []
         for spec in databases.values():
             with session(database_url(spec)) as connection:
                 require(connection, Profile.REWINDER)
-                done.append(maintain(connection, keep, by=requester(context), dag_id=run.dag_id, run_id=run.run_id))
+                results.append(maintain(connection, keep, by=requester(context), dag_id=run.dag_id, run_id=run.run_id))
         for (_, _), specs in by_servers:
-            self._look_at_kafka(list(specs))
-        removed = [archive for one in done for archive in one.removed]
+            self._sample_and_mirror(list(specs))
+        removed = [archive for result in results for archive in result.removed]
         counts = {"archives": len(removed), "rows": sum(archive.rows for archive in removed)}
-        counts |= {"emptied": sum(one.emptied for one in done), "attempts": sum(len(one.ended) for one in done)}
+        counts |= {"emptied": sum(result.emptied for result in results), "attempts": sum(len(result.ended) for result in results)}
         self.log.info("maintained keep=%s archives=%s rows=%s emptied=%s attempts=%s", keep, *counts.values())
         return counts
 
-    def _look_at_kafka(self, specs: Sequence[ConsumerSpec]) -> None:
-        """Ends objectives that files no longer have, samples the lag of consumers with the same connections, and publishes positions that
-        are mirrored. A failure is only logged."""
+    def _sample_and_mirror(self, specs: Sequence[ConsumerSpec]) -> None:
+        """Ends objectives that were removed from files, samples the lag of consumers with the same connections, and publishes mirrored
+        positions. A failure is only logged."""
         from tidemark.airflow.connections import resolve
         from tidemark.db import session, transaction
         from tidemark.kafka.cluster import Cluster
@@ -98,17 +98,17 @@ class MaintainOperator(BaseOperator):
             with session(connections.database_url) as connection:
                 with transaction(connection) as cur:
                     for spec in specs:
-                        if spec.slo is None:  # nobody watches those that it had
+                        if spec.slo is None:  # no task reports its former objectives
                             report(cur, spec)
                 cluster = Cluster(connections.kafka)
-                failed = sample_all(connection, cluster, specs)
+                unsampled = sample_all(connection, cluster, specs)
                 _, unpublished = republish_all(connection, cluster, specs)
         except TidemarkError as error:
-            failed = {spec.name: error for spec in specs}
-        for name, why in failed.items():
-            self.log.warning("lag not sampled consumer=%s: %s", name, why)
-        for name, why in unpublished.items():
-            self.log.warning("positions not mirrored consumer=%s: %s", name, why)
+            unsampled = {spec.name: error for spec in specs}
+        for name, cause in unsampled.items():
+            self.log.warning("lag not sampled consumer=%s: %s", name, cause)
+        for name, cause in unpublished.items():
+            self.log.warning("positions not mirrored consumer=%s: %s", name, cause)
 
 
 def _servers(spec: ConsumerSpec) -> tuple[str, str]:

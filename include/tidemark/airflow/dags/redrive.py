@@ -21,10 +21,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.approvals.form import (
     Answer,
-    AskThenDo,
+    ApprovalOperator,
     Question,
-    by_hand,
-    dags_by_hand,
+    manual_dags,
+    manual_only,
     own_consumer,
     requester,
     start_run,
@@ -34,15 +34,15 @@ from tidemark.airflow.approvals.records_form import (
     RECORDS_FIELDS,
     WHY,
     RecordsRequest,
+    consumer_name,
     field,
-    named,
     read_records,
     reason_field,
     records_fields,
 )
 from tidemark.airflow.dags.consume import REDRIVE, retrying
 from tidemark.airflow.dags.retries import DRAIN_DAG
-from tidemark.airflow.operators import PROGRESS_EVERY_S, plainly, spec_of
+from tidemark.airflow.operators import PROGRESS_EVERY_S, refusals_fail, spec_of
 from tidemark.retry.filter import RecordState
 from tidemark.spec import ConsumerSpec
 from tidemark.text.storable import BIGINT, INTEGER
@@ -63,15 +63,14 @@ _UNSET = "If empty: failed records, and those that the broker refused. *DISCARDE
 
 def redrive_dags() -> dict[str, DAG]:
     """The DAGs by id: ``redrive`` for all consumers, and ``redrive__<consumer>`` for each with ``access``. In a task, only its DAG."""
-    return dags_by_hand(REDRIVE, _dag)
+    return manual_dags(REDRIVE, _dag)
 
 
-def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
-    """The DAG that offers these consumers, or that is for the consumer ``own``: a form, a plan, an approval, and failed records that are
-    requeued."""
+def _dag(good: Sequence[ConsumerSpec], own: str | None, **more: Any) -> DAG:
+    """Builds the DAG whose form offers these consumers, or the DAG of the consumer ``own``."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
-    said = "Retry failed records: choose them in a form, review the plan, apply it."
-    with DAG(schedule=None, **by_hand(_form(good, own), "retries", description=said, doc_md=_DOC, **by)) as dag:
+    description = "Retry failed records: choose them in a form, review the plan, apply it."
+    with DAG(schedule=None, **manual_only(_form(good, own), "retries", description=description, doc_md=_DOC, **more)) as dag:
         plan = PlanRedriveOperator(task_id="plan", doc_md="Fixes the list of records. Changes nothing.", **common)
         apply = ApplyRedriveOperator(
             task_id="apply",
@@ -84,8 +83,8 @@ def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
 
 
 def _form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
-    """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
-    same keys in its conf."""
+    """Returns the form's fields. The DAG of the consumer ``own`` has no field for consumers. A REST client sends the same keys in its
+    conf."""
     return {
         **records_fields(good, own, "redrive", STATES, _UNSET),
         "to": field(
@@ -120,32 +119,32 @@ FIELDS = (*RECORDS_FIELDS, "to", "limit", "per_second", "max_redrives", "then", 
 
 
 def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> RecordsRequest:
-    """What the form says. Raises as `read_records` does."""
+    """Checks and parses the form. Raises as `read_records` does."""
     return read_records(params, conf, FIELDS, own)
 
 
 class PlanRedriveOperator(BaseOperator):
     """Checks the form and stores the plan. Pushes the plan's number, for information only. A run that has a plan keeps it."""
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> int:
         from tidemark.profiles import Profile
         from tidemark.retry.redrive import Destination, of_run, plan, preview
         from tidemark.roles import require
 
         params, run = context["params"], context["dag_run"]
-        asked = read_form(params, run.conf or {}, own_consumer(context, REDRIVE))
-        with _session(asked.spec) as connection:
+        request = read_form(params, run.conf or {}, own_consumer(context, REDRIVE))
+        with _session(request.spec) as connection:
             require(connection, Profile.OPERATOR)
-            known = of_run(connection, run.dag_id, run.run_id)
-            if known is not None:
-                made = preview(connection, known.redrive_id)
+            stored = of_run(connection, run.dag_id, run.run_id)
+            if stored is not None:
+                plan_preview = preview(connection, stored.redrive_id)
             else:
-                made = plan(
+                plan_preview = plan(
                     connection,
-                    asked.spec,
-                    asked.wanted,
-                    reason=asked.reason,
+                    request.spec,
+                    request.filter,
+                    reason=request.reason,
                     by=requester(context),
                     destination=Destination(params["to"]),
                     limit=params["limit"],
@@ -154,17 +153,17 @@ class PlanRedriveOperator(BaseOperator):
                     dag_id=run.dag_id,
                     run_id=run.run_id,
                 )
-        _log(self.log, made)
-        return made.redrive.redrive_id
+        _log(self.log, plan_preview)
+        return plan_preview.redrive.redrive_id
 
 
-class ApplyRedriveOperator(AskThenDo):
+class ApplyRedriveOperator(ApprovalOperator):
     """Asks for approval if the form says ``ask`` and the redrive is not running yet. Then redrives the remaining records of the plan.
 
     Logs the result, and pushes how many records were redriven and how many were passed over. Fails if the redrive was stopped meanwhile.
     """
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.retry.redrive import RedrivePhase, preview
         from tidemark.retry.redrive_text import markdown
@@ -173,40 +172,41 @@ class ApplyRedriveOperator(AskThenDo):
         then = context["params"]["then"]
         if then == NOTHING:
             raise AirflowSkipException("dry run: the plan is stored, nothing is redriven")
-        made, spec = _stored(context)
-        if then == ASK and made.state in {RedrivePhase.PLANNED, RedrivePhase.STOPPED}:
+        redrive, spec = _stored(context)
+        if then == ASK and redrive.state in {RedrivePhase.PLANNED, RedrivePhase.STOPPED}:
             with _session(spec) as connection:
-                body = markdown(preview(connection, made.redrive_id))
-            self.ask(context, Question(f"Redrive {made.redrive_id} of {escaped(made.consumer)}?", body, _words(made), ANSWER_WITHIN))
-        return self._apply(context, made, spec, approved_by=None)
+                body = markdown(preview(connection, redrive.redrive_id))
+            subject = f"Redrive {redrive.redrive_id} of {escaped(redrive.consumer)}?"
+            self.ask(context, Question(subject, body, _identity(redrive), ANSWER_WITHIN))
+        return self._apply(context, redrive, spec, approved_by=None)
 
-    @plainly
+    @refusals_fail
     def answered(self, context: Context, plan: str, answer: Answer) -> dict[str, int]:
-        made, spec = _stored(context)
-        if plan != _words(made):
-            raise AirflowFailException(f"The answer was about {plan}, but this run's plan is {_words(made)}. Nothing was changed.")
+        redrive, spec = _stored(context)
+        if plan != _identity(redrive):
+            raise AirflowFailException(f"The answer was about {plan}, but this run's plan is {_identity(redrive)}. Nothing was changed.")
         if not answer.approved:
-            raise AirflowSkipException(f"redrive {made.redrive_id} was not approved; nothing was redriven")
-        return self._apply(context, made, spec, approved_by=answer.by)
+            raise AirflowSkipException(f"redrive {redrive.redrive_id} was not approved; nothing was redriven")
+        return self._apply(context, redrive, spec, approved_by=answer.by)
 
-    def _apply(self, context: Context, made: Redrive, spec: ConsumerSpec, *, approved_by: str | None) -> dict[str, int]:
+    def _apply(self, context: Context, redrive: Redrive, spec: ConsumerSpec, *, approved_by: str | None) -> dict[str, int]:
         from tidemark.airflow.connections import resolve
         from tidemark.kafka.cluster import Cluster
         from tidemark.retry.pending import relay_at_end
         from tidemark.retry.redrive import apply
 
-        number, connections = made.redrive_id, resolve(spec)
+        number, connections = redrive.redrive_id, resolve(spec)
         by: dict[str, Any] = {"by": requester(context), "approved_by": approved_by}
         with _session(spec) as connection:
-            done = apply(connection, Cluster(connections.kafka), spec_of, number, **by, on_progress=_Progress(self.log))
-        _log(self.log, done)
+            result = apply(connection, Cluster(connections.kafka), spec_of, number, **by, on_progress=_Progress(self.log))
+        _log(self.log, result)
         for obstacle in relay_at_end(connections, spec):
             self.log.warning("%s", obstacle)
-        if done.redrive.planned:
+        if result.redrive.planned:
             raise AirflowFailException(
-                f"redrive {number} was stopped: {counted(done.redrive.planned, 'record')} left. Clear this task to continue the redrive."
+                f"redrive {number} was stopped: {counted(result.redrive.planned, 'record')} left. Clear this task to continue the redrive."
             )
-        return {"redriven": done.redrive.redriven, "passed_over": done.redrive.passed_over}
+        return {"redriven": result.redrive.redriven, "passed_over": result.redrive.passed_over}
 
 
 class StartDrainOperator(BaseOperator):
@@ -215,39 +215,39 @@ class StartDrainOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         if context["params"]["to"] != "now":
             raise AirflowSkipException("the records wait for their first delay")
-        made, _ = _stored(context)
-        raise start_run(DRAIN_DAG, f"redrive__{made.redrive_id}")
+        redrive, _ = _stored(context)
+        raise start_run(DRAIN_DAG, f"redrive__{redrive.redrive_id}")
 
 
 def _stored(context: Context) -> tuple[Redrive, ConsumerSpec]:
-    """This run's plan in its current state, and the consumer that the form named."""
+    """Returns this run's plan in its current state, and the consumer that the form names."""
     from tidemark.retry.redrive import of_run
 
-    run, spec = context["dag_run"], spec_of(named(context["params"], own_consumer(context, REDRIVE)))
+    run, spec = context["dag_run"], spec_of(consumer_name(context["params"], own_consumer(context, REDRIVE)))
     with _session(spec) as connection:
-        made = of_run(connection, run.dag_id, run.run_id)
-    if made is None or made.group != spec.group:
+        redrive = of_run(connection, run.dag_id, run.run_id)
+    if redrive is None or redrive.group != spec.group:
         raise AirflowFailException(f"Run {run.run_id} has no plan for {spec.name}. Nothing was changed; clear the task `plan`.")
-    return made, spec
+    return redrive, spec
 
 
-def _words(made: Redrive) -> str:
-    """Identifies the plan in the question that Airflow records. A plan that is older than the digest goes by its time."""
-    what = f"planned at {made.planned_at.isoformat()}" if made.digest is None else f"digest {made.digest}"
-    return f"redrive {made.redrive_id}, {what}"
+def _identity(redrive: Redrive) -> str:
+    """Returns the text that identifies the plan in the question that Airflow records. Plans from before the digest go by their time."""
+    version = f"planned at {redrive.planned_at.isoformat()}" if redrive.digest is None else f"digest {redrive.digest}"
+    return f"redrive {redrive.redrive_id}, {version}"
 
 
 class _Progress:
-    """Logs the progress from time to time."""
+    """Logs the progress every `PROGRESS_EVERY_S`."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
-        self._said = time.monotonic()
+        self._logged_at = time.monotonic()
 
-    def __call__(self, seen: Any) -> None:
-        if time.monotonic() - self._said >= PROGRESS_EVERY_S:
-            self._said = time.monotonic()
-            self._log.info("progress redriven=%s passed_over=%s of=%s", seen.redriven, seen.passed_over, seen.records)
+    def __call__(self, progress: Any) -> None:
+        if time.monotonic() - self._logged_at >= PROGRESS_EVERY_S:
+            self._logged_at = time.monotonic()
+            self._log.info("progress redriven=%s passed_over=%s of=%s", progress.redriven, progress.passed_over, progress.records)
 
 
 def _session(spec: ConsumerSpec) -> Any:
@@ -257,10 +257,10 @@ def _session(spec: ConsumerSpec) -> Any:
     return session(database_url(spec), application="tidemark redrive")
 
 
-def _log(log: Any, made: Any) -> None:
+def _log(log: Any, preview: Any) -> None:
     from tidemark.retry.redrive_text import lines
 
-    for line in lines(made):
+    for line in lines(preview):
         log.info("%s", line)
 
 

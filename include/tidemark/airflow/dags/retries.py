@@ -3,13 +3,13 @@
     relay     publishes the outbox of every consumer; a failure of one does not hold up the others
     due       finds the consumers with due records; if there are none, the rest is skipped
     drain     tries the due records: one bounded run for each of these consumers, at most `DRAINS_AT_ONCE` at a time
-    validate  validates what the drain loaded with the consumer's suite
+    validate  validates the rows of the drain with the consumer's suite
     publish   emits the asset event of the consumer's sink, as the consumer's own DAG does
     done      fails if any other task failed
 
 The DAG runs every few minutes, and as soon as records are due (`tidemark.airflow.triggers.due`). The tasks of one consumer never wait for
-those of another. A consumer's run and a drain already publish the records that they hand off. This DAG's relay publishes the rest: what
-they could not publish, and what reached the outbox in another way.
+another's. A consumer's run and a drain already publish the records that they hand off. This DAG's relay publishes the rest: records
+that they could not publish, and records that reached the outbox in another way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark import project
 from tidemark.airflow.dags.consume import RUN_TYPES, START, general_access, retrying
-from tidemark.airflow.operators import Announces, ConsumeOperator, ValidateOperator, spec_of
+from tidemark.airflow.operators import AnnouncingOperator, ConsumeOperator, ValidateOperator, spec_of
 from tidemark.airflow.triggers.due import DUE
 from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec, partial_spec, read_folder
@@ -49,7 +49,7 @@ DRAIN_LIMIT = timedelta(hours=1)
 
 
 def drain_dag() -> DAG:
-    """The DAG ``drain_retries``: every few minutes, publishes what has failed and tries again what is due."""
+    """Builds the DAG ``drain_retries``: every few minutes, publishes failed records and tries due ones again."""
     common: dict[str, Any] = {"owner": "tidemark"}
     with DAG(
         dag_id=DRAIN_DAG,
@@ -66,12 +66,12 @@ def drain_dag() -> DAG:
         access_control=general_access(),
     ) as dag:
         relay = RelayOperator(task_id="relay", retries=0, doc_md="Publishes the outbox of every consumer.", **common)
-        tried_again: dict[str, Any] = {**retrying(), **common}
+        retried: dict[str, Any] = {**retrying(), **common}
         due = DueOperator(
             task_id="due",
             trigger_rule="all_done",  # records published earlier are tried even if the relay fails
             doc_md="Finds the consumers with due records.",
-            **tried_again,
+            **retried,
         )
 
         done = EmptyOperator(task_id="done", trigger_rule="none_failed", **common)
@@ -82,7 +82,7 @@ def drain_dag() -> DAG:
                 "consumer": consumer,
                 "map_index_template": "{{ task.consumer }}",
                 "max_active_tis_per_dagrun": DRAINS_AT_ONCE,
-                **tried_again,
+                **retried,
             }
             drain = DrainOperator(
                 task_id="drain",
@@ -92,7 +92,7 @@ def drain_dag() -> DAG:
             )
             validate = ValidateDrainOperator(
                 task_id="validate",
-                trigger_rule="all_done",  # also validate and publish what a failed drain had committed: its task is rarely cleared
+                trigger_rule="all_done",  # also validate and publish the commits of a failed drain: its task is rarely cleared
                 doc_md="Validates exactly what this drain loaded.",
                 **mapped,
             )
@@ -123,13 +123,13 @@ class RelayOperator(BaseOperator):
         for spec in self._busy(problems):
             try:
                 with session(database_url(spec), application="tidemark relay") as connection:
-                    done = relay(connection, resolve(spec).kafka, spec)
+                    result = relay(connection, resolve(spec).kafka, spec)
             except Exception as error:  # noqa: BLE001 - no error of one consumer may stop the others' relay
                 problems.append(f"{spec.name}: {trouble(error)}")
                 continue
-            problems += obstacles(done, spec.name)
-            if done.records:
-                published[spec.name] = done.records
+            problems += obstacles(result, spec.name)
+            if result.records:
+                published[spec.name] = result.records
         self.log.info("relayed consumers=%s records=%s", len(published), sum(published.values()))
         if problems:
             raise AirflowFailException("\n".join(problems))
@@ -153,41 +153,41 @@ class DueOperator(BaseOperator):
         from tidemark.retry.pending import due, trouble
 
         problems: list[str] = []
-        found = []
+        consumers = []
         for specs, busy in _busy_groups(problems):
             for spec in (spec for spec in specs if spec.group in busy):
                 try:
                     with session(database_url(spec), application="tidemark due") as connection:
-                        late = due(connection, spec.group)
+                        overdue = due(connection, spec.group)
                 except Exception as error:  # noqa: BLE001 - no error of one consumer may stop the others' drains
                     self.log.warning("cannot look up what is due consumer=%s cause=%s", spec.name, trouble(error))
-                    found.append(spec.name)
+                    consumers.append(spec.name)
                     continue
-                if late is not None:
-                    found.append(spec.name)
+                if overdue is not None:
+                    consumers.append(spec.name)
                     self.log.info(
                         "due consumer=%s records=%s late_median_s=%.1f late_p99_s=%.1f late_oldest_s=%.1f",
-                        spec.name, late.records, *(one.total_seconds() for one in (late.median, late.p99, late.oldest)),
+                        spec.name, overdue.records, *(delay.total_seconds() for delay in (overdue.median, overdue.p99, overdue.oldest)),
                     )  # fmt: skip
         for problem in problems:  # only logged: the relay has failed with it, and so fails the run
             self.log.warning("%s", problem)
-        self.log.info("due consumers=%s", ",".join(found) or "none")
-        return found
+        self.log.info("due consumers=%s", ",".join(consumers) or "none")
+        return consumers
 
 
 class DrainOperator(ConsumeOperator):
-    """One drain of a consumer's retry topics, bounded by what was due at its start. Otherwise like a run of the consumer."""
+    """One drain of a consumer's retry topics, bounded by the records due at its start. Otherwise like a run of the consumer."""
 
     drains = True
 
 
 class ValidateDrainOperator(ValidateOperator):
-    """Validates what a consumer's drain loaded, whatever topic the records were first read from."""
+    """Validates the rows of a consumer's drain, whichever topic their records were first read from."""
 
     drains = True
 
 
-class PublishDrainOperator(Announces):
+class PublishDrainOperator(AnnouncingOperator):
     """Emits the same asset events as the consumer's own DAG. Skipped if the drain loaded nothing."""
 
     template_fields = ("consumer",)
@@ -233,8 +233,8 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
                 problems.append(
                     f"{spec.name}: its records are neither published nor retried, because its file is invalid.\n{broken[spec.name]}"
                 )
-        if sound := [spec for spec in specs if spec.name not in broken]:
-            yield sound, groups
+        if valid := [spec for spec in specs if spec.name not in broken]:
+            yield valid, groups
 
 
 _DOC = """

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Never
 from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from tidemark.airflow.approvals.form import Answer, AskThenDo, Question, by_hand, dags_by_hand, own_consumer, requester, start_run
-from tidemark.airflow.approvals.rewind_form import form, named, read_form
+from tidemark.airflow.approvals.form import Answer, ApprovalOperator, Question, manual_dags, manual_only, own_consumer, requester, start_run
+from tidemark.airflow.approvals.rewind_form import consumer_names, form, read_form
 from tidemark.airflow.dags.consume import CONSUME, REWIND, dag_id, retrying
-from tidemark.airflow.operators import ConsumeOperator, plainly, spec_of
+from tidemark.airflow.operators import ConsumeOperator, refusals_fail, spec_of
 from tidemark.spec import ConsumerSpec, RunMode
 from tidemark.spec.model import Approval
 
@@ -45,15 +45,14 @@ WIDTH = 120
 
 def rewind_dags() -> dict[str, DAG]:
     """The DAGs by id: ``rewind`` for all consumers, and ``rewind__<consumer>`` for each with ``access``. In a task, only its DAG."""
-    return dags_by_hand(REWIND, _dag)
+    return manual_dags(REWIND, _dag)
 
 
-def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
-    """The DAG that offers these consumers, or that is for the consumer ``own``: a form, a plan, an approval, and the move of a running
-    group."""
+def _dag(good: Sequence[ConsumerSpec], own: str | None, **more: Any) -> DAG:
+    """Builds the DAG whose form offers these consumers, or the DAG of the consumer ``own``."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
-    said = "Move a running consumer group to any offset, together with its rows. Reviewed, and can be undone."
-    with DAG(schedule=None, **by_hand(form(good, own), "rewind", description=said, doc_md=_DOC, **by)) as dag:
+    description = "Move a running consumer group to any offset, together with its rows. Reviewed, and can be undone."
+    with DAG(schedule=None, **manual_only(form(good, own), "rewind", description=description, doc_md=_DOC, **more)) as dag:
         plan = PlanRewindOperator(task_id="plan", doc_md="Resolves the request to offsets and stores the plan. Changes nothing.", **common)
         apply = ApplyRewindOperator(
             task_id="apply",
@@ -79,7 +78,7 @@ def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
 class PlanRewindOperator(BaseOperator):
     """Checks the form and stores the plan. Pushes the plan's number, for information only. A run that has a plan keeps it."""
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> int:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
@@ -89,72 +88,73 @@ class PlanRewindOperator(BaseOperator):
         from tidemark.roles import require
 
         run = context["dag_run"]
-        asked = read_form(context["params"], run.conf or {}, own_consumer(context, REWIND))
-        with session(database_url(asked.specs[0])) as connection:
+        request = read_form(context["params"], run.conf or {}, own_consumer(context, REWIND))
+        with session(database_url(request.specs[0])) as connection:
             require(connection, Profile.REWINDER)
-            made = of_run(connection, run.dag_id, run.run_id) or plan(
+            stored_plan = of_run(connection, run.dag_id, run.run_id) or plan(
                 connection,
                 _cluster_of,
-                asked.specs,
-                asked.scope,
-                asked.scenario,
-                reason=asked.reason,
+                request.specs,
+                request.scope,
+                request.scenario,
+                reason=request.reason,
                 by=requester(context),
-                allow_loss=asked.allow_loss,
-                backfill=asked.backfill,
-                expires_in=asked.expires_in,
+                allow_loss=request.allow_loss,
+                backfill=request.backfill,
+                expires_in=request.expires_in,
                 dag_id=run.dag_id,
                 run_id=run.run_id,
             )
-        _log_plan(self.log, made)
-        return made.rewind_id
+        _log_plan(self.log, stored_plan)
+        return stored_plan.rewind_id
 
 
-class ApplyRewindOperator(AskThenDo):
+class ApplyRewindOperator(ApprovalOperator):
     """Asks for approval if a consumer of the plan requires it, and applies an approved plan. Waits for the answer until the plan expires.
     A rejected or stale plan is stored as rejected. Pushes the names of the consumers to run now.
 
     A retry after a committed try finds the rewind applied, logs that, and succeeds.
     """
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> list[str]:
         from tidemark.rewind.plan_model import RewindState
         from tidemark.rewind.plan_text import markdown
         from tidemark.text.wording import escaped
 
-        made, specs = _stored(context)
-        if made.state is RewindState.PLANNED and any(spec.rewind.approval is Approval.REQUIRED for spec in specs):
-            within = made.expires_at - datetime.now(UTC)
+        rewind, specs = _stored(context)
+        if rewind.state is RewindState.PLANNED and any(spec.rewind.approval is Approval.REQUIRED for spec in specs):
+            within = rewind.expires_at - datetime.now(UTC)
             if within <= timedelta(0):
-                return self._reject(specs, made, NOBODY)
-            _log_plan(self.log, made)
-            subject, body = f"Rewind {made.rewind_id} of {escaped(', '.join(spec.name for spec in specs))}?", markdown(made)
+                return self._reject(specs, rewind, NOBODY)
+            _log_plan(self.log, rewind)
+            subject, body = f"Rewind {rewind.rewind_id} of {escaped(', '.join(spec.name for spec in specs))}?", markdown(rewind)
             if not all(spec.rewind.own for spec in specs):
                 who = escaped(requester(context))
                 subject += f" Not by {who}"
                 body = f"**{who} requested this rewind, so someone else must approve it.**\n\n{body}"
-            self.ask(context, Question(subject, body, _words(made), within))
-        return self._apply(context, made, specs, approved_by=None)
+            self.ask(context, Question(subject, body, _identity(rewind), within))
+        return self._apply(context, rewind, specs, approved_by=None)
 
-    @plainly
+    @refusals_fail
     def answered(self, context: Context, plan: str, answer: Answer) -> list[str]:
-        made, specs = _stored(context)
-        if plan != _words(made):
+        rewind, specs = _stored(context)
+        identity = _identity(rewind)
+        if plan != identity:
             raise AirflowFailException(
-                f"The answer was about {plan}, but this run's plan is {_words(made)}. Nothing was changed; clear this task to ask again."
+                f"The answer was about {plan}, but this run's plan is {identity}. Nothing was changed; clear this task to ask again."
             )
         if not answer.approved:
-            return self._reject(specs, made, answer.by or NOBODY)
+            return self._reject(specs, rewind, answer.by or NOBODY)
         if answer.is_of(requester(context)) and not all(spec.rewind.own for spec in specs):
-            self._store_rejected(specs, made, f"{answer.by} (may not approve their own)")
+            self._store_rejected(specs, rewind, f"{answer.by} (may not approve their own)")
             raise AirflowFailException(
-                f"Rewind {made.rewind_id} was approved by {answer.by}, who also requested it; the consumer's file says rewind: "
+                f"Rewind {rewind.rewind_id} was approved by {answer.by}, who also requested it; the consumer's file says rewind: "
                 "{own: false}. Nothing was changed, and the plan is rejected. Start a new run, and have someone else approve it."
             )
-        return self._apply(context, made, specs, approved_by=answer.by)
+        return self._apply(context, rewind, specs, approved_by=answer.by)
 
-    def _apply(self, context: Context, made: Plan, specs: Sequence[ConsumerSpec], *, approved_by: str | None) -> list[str]:
+    def _apply(self, context: Context, rewind: Plan, specs: Sequence[ConsumerSpec], *, approved_by: str | None) -> list[str]:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
         from tidemark.rewind.apply import StalePlan, apply
@@ -163,29 +163,29 @@ class ApplyRewindOperator(AskThenDo):
         by: dict[str, Any] = {"by": requester(context), "approved_by": approved_by, "dag_id": run.dag_id, "run_id": run.run_id}
         with session(database_url(specs[0])) as connection:
             try:
-                done = apply(connection, _cluster_of, spec_of, made.rewind_id, **by)
+                result = apply(connection, _cluster_of, spec_of, rewind.rewind_id, **by)
             except StalePlan:
-                self._store_rejected(specs, made, STALE)
+                self._store_rejected(specs, rewind, STALE)
                 raise
-        if done.already:
-            self.log.info("rewind %s was already applied at %s; nothing was changed now", made.rewind_id, done.plan.applied_at)
-        _log_plan(self.log, done.plan)
-        _announce(context, done.plan)
+        if result.already:
+            self.log.info("rewind %s was already applied at %s; nothing was changed now", rewind.rewind_id, result.plan.applied_at)
+        _log_plan(self.log, result.plan)
+        _emit_events(context, result.plan)
         if not context["params"]["consume"]:
             return []
-        return [spec.name for spec in specs if spec.run is not RunMode.CONTINUOUS]  # continuous consumers go on reading by themselves
+        return [spec.name for spec in specs if spec.run is not RunMode.CONTINUOUS]  # continuous consumers keep reading by themselves
 
-    def _reject(self, specs: Sequence[ConsumerSpec], made: Plan, by: str) -> Never:
-        self._store_rejected(specs, made, by)
-        raise AirflowSkipException(f"rewind {made.rewind_id} was rejected by {by}; nothing was changed")
+    def _reject(self, specs: Sequence[ConsumerSpec], rewind: Plan, by: str) -> Never:
+        self._store_rejected(specs, rewind, by)
+        raise AirflowSkipException(f"rewind {rewind.rewind_id} was rejected by {by}; nothing was changed")
 
-    def _store_rejected(self, specs: Sequence[ConsumerSpec], made: Plan, by: str) -> None:
+    def _store_rejected(self, specs: Sequence[ConsumerSpec], rewind: Plan, by: str) -> None:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
         from tidemark.rewind.store import reject
 
         with session(database_url(specs[0])) as connection:
-            reject(connection, made.rewind_id, by=by)
+            reject(connection, rewind.rewind_id, by=by)
 
 
 class StartConsumerOperator(BaseOperator):
@@ -200,14 +200,14 @@ class StartConsumerOperator(BaseOperator):
         super().__init__(**kwargs)
         self.consumer = consumer
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> None:
         from tidemark.rewind.plan_model import RewindState
 
-        made, specs = _stored(context)
-        if made.state is not RewindState.APPLIED or self.consumer not in {spec.name for spec in specs}:
-            raise AirflowFailException(f"Rewind {made.rewind_id} is {made.state} and does not start a run of {self.consumer}.")
-        raise start_run(dag_id(CONSUME, self.consumer), f"rewind__{made.rewind_id}")
+        rewind, specs = _stored(context)
+        if rewind.state is not RewindState.APPLIED or self.consumer not in {spec.name for spec in specs}:
+            raise AirflowFailException(f"Rewind {rewind.rewind_id} is {rewind.state} and does not start a run of {self.consumer}.")
+        raise start_run(dag_id(CONSUME, self.consumer), f"rewind__{rewind.rewind_id}")
 
 
 class BackfillRewindOperator(ConsumeOperator):
@@ -228,22 +228,22 @@ class BackfillRewindOperator(ConsumeOperator):
         from tidemark.rewind.backfill import unfinished
         from tidemark.rewind.plan_model import RewindState
 
-        made, specs = _stored(context)
-        if made.state is not RewindState.APPLIED or not made.backfill:
+        rewind, specs = _stored(context)
+        if rewind.state is not RewindState.APPLIED or not rewind.backfill:
             raise AirflowSkipException("there is nothing to backfill")
-        done = {}
+        counts = {}
         for spec in specs:
             with session(database_url(spec)) as connection, transaction(connection) as cur:
-                left = made.rewind_id in unfinished(cur, spec.group)
-            if left:
-                self.log.info("backfilling consumer=%s rewind=%s", spec.name, made.rewind_id)
-                done[spec.name] = self._consume(context, spec, backfill_of=made.rewind_id)
-            self._judge(spec, context["ti"])
-        return done
+                has_records_left = rewind.rewind_id in unfinished(cur, spec.group)
+            if has_records_left:
+                self.log.info("backfilling consumer=%s rewind=%s", spec.name, rewind.rewind_id)
+                counts[spec.name] = self._consume(context, spec, backfill_of=rewind.rewind_id)
+            self._validate(spec, context["ti"])
+        return counts
 
-    def _judge(self, spec: ConsumerSpec, ti: Any) -> None:
-        """Validates everything that this task's tries have committed, as `validate` does for a run of the consumer's DAG. A critical
-        verdict fails the task; the rows stay."""
+    def _validate(self, spec: ConsumerSpec, ti: Any) -> None:
+        """Validates the rows that all tries of this task have committed, as `validate` does in the consumer's DAG. A critical verdict fails
+        the task; the rows stay."""
         from tidemark import quality
         from tidemark.airflow.connections import database_url
 
@@ -271,61 +271,65 @@ class VerifyRewindOperator(BaseSensorOperator):
         from tidemark.rewind.plan_text import verified_table
         from tidemark.rewind.verify import verify
 
-        made, specs = _stored(context)
-        if made.state is not RewindState.APPLIED or isinstance(made.scenario, Undo) or not context["params"]["consume"]:
+        rewind, specs = _stored(context)
+        if rewind.state is not RewindState.APPLIED or isinstance(rewind.scenario, Undo) or not context["params"]["consume"]:
             raise AirflowSkipException("there is nothing to compare")
         with session(database_url(specs[0])) as connection:
-            found = verify(connection, made.rewind_id, {spec.name: spec.keys for spec in specs})
-        left = sum(one.left for one in found)
+            comparisons = verify(connection, rewind.rewind_id, {spec.name: spec.keys for spec in specs})
+        left = sum(comparison.left for comparison in comparisons)
         if left:
             self.log.info("still to be read again: %s offsets", left)
             return PokeReturnValue(is_done=False)
-        _log_shown(self.log, verified_table(found))
+        _log_table(self.log, verified_table(comparisons))
         return PokeReturnValue(
             is_done=True,
-            xcom_value={one.consumer: {name: getattr(one, name) for name in ("equal", "changed", "gone", "new")} for one in found},
+            xcom_value={
+                comparison.consumer: {name: getattr(comparison, name) for name in ("equal", "changed", "gone", "new")}
+                for comparison in comparisons
+            },
         )
 
 
 def _stored(context: Context) -> tuple[Plan, list[ConsumerSpec]]:
-    """This run's plan in its current state, and the consumers that the form named."""
+    """Returns this run's plan in its current state, and the consumers that the form names."""
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
     from tidemark.rewind.store import of_run
 
     run = context["dag_run"]
-    specs = [spec_of(name) for name in named(context["params"], own_consumer(context, REWIND))]
+    specs = [spec_of(name) for name in consumer_names(context["params"], own_consumer(context, REWIND))]
     with session(database_url(specs[0])) as connection:
-        made = of_run(connection, run.dag_id, run.run_id)
-    if made is None:
+        rewind = of_run(connection, run.dag_id, run.run_id)
+    if rewind is None:
         raise AirflowFailException(f"Run {run.run_id} has no plan. Nothing was changed; clear the task `plan`.")
-    if strange := {group.consumer for group in made.groups} - {spec.name for spec in specs}:
+    if unnamed := {group.consumer for group in rewind.groups} - {spec.name for spec in specs}:
+        others = ", ".join(sorted(unnamed))
         raise AirflowFailException(
-            f"Rewind {made.rewind_id} also includes {', '.join(sorted(strange))}, which this run's form does not name. Nothing was changed."
+            f"Rewind {rewind.rewind_id} also includes {others}, which this run's form does not name. Nothing was changed."
         )
-    return made, specs
+    return rewind, specs
 
 
-def _words(made: Plan) -> str:
-    """Identifies the plan in the question that Airflow records."""
-    return f"rewind {made.rewind_id}, digest {made.digest}"
+def _identity(rewind: Plan) -> str:
+    """Returns the text that identifies the plan in the question that Airflow records."""
+    return f"rewind {rewind.rewind_id}, digest {rewind.digest}"
 
 
-def _announce(context: Context, done: Plan) -> None:
-    """Emits an asset event for each sink, with the ranges that changed and the same keys as a run's event. A later try emits it again, with
-    the same ``rewind``."""
-    for group in done.groups:
-        changed = [part for part in group.partitions if part.sink_rows or (done.undo_of is not None and part.old != part.new)]
+def _emit_events(context: Context, rewind: Plan) -> None:
+    """Emits an asset event for each sink, with the changed ranges and the keys of a run's event. A later try emits it again, with the same
+    ``rewind``."""
+    for group in rewind.groups:
+        changed = [part for part in group.partitions if part.sink_rows or (rewind.undo_of is not None and part.old != part.new)]
         if changed:
             ranges = {
                 str(part.partition): [[part.new if part.superseded_from is None else part.superseded_from, max(part.old, part.new)]]
                 for part in changed
             }
             counts = {name: sum(getattr(part, name) for part in changed) for name in ("sink_rows", "failed_records")}
-            told: dict[str, Any] = {"group": group.group, "verdict": None, "validation_id": None, "ranges": ranges, "counts": counts}
-            told |= {"rewind": done.rewind_id, "undo_of": done.undo_of}
+            extra: dict[str, Any] = {"group": group.group, "verdict": None, "validation_id": None, "ranges": ranges, "counts": counts}
+            extra |= {"rewind": rewind.rewind_id, "undo_of": rewind.undo_of}
             for table in group.tables:
-                context["outlet_events"][REWOUND].add(Asset(name=table), extra=told)
+                context["outlet_events"][REWOUND].add(Asset(name=table), extra=extra)
 
 
 def _cluster_of(spec: ConsumerSpec) -> Cluster:
@@ -338,17 +342,17 @@ def _cluster_of(spec: ConsumerSpec) -> Cluster:
 def _log_plan(log: Any, plan: Plan) -> None:
     from tidemark.rewind.plan_text import table
 
-    _log_shown(log, table(plan))
+    _log_table(log, table(plan))
 
 
-def _log_shown(log: Any, shown: RenderableType) -> None:
-    """Logs a table, one log line per line of it."""
+def _log_table(log: Any, table: RenderableType) -> None:
+    """Logs a table line by line."""
     import io
 
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(shown)
+    Console(file=text, width=WIDTH, color_system=None).print(table)
     for line in text.getvalue().splitlines():
         log.info("%s", line.rstrip())
 

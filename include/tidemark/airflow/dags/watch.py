@@ -1,9 +1,9 @@
 """The DAG ``watch``: fails a consumer's task when the consumer misses an objective, so that the task's callbacks and notifiers run.
 
-    watch                   waits in the triggerer until something is to be reported, then skips the tasks of all other consumers
+    watch                   waits in the triggerer until there is something to report, then skips the tasks of all other consumers
     objectives__<consumer>  fails with the missed objectives, or logs the recovered ones
 
-One run follows the other. A run reports once and ends; the next one waits for the next change. The trigger only reads, and so does
+Runs follow each other. A run reports once and ends; the next one waits for the next change. The trigger only reads, and so does
 `watch`: the consumer's task stores what it reports (`tidemark.objectives`), so a run that is killed before it has reported is repeated by
 the next one. The tasks are not mapped, because each carries the owner of its consumer.
 """
@@ -22,7 +22,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from tidemark import project
 from tidemark.airflow.dags.consume import RUN_TYPES, START, dag_id, general_access, retrying
-from tidemark.airflow.operators import plainly, spec_of
+from tidemark.airflow.operators import refusals_fail, spec_of
 from tidemark.airflow.triggers.polling import Poll, cursor
 from tidemark.spec import ConsumerSpec, read_folder
 
@@ -30,15 +30,15 @@ WATCH = "watch"
 OBJECTIVES = "objectives"
 LOOK_EVERY_S = 15.0
 RUN_FOR_S = 6 * 3600.0
-"""How long a run waits for something to report. Then the next run waits."""
+"""Maximum duration of a run without anything to report. The next run continues to wait."""
 RENEW_AFTER_S = 60.0
-"""How long a run waits at least before it ends because consumers have got or lost objectives. The next run then has their tasks, if Airflow
-has read the files again by then."""
+"""Minimum duration of a run that ends because consumers have gained or lost objectives. The next run has their tasks, if Airflow has read
+the files again by then."""
 log = logging.getLogger(__name__)
 
 
 def watch_dags() -> dict[str, DAG]:
-    """The DAG ``watch`` by its id, with a task for each consumer with ``slo``. Empty if there is no such consumer."""
+    """Builds the DAG ``watch``, by its id, with a task for each consumer with ``slo``. Empty if there is no such consumer."""
     if get_parsing_context().dag_id not in (None, WATCH):
         return {}
     specs = watched()
@@ -53,8 +53,8 @@ def watch_dags() -> dict[str, DAG]:
         catchup=False,
         max_active_runs=1,
         allowed_run_types=RUN_TYPES,
-        is_paused_upon_creation=False,  # otherwise nobody is alarmed
-        max_consecutive_failed_dag_runs=0,  # failing is what it is for; Airflow's setting would pause it
+        is_paused_upon_creation=False,  # otherwise there is no alarm
+        max_consecutive_failed_dag_runs=0,  # it fails on purpose; Airflow's default would pause it
         tags=["tidemark", WATCH],
         default_args={"owner": "tidemark"},
         access_control=general_access(),
@@ -89,7 +89,7 @@ def task_of(consumer: str) -> str:
 
 
 class WatchOperator(BaseBranchOperator):
-    """Waits in the triggerer until something is to be reported of ``consumers``, and goes on with their tasks."""
+    """Waits in the triggerer until there is something to report about ``consumers``, and continues with their tasks."""
 
     def __init__(self, *, consumers: Sequence[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -103,7 +103,7 @@ class WatchOperator(BaseBranchOperator):
 
 
 class ReportOperator(BaseOperator):
-    """Stores what is to be reported of a consumer's objectives, and fails if an objective is missed."""
+    """Stores the changes of a consumer's objectives, and fails if an objective is missed."""
 
     template_fields: Sequence[str] = ("consumer",)
 
@@ -111,7 +111,7 @@ class ReportOperator(BaseOperator):
         super().__init__(**kwargs)
         self.consumer = consumer
 
-    @plainly
+    @refusals_fail
     def execute(self, context: Context) -> None:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session, transaction
@@ -123,45 +123,45 @@ class ReportOperator(BaseOperator):
         with session(database_url(spec), application="tidemark watch") as connection:
             require(connection, Profile.RUNNER)
             with transaction(connection) as cur:
-                done = report(cur, spec)
-        for objective in done.recovered:
+                result = report(cur, spec)
+        for objective in result.recovered:
             self.log.info("objective is met again consumer=%s objective=%s", spec.name, objective)
-        if done.missed:
-            raise AirflowFailException(f"{spec.name} misses {_objectives(done.missed)}: {'; '.join(done.missed.values())}")
+        if result.missed:
+            raise AirflowFailException(f"{spec.name} misses {_objectives(result.missed)}: {'; '.join(result.missed.values())}")
 
 
 class ObjectivesTrigger(BaseTrigger):
-    """Fires with the names of the consumers of which something is to be reported; without names after `RUN_FOR_S`, or when other consumers
-    have objectives than ``consumers``. Reads the consumers' files and Airflow's connections again on every poll."""
+    """Fires with the names of the consumers whose objectives have changed. Without names after `RUN_FOR_S`, or when other consumers than
+    ``consumers`` have objectives. Reads the consumers' files and Airflow's connections again on every poll."""
 
     def __init__(self, consumers: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.consumers = consumers
         self._poll = Poll(log, "objectives")
-        self._others = False
+        self._consumers_changed = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", {"consumers": list(self.consumers)}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        began = time.monotonic()
+        started = time.monotonic()
         while True:
             names = await self.look()
-            waited_s = time.monotonic() - began
-            if names or waited_s >= RUN_FOR_S or (self._others and waited_s >= RENEW_AFTER_S):
+            waited_s = time.monotonic() - started
+            if names or waited_s >= RUN_FOR_S or (self._consumers_changed and waited_s >= RENEW_AFTER_S):
                 log.info("objectives changed consumers=%s", ",".join(names) or "none")
                 yield TriggerEvent(names)  # type: ignore[no-untyped-call]
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> list[str]:
-        """The consumers of which something is to be reported, in all databases that answer."""
-        found = await self._poll.ask(self._databases, _ask) or {}
-        return sorted(name for names in found.values() for name in names)
+        """Returns the consumers with unreported changes, in all databases that answer."""
+        answers = await self._poll.ask(self._databases, _changed) or {}
+        return sorted(name for names in answers.values() for name in names)
 
     def _databases(self) -> dict[str, list[ConsumerSpec]]:
         specs = watched()
-        self._others = {spec.name for spec in specs} != set(self.consumers)
+        self._consumers_changed = {spec.name for spec in specs} != set(self.consumers)
         databases: dict[str, list[ConsumerSpec]] = {}
         for spec in specs:
             if spec.name in self.consumers:
@@ -169,9 +169,9 @@ class ObjectivesTrigger(BaseTrigger):
         return databases
 
 
-def _ask(connection: Any, specs: Iterable[ConsumerSpec]) -> list[str]:
-    """The consumers of which something is to be reported. Raises `TidemarkError`, also if their tasks could not store it: they would fail
-    again and again."""
+def _changed(connection: Any, specs: Iterable[ConsumerSpec]) -> list[str]:
+    """Returns the consumers with unreported changes. Raises `TidemarkError`, also if their tasks could not store the report: they would
+    fail again and again."""
     from tidemark.objectives import changes
     from tidemark.profiles import Profile
     from tidemark.roles import RoleLacks, missing

@@ -1,8 +1,8 @@
-"""What runs and validations report outside Tidemark.
+"""Reports of runs and validations to systems outside Tidemark.
 
 Modules::
 
     facets       the datasets and the facts of a run or a validation
-    openlineage  the same in OpenLineage's words
+    openlineage  the same as OpenLineage's classes
     statistics   the counts of runs for Airflow's own statistics
 """

@@ -1,6 +1,6 @@
-"""What lineage says of a task: the topics with the ranges that it committed, its table with the columns, and the results of a validation.
+"""A task's lineage facets: the topics with the committed ranges, the tables with their columns, and the results of a validation.
 
-Needs no lineage library: `tidemark.airflow.lineage.openlineage` puts it into OpenLineage's words.
+Needs no lineage library: `tidemark.airflow.lineage.openlineage` converts them to OpenLineage's classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SQL = statements("tidemark.airflow.lineage", "facets.sql")
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """An attempt of a task. ``topics`` are those that the consumer's file names: lineage has them also if nothing was read."""
+    """An attempt of a task. ``topics``: those of the consumer's file, which lineage lists even if nothing was read."""
 
     group: str
     attempt_id: int
@@ -48,7 +48,7 @@ class ValidationFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedRange:
     """A range of a partition, ``[start, end)``, the rows that its batches wrote, and how many of these delete."""
 
     topic: str
@@ -61,31 +61,33 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
-    """What the database knows of an attempt and its tables."""
+    """The committed ranges of an attempt, and the columns of its tables."""
 
-    ranges: Sequence[Committed]
+    ranges: Sequence[CommittedRange]
     columns: Mapping[str, Sequence[Column]]
 
 
-def facts(of: Consumed) -> AttemptFacts | None:
+def facts(attempt: Consumed) -> AttemptFacts | None:
     """Reads the ledger and the tables' columns. `None` if the database does not answer in time: lineage must not hold up a task."""
     try:
-        url = read_url(of.database_url)
+        url = read_url(attempt.database_url)
         url += f"{'&' if '?' in url else '?'}connect_timeout={ANSWER_S}"
         with session(url, application="tidemark lineage") as connection, answering(connection, ANSWER_S), transaction(connection) as cur:
             cur.execute(f"SET LOCAL statement_timeout TO {STATEMENT_MS}; SET LOCAL transaction_read_only TO on")
-            cur.execute(SQL["attempt_ranges"], {"attempt_id": of.attempt_id})
-            return AttemptFacts([Committed(**row) for row in rows(cur)], {table: read_columns(cur, table) for table in of.tables})
+            cur.execute(SQL["attempt_ranges"], {"attempt_id": attempt.attempt_id})
+            return AttemptFacts([CommittedRange(**row) for row in rows(cur)], {table: read_columns(cur, table) for table in attempt.tables})
     except (TidemarkError, psycopg2.Error) as error:
-        log.warning("lineage without offsets and columns group=%s attempt=%s cause=%s", of.group, of.attempt_id, str(error).strip())
+        log.warning(
+            "lineage without offsets and columns group=%s attempt=%s cause=%s", attempt.group, attempt.attempt_id, str(error).strip()
+        )
         return None
 
 
 def kafka_address(bootstrap_servers: str) -> str:
     """``host:port`` of the first server, which OpenLineage's naming takes for the cluster."""
     first = bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
-    named = first.rpartition("]")[2] if first.startswith("[") else first
-    return first if ":" in named else f"{first}:9092"
+    host = first.rpartition("]")[2] if first.startswith("[") else first
+    return first if ":" in host else f"{first}:9092"
 
 
 def postgres_address(database_url: DatabaseUrl) -> tuple[str, str]:

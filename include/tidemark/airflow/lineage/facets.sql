@@ -1,4 +1,4 @@
--- What lineage says of an attempt. Locks nothing.
+-- The lineage of an attempt. Locks nothing.
 
 -- name: attempt_ranges
 -- The ranges that an attempt has committed: adjoining batches of a partition are one range.

@@ -1,4 +1,4 @@
-"""Lineage in OpenLineage's words, for Airflow's provider for OpenLineage. The only module that imports it: the provider is optional.
+"""Lineage as OpenLineage's classes, for Airflow's provider for OpenLineage. The only module that imports it: the provider is optional.
 
 Datasets have the names that OpenLineage's convention gives to topics and tables, so that they meet those of other producers.
 """
@@ -22,7 +22,7 @@ from openlineage.client.facet_v2 import (
     schema_dataset,
 )
 
-from tidemark.airflow.lineage.facets import AttemptFacts, Committed, Consumed, ValidationFacts, facts, kafka_address, postgres_address
+from tidemark.airflow.lineage.facets import AttemptFacts, CommittedRange, Consumed, ValidationFacts, facts, kafka_address, postgres_address
 from tidemark.quality.verdict import ExpectationResult, Severity
 
 MAX_RANGES = 1000
@@ -49,40 +49,42 @@ class DeletesOutputDatasetFacet(OutputDatasetFacet):
 
 
 def of_attempts(attempts: Sequence[Consumed]) -> Lineage:
-    """Topics as inputs, tables as outputs. Without facets for what the database did not tell."""
+    """Returns topics as inputs and tables as outputs. Omits facets if the database does not answer."""
     lineage = Lineage()
     for attempt in attempts:
-        told = facts(attempt)
-        lineage.inputs += _topics(attempt, told)
-        lineage.outputs += [_sink(attempt, table, told) for table in attempt.tables]
+        attempt_facts = facts(attempt)
+        lineage.inputs += _topics(attempt, attempt_facts)
+        lineage.outputs += [_sink(attempt, table, attempt_facts) for table in attempt.tables]
     return lineage
 
 
 def of_validations(validations: Sequence[ValidationFacts]) -> Lineage:
-    """The tables as inputs, with the results. They name expectations and columns, and no value of a row."""
+    """Returns the tables as inputs, with the results, which name expectations and columns, but no value of a row."""
     lineage = Lineage()
-    for judged in validations:
-        address, database = postgres_address(judged.database_url)
-        assertions = [_assertion(result) for result in judged.results]
+    for validation in validations:
+        address, database = postgres_address(validation.database_url)
+        assertions = [_assertion(result) for result in validation.results]
         facet = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions=assertions)
-        names = [f"{database}.{table}" for table in judged.tables]
+        names = [f"{database}.{table}" for table in validation.tables]
         facets: dict[str, InputDatasetFacet] = {"dataQualityAssertions": facet}
         lineage.inputs += [InputDataset(namespace=f"postgres://{address}", name=name, inputFacets=facets) for name in names]
     return lineage
 
 
-def _topics(attempt: Consumed, told: AttemptFacts | None) -> list[InputDataset]:
-    ranges: dict[str, list[Committed]] = defaultdict(list)
-    for one in told.ranges if told else ():
-        ranges[one.topic].append(one)
+def _topics(attempt: Consumed, attempt_facts: AttemptFacts | None) -> list[InputDataset]:
+    ranges: dict[str, list[CommittedRange]] = defaultdict(list)
+    for committed in attempt_facts.ranges if attempt_facts else ():
+        ranges[committed.topic].append(committed)
     namespace = f"kafka://{kafka_address(attempt.bootstrap_servers)}"
     names = sorted({*attempt.topics, *ranges})
-    return [InputDataset(namespace=namespace, name=name, inputFacets=_offsets(attempt, ranges[name]) if told else {}) for name in names]
+    return [
+        InputDataset(namespace=namespace, name=name, inputFacets=_offsets(attempt, ranges[name]) if attempt_facts else {}) for name in names
+    ]
 
 
-def _offsets(attempt: Consumed, ranges: Sequence[Committed]) -> dict[str, InputDatasetFacet]:
-    listed = [{"partition": one.partition, "start": one.start, "end": one.end} for one in ranges[:MAX_RANGES]]
-    records = sum(one.end - one.start for one in ranges)
+def _offsets(attempt: Consumed, ranges: Sequence[CommittedRange]) -> dict[str, InputDatasetFacet]:
+    listed = [{"partition": committed.partition, "start": committed.start, "end": committed.end} for committed in ranges[:MAX_RANGES]]
+    records = sum(committed.end - committed.start for committed in ranges)
     return {
         "inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=records),
         "tidemark_offsets": OffsetsInputDatasetFacet(
@@ -91,18 +93,18 @@ def _offsets(attempt: Consumed, ranges: Sequence[Committed]) -> dict[str, InputD
     }
 
 
-def _sink(attempt: Consumed, table: str, told: AttemptFacts | None) -> OutputDataset:
-    """A table. How many rows it got is only known if there is no other one."""
+def _sink(attempt: Consumed, table: str, attempt_facts: AttemptFacts | None) -> OutputDataset:
+    """Returns a table. The number of its rows is only known if the attempt has no other table."""
     address, database = postgres_address(attempt.database_url)
     sink = OutputDataset(namespace=f"postgres://{address}", name=f"{database}.{table}")
-    if told:
-        fields = [schema_dataset.SchemaDatasetFacetFields(name=column.name, type=column.type) for column in told.columns[table]]
+    if attempt_facts:
+        fields = [schema_dataset.SchemaDatasetFacetFields(name=column.name, type=column.type) for column in attempt_facts.columns[table]]
         schema: DatasetFacet = schema_dataset.SchemaDatasetFacet(fields=fields)
         sink.facets = {"schema": schema}
         if len(attempt.tables) == 1:
-            written = sum(one.sink_rows for one in told.ranges)
+            written = sum(committed.sink_rows for committed in attempt_facts.ranges)
             sink.outputFacets = {"outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=written)}
-            if deleted := sum(one.deleted for one in told.ranges):
+            if deleted := sum(committed.deleted for committed in attempt_facts.ranges):
                 sink.outputFacets["tidemark_deletes"] = DeletesOutputDatasetFacet(rowCount=deleted)
     return sink
 

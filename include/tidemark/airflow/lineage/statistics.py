@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def counts_of(attempt: Progress) -> dict[str, int]:
-    """What an attempt has committed: ``records`` (offsets), and `Progress.counts`."""
+    """Returns the counts that an attempt has committed: ``records`` (offsets), and `Progress.counts`."""
     return {"records": attempt.records} | attempt.counts
 
 
@@ -40,7 +40,7 @@ def report(spec: ConsumerSpec, task_id: str, counts: Mapping[str, int]) -> None:
 
 
 def report_failed(spec: ConsumerSpec, task_id: str, url: DatabaseUrl, attempt_id: int) -> None:
-    """`report`, of what a failed attempt had committed. Nothing if the database does not answer."""
+    """Reports the counts that a failed attempt had committed. Does nothing if the database does not answer."""
     try:
         counts = counts_of(progress(url, attempt_id))
     except (TidemarkError, psycopg2.Error) as error:

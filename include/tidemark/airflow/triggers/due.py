@@ -1,7 +1,7 @@
 """Starts a drain as soon as a retry is due, instead of at the next scheduled run: an asset, and the trigger that watches it.
 
-The trigger asks Postgres, because due times follow the database's clock. An event carries no data: the drain run finds out for itself
-what is due. A lost or needless event does no harm, because the drains also have a schedule.
+The trigger asks Postgres, because due times follow the database's clock. An event carries no data: the drain run finds the due
+records itself. A lost or needless event does no harm, because the drains also have a schedule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Group = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class DueTimes:
     """When a group's first and last due records became due, and in how many seconds the next record is due."""
 
     first: datetime | None
@@ -47,19 +47,23 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._rung: dict[Group, datetime] = {}
+        self._fired_for: dict[Group, datetime] = {}
 
-    def rings(self, seen: Mapping[Group, Waits]) -> list[str]:
+    def rings(self, waiting: Mapping[Group, DueTimes]) -> list[str]:
         """The names of the groups to fire for. Empty if none."""
-        due = {group: (one.first, one.last) for group, one in seen.items() if one.first is not None and one.last is not None}
-        fresh = {group: last for group, (first, last) in due.items() if group not in self._rung or first > self._rung[group]}
-        self._rung = {group: at for group, at in self._rung.items() if group in due} | fresh
+        due = {
+            group: (due_times.first, due_times.last)
+            for group, due_times in waiting.items()
+            if due_times.first is not None and due_times.last is not None
+        }
+        fresh = {group: last for group, (first, last) in due.items() if group not in self._fired_for or first > self._fired_for[group]}
+        self._fired_for = {group: last for group, last in self._fired_for.items() if group in due} | fresh
         return sorted(name for _, name in fresh)
 
 
-def pause_s(seen: Iterable[Waits]) -> float:
+def pause_s(waiting: Iterable[DueTimes]) -> float:
     """Seconds until the next poll."""
-    return max(ASK_AT_MOST_EVERY_S, min([ASK_EVERY_S, *(one.next_s for one in seen if one.next_s is not None)]))
+    return max(ASK_AT_MOST_EVERY_S, min([ASK_EVERY_S, *(due_times.next_s for due_times in waiting if due_times.next_s is not None)]))
 
 
 class DueTrigger(BaseEventTrigger):
@@ -78,17 +82,17 @@ class DueTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         bell = Bell()
         while True:
-            seen = await self.look()
-            groups = bell.rings(seen)
+            waiting = await self.look()
+            groups = bell.rings(waiting)
             if groups:
                 log.info("due groups=%s", ",".join(groups))
                 yield TriggerEvent("look")  # type: ignore[no-untyped-call]
-            await asyncio.sleep(QUIET_S if groups else pause_s(seen.values()))
+            await asyncio.sleep(QUIET_S if groups else pause_s(waiting.values()))
 
-    async def look(self) -> dict[Group, Waits]:
-        """What waits in each group with a ladder, in all databases that answer. Groups without waiting records are omitted."""
-        found = await self._poll.ask(_databases, _ask) or {}
-        return {(name, group): waits for name, groups in found.items() for group, waits in groups.items()}
+    async def look(self) -> dict[Group, DueTimes]:
+        """Returns the due times of each group with a ladder, in all databases that answer. Omits groups without waiting records."""
+        answers = await self._poll.ask(_databases, _read_due_times) or {}
+        return {(name, group): due_times for name, groups in answers.items() for group, due_times in groups.items()}
 
 
 DUE = Asset(name="tidemark_retries_due", watchers=[AssetWatcher(name="tidemark_retries_due", trigger=DueTrigger())])
@@ -98,17 +102,17 @@ DUE = Asset(name="tidemark_retries_due", watchers=[AssetWatcher(name="tidemark_r
 def _databases() -> dict[str, list[str]]:
     """The groups with a ladder, by Postgres connection."""
     good, _ = read_folder(project.consumers())
-    laddered: dict[str, list[ConsumerSpec]] = {}
+    by_connection: dict[str, list[ConsumerSpec]] = {}
     for spec in good.values():
         if spec.retry.delays:
-            laddered.setdefault(spec.connections.postgres, []).append(spec)
-    return {name: [spec.group for spec in specs] for name, specs in laddered.items()}
+            by_connection.setdefault(spec.connections.postgres, []).append(spec)
+    return {name: [spec.group for spec in specs] for name, specs in by_connection.items()}
 
 
-def _ask(connection: Any, groups: Sequence[str]) -> dict[str, Waits]:
-    """Looks up what waits, in a new database session. Raises `TidemarkError`."""
+def _read_due_times(connection: Any, groups: Sequence[str]) -> dict[str, DueTimes]:
+    """Reads the due times of waiting records in a new database session. Raises `TidemarkError`."""
     from tidemark.db import rows, statements
 
     with cursor(connection, "tidemark due") as cur:
         cur.execute(statements("tidemark.airflow.triggers", "due.sql")["due"], {"groups": list(groups)})
-        return {row["name"]: Waits(row["first"], row["last"], row["next_s"]) for row in rows(cur)}
+        return {row["name"]: DueTimes(row["first"], row["last"], row["next_s"]) for row in rows(cur)}

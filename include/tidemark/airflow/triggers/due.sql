@@ -2,7 +2,7 @@
 
 -- name: due
 -- For each of these groups that has waiting records: when its first and last due records became due, and in how many seconds the next one
--- is due. Groups that are paused wait for `resume`, which makes their due records news. Costs a few index probes per group. Uses the
+-- is due. Groups that are paused wait for `resume`, after which their due records fire the trigger. Costs a few index probes per group. Uses the
 -- database clock.
 SELECT name, first.due_at AS first, last.due_at AS last, extract(epoch FROM next.due_at - now)::double precision AS next_s
   FROM tidemark.consumer_group grp

@@ -1,4 +1,4 @@
-"""How a trigger asks the consumers' databases: one after the other, in a thread, and without an end if one does not answer."""
+"""How a trigger polls the consumers' databases: one after the other, in a thread, which a hanging database blocks."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from tidemark.errors import TidemarkError
 if TYPE_CHECKING:
     from tidemark.db import Cursor
 
-Asked = TypeVar("Asked")
+Query = TypeVar("Query")
 Answer = TypeVar("Answer")
 
 
 class Poll:
-    """Polls of a trigger. Between polls it holds no database session, and it uses at most one thread. What cannot be read is logged once,
-    and again when it can be read."""
+    """Polls of a trigger. Between polls it holds no database session, and it uses at most one thread. Logs once that a source cannot
+    be read, and once that it can be read again."""
 
     def __init__(self, log: Logger, what: str) -> None:
         self._log = log
         self._what = what
-        self._away: set[str] = set()
+        self._unreadable: set[str] = set()
 
-    async def ask(self, databases: Callable[[], Mapping[str, Asked]], ask: Callable[[Any, Asked], Answer]) -> dict[str, Answer] | None:
-        """The answer of each database that answers, by the id of its connection. ``databases`` says what to ask of each; `None` if it
-        cannot, because the consumers' files cannot be read."""
+    async def ask(self, databases: Callable[[], Mapping[str, Query]], ask: Callable[[Any, Query], Answer]) -> dict[str, Answer] | None:
+        """Returns the answers by the id of the database's connection, without databases that do not answer. ``databases`` returns the query
+        for each. `None` if the consumers' files cannot be read."""
         try:
-            todo = await asyncio.to_thread(databases)
+            queries = await asyncio.to_thread(databases)
         except (TidemarkError, OSError) as error:
-            self._tell("the consumers' files", str(error))
+            self._log_change("the consumers' files", str(error))
             return None
-        self._tell("the consumers' files")
+        self._log_change("the consumers' files")
         answers = {}
-        for name, asked in todo.items():
+        for name, query in queries.items():
             try:
                 connection = await BaseHook.aget_connection(name)
-                answers[name] = await asyncio.to_thread(ask, connection, asked)
+                answers[name] = await asyncio.to_thread(ask, connection, query)
             except Exception as error:  # noqa: BLE001 - no error of one database may block the others
-                self._tell(name, str(error).strip() or type(error).__name__)
+                self._log_change(name, str(error).strip() or type(error).__name__)
                 continue
-            self._tell(name)
+            self._log_change(name)
         return answers
 
-    def _tell(self, where: str, problem: str | None = None) -> None:
-        if problem is not None and where not in self._away:
-            self._log.warning("cannot look up %s of=%s cause=%s", self._what, where, problem)
-            self._away.add(where)
-        elif problem is None and where in self._away:
-            self._log.info("can look up again %s of=%s", self._what, where)
-            self._away.remove(where)
+    def _log_change(self, source: str, problem: str | None = None) -> None:
+        if problem is not None and source not in self._unreadable:
+            self._log.warning("cannot look up %s of=%s cause=%s", self._what, source, problem)
+            self._unreadable.add(source)
+        elif problem is None and source in self._unreadable:
+            self._log.info("can look up again %s of=%s", self._what, source)
+            self._unreadable.remove(source)
 
 
 @contextlib.contextmanager

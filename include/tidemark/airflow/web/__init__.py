@@ -2,10 +2,10 @@
 
 Reads Postgres only, and no route changes anything. No view waits for Kafka; only the `preview` in the form for a rewind asks it. A rewind
 or a redrive is a run of its DAG, which the browser asks Airflow's own API for, under the user's name. Each database is asked in a read-only
-transaction with time limits of its own; one that does not answer is reported beside the answers of the others.
+transaction with time limits of its own; a database that does not answer is reported beside the others' answers.
 
-Every route needs the right to see plugins. A consumer is shown to users who may see its DAG ``consume__<consumer>``, and what its records
-contain to those who may edit that DAG (`guards`).
+Every route needs the right to see plugins. A consumer is shown to users who may see its DAG ``consume__<consumer>``, and the
+payloads of its records to users who may edit that DAG (`guards`).
 
 ``static/`` has the ES modules of the page: plain JavaScript over Airflow's own React and Chakra, without a build step.
 
@@ -13,14 +13,14 @@ Modules::
 
     app          the FastAPI app: routes, headers, errors
     consumers    the consumers' files and their databases
-    dag_facts    what only Airflow knows of the consumers' DAGs
+    dag_facts    facts about the consumers' DAGs from Airflow's database
     detail       one group
-    guards       who may read what
+    guards       permissions: who may read what
     history      rewinds, validations and events of several consumers
     overview     all groups in one table
     payload      a record's key, value and headers, within limits
-    preview      what a rewind would do
-    rebalances   what each rebalance of a group moved
-    retries      what waits, what failed, and the records themselves
+    preview      the effects of a rewind before its plan
+    rebalances   the moves of each rebalance of a group
+    retries      waiting and failed records
     source       the file of a consumer's transform
 """

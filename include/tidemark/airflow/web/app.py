@@ -77,16 +77,16 @@ async def _with_headers(request: Request, call_next: Callable[[Request], Awaitab
 
 
 @app.exception_handler(TidemarkError)
-def _refused(_: Request, error: TidemarkError) -> JSONResponse:
-    """A database that does not answer is 503, a number that does not exist 404."""
-    said = problem(error)
-    return JSONResponse({"detail": f"{said['problem']}. {said['fix']}"}, 404 if isinstance(error, BadInput) else 503)
+def _handle_tidemark_error(_: Request, error: TidemarkError) -> JSONResponse:
+    """Answers 503 for a database that does not answer, and 404 for a number that does not exist."""
+    description = problem(error)
+    return JSONResponse({"detail": f"{description['problem']}. {description['fix']}"}, 404 if isinstance(error, BadInput) else 503)
 
 
 @app.exception_handler(psycopg2.Error)
-def _unanswered(_: Request, error: psycopg2.Error) -> JSONResponse:
-    said = problem(error)
-    return JSONResponse({"detail": f"{said['problem']}. {said['fix']}"}, 503)
+def _handle_postgres_error(_: Request, error: psycopg2.Error) -> JSONResponse:
+    description = problem(error)
+    return JSONResponse({"detail": f"{description['problem']}. {description['fix']}"}, 503)
 
 
 @app.get("/{module}.js")
@@ -112,28 +112,34 @@ def trends(readable: AllReadable) -> Response:
 
 
 @app.get("/api/groups/{consumer}")
-def group(one: Readable, user: GetUserDep) -> Response:
-    return _json(detail.group(one) | {"forms": guards.forms(user, one), "payloads": guards.edits(user, one)})
+def group(consumer: Readable, user: GetUserDep) -> Response:
+    return _json(detail.group(consumer) | {"forms": guards.forms(user, consumer), "payloads": guards.may_edit(user, consumer)})
 
 
 @app.get("/api/groups/{consumer}/transform")
-def transform(one: Sourced) -> Response:
-    return _json(source.source(one.spec))
+def transform(consumer: Sourced) -> Response:
+    return _json(source.source(consumer.spec))
 
 
 @app.get("/api/groups/{consumer}/form")
-def form(one: Readable, user: GetUserDep) -> Response:
-    """What the forms for a rewind, a redrive and a discard offer."""
-    words = [{"name": each.name, "does": each.does, "value": each.value, "example": each.example} for each in SCENARIO_OPTIONS.values()]
-    said = {"consumer": one.spec.name, "own": one.spec.access is not None, "forms": guards.forms(user, one), "scenarios": words}
-    return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.shown_tables})
+def form(consumer: Readable, user: GetUserDep) -> Response:
+    """The choices of the forms for a rewind, a redrive and a discard."""
+    scenarios = [{"name": word.name, "does": word.does, "value": word.value, "example": word.example} for word in SCENARIO_OPTIONS.values()]
+    offer = {
+        "consumer": consumer.spec.name,
+        "own": consumer.spec.access is not None,
+        "forms": guards.forms(user, consumer),
+        "scenarios": scenarios,
+    }
+    offer |= {"reason_characters": REASON_CHARACTERS, "approval": consumer.spec.rewind.approval, "table": consumer.spec.shown_tables}
+    return _json(offer)
 
 
 @app.get("/api/groups/{consumer}/rewind-preview")
 def rewind_preview(
-    one: Rewindable, readable: AllReadable, scenario: Text, value: Text = "", scope: Text = "all", allow_loss: bool = False
+    consumer: Rewindable, readable: AllReadable, scenario: Text, value: Text = "", scope: Text = "all", allow_loss: bool = False
 ) -> Response:
-    return _json(preview.preview(one, readable, preview.PreviewRequest(scenario, value, scope, allow_loss)))
+    return _json(preview.preview(consumer, readable, preview.PreviewRequest(scenario, value, scope, allow_loss)))
 
 
 @app.get("/api/rewinds")
@@ -142,14 +148,14 @@ def rewinds(readable: AllReadable, consumer: Text | None = None) -> Response:
 
 
 @app.get("/api/groups/{consumer}/rewinds/{rewind_id}")
-def rewind(one: Readable, rewind_id: Number, readable: AllReadable, user: GetUserDep) -> Response:
-    return _json(history.rewind(one, rewind_id, readable) | {"forms": guards.forms(user, one)})
+def rewind(consumer: Readable, rewind_id: Number, readable: AllReadable, user: GetUserDep) -> Response:
+    return _json(history.rewind(consumer, rewind_id, readable) | {"forms": guards.forms(user, consumer)})
 
 
 @app.get("/api/groups/{consumer}/rewinds/{rewind_id}/verified")
-def rewind_verified(one: Readable, rewind_id: Number, readable: AllReadable, user: GetUserDep) -> Response:
-    """What the replay has changed. Examples are rows: only of consumers whose payloads the user may see."""
-    return _json(history.verified(one, rewind_id, {name: guards.edits(user, each) for name, each in readable.items()}))
+def rewind_verified(consumer: Readable, rewind_id: Number, readable: AllReadable, user: GetUserDep) -> Response:
+    """The changes of the replay. Examples are rows: only of consumers whose payloads the user may see."""
+    return _json(history.verified(consumer, rewind_id, {name: guards.may_edit(user, other) for name, other in readable.items()}))
 
 
 @app.get("/api/retries")
@@ -158,13 +164,13 @@ def retries_everywhere(readable: AllReadable) -> Response:
 
 
 @app.get("/api/groups/{consumer}/retries")
-def retries_of(one: Readable, user: GetUserDep) -> Response:
-    return _json(retries.of_consumer(one) | {"forms": guards.forms(user, one), "payloads": guards.edits(user, one)})
+def retries_of(consumer: Readable, user: GetUserDep) -> Response:
+    return _json(retries.of_consumer(consumer) | {"forms": guards.forms(user, consumer), "payloads": guards.may_edit(user, consumer)})
 
 
 @app.get("/api/groups/{consumer}/records")
 def records(
-    one: Readable,
+    consumer: Readable,
     after: Annotated[int, Query(ge=0, le=BIGINT)] = 0,
     state: Annotated[list[RecordState] | None, Query()] = None,
     error: Text | None = None,
@@ -173,15 +179,15 @@ def records(
     topic: Text | None = None,
     partition: Annotated[int | None, Query(ge=0, le=INTEGER)] = None,
 ) -> Response:
-    wanted = Filter(
+    record_filter = Filter(
         states=tuple(state or retries.OPEN), error_type=error, error_text=text, tier=tier, topic=topic, partition=partition
     )  # fmt: skip
-    return _json(retries.records(one, wanted, after))
+    return _json(retries.records(consumer, record_filter, after))
 
 
 @app.get("/api/groups/{consumer}/records/{number}")
-def record(one: Editable, number: Number) -> Response:
-    return _json(retries.record(one, number))
+def record(consumer: Editable, number: Number) -> Response:
+    return _json(retries.record(consumer, number))
 
 
 @app.get("/api/validations")
@@ -190,8 +196,8 @@ def validations(readable: AllReadable, consumer: Text | None = None) -> Response
 
 
 @app.get("/api/groups/{consumer}/validations/{validation_id}")
-def validation(one: Readable, validation_id: Number, user: GetUserDep) -> Response:
-    return _json(history.validation(one, validation_id, payloads=guards.edits(user, one)))
+def validation(consumer: Readable, validation_id: Number, user: GetUserDep) -> Response:
+    return _json(history.validation(consumer, validation_id, payloads=guards.may_edit(user, consumer)))
 
 
 @app.get("/api/audit")
@@ -213,13 +219,13 @@ def audit_csv(
     kind: Text | None = None,
     person: Text | None = None,
 ) -> Response:
-    found = history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person, limit=history.CSV_EVENTS)
+    events = history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person, limit=history.CSV_EVENTS)
     headers = {"Content-Disposition": 'attachment; filename="tidemark-audit.csv"'}
-    return StreamingResponse(history.as_csv(found), media_type="text/csv", headers=headers)
+    return StreamingResponse(history.as_csv(events), media_type="text/csv", headers=headers)
 
 
 def _json(value: Any) -> Response:
-    """Without FastAPI's own encoder, whose time counts with a thousand consumers."""
+    """Serializes without FastAPI's own encoder, which is slow for a thousand consumers."""
     try:
         text = to_json(value, timedelta_mode="float")
     except PydanticSerializationError:  # a lone surrogate in a text
@@ -231,5 +237,5 @@ def _visible(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, Mapping):
-        return {_visible(name): _visible(each) for name, each in value.items()}
-    return [_visible(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_visible(name): _visible(item) for name, item in value.items()}
+    return [_visible(item) for item in value] if isinstance(value, list | tuple) else value

@@ -16,7 +16,7 @@ import psycopg2
 from tidemark import project
 from tidemark.airflow import connections
 from tidemark.airflow.dags import consume
-from tidemark.airflow.dags.consume import Declared
+from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.db import Connection, SafeCursor, read_url, session
 from tidemark.errors import BadInput, StatementTimeout, TidemarkError
 from tidemark.spec import ConsumerSpec
@@ -32,54 +32,54 @@ STATEMENT_MS = 5_000
 
 _READ_ONLY = f"SET LOCAL statement_timeout TO {STATEMENT_MS}; SET LOCAL transaction_read_only TO on; SET LOCAL TimeZone TO 'UTC'"
 _files = threading.Lock()
-_known: tuple[object, dict[str, Declared]] = (None, {})
+_cached: tuple[object, dict[str, DeclaredConsumer]] = (None, {})
 
 
-def declared() -> dict[str, Declared]:
-    """The consumers' files by name, invalid ones too. They are read again only when a file has changed."""
-    global _known
-    stamp = _stamp()
+def declared() -> dict[str, DeclaredConsumer]:
+    """Returns the consumers' files by name, invalid ones too. Reads them again only when a file has changed."""
+    global _cached
+    fingerprint = _fingerprint()
     with _files:
-        if _known[0] != stamp:
-            _known = (stamp, {one.spec.name: one for one in consume.declared()})
-        return _known[1]
+        if _cached[0] != fingerprint:
+            _cached = (fingerprint, {consumer.spec.name: consumer for consumer in consume.declared()})
+        return _cached[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the databases said, by consumers' names; and the databases that did not answer."""
+    """The answers by consumer, and a banner for each database that did not answer."""
 
-    found: dict[str, Any]
+    by_consumer: dict[str, Any]
     banners: list[dict[str, Any]]
 
 
-def ask_each(consumers: Mapping[str, Declared], ask: Callable[[Connection, list[ConsumerSpec]], Mapping[str, T]]) -> Answers:
-    """Calls ``ask`` once for each database, in threads, with the consumers that are there. One that fails becomes a banner."""
-    there: dict[str, list[ConsumerSpec]] = defaultdict(list)
-    for one in consumers.values():
-        there[one.spec.connections.postgres].append(one.spec)
+def ask_each(consumers: Mapping[str, DeclaredConsumer], ask: Callable[[Connection, list[ConsumerSpec]], Mapping[str, T]]) -> Answers:
+    """Calls ``ask`` once for each database, in threads, with its consumers. A database that fails becomes a banner."""
+    by_connection: dict[str, list[ConsumerSpec]] = defaultdict(list)
+    for consumer in consumers.values():
+        by_connection[consumer.spec.connections.postgres].append(consumer.spec)
     answers = Answers({}, [])
-    if not there:
+    if not by_connection:
         return answers
 
-    def one_database(specs: list[ConsumerSpec]) -> Mapping[str, T]:
+    def ask_database(specs: list[ConsumerSpec]) -> Mapping[str, T]:
         with database(specs[0]) as connection:
             return ask(connection, specs)
 
-    with ThreadPoolExecutor(min(8, len(there)), thread_name_prefix="tidemark-page") as pool:
-        asked = {conn_id: pool.submit(one_database, specs) for conn_id, specs in there.items()}
-    for conn_id, future in sorted(asked.items()):
+    with ThreadPoolExecutor(min(8, len(by_connection)), thread_name_prefix="tidemark-page") as pool:
+        futures = {conn_id: pool.submit(ask_database, specs) for conn_id, specs in by_connection.items()}
+    for conn_id, future in sorted(futures.items()):
         try:
-            answers.found.update(future.result())
+            answers.by_consumer.update(future.result())
         except (TidemarkError, psycopg2.Error) as error:
-            names = sorted(spec.name for spec in there[conn_id])
+            names = sorted(spec.name for spec in by_connection[conn_id])
             answers.banners.append({"connection": conn_id, "consumers": names, **problem(error)})
     return answers
 
 
 @contextlib.contextmanager
 def database(spec: ConsumerSpec) -> Iterator[Connection]:
-    """A session of the consumer's database. Every transaction in it is read-only and has `STATEMENT_MS` for each statement."""
+    """Opens a session of the consumer's database. Its transactions are read-only, with `STATEMENT_MS` for each statement."""
     url = read_url(connections.database_url(spec))
     url += f"{'&' if '?' in url else '?'}connect_timeout={CONNECT_S}"
     with session(url, application="tidemark page") as connection:
@@ -96,7 +96,7 @@ class _Reading(SafeCursor):
 
 
 def problem(error: Exception) -> dict[str, str]:
-    """What is wrong with a database, and what to do."""
+    """Describes what is wrong with a database, and the fix."""
     if isinstance(error, psycopg2.errors.UndefinedTable | psycopg2.errors.UndefinedColumn | psycopg2.errors.InvalidSchemaName):
         return {"problem": "its schema tidemark is older than this version", "fix": "Run: tidemark migrate"}
     if isinstance(error, psycopg2.errors.InsufficientPrivilege):
@@ -110,16 +110,16 @@ def problem(error: Exception) -> dict[str, str]:
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """Returns the first line of an error's text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def _stamp() -> object:
-    def of(folder: Any) -> Iterable[tuple[str, int, int]]:
+def _fingerprint() -> object:
+    def files(folder: Any) -> Iterable[tuple[str, int, int]]:
         for path in folder.iterdir():
             with contextlib.suppress(OSError):
-                found = path.stat()
-                yield path.name, found.st_mtime_ns, found.st_size
+                status = path.stat()
+                yield path.name, status.st_mtime_ns, status.st_size
 
     folder = project.consumers()
-    return (folder, frozenset(of(folder))) if folder.is_dir() else folder
+    return (folder, frozenset(files(folder))) if folder.is_dir() else folder

@@ -1,4 +1,4 @@
-"""One group: partitions, members, batches, attempts, and its consumer's file as it is in force."""
+"""One group: partitions, members, batches, attempts, and the effective spec of its consumer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tidemark.airflow.dags.consume import Declared
+from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import database
 from tidemark.airflow.web.overview import groups, problems
 from tidemark.airflow.web.rebalances import rebalances
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.airflow.web", "detail.sql")
 
 ATTEMPTS, BATCHES, LOST, PARTITIONS = 30, 300, 50, 2_000
-"""How many of the newest are shown, and how many partitions at most."""
+"""Maximum numbers shown: the newest attempts, batches and lost ranges, and partitions."""
 DAY = timedelta(days=1)
-"""What the chart of the lag shows."""
+"""The period of the lag's chart."""
 
 
-def group(one: Declared) -> dict[str, Any]:
-    """Everything on the page of a group."""
-    spec = one.spec
-    overview = groups({spec.name: one})
-    said = {
+def group(consumer: DeclaredConsumer) -> dict[str, Any]:
+    """Returns everything on the page of a group."""
+    spec = consumer.spec
+    overview = groups({spec.name: consumer})
+    page = {
         "summary": overview["groups"][0],
         "banners": overview["banners"],
-        "problems": problems(one),
+        "problems": problems(consumer),
         "file": spec.source.path.name,
-        "spec": in_force(one),
+        "spec": effective_spec(consumer),
         "source": place(spec),
         "lag": None,
         "unvalidated": None,
@@ -53,102 +53,113 @@ def group(one: Declared) -> dict[str, Any]:
         "attempts": [],
         "batches": [],
         "membership": None,
-        "seats": _seats(spec.name, spec.members, ()),
+        "seats": _instances(spec.name, spec.members, ()),
         "rebalances": [],
         "queries": {},
         "history": [],
         "rewinds": [],
     }
     if overview["banners"]:
-        return said
+        return page
     with database(spec) as connection:
-        described = Coordinator(connection, spec.group).describe()
+        membership = Coordinator(connection, spec.group).describe()
         with transaction(connection) as cur:
             cur.execute(SQL["group_id"], {"group": spec.group})
-            found = rows(cur)
-            if found:
+            group_rows = rows(cur)
+            if group_rows:
                 positions = _newest(store.positions(cur, spec.group))
-                said["unvalidated"] = sum(each.position - each.validated for each in positions)
-                said |= _of_group(cur, spec.group, found[0]["group_id"], positions) | {"now": found[0]["now"]}
-                said |= {"seats": _seats(spec.name, spec.members, positions)}
-            said |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
-    return said | {"membership": described}
+                page["unvalidated"] = sum(position.position - position.validated for position in positions)
+                page |= _group_facts(cur, spec.group, group_rows[0]["group_id"], positions) | {"now": group_rows[0]["now"]}
+                page |= {"seats": _instances(spec.name, spec.members, positions)}
+            page |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
+    return page | {"membership": membership}
 
 
 def _newest(positions: Sequence[store.Position]) -> list[store.Position]:
-    """Without those of topics that were created again."""
-    newest = {each.partition.topic: each.topic_id for each in sorted(positions, key=lambda each: each.topic_id)}
-    return [each for each in positions if newest[each.partition.topic] == each.topic_id]
+    """Returns the positions without those in earlier topics of the same names."""
+    newest = {position.partition.topic: position.topic_id for position in sorted(positions, key=lambda position: position.topic_id)}
+    return [position for position in positions if newest[position.partition.topic] == position.topic_id]
 
 
-def _of_group(cur: Cursor, name: str, group_id: int, positions: Sequence[store.Position]) -> dict[str, Any]:
+def _group_facts(cur: Cursor, name: str, group_id: int, positions: Sequence[store.Position]) -> dict[str, Any]:
     queries: dict[str, str] = {}
 
-    def ask(statement: str, **more: Any) -> list[dict[str, Any]]:
-        queries[statement] = cur.mogrify(SQL[statement], {"group_id": group_id, **more}).decode()
+    def query(statement: str, **parameters: Any) -> list[dict[str, Any]]:
+        queries[statement] = cur.mogrify(SQL[statement], {"group_id": group_id, **parameters}).decode()
         cur.execute(queries[statement])
         return rows(cur)
 
-    flow = ask("pauses")
+    flow = query("pauses")
     paused = Flow(frozenset(FlowTarget(row["topic"], row["partition"]) for row in flow if row["paused"]))
-    until = {replay.partition: replay for replay in replays(cur, name)}
+    replays_by_partition = {replay.partition: replay for replay in replays(cur, name)}
     lags = lag.group(cur, name)
-    behind = {(each.topic, each.partition): each for each in lags.partitions} if lags else {}
-    attempts = ask("attempts", limit=ATTEMPTS)
+    lags_by_partition = {(row.topic, row.partition): row for row in lags.partitions} if lags else {}
+    attempts = query("attempts", limit=ATTEMPTS)
     return {
         "lag": lags and lags.lag,
         "partitions": [
-            _partition(each, paused, until) | {"lag": behind.get((each.partition.topic, each.partition.partition))}
-            for each in positions[:PARTITIONS]
+            _partition(position, paused, replays_by_partition)
+            | {"lag": lags_by_partition.get((position.partition.topic, position.partition.partition))}
+            for position in positions[:PARTITIONS]
         ],
         "partitions_in_all": len(positions),
-        "lost": ask("lost", limit=LOST),
+        "lost": query("lost", limit=LOST),
         "flow": flow,
         "attempts": attempts,
-        "rebalances": rebalances(ask("rebalances")),
-        "batches": ask("batches", attempt_ids=[row["attempt_id"] for row in attempts], limit=BATCHES),
+        "rebalances": rebalances(query("rebalances")),
+        "batches": query("batches", attempt_ids=[row["attempt_id"] for row in attempts], limit=BATCHES),
         "queries": queries,
     }
 
 
-def _partition(each: store.Position, paused: Flow, until: Mapping[TopicPartition, Any]) -> dict[str, Any]:
-    replay = until.get(each.partition)
+def _partition(position: store.Position, paused: Flow, replays_by_partition: Mapping[TopicPartition, Any]) -> dict[str, Any]:
+    replay = replays_by_partition.get(position.partition)
     return {
-        "topic": each.partition.topic,
-        "partition": each.partition.partition,
-        "position": each.position,
-        "validated": each.validated,
-        "owner": each.owner,
-        "seat": each.instance_id,
-        "epoch": each.epoch,
-        "generation": each.generation,
-        "committed_at": each.committed_at,
-        "paused": paused.is_paused(each.partition),
+        "topic": position.partition.topic,
+        "partition": position.partition.partition,
+        "position": position.position,
+        "validated": position.validated,
+        "owner": position.owner,
+        "seat": position.instance_id,
+        "epoch": position.epoch,
+        "generation": position.generation,
+        "committed_at": position.committed_at,
+        "paused": paused.is_paused(position.partition),
         "replaying_until": None if replay is None else replay.until,
         "rewind_id": None if replay is None else replay.rewind_id,
     }
 
 
-def _seats(consumer: str, members: int, positions: Sequence[store.Position]) -> list[dict[str, Any]]:
-    """The seats of the consumer's mapped task, with the partitions that each read last; none without group membership."""
-    seats = []
+def _instances(consumer: str, members: int, positions: Sequence[store.Position]) -> list[dict[str, Any]]:
+    """Returns the static members of the consumer's mapped task, with the partitions that each read last. Empty without a group."""
+    instances = []
     for number in range(members if members > 1 else 0):
-        seat = instance_id(consumer, number)
-        read: dict[str, list[int]] = {}
-        for each in positions:
-            if each.instance_id == seat:
-                read.setdefault(each.partition.topic, []).append(each.partition.partition)
-        seats.append({"seat": seat, "map_index": number, "read": " ".join(f"{topic}:{spans(parts)}" for topic, parts in read.items())})
-    return seats
+        instance = instance_id(consumer, number)
+        partitions_read: dict[str, list[int]] = {}
+        for position in positions:
+            if position.instance_id == instance:
+                partitions_read.setdefault(position.partition.topic, []).append(position.partition.partition)
+        instances.append(
+            {
+                "seat": instance,
+                "map_index": number,
+                "read": " ".join(f"{topic}:{spans(partitions)}" for topic, partitions in partitions_read.items()),
+            }
+        )
+    return instances
 
 
 def _history(cur: Cursor, name: str) -> list[dict[str, Any]]:
-    """The lag of the last day: the sums of its topics."""
+    """Returns the lag of the last day, summed over the topics."""
     steps: dict[Any, dict[str, Any]] = {}
-    for one in samples.history(cur, name, DAY):
-        step = steps.setdefault(one.at, {"at": one.sampled_at, "records": 0, "replay": 0, "seconds": 0.0, "unknown": 0})
-        step |= {"records": step["records"] + one.records, "replay": step["replay"] + one.replay, "unknown": step["unknown"] + one.unknown}
-        step["seconds"] = None if one.seconds is None or step["seconds"] is None else max(step["seconds"], one.seconds)
+    for sample in samples.history(cur, name, DAY):
+        step = steps.setdefault(sample.at, {"at": sample.sampled_at, "records": 0, "replay": 0, "seconds": 0.0, "unknown": 0})
+        step |= {
+            "records": step["records"] + sample.records,
+            "replay": step["replay"] + sample.replay,
+            "unknown": step["unknown"] + sample.unknown,
+        }
+        step["seconds"] = None if sample.seconds is None or step["seconds"] is None else max(step["seconds"], sample.seconds)
     return [steps[at] for at in sorted(steps)]
 
 
@@ -157,7 +168,7 @@ def _rewinds(cur: Cursor, name: str) -> list[dict[str, Any]]:
     return rows(cur)
 
 
-def in_force(one: Declared) -> str:
-    """The consumer's file with every default filled in. Values of settings that name a secret are masked."""
-    text: str = yaml.safe_dump(one.spec.model_dump(mode="json", exclude={"name"}), sort_keys=False, allow_unicode=True)
+def effective_spec(consumer: DeclaredConsumer) -> str:
+    """Returns the consumer's file with every default filled in. Values of settings that name a secret are masked."""
+    text: str = yaml.safe_dump(consumer.spec.model_dump(mode="json", exclude={"name"}), sort_keys=False, allow_unicode=True)
     return "\n".join(map(masked, text.splitlines()))

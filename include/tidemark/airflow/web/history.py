@@ -1,4 +1,4 @@
-"""What was done and judged, of several consumers: rewinds, validations, the audit log."""
+"""Rewinds, validations and the audit log of several consumers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 
 from tidemark import events
-from tidemark.airflow.dags.consume import Declared
+from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import ask_each, database, declared, first_line
 from tidemark.db import transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
@@ -27,136 +27,146 @@ if TYPE_CHECKING:
     from tidemark.spec import ConsumerSpec
 
 REWINDS, VALIDATIONS, EVENTS = 50, 100, 100
-"""Of each database, newest first."""
+"""Limits for each database, newest first."""
 MOST_VALIDATIONS = 200
 CSV_EVENTS = 10_000
 CHARACTERS = 1_000
-"""Of a value in an example row."""
+"""Limit for a value in an example row."""
 VERDICTS = ("equal", "changed", "gone", "new")
 
 
-def rewinds(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str, Any]:
-    """The newest rewinds of a consumer, or of all; of each the sums, and those of its consumers that the user may see."""
+def rewinds(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> dict[str, Any]:
+    """Returns the newest rewinds of a consumer, or of all: for each, the sums and the consumers that the user may see."""
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = {spec.name for spec in specs}
         return {specs[0].name: [_summary(plan, names) for plan in store.history(connection, *sorted(names), limit=REWINDS)]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    found = [plan for plans in answers.found.values() for plan in plans if plan["consumers"]]
-    return {"rewinds": sorted(found, key=lambda plan: plan["planned_at"], reverse=True), "banners": answers.banners}
+    summaries = [plan for plans in answers.by_consumer.values() for plan in plans if plan["consumers"]]
+    return {"rewinds": sorted(summaries, key=lambda plan: plan["planned_at"], reverse=True), "banners": answers.banners}
 
 
-def rewind(one: Declared, rewind_id: int, readable: Mapping[str, Declared]) -> dict[str, Any]:
-    """A rewind of the consumer, with the partitions of those of its consumers that the user may see."""
-    with database(one.spec) as connection:
-        plan = _of_consumer(store.read(connection, rewind_id), one)
+def rewind(consumer: DeclaredConsumer, rewind_id: int, readable: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
+    """Returns a rewind of the consumer, with the partitions of the consumers that the user may see."""
+    with database(consumer.spec) as connection:
+        plan = _require_consumer(store.read(connection, rewind_id), consumer)
         now = _now(connection)
-    said = plan_text.as_json(plan)
-    groups = [group for group in said["groups"] if group["consumer"] in readable]
-    return said | {"groups": groups, "hidden": len(said["groups"]) - len(groups), "expired": _expired(plan, now)}
+    plan_json = plan_text.as_json(plan)
+    groups = [group for group in plan_json["groups"] if group["consumer"] in readable]
+    return plan_json | {"groups": groups, "hidden": len(plan_json["groups"]) - len(groups), "expired": _expired(plan, now)}
 
 
-def verified(one: Declared, rewind_id: int, payloads: Mapping[str, bool]) -> dict[str, Any]:
-    """What the replay after a rewind has changed, for those of its consumers that are in ``payloads``; of each with true, example rows
-    too. ``unknown``: why that cannot be said."""
-    keys = {name: each.spec.keys for name, each in declared().items()}
+def verified(consumer: DeclaredConsumer, rewind_id: int, payloads: Mapping[str, bool]) -> dict[str, Any]:
+    """Returns the changes of the replay after a rewind, for the consumers in ``payloads``, with example rows where the value is true.
+    ``unknown``: why it is undetermined."""
+    keys = {name: entry.spec.keys for name, entry in declared().items()}
     try:
-        with database(one.spec) as connection:
+        with database(consumer.spec) as connection:
             with transaction(connection) as cur:
-                _of_consumer(store.read_plan(cur, rewind_id), one)
-            found = verify.verify(connection, rewind_id, keys)
+                _require_consumer(store.read_plan(cur, rewind_id), consumer)
+            comparisons = verify.verify(connection, rewind_id, keys)
     except verify.NotVerifiable as error:
         return {"groups": [], "unknown": str(error)}
     except (DatabaseUnavailable, psycopg2.Error) as error:
         fix = f"Compare at a terminal, without a time limit: tidemark rewind verify {rewind_id}"
         return {"groups": [], "unknown": f"{first_line(error).rstrip('.')}. {fix}"}
-    return {"groups": [_compared(each, payloads[each.consumer]) for each in found if each.consumer in payloads], "unknown": None}
+    return {
+        "groups": [_comparison_json(table, payloads[table.consumer]) for table in comparisons if table.consumer in payloads],
+        "unknown": None,
+    }
 
 
-def _compared(found: verify.Verified, payloads: bool) -> dict[str, Any]:
-    said = {name: getattr(found, name) for name in ("consumer", "table", "replayed", "left", *VERDICTS)}
+def _comparison_json(comparison: verify.Verified, payloads: bool) -> dict[str, Any]:
+    counts = {name: getattr(comparison, name) for name in ("consumer", "table", "replayed", "left", *VERDICTS)}
     examples = [
-        {"verdict": verdict, "columns": side_by_side(example, found.by)}
-        for verdict in found.examples
-        for example in found.examples[verdict]
+        {"verdict": verdict, "columns": side_by_side(example, comparison.by)}
+        for verdict in comparison.examples
+        for example in comparison.examples[verdict]
     ]
-    return said | {"payloads": payloads, "examples": examples if payloads else []}
+    return counts | {"payloads": payloads, "examples": examples if payloads else []}
 
 
 def side_by_side(example: verify.Example, by: Sequence[str]) -> list[dict[str, Any]]:
-    """The columns of a row as it was and as it is now: first those that identify it, then the user's."""
+    """Returns the columns of a row before and after the replay: first the identifying ones, then the user's."""
     was, now = example.was or {}, example.now or {}
     names = [*by, *(name for name in (example.now or was) if name not in by and not name.startswith("kafka_"))]
     both = example.was is not None and example.now is not None
     return [
-        {"column": name, "was": _text(was.get(name)), "now": _text(now.get(name)), "differs": both and was.get(name) != now.get(name)}
+        {
+            "column": name,
+            "was": _browser_text(was.get(name)),
+            "now": _browser_text(now.get(name)),
+            "differs": both and was.get(name) != now.get(name),
+        }
         for name in names
     ]
 
 
-def _text(value: Any) -> str | None:
-    """A value as the browser shows it. Numbers too: JavaScript would round a large one."""
+def _browser_text(value: Any) -> str | None:
+    """Returns a value as text for the browser. Numbers too, because JavaScript would round large ones."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]} …"
 
 
-def _of_consumer(plan: Plan, one: Declared) -> Plan:
-    """The plan. Raises `BadInput` if it does not move the consumer."""
-    if one.spec.name not in {group.consumer for group in plan.groups}:
-        found = f"rewind {plan.rewind_id} is not of {one.spec.name}"
-        raise BadInput(what="rewind", found=found, fix="Rewinds lists those of each consumer.")
+def _require_consumer(plan: Plan, consumer: DeclaredConsumer) -> Plan:
+    """Returns the plan. Raises `BadInput` if it does not move the consumer."""
+    if consumer.spec.name not in {group.consumer for group in plan.groups}:
+        mismatch = f"rewind {plan.rewind_id} does not move {consumer.spec.name}"
+        raise BadInput(what="rewind", found=mismatch, fix="Rewinds lists the rewinds of each consumer.")
     return plan
 
 
-def validations(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str, Any]:
-    """The newest verdicts of a consumer, or some of each."""
-    of_each = VALIDATIONS if consumer else 20
+def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> dict[str, Any]:
+    """Returns the newest verdicts of a consumer, or a few per consumer."""
+    per_consumer = VALIDATIONS if consumer else 20
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = {spec.group: spec.name for spec in specs}
-        found = verdicts.newest(connection, names, of_each=of_each, most=MOST_VALIDATIONS)
-        return {specs[0].name: [{"consumer": names[row.pop("group")], **row} for row in found]}
+        verdict_rows = verdicts.newest(connection, names, of_each=per_consumer, most=MOST_VALIDATIONS)
+        return {specs[0].name: [{"consumer": names[row.pop("group")], **row} for row in verdict_rows]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    found = [row for made in answers.found.values() for row in made]
-    newest = sorted(found, key=lambda row: row["validated_at"], reverse=True)
+    newest = sorted((row for rows in answers.by_consumer.values() for row in rows), key=lambda row: row["validated_at"], reverse=True)
     return {"validations": newest[:MOST_VALIDATIONS], "banners": answers.banners}
 
 
-def validation(one: Declared, validation_id: int, *, payloads: bool) -> dict[str, Any]:
-    """A verdict with its failing expectations and the offsets of failing rows. Observed values quote rows: only with ``payloads``."""
-    with database(one.spec) as connection:
-        found = verdicts.read_validation(connection, one.spec.group, validation_id)
-    for result in found["results"]:
+def validation(consumer: DeclaredConsumer, validation_id: int, *, payloads: bool) -> dict[str, Any]:
+    """Returns a verdict with its failing expectations and the offsets of failing rows. ``payloads``: also with observed values."""
+    with database(consumer.spec) as connection:
+        verdict = verdicts.read_validation(connection, consumer.spec.group, validation_id)
+    for result in verdict["results"]:
         detail = result.pop("detail")
         result |= {"text": detail.get("text"), "arguments": detail.get("kwargs"), "not_stored": detail.get("rows_not_stored", 0)}
         result["observed"] = detail.get("observed") if payloads else None
-    return found | {"consumer": one.spec.name, "payloads": payloads}
+    return verdict | {"consumer": consumer.spec.name, "payloads": payloads}
 
 
-def audit(consumers: Mapping[str, Declared], *, consumer: str | None, whole: bool, limit: int = EVENTS, **wanted: Any) -> dict[str, Any]:
-    """The newest events of the consumers' groups. ``whole``: those of the whole database too."""
+def audit(
+    consumers: Mapping[str, DeclaredConsumer], *, consumer: str | None, whole: bool, limit: int = EVENTS, **filters: Any
+) -> dict[str, Any]:
+    """Returns the newest events of the consumers' groups. ``whole``: also those of the whole database."""
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         groups = {spec.group: spec.name for spec in specs}
-        found = events.newest(connection, list(groups), whole=whole and consumer is None, limit=limit, **wanted)
-        said = [asdict(each) | {"consumer": groups.get(each.group or "")} for each in found]
-        return {specs[0].name: [each | {"connection": specs[0].connections.postgres} for each in said]}
+        conn_id = specs[0].connections.postgres
+        newest = events.newest(connection, list(groups), whole=whole and consumer is None, limit=limit, **filters)
+        rows = [asdict(event) | {"consumer": groups.get(event.group or ""), "connection": conn_id} for event in newest]
+        return {specs[0].name: rows}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    found = sorted((each for made in answers.found.values() for each in made), key=lambda each: each["at"], reverse=True)
-    return {"events": found[:limit], "banners": answers.banners, "limit": limit}
+    newest = sorted((row for rows in answers.by_consumer.values() for row in rows), key=lambda row: row["at"], reverse=True)
+    return {"events": newest[:limit], "banners": answers.banners, "limit": limit}
 
 
 COLUMNS = ("at", "kind", "consumer", "group", "claimed_by", "database_role", "dag_id", "run_id", "plan", "digest", "reason", "connection")
 
 
-def as_csv(found: Mapping[str, Any]) -> Iterator[str]:
-    """The events for a spreadsheet."""
-    for line in ([*COLUMNS], *([_cell(each[name]) for name in COLUMNS] for each in found["events"])):
+def as_csv(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the events as CSV lines for a spreadsheet."""
+    for line in ([*COLUMNS], *([_cell(event[name]) for name in COLUMNS] for event in answer["events"])):
         out = io.StringIO()
         csv.writer(out).writerow(line)
         yield out.getvalue()
@@ -167,13 +177,17 @@ def _cell(value: Any) -> str:
 
 
 def _summary(plan: Plan, names: set[str]) -> dict[str, Any]:
-    said = {name: value for name, value in plan_text.as_json(plan).items() if name not in ("groups", "digest", "scenario")}
+    plan_json = {name: value for name, value in plan_text.as_json(plan).items() if name not in ("groups", "digest", "scenario")}
     shown = [group.consumer for group in plan.groups if group.consumer in names]
-    return said | {"consumers": shown, "hidden": len(plan.groups) - len(shown), "partitions": sum(len(g.partitions) for g in plan.groups)}
+    return plan_json | {
+        "consumers": shown,
+        "hidden": len(plan.groups) - len(shown),
+        "partitions": sum(len(g.partitions) for g in plan.groups),
+    }
 
 
-def _chosen(consumers: Mapping[str, Declared], consumer: str | None) -> Mapping[str, Declared]:
-    return consumers if consumer is None else {name: one for name, one in consumers.items() if name == consumer}
+def _chosen(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> Mapping[str, DeclaredConsumer]:
+    return consumers if consumer is None else {name: entry for name, entry in consumers.items() if name == consumer}
 
 
 def _now(connection: Connection) -> datetime:

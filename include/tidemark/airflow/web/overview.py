@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tidemark.airflow.dags.consume import CONSUME, Declared, dag_id, zone_of
+from tidemark.airflow.dags.consume import CONSUME, DeclaredConsumer, dag_id, zone_of
 from tidemark.airflow.web.consumers import ask_each
 from tidemark.airflow.web.dag_facts import read_dags
 from tidemark.db import rows, statements, transaction
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.airflow.web", "overview.sql")
 
 TREND = timedelta(hours=3)
-"""How much of the lag's history the table shows."""
+"""The period of the lag's trend in the table."""
 LAG = ("records", "known_records", "seconds", "replay_records", "sampled_at")
-"""What the table shows of a `Lag`."""
+"""The fields of a `Lag` in the table."""
 
 
-def groups(consumers: Mapping[str, Declared]) -> dict[str, Any]:
-    """``{"groups": [...], "banners": [...]}``."""
-    with ThreadPoolExecutor(1) as beside:  # the two halves take about as long as each other
-        reading = beside.submit(read_dags, {name: dag_id(CONSUME, name) for name in consumers})
-        answers = ask_each(consumers, lambda connection, specs: _ask(connection, specs, reading))
-        dags = reading.result()
+def groups(consumers: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
+    """Returns ``{"groups": [...], "banners": [...]}``."""
+    with ThreadPoolExecutor(1) as executor:  # the two halves take about as long as each other
+        dags_future = executor.submit(read_dags, {name: dag_id(CONSUME, name) for name in consumers})
+        answers = ask_each(consumers, lambda connection, specs: _read_lags(connection, specs, dags_future))
+        dags = dags_future.result()
     silent = {name: banner for banner in answers.banners for name in banner["consumers"]}
-    listed = [_row(one, answers.found.get(name), silent.get(name), dags.get(name)) for name, one in consumers.items()]
-    listed.sort(key=lambda row: (RANK[row["health"]], row["consumer"]))
-    return {"groups": listed, "banners": list(answers.banners), "most": lag.MOST}
+    group_rows = [_row(consumer, answers.by_consumer.get(name), silent.get(name), dags.get(name)) for name, consumer in consumers.items()]
+    group_rows.sort(key=lambda row: (RANK[row["health"]], row["consumer"]))
+    return {"groups": group_rows, "banners": list(answers.banners), "most": lag.MOST}
 
 
-def trends(consumers: Mapping[str, Declared]) -> dict[str, Any]:
-    """``{"trends": {consumer: [records, ...]}}``: the lag of the last hours in steps of five minutes, oldest first."""
+def trends(consumers: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
+    """Returns ``{"trends": {consumer: [records, ...]}}``: the lag of the last hours in steps of five minutes, oldest first."""
 
     def ask(connection: Connection, specs: Collection[ConsumerSpec]) -> dict[str, list[int]]:
         names = {spec.group: spec.name for spec in specs}
@@ -48,25 +48,25 @@ def trends(consumers: Mapping[str, Declared]) -> dict[str, Any]:
             cur.execute(SQL["trends"], {"groups": list(names), "period": TREND})
             return {names[row["group"]]: row["records"] for row in rows(cur)}
 
-    return {"trends": ask_each(consumers, ask).found}
+    return {"trends": ask_each(consumers, ask).by_consumer}
 
 
-def _ask(connection: Connection, specs: Collection[ConsumerSpec], dags: Future[dict[str, Dag]]) -> dict[str, lag.GroupLag]:
+def _read_lags(connection: Connection, specs: Collection[ConsumerSpec], dags: Future[dict[str, Dag]]) -> dict[str, lag.GroupLag]:
     names = {spec.group: spec.name for spec in specs}
 
     def by_group() -> dict[str, Dag]:
         return {group: dags.result()[name] for group, name in names.items() if name in dags.result()}
 
     with transaction(connection) as cur:
-        listed = lag.groups(cur, by_group, names)
-    return {names[one.lag.group]: one for one in listed}
+        lags = lag.groups(cur, by_group, names)
+    return {names[group_lag.lag.group]: group_lag for group_lag in lags}
 
 
-def _row(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> dict[str, Any]:
-    spec = one.spec
-    judged = _judged(one, group, silent, dag)
+def _row(consumer: DeclaredConsumer, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> dict[str, Any]:
+    spec = consumer.spec
+    judgement = _judgement(consumer, group, silent, dag)
     return {
-        **asdict(judged),
+        **asdict(judgement),
         "consumer": spec.name,
         "group": spec.group,
         "description": spec.description,
@@ -76,14 +76,14 @@ def _row(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | 
         "tags": list(spec.airflow.tags),
         "dag_id": dag_id(CONSUME, spec.name),
         "schedule": spec.schedule and f"{spec.schedule} in {zone_of(spec)}",
-        "problems": problems(one),
+        "problems": problems(consumer),
         "dag": dag and {"is_paused": dag.paused, "next_run": dag.next_run_at},
-        **({} if group is None else _of_group(group)),
+        **({} if group is None else _group_columns(group)),
     }
 
 
-def _judged(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> Judgement:
-    if one.error is not None:
+def _judgement(consumer: DeclaredConsumer, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> Judgement:
+    if consumer.error is not None:
         return Judgement(Health.BAD_SPEC, "Its file has problems; runs fail until they are fixed.")
     if silent is not None:
         return Judgement(Health.UNREACHABLE, f"Database {silent['connection']}: {silent['problem'].rstrip('.')}.", silent["fix"])
@@ -92,7 +92,7 @@ def _judged(one: Declared, group: lag.GroupLag | None, silent: Mapping[str, Any]
     return Judgement(group.lag.health, group.lag.why, group.lag.fix)
 
 
-def _of_group(group: lag.GroupLag) -> dict[str, Any]:
+def _group_columns(group: lag.GroupLag) -> dict[str, Any]:
     runs = group.runs
     return {
         "partitions": group.lag.partitions,
@@ -111,7 +111,10 @@ def _of_group(group: lag.GroupLag) -> dict[str, Any]:
     }
 
 
-def problems(one: Declared) -> list[dict[str, Any]]:
-    """The problems of a consumer's file."""
-    found = [] if one.error is None else one.error.problems
-    return [{"at": f"{each.file.name}:{each.line}:{each.column}", "message": each.message, "fix": each.fix} for each in found]
+def problems(consumer: DeclaredConsumer) -> list[dict[str, Any]]:
+    """Returns the problems of a consumer's file."""
+    file_problems = [] if consumer.error is None else consumer.error.problems
+    return [
+        {"at": f"{problem.file.name}:{problem.line}:{problem.column}", "message": problem.message, "fix": problem.fix}
+        for problem in file_problems
+    ]

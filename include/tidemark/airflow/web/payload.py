@@ -1,4 +1,4 @@
-"""A record's payload as the page shows it: within limits that hold whatever the record contains."""
+"""A record's payload for the page, within limits that hold for any record."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from tidemark.worker.decoding import Shown
 
 ANSWER_BYTES = 800_000
-"""Of JSON, for all payloads of an answer together."""
+"""Limit of the JSON for all payloads of an answer together."""
 MOST_BYTES = 256 * 1024
-"""Of a key, a value or a header."""
+"""Limit for a key, a value or a header."""
 HEX_BYTES = 4096
 DEEPEST = 50
-"""JSON that is nested deeper is shown as it is: laid out, it would be mostly spaces."""
+"""JSON that is nested deeper is not indented, because it would be mostly spaces."""
 FIRST_HEADER = 1_000
-"""A header needs at least so much room."""
+"""Minimum room for a header."""
 
 
 class Room:
-    """What is left of an answer's bytes."""
+    """The bytes left for an answer."""
 
     def __init__(self, size: int = ANSWER_BYTES) -> None:
         self._left = size
 
     def payload(self, payload: Payload, decoded: Mapping[str, Shown]) -> dict[str, Any]:
-        """Value, key and headers. ``more_headers`` says how many had no room."""
+        """Returns value, key and headers. ``more_headers``: how many had no room."""
         sides = {side: self._bytes(getattr(payload, side), decoded.get(side)) for side in ("value", "key")}
         headers: list[dict[str, Any]] = []
         for name, value in payload.headers:
@@ -42,8 +42,8 @@ class Room:
         return {**sides, "headers": headers, "more_headers": len(payload.headers) - len(headers)}
 
     def _bytes(self, value: bytes | None, decoded: Shown | None = None) -> dict[str, Any] | None:
-        """Bytes as hex, as text if they are UTF-8, and as JSON if they are or were decoded. None: Kafka's null. ``cut``: not all of them
-        are shown; ``not_laid_out``: they are JSON that is too long or nested too deeply."""
+        """Returns bytes as hex, as text if they are UTF-8, and as JSON if they are or were decoded. None: Kafka's null. ``cut``: only the
+        beginning is shown. ``not_laid_out``: the JSON is too long or nested too deeply."""
         if value is None:
             return None
         part = value[:MOST_BYTES]
@@ -56,18 +56,18 @@ class Room:
             shown["cut"] |= shortened
         text = decoded.json if decoded is not None else shown["text"] if not shown["cut"] else None
         if text is not None:
-            shown["json"], shown["not_laid_out"] = self._laid_out(text)
+            shown["json"], shown["not_laid_out"] = self._indented(text)
         return shown | {"problem": None if decoded is None else decoded.problem}
 
     def _text(self, text: str) -> tuple[str, bool]:
-        """The text, or the beginning that fits into half of the room, and whether it was cut."""
+        """Returns the text, or as much as fits into half of the room, and whether it was cut."""
         shown = text
         while (size := len(to_json(visible(shown)))) > max(self._left // 2, 2):
             shown = shown[: len(shown) // 2]
         self._left -= size
         return visible(shown), len(shown) < len(text)
 
-    def _laid_out(self, text: str) -> tuple[str | None, bool]:
+    def _indented(self, text: str) -> tuple[str | None, bool]:
         try:
             value = json.loads(text)
         except RecursionError:
@@ -90,14 +90,14 @@ class Room:
 
 
 def visible(text: str) -> str:
-    """The text with lone surrogates as escapes: JSON may have them, an answer cannot."""
+    """Returns the text with lone surrogates as escapes: JSON may have them, an answer cannot."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        level = [inner for each in level for inner in _inner(each)]
+        level = [child for container in level for child in _inner(container)]
         if not level:
             return False
     return True

@@ -1,6 +1,6 @@
-"""What a rewind would do, computed while somebody fills in the form. Only reads; the DAG run makes the plan.
+"""Previews a rewind while a user fills in the form. Only reads; the DAG run makes the plan.
 
-The one place of the page that asks Kafka, because a scenario names points of its logs: with short time-outs, in a few threads of its own,
+The one place of the page that asks Kafka, because a scenario names points of its logs: with short timeouts, in a few threads of its own,
 so that a Kafka that does not answer holds up nothing else.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
 from tidemark.airflow import connections
-from tidemark.airflow.dags.consume import Declared
+from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import database, first_line
 from tidemark.db import transaction
 from tidemark.errors import BadInput, Refused, TidemarkError
@@ -44,12 +43,12 @@ AT_ONCE = 4
 thread from the other requests of Airflow's API server."""
 
 _workers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="tidemark-preview")
-_places = threading.BoundedSemaphore(2 * AT_ONCE)
+_slots = threading.BoundedSemaphore(2 * AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
 class PreviewRequest:
-    """What the form says so far."""
+    """The current input of the form."""
 
     scenario: str
     value: str
@@ -57,28 +56,35 @@ class PreviewRequest:
     allow_loss: bool
 
 
-def preview(one: Declared, readable: Mapping[str, Declared], asked: PreviewRequest) -> dict[str, Any]:
-    """The consumers' partitions as a plan would have them; or ``problems``, for which the plan would be refused; or ``unknown``: why that
-    cannot be said now, while the plan may well succeed."""
-    said: dict[str, Any] = {"consumers": [one.spec.name], "undo_of": None, "problems": [], "loss": False, "unknown": None, "groups": []}
-    if not _places.acquire(blocking=False):
-        return said | {"unknown": "Too many previews are being computed. Change the form again in a few seconds."}
-    future = _workers.submit(_computed, one, readable, asked)
-    future.add_done_callback(lambda _: _places.release())
+def preview(consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer], request: PreviewRequest) -> dict[str, Any]:
+    """Returns the consumers' partitions as a plan would move them; or the ``problems`` that would refuse the plan; or ``unknown``: why no
+    preview exists. Planning may still work."""
+    answer: dict[str, Any] = {
+        "consumers": [consumer.spec.name],
+        "undo_of": None,
+        "problems": [],
+        "loss": False,
+        "unknown": None,
+        "groups": [],
+    }
+    if not _slots.acquire(blocking=False):
+        return answer | {"unknown": "Too many previews are being computed. Change the form again in a few seconds."}
+    future = _workers.submit(_compute, consumer, readable, request)
+    future.add_done_callback(lambda _: _slots.release())
     try:
-        return said | future.result(LIMIT_S)
-    except TooLate:
+        return answer | future.result(LIMIT_S)
+    except TimeoutError:
         future.cancel()
-        return said | {"unknown": f"Postgres and Kafka have not answered within {LIMIT_S} seconds."}
+        return answer | {"unknown": f"Postgres and Kafka have not answered within {LIMIT_S} seconds."}
     except (TidemarkError, psycopg2.Error) as error:
-        return said | refusal(error)
+        return answer | refusal(error)
 
 
 def refusal(error: Exception) -> dict[str, Any]:
-    """Why there is no preview: ``problems`` of the request, or ``unknown`` if a server did not answer or does not let the page count."""
+    """Explains a missing preview: ``problems`` of the request, or ``unknown`` if a server does not answer or refuses to count."""
     if isinstance(error, TargetsOutOfRange):
         more = [f"{counted(len(error.outside) - SHOWN, 'more partition')} too"] if len(error.outside) > SHOWN else []
-        return {"problems": [*map(str, error.outside[:SHOWN]), *more], "loss": any(each.before for each in error.outside)}
+        return {"problems": [*map(str, error.outside[:SHOWN]), *more], "loss": any(target.before for target in error.outside)}
     if isinstance(error, planning.CompactedTopics):
         return {"problems": [str(error)], "loss": True}
     if isinstance(error, planning.PlanRefused | SeveralProblems):
@@ -88,31 +94,33 @@ def refusal(error: Exception) -> dict[str, Any]:
     return {"unknown": f"{first_line(error).rstrip('.')}."}
 
 
-def _computed(one: Declared, readable: Mapping[str, Declared], asked: PreviewRequest) -> dict[str, Any]:
-    scope, wanted = Scope.parse([asked.scope]), scenario.parse(asked.scenario, asked.value, groups=[one.spec.group])
-    with database(one.spec) as connection:
-        specs = [one.spec]
-        if isinstance(wanted, Undo):
+def _compute(consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer], request: PreviewRequest) -> dict[str, Any]:
+    scope, chosen = Scope.parse([request.scope]), scenario.parse(request.scenario, request.value, groups=[consumer.spec.group])
+    with database(consumer.spec) as connection:
+        specs = [consumer.spec]
+        if isinstance(chosen, Undo):
             with transaction(connection) as cur:
-                names = [group.consumer for group in read_plan(cur, wanted.rewind_id).groups]
-            specs = _together(one, readable, names, wanted)
-        groups = planning.preview(connection, _cluster_of, specs, scope, wanted, allow_loss=asked.allow_loss)
-    return _said(specs, wanted, plan_text.groups_as_json(groups))
+                names = [group.consumer for group in read_plan(cur, chosen.rewind_id).groups]
+            specs = _specs_of_rewind(consumer, readable, names, chosen)
+        groups = planning.preview(connection, _cluster_of, specs, scope, chosen, allow_loss=request.allow_loss)
+    return _result(specs, chosen, plan_text.groups_as_json(groups))
 
 
-def _said(specs: list[ConsumerSpec], wanted: Scenario, found: dict[str, Any]) -> dict[str, Any]:
-    undo_of = wanted.rewind_id if isinstance(wanted, Undo) else None
-    return {"consumers": [spec.name for spec in specs], "undo_of": undo_of, "says": scenario.describe(wanted), **found}
+def _result(specs: list[ConsumerSpec], chosen: Scenario, summary: dict[str, Any]) -> dict[str, Any]:
+    undo_of = chosen.rewind_id if isinstance(chosen, Undo) else None
+    return {"consumers": [spec.name for spec in specs], "undo_of": undo_of, "says": scenario.describe(chosen), **summary}
 
 
-def _together(one: Declared, readable: Mapping[str, Declared], names: list[str], wanted: Undo) -> list[ConsumerSpec]:
-    """The consumers of a rewind, which are undone together. Nothing is said of those that the user may not see."""
-    if one.spec.name not in names:
-        fix = "Rewinds lists those of each consumer."
-        raise BadInput(what="rewind", found=f"rewind {wanted.rewind_id} is not of {one.spec.name}", fix=fix)
+def _specs_of_rewind(
+    consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer], names: list[str], undo: Undo
+) -> list[ConsumerSpec]:
+    """Returns the consumers of a rewind, which are undone together. Omits the names of consumers hidden from the user."""
+    if consumer.spec.name not in names:
+        fix = "Rewinds lists the rewinds of each consumer."
+        raise BadInput(what="rewind", found=f"rewind {undo.rewind_id} does not move {consumer.spec.name}", fix=fix)
     if hidden := [name for name in names if name not in readable]:
-        found = f"rewind {wanted.rewind_id} also moved {counted(len(hidden), 'consumer')} that your roles do not allow you to see"
-        raise BadInput(what="rewind", found=found, fix="Ask somebody who may see all of them.")
+        mismatch = f"rewind {undo.rewind_id} also moved {counted(len(hidden), 'consumer')} that your roles do not allow you to see"
+        raise BadInput(what="rewind", found=mismatch, fix="Ask somebody who may see all of them.")
     return [readable[name].spec for name in names]
 
 

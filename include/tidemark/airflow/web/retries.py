@@ -1,4 +1,4 @@
-"""What waits for a retry, what has failed and why, and the records themselves."""
+"""Records that wait for a retry or have failed: counts, reasons, and single records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemark.airflow import connections
-from tidemark.airflow.dags.consume import Declared
+from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import ask_each, database
 from tidemark.airflow.web.payload import Room
 from tidemark.db import rows, statements, transaction
@@ -31,104 +31,104 @@ BUCKETS, BUCKET_S = 30, 60
 MOST = 10_000
 """Records of a consumer are counted up to here in the list of all."""
 PAGE = 50
-"""Records of a page of the list."""
+"""Records per page of the list."""
 EDITS = 20
-"""The latest edits of a record that are shown."""
+"""Maximum number of a record's latest edits."""
 ASK_BRIEFLY = {"timeout": 3, "max.retries": 0}
 """Settings of the registry's client."""
 
 
-def everywhere(consumers: Mapping[str, Declared]) -> dict[str, Any]:
-    """The consumers with records that wait or have failed, their counts, and how fast records fail."""
+def everywhere(consumers: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
+    """Returns the consumers with records that wait or have failed, their counts, and how fast records fail."""
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = [spec.group for spec in specs]
-        counts = _by_group(connection, "open", groups=names, states=[state.value for state in OPEN], most=MOST)
-        lately = growth(connection, list(counts))
-        return {spec.name: _summed(counts[spec.group], lately.get(spec.group, ())) for spec in specs if spec.group in counts}
+        counts = _rows_by_group(connection, "open", groups=names, states=[state.value for state in OPEN], most=MOST)
+        recent = growth(connection, list(counts))
+        return {spec.name: _summed(counts[spec.group], recent.get(spec.group, ())) for spec in specs if spec.group in counts}
 
     answers = ask_each(consumers, ask)
-    found = [{"consumer": name} | sums for name, sums in sorted(answers.found.items())]
-    return {"consumers": found, "banners": answers.banners}
+    summaries = [{"consumer": name} | sums for name, sums in sorted(answers.by_consumer.items())]
+    return {"consumers": summaries, "banners": answers.banners}
 
 
-def _summed(counts: Sequence[Mapping[str, Any]], lately: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summed(counts: Sequence[Mapping[str, Any]], recent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Records by state, the most frequent error, and how many failed lately. ``more``: there are more records than were counted."""
-    sums = {state.value.lower(): sum(one["records"] for one in counts if one["state"] == state) for state in OPEN}
+    sums = {state.value.lower(): sum(row["records"] for row in counts if row["state"] == state) for state in OPEN}
     return sums | {
         "more": sum(sums.values()) >= MOST,
         "error_type": counts[0]["error_type"],
         "example": counts[0]["example"],
-        "last": max(one["last"] for one in counts),
-        "growth": [{name: sum(one[name] for one in lately) for name in ("last_hour", "hour_before")}],
+        "last": max(row["last"] for row in counts),
+        "growth": [{name: sum(row[name] for row in recent) for name in ("last_hour", "hour_before")}],
     }
 
 
-def of_consumer(one: Declared) -> dict[str, Any]:
-    """Tiers with what waits in them, counts by error and whether they grow, and how late the last tries were."""
-    spec = one.spec
+def of_consumer(consumer: DeclaredConsumer) -> dict[str, Any]:
+    """Returns the waiting records by tier, the counts by error and their growth, and how late the last tries were."""
+    spec = consumer.spec
     tiers = [
         *({"tier": format_duration(delay), "topic": retry_topic(spec.group, delay)} for delay in spec.retry.delays),
         {"tier": FAILED_TIER, "topic": failed_topic(spec.group)},
     ]
-    said: dict[str, Any] = {"consumer": spec.name, "tiers": tiers, "due": [], "counts": [], "growth": [], "late": None, "overdue": None}
-    said |= {"buckets": BUCKETS, "bucket_seconds": BUCKET_S}
+    summary: dict[str, Any] = {"consumer": spec.name, "tiers": tiers, "due": [], "counts": [], "growth": [], "late": None, "overdue": None}
+    summary |= {"buckets": BUCKETS, "bucket_seconds": BUCKET_S}
     with database(spec) as connection:
-        if spec.group in _known(connection, [spec]):
-            said |= {
+        if spec.group in _existing_groups(connection, [spec]):
+            summary |= {
                 "due": admin.due_by_tier(connection, spec.group, seconds=BUCKET_S, buckets=BUCKETS),
                 "counts": admin.count_records(connection, spec.group, Filter(states=OPEN)),
                 "growth": growth(connection, [spec.group]).get(spec.group, []),
                 "late": pending.tried(connection, spec.group),
                 "overdue": pending.due(connection, spec.group),
             }
-    return said
+    return summary
 
 
 def growth(connection: Connection, groups: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """By group: ``{"error_type", "last_hour", "hour_before"}`` of records that first failed in the last two hours."""
-    return _by_group(connection, "growth", groups=list(groups))
+    """Returns, by group, ``{"error_type", "last_hour", "hour_before"}`` of records that first failed in the last two hours."""
+    return _rows_by_group(connection, "growth", groups=list(groups))
 
 
-def _by_group(connection: Connection, statement: str, **arguments: object) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+def _rows_by_group(connection: Connection, statement: str, **arguments: object) -> dict[str, list[dict[str, Any]]]:
+    by_group: dict[str, list[dict[str, Any]]] = {}
     with transaction(connection) as cur:
         cur.execute(SQL[statement], arguments)
         for row in rows(cur):
-            found.setdefault(row.pop("group"), []).append(row)
-    return found
+            by_group.setdefault(row.pop("group"), []).append(row)
+    return by_group
 
 
-def records(one: Declared, wanted: Filter, after: int) -> dict[str, Any]:
-    """A page of the matching records, without payloads; ``next`` is where the next page begins."""
-    with database(one.spec) as connection:
-        if one.spec.group not in _known(connection, [one.spec]):
+def records(consumer: DeclaredConsumer, record_filter: Filter, after: int) -> dict[str, Any]:
+    """Returns a page of the matching records, without payloads. ``next``: the start of the next page."""
+    with database(consumer.spec) as connection:
+        if consumer.spec.group not in _existing_groups(connection, [consumer.spec]):
             return {"records": [], "next": None}
-        found = admin.list_records(connection, one.spec.group, wanted, limit=PAGE + 1, after=after)
-    return {"records": found[:PAGE], "next": found[PAGE - 1].number if len(found) > PAGE else None}
+        matches = admin.list_records(connection, consumer.spec.group, record_filter, limit=PAGE + 1, after=after)
+    return {"records": matches[:PAGE], "next": matches[PAGE - 1].number if len(matches) > PAGE else None}
 
 
-def record(one: Declared, number: int) -> dict[str, Any]:
-    """Everything known of a record, with its payload."""
-    with database(one.spec) as connection:
-        whole: Whole = admin.show_record(connection, one.spec.group, number)
-    decoded, room = _decoded(one.spec, whole.row["topic"], whole.payload), Room()
+def record(consumer: DeclaredConsumer, number: int) -> dict[str, Any]:
+    """Returns everything stored about a record, with its payload."""
+    with database(consumer.spec) as connection:
+        stored: Whole = admin.show_record(connection, consumer.spec.group, number)
+    decoded, room = _decoded(consumer.spec, stored.row["topic"], stored.payload), Room()
     return {
-        "number": whole.number,
-        "row": whole.row,
-        "tries": whole.tries,
-        "redrives": whole.redrives,
-        "action": whole.action,
-        "payload": room.payload(whole.payload, decoded),
+        "number": stored.number,
+        "row": stored.row,
+        "tries": stored.tries,
+        "redrives": stored.redrives,
+        "action": stored.action,
+        "payload": room.payload(stored.payload, decoded),
         "edits": [
-            {"by": edit.by, "at": edit.at, "reason": edit.reason, "was": room.payload(edit.was, {})} for edit in whole.edits[-EDITS:]
+            {"by": edit.by, "at": edit.at, "reason": edit.reason, "was": room.payload(edit.was, {})} for edit in stored.edits[-EDITS:]
         ],
-        "more_edits": max(len(whole.edits) - EDITS, 0),
+        "more_edits": max(len(stored.edits) - EDITS, 0),
     }
 
 
 def _decoded(spec: ConsumerSpec, topic: str, payload: Payload) -> Mapping[str, Shown]:
-    """The key and the value in the format of the consumer's file, if that is none for people. Asks the registry, for a short time."""
+    """Decodes the key and the value, unless people can read the consumer's format as is. Waits for the registry only briefly."""
     try:
         registry = {**connections.registry(spec), **ASK_BRIEFLY} if spec.format.uses_registry else None
     except TidemarkError as error:
@@ -136,8 +136,8 @@ def _decoded(spec: ConsumerSpec, topic: str, payload: Payload) -> Mapping[str, S
     return Decoding(spec, registry, lambda: spec.topics).for_people(topic, payload)
 
 
-def _known(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:
-    """Those of the groups that have run."""
+def _existing_groups(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:
+    """Returns the groups that have run."""
     with transaction(connection) as cur:
         cur.execute("SELECT name FROM tidemark.consumer_group WHERE name = ANY (%s)", ([spec.group for spec in specs],))
         return {row["name"] for row in rows(cur)}

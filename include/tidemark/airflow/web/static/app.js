@@ -1,4 +1,4 @@
-// Tidemark's page. Airflow imports this module and renders what it leaves in globalThis.AirflowPlugin.
+// Tidemark's page. Airflow imports this module and renders globalThis.AirflowPlugin.
 
 import { A, Box, Empty, Flex, HOME, RouterLink, h, to, useLocation } from "./base.js";
 import { Audit } from "./audit.js";

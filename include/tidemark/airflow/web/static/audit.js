@@ -10,12 +10,12 @@ export function Audit() {
   const [consumer, setConsumer] = useParam("consumer");
   const [kind, setKind] = useParam("kind");
   const [person, setPerson] = useParam("person");
-  const wanted = query({ consumer, kind, person });
-  const state = useData(api("audit") + wanted);
-  const csv = new URL(api("audit.csv") + wanted, document.baseURI).href;
+  const filter = query({ consumer, kind, person });
+  const state = useData(api("audit") + filter);
+  const csv = new URL(api("audit.csv") + filter, document.baseURI).href;
   return h(Box, null,
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
-      h(Select, { label: "Kind of action", value: kind, onChange: setKind, options: [["", "All actions"], ...KINDS.map((one) => [one, one.toLowerCase()])] }),
+      h(Select, { label: "Kind of action", value: kind, onChange: setKind, options: [["", "All actions"], ...KINDS.map((action) => [action, action.toLowerCase()])] }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Who", placeholder: "Who", value: person, onChange: (event) => setPerson(event.target.value) }),
       h(Button, { asChild: true, size: "sm", variant: "outline" }, h("a", { href: csv, download: "tidemark-audit.csv" }, "CSV"))),
     h(Loaded, { state }, (data) => h(Box, null, h(Banners, { banners: data.banners }), data.events.length

@@ -1,4 +1,4 @@
-// What every view shares: React and Chakra of Airflow, data that refreshes itself, words for numbers and times.
+// Shared by all views: Airflow's React and Chakra, data that refreshes itself, texts for numbers and times, addresses.
 
 export const { createElement: h, Fragment, useCallback, useEffect, useMemo, useRef, useState } = globalThis.React;
 export const { Link: RouterLink, useLocation, useNavigate } = globalThis.ReactRouterDOM;
@@ -12,13 +12,19 @@ const REFRESH_MS = 5000;
 export const to = (...parts) => [HOME, ...parts.map((part) => encodeURIComponent(String(part)))].join("/");
 export const api = (...parts) => "tidemark/api/" + parts.map((part) => encodeURIComponent(String(part))).join("/");
 export const query = (values) => {
-  const made = new URLSearchParams();
+  const params = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
-    if (value !== undefined && value !== null && value !== "") made.append(name, value);
+    if (value !== undefined && value !== null && value !== "") params.append(name, value);
   }
-  const text = made.toString();
+  const text = params.toString();
   return text ? `?${text}` : "";
 };
+
+// The addresses of the forms, with their first values.
+const formPath = (form, consumer, values) => to("groups", consumer, form) + query(values);
+export const rewindPath = (consumer, scenario, value) => formPath("rewind", consumer, { scenario, value });
+export const redrivePath = (consumer, filter) => formPath("redrive", consumer, filter);
+export const discardPath = (consumer, filter) => formPath("discard", consumer, filter);
 
 export class Refused extends Error {
   constructor(status, detail) {
@@ -44,16 +50,16 @@ export async function request(path, options = {}) {
   if (answer.ok) return text;
   let detail = "";
   try {
-    const said = JSON.parse(text).detail;
-    detail = typeof said === "string" ? said : Array.isArray(said) ? said.map((one) => one.msg).join("; ") : JSON.stringify(said ?? "");
+    const reason = JSON.parse(text).detail;
+    detail = typeof reason === "string" ? reason : Array.isArray(reason) ? reason.map((problem) => problem.msg).join("; ") : JSON.stringify(reason ?? "");
   } catch {
     detail = text.slice(0, 300);
   }
   throw new Refused(answer.status, WORDS[answer.status] ?? (detail || `The server answered ${answer.status}.`));
 }
 
-// What a route says, asked again every few seconds while the page is visible. The last answer stays while the next one is fetched,
-// and after an error; an answer that is the same draws nothing anew.
+// The answer of a route, fetched again every few seconds while the page is visible. The last answer stays while the next one is fetched,
+// and after an error. An identical answer redraws nothing.
 export function useData(path, { refresh = true } = {}) {
   const [state, setState] = useState({ path, data: null, error: null, at: null });
   useEffect(() => {
@@ -85,7 +91,7 @@ export function useData(path, { refresh = true } = {}) {
   return state.path === path ? state : { path, data: null, error: null };
 }
 
-// ---- words
+// ---- texts
 
 export const number = (value) => (value === null || value === undefined ? "–" : Number(value).toLocaleString("en-US"));
 export const atMost = (value, most) => (value >= most ? `${number(most)}+` : number(value));
@@ -119,7 +125,7 @@ export function Ago({ at }) {
   return h("time", { dateTime: at, title: moment(at) }, words);
 }
 
-// A moment that is expected: it may have passed because the work waits for its turn.
+// An expected moment. It may have passed if the work waits for its turn.
 export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", { dateTime: at, title: moment(at) }, "due") : h(Ago, { at }));
 
 // ---- pieces
@@ -158,11 +164,11 @@ export const Empty = ({ title, children }) =>
     h(Text, { fontWeight: "semibold" }, title), children && h(Text, { color: "fg.muted", fontSize: "sm", mt: 1 }, children));
 
 export const Banners = ({ banners }) =>
-  (banners ?? []).map((one) =>
-    h(Notice, { key: one.connection, tone: "error", role: "alert", title: `Database ${one.connection} does not answer: ${one.problem}` },
-      `${one.fix} Not shown: ${one.consumers.slice(0, 8).join(", ")}${one.consumers.length > 8 ? ` and ${one.consumers.length - 8} more` : ""}.`));
+  (banners ?? []).map((banner) =>
+    h(Notice, { key: banner.connection, tone: "error", role: "alert", title: `Database ${banner.connection} does not answer: ${banner.problem}` },
+      `${banner.fix} Not shown: ${banner.consumers.slice(0, 8).join(", ")}${banner.consumers.length > 8 ? ` and ${banner.consumers.length - 8} more` : ""}.`));
 
-// Its children drawn for the width that there is, so that a chart's words keep their size on a phone.
+// Draws its children at the available width, so that a chart's text keeps its size on a phone.
 export function Sized({ children, most = 4000 }) {
   const place = useRef(null);
   const [width, setWidth] = useState(0);
@@ -178,12 +184,12 @@ export function Sized({ children, most = 4000 }) {
 export const Query = ({ text }) => text ? h(Box, { as: "details", fontSize: "sm", mt: 2 }, h(Box, { as: "summary", cursor: "pointer", color: "fg.muted", w: "fit-content" }, "Query"),
   h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md", mt: 1 }, text)) : null;
 
-// A view's data, or what to say while there are none.
+// A view's data, or a status while they are loading.
 export function Loaded({ state, children }) {
   const { data, error } = state;
   if (!data && !error) return h(Flex, { align: "center", gap: 2, py: 8, role: "status" }, h(Spinner, { size: "sm" }), "Loading");
   return h(Fragment, null,
-    error && h(Notice, { tone: data ? "warning" : "error", role: "alert", title: error.message }, data && "Shown is the last answer."),
+    error && h(Notice, { tone: data ? "warning" : "error", role: "alert", title: error.message }, data && "The last answer is shown."),
     data && children(data));
 }
 
@@ -202,7 +208,7 @@ export const Select = ({ value, onChange, options, label, ...more }) =>
     bg: "bg", color: "fg", px: 2, h: 8, fontSize: "sm", maxW: "100%", ...more },
     options.map(([key, words]) => h("option", { key, value: key }, words)));
 
-// A value that lives in the address, so that a reload and a link keep it. It is written past the router: Airflow renders a page anew
+// A value that lives in the address, so that a reload and a link keep it. It is written past the router: Airflow renders a page again
 // whenever the router's address changes, and a field that is being typed into would lose its focus.
 export function useParam(name, fallback = "") {
   const { key } = useLocation();

@@ -1,7 +1,6 @@
 // Small charts as SVG. Colours are Chakra's variables, so that they follow the theme; each shape has a title to hover over.
 
-import { Box, Muted, RouterLink, counted, h, moment, number, useNavigate, useRef, useState } from "./base.js";
-import { rewindPath } from "./preview.js";
+import { Box, Muted, RouterLink, counted, h, moment, number, rewindPath, useNavigate, useRef, useState } from "./base.js";
 
 const PALETTE = ["blue", "teal", "purple", "orange", "cyan", "pink", "green", "yellow"];
 const colour = (name, shade = 500) => `var(--chakra-colors-${name}-${shade})`;
@@ -15,33 +14,33 @@ export const attemptColour = (attempt) => (attempt.state === "FAILED" ? "red" : 
 // batch links to a rewind to it: the newest can be reached by Tab, the others from there with the arrow keys.
 export function Timeline({ batches, attempts, consumer, width = 1000 }) {
   if (!batches.length) return h(Muted, null, "No batch was committed by the last runs.");
-  const lanes = [...new Set(batches.map((one) => `${one.topic}/${one.partition}`))].sort((a, b) => a.localeCompare(b, "en", { numeric: true })).slice(0, 16);
-  const by = new Map(attempts.map((one) => [one.attempt_id, one]));
-  const times = [...batches.map((one) => Date.parse(one.committed_at)), ...attempts.filter((one) => one.ended_at).map((one) => Date.parse(one.ended_at))];
+  const lanes = [...new Set(batches.map((batch) => `${batch.topic}/${batch.partition}`))].sort((a, b) => a.localeCompare(b, "en", { numeric: true })).slice(0, 16);
+  const attemptsById = new Map(attempts.map((attempt) => [attempt.attempt_id, attempt]));
+  const times = [...batches.map((batch) => Date.parse(batch.committed_at)), ...attempts.filter((attempt) => attempt.ended_at).map((attempt) => Date.parse(attempt.ended_at))];
   const from = Math.min(...times), until = Math.max(...times, from + 1000);
   const left = Math.min(130, width / 3), lane = 22, height = lanes.length * lane + 26;
   const x = (time) => left + ((time - from) / (until - from)) * (width - left - 20);
-  const most = Math.max(...batches.map((one) => one.end_offset - one.start_offset));
+  const most = Math.max(...batches.map((batch) => batch.end_offset - batch.start_offset));
   return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img",
     "aria-label": `${batches.length} batches of ${lanes.length} partitions over time` },
     lanes.map((name, index) => h("g", { key: name },
       h("text", { x: left - 8, y: index * lane + 15, textAnchor: "end", style: WORDS, fill: AXIS }, name.length > 20 ? `…${name.slice(-19)}` : name),
       h("line", { x1: left, x2: width - 12, y1: index * lane + 11, y2: index * lane + 11, stroke: LINE }))),
-    attempts.filter((one) => one.state === "FAILED").map((one) =>
-      h("line", { key: `f${one.attempt_id}`, x1: x(Date.parse(one.ended_at)), x2: x(Date.parse(one.ended_at)), y1: 0, y2: height - 20,
-        stroke: colour(one.error_kind === "fenced" ? "purple" : "red"), strokeDasharray: "3 3" }, h("title", null, `attempt ${one.attempt_id} ${one.error_kind === "fenced" ? "was fenced" : "failed"}: ${one.error}`))),
-    batches.map((one, index) => {
-      const row = lanes.indexOf(`${one.topic}/${one.partition}`);
+    attempts.filter((attempt) => attempt.state === "FAILED").map((attempt) =>
+      h("line", { key: `f${attempt.attempt_id}`, x1: x(Date.parse(attempt.ended_at)), x2: x(Date.parse(attempt.ended_at)), y1: 0, y2: height - 20,
+        stroke: colour(attempt.error_kind === "fenced" ? "purple" : "red"), strokeDasharray: "3 3" }, h("title", null, `attempt ${attempt.attempt_id} ${attempt.error_kind === "fenced" ? "was fenced" : "failed"}: ${attempt.error}`))),
+    batches.map((batch, index) => {
+      const row = lanes.indexOf(`${batch.topic}/${batch.partition}`);
       if (row < 0) return null;
-      const radius = 3 + 4 * Math.sqrt((one.end_offset - one.start_offset) / most);
-      const attempt = by.get(one.attempt_id) ?? { attempt_id: one.attempt_id, state: "" };
-      const words = `batch ${one.batch_id}, attempt ${one.attempt_id}: [${number(one.start_offset)}, ${number(one.end_offset)}) at ${moment(one.committed_at)}; ` +
-        `${number(one.loaded)} loaded, ${number(one.retried)} to retry, ${number(one.failed)} failed${one.deleted ? `, ${counted(one.deleted, "delete")}` : ""}`;
-      const circle = h("circle", { key: one.batch_id, cx: x(Date.parse(one.committed_at)), cy: row * lane + 11, r: radius,
-        fill: colour(attemptColour(attempt)), fillOpacity: 0.75, stroke: one.failed || one.retried ? colour("red") : "none" },
-        h("title", null, consumer && !one.drained ? `${words}. Rewind to before it.` : words));
-      return consumer && !one.drained
-        ? h(RouterLink, { key: one.batch_id, to: rewindPath(consumer, "to-batch", one.batch_id), tabIndex: index ? -1 : 0, "aria-label": `Rewind to before ${words}`, onKeyDown: toNeighbour }, circle)
+      const radius = 3 + 4 * Math.sqrt((batch.end_offset - batch.start_offset) / most);
+      const attempt = attemptsById.get(batch.attempt_id) ?? { attempt_id: batch.attempt_id, state: "" };
+      const words = `batch ${batch.batch_id}, attempt ${batch.attempt_id}: [${number(batch.start_offset)}, ${number(batch.end_offset)}) at ${moment(batch.committed_at)}; ` +
+        `${number(batch.loaded)} loaded, ${number(batch.retried)} to retry, ${number(batch.failed)} failed${batch.deleted ? `, ${counted(batch.deleted, "delete")}` : ""}`;
+      const circle = h("circle", { key: batch.batch_id, cx: x(Date.parse(batch.committed_at)), cy: row * lane + 11, r: radius,
+        fill: colour(attemptColour(attempt)), fillOpacity: 0.75, stroke: batch.failed || batch.retried ? colour("red") : "none" },
+        h("title", null, consumer && !batch.drained ? `${words}. Rewind to before it.` : words));
+      return consumer && !batch.drained
+        ? h(RouterLink, { key: batch.batch_id, to: rewindPath(consumer, "to-batch", batch.batch_id), tabIndex: index ? -1 : 0, "aria-label": `Rewind to before ${words}`, onKeyDown: toNeighbour }, circle)
         : circle;
     }),
     h("text", { x: width < 500 ? 0 : left, y: height - 4, style: WORDS, fill: AXIS }, moment(new Date(from).toISOString())),
@@ -57,16 +56,16 @@ function toNeighbour(event) {
   next.focus();
 }
 
-// How many records come due when. bars: [{label, value}]
+// The number of records that come due in each minute. bars: [{label, value}]
 export function Bars({ bars, label, width = 620 }) {
-  const most = Math.max(1, ...bars.map((one) => one.value));
+  const most = Math.max(1, ...bars.map((bar) => bar.value));
   const step = width / bars.length, height = 90;
   return h(Box, { maxW: `${width}px` }, h("svg", { viewBox: `0 0 ${width} ${height + 18}`, width: "100%", role: "img", "aria-label": label },
     h("line", { x1: 0, x2: width, y1: height, y2: height, stroke: LINE }),
-    bars.map((one, index) => {
-      const size = one.value ? Math.max(3, (one.value / most) * (height - 8)) : 0;
-      return h("rect", { key: one.label, x: index * step + 1, y: height - size, width: step - 2, height: size, rx: 1,
-        fill: colour(index === 0 ? "orange" : "yellow") }, h("title", null, `${one.label}: ${number(one.value)}`));
+    bars.map((bar, index) => {
+      const size = bar.value ? Math.max(3, (bar.value / most) * (height - 8)) : 0;
+      return h("rect", { key: bar.label, x: index * step + 1, y: height - size, width: step - 2, height: size, rx: 1,
+        fill: colour(index === 0 ? "orange" : "yellow") }, h("title", null, `${bar.label}: ${number(bar.value)}`));
     }),
     h("text", { x: 0, y: height + 14, style: WORDS, fill: AXIS }, bars[0].label),
     h("text", { x: width, y: height + 14, style: WORDS, fill: AXIS, textAnchor: "end" }, bars[bars.length - 1].label)));
@@ -77,8 +76,8 @@ export function Strip({ verdicts, width = 620 }) {
   const colours = { passed: "green", warning: "orange", critical: "red" };
   const step = Math.min(24, width / Math.max(1, verdicts.length));
   return h(Box, { maxW: `${width}px` }, h("svg", { viewBox: `0 0 ${width} 30`, width: "100%", role: "img", "aria-label": `${verdicts.length} verdicts, oldest first` },
-    verdicts.map((one, index) => h("rect", { key: one.validation_id, x: index * step, y: 2, width: Math.max(2, step - 2), height: 24, rx: 2,
-      fill: colour(colours[one.verdict] ?? "gray") }, h("title", null, `${one.verdict}, ${moment(one.validated_at)}`)))));
+    verdicts.map((verdict, index) => h("rect", { key: verdict.validation_id, x: index * step, y: 2, width: Math.max(2, step - 2), height: 24, rx: 2,
+      fill: colour(colours[verdict.verdict] ?? "gray") }, h("title", null, `${verdict.verdict}, ${moment(verdict.validated_at)}`)))));
 }
 
 // The lag of a group as a small line.
@@ -90,21 +89,21 @@ export function Sparkline({ values, width = 90, height = 22 }) {
     h("polyline", { points, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }));
 }
 
-// The lag over a day, with what happened meanwhile. With a consumer, a moment can be picked to rewind to: with a click, or with the arrow keys
-// and Enter.
+// The lag over a day, with the rewinds, rebalances and failures in it. With a consumer, a click, or the arrow keys and Enter, pick a moment to
+// rewind to.
 export function LagChart({ history, rewinds, rebalances, failed, consumer, width = 1000, height = 170 }) {
   const navigate = useNavigate();
   const place = useRef(null);
   const [picked, pick] = useState(null);
-  const left = 70, bottom = 24, times = history.map((one) => Date.parse(one.at));
+  const left = 70, bottom = 24, times = history.map((sample) => Date.parse(sample.at));
   const from = times[0], until = Math.max(Date.now(), times[times.length - 1]);
-  const most = Math.max(1, ...history.map((one) => one.records));
+  const most = Math.max(1, ...history.map((sample) => sample.records));
   const x = (time) => left + ((time - from) / (until - from)) * (width - left - 12);
   const y = (value) => 8 + (1 - value / most) * (height - bottom - 8);
-  const line = history.map((one, index) => `${x(times[index])},${y(one.records)}`).join(" ");
-  const marks = [...rewinds.map((one) => ({ at: one.at, tone: "purple", words: `rewind ${one.rewind_id} was applied` })),
-    ...rebalances.map((one) => ({ at: one.at, tone: "gray", words: `generation ${one.generation}: ${one.reason}` })),
-    ...failed.map((one) => ({ at: one.ended_at, tone: "red", words: `attempt ${one.attempt_id} failed: ${one.error}` }))].filter((one) => Date.parse(one.at) >= from);
+  const line = history.map((sample, index) => `${x(times[index])},${y(sample.records)}`).join(" ");
+  const marks = [...rewinds.map((rewind) => ({ at: rewind.at, tone: "purple", words: `rewind ${rewind.rewind_id} was applied` })),
+    ...rebalances.map((rebalance) => ({ at: rebalance.at, tone: "gray", words: `generation ${rebalance.generation}: ${rebalance.reason}` })),
+    ...failed.map((attempt) => ({ at: attempt.ended_at, tone: "red", words: `attempt ${attempt.attempt_id} failed: ${attempt.error}` }))].filter((event) => Date.parse(event.at) >= from);
   const words = `Lag over time, at most ${number(most)} records`;
   const whole = (time) => new Date(Math.floor(Math.min(until, Math.max(from, time)) / 1000) * 1000).toISOString().replace(".000", "");
   const at = (event) => {
@@ -131,10 +130,10 @@ export function LagChart({ history, rewinds, rebalances, failed, consumer, width
       h("text", { x: left - 8, y: y(value) + 4, textAnchor: "end", style: WORDS, fill: AXIS }, number(Math.round(value))))),
     h("polygon", { points: `${left},${y(0)} ${line} ${x(times[times.length - 1])},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),
     h("polyline", { points: line, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }),
-    marks.map((one) => h("line", { key: one.words, x1: x(Date.parse(one.at)), x2: x(Date.parse(one.at)), y1: 4, y2: height - bottom, stroke: colour(one.tone), strokeWidth: 2, strokeDasharray: "4 3" },
-      h("title", null, `${one.words}, ${moment(one.at)}`))),
-    history.map((one, index) => h("circle", { key: one.at, cx: x(times[index]), cy: y(one.records), r: 5, fill: "transparent" },
-      h("title", null, `${moment(one.at)}: ${number(one.records)} records${one.seconds === null ? "" : `, ${Math.round(one.seconds)} s behind`}${one.replay ? `, ${number(one.replay)} to replay` : ""}`))),
+    marks.map((event) => h("line", { key: event.words, x1: x(Date.parse(event.at)), x2: x(Date.parse(event.at)), y1: 4, y2: height - bottom, stroke: colour(event.tone), strokeWidth: 2, strokeDasharray: "4 3" },
+      h("title", null, `${event.words}, ${moment(event.at)}`))),
+    history.map((sample, index) => h("circle", { key: sample.at, cx: x(times[index]), cy: y(sample.records), r: 5, fill: "transparent" },
+      h("title", null, `${moment(sample.at)}: ${number(sample.records)} records${sample.seconds === null ? "" : `, ${Math.round(sample.seconds)} s behind`}${sample.replay ? `, ${number(sample.replay)} to replay` : ""}`))),
     mark !== null && h("g", { pointerEvents: "none" }, h("line", { x1: mark, x2: mark, y1: 0, y2: height - bottom, stroke: AXIS }),
       h("text", { x: mark + (mark > width / 2 ? -6 : 6), y: 14, textAnchor: mark > width / 2 ? "end" : "start", style: WORDS, fill: "var(--chakra-colors-fg)" }, `Rewind to ${moment(whole(picked))} …`)),
     h("text", { x: left, y: height - 6, style: WORDS, fill: AXIS }, moment(history[0].at)),

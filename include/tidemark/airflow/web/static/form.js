@@ -1,7 +1,6 @@
 // The forms that ask Airflow for a run of `rewind`, `redrive` or `discard`, as the user who is signed in. The run makes a plan and checks everything.
 
-import { A, Box, Button, Code, Field, Flex, Heading, Input, Loaded, Muted, Notice, Section, Select, Text, Textarea, api, h, query, request, to, useData, useParam,
-  useState } from "./base.js";
+import { A, Box, Button, Code, Field, Flex, Heading, Input, Loaded, Muted, Notice, Section, Select, Text, Textarea, api, h, request, useData, useParam, useState } from "./base.js";
 import { Preview, usePreview } from "./preview.js";
 
 export const RewindForm = ({ consumer }) => {
@@ -16,24 +15,24 @@ function Rewind({ consumer, data }) {
   const [reason, setReason] = useState("");
   const [loss, setLoss] = useState(false);
   const [consume, setConsume] = useState(true);
-  const offered = data.scenarios.filter((one) => one.name !== "from-file");
-  const word = offered.find((one) => one.name === scenario) ?? offered[0];
-  const complete = data.forms.rewind && (!word.value || value.trim());
-  const preview = usePreview(consumer, complete && { scenario: word.name, value: word.value ? value.trim() : "", scope, allow_loss: loss });
+  const choices = data.scenarios.filter((choice) => choice.name !== "from-file");
+  const chosen = choices.find((choice) => choice.name === scenario) ?? choices[0];
+  const complete = data.forms.rewind && (!chosen.value || value.trim());
+  const preview = usePreview(consumer, complete && { scenario: chosen.name, value: chosen.value ? value.trim() : "", scope, allow_loss: loss });
   if (!data.forms.rewind) return h(Forbidden, { dag: data.own ? `rewind__${consumer}` : "rewind" });
   const problems = [
-    word.value && !value.trim() && `${word.name} needs ${word.value}, for example ${word.example}.`,
+    chosen.value && !value.trim() && `${chosen.name} needs ${chosen.value}, for example ${chosen.example}.`,
     reason.trim().length < data.reason_characters && `Give a reason of at least ${data.reason_characters} characters.`,
   ].filter(Boolean);
-  const consumers = preview.data?.consumers ?? [consumer]; // a rewind of several is undone with all of them
-  const conf = { ...(data.own ? {} : { consumers }), scope, scenario: word.name, ...(word.value ? { value: value.trim() } : {}),
+  const consumers = preview.data?.consumers ?? [consumer]; // an undo moves all consumers of the rewind
+  const conf = { ...(data.own ? {} : { consumers }), scope, scenario: chosen.name, ...(chosen.value ? { value: value.trim() } : {}),
     reason: reason.trim(), allow_loss: loss, consume };
   return h(Box, { maxW: "64rem" },
-    h(Text, { color: "fg.muted", mt: 1 }, "Makes a plan first: offsets, rows and failed records of each partition. ",
+    h(Text, { color: "fg.muted", mt: 1 }, "Makes a plan first, with the offsets, rows and failed records of each partition. ",
       data.approval === "required" ? "Nothing changes before somebody approves it in the DAG run." : "This consumer needs no approval: the plan is applied at once."),
     h(Flex, { direction: "column", gap: 4, mt: 4, maxW: "44rem" },
-      h(Field, { label: "Where to", hint: word.does }, h(Select, { label: "Scenario", value: word.name, onChange: setScenario, w: "100%", options: offered.map((one) => [one.name, one.name]) })),
-      word.value && h(Field, { label: `Value: ${word.value}`, hint: `Example: ${word.example}${word.name === "to-datetime" ? ", in UTC as 2026-03-29 14:00Z" : ""}` },
+      h(Field, { label: "Where to", hint: chosen.does }, h(Select, { label: "Scenario", value: chosen.name, onChange: setScenario, w: "100%", options: choices.map((choice) => [choice.name, choice.name]) })),
+      chosen.value && h(Field, { label: `Value: ${chosen.value}`, hint: `Example: ${chosen.example}${chosen.name === "to-datetime" ? "; for UTC, add Z: 2026-03-29 14:00Z" : ""}` },
         h(Input, { size: "sm", name: "value", value, onChange: (event) => setValue(event.target.value) })),
       h(Field, { label: "Topics and partitions", hint: "all, flights, or flights:0,1,5-9" },
         h(Input, { size: "sm", name: "scope", value: scope, onChange: (event) => setScope(event.target.value) })),
@@ -42,7 +41,7 @@ function Rewind({ consumer, data }) {
       h(Check, { value: loss, onChange: setLoss, label: "Allow loss: if Kafka no longer has the records, record the gap as lost" }),
       h(Check, { value: consume, onChange: setConsume, label: "Start a run of the consumer afterwards" })),
     h(Preview, { preview, complete, consumer }),
-    h(Send, { dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says: `Rewind ${consumers.join(", ")}, ${scope === "all" ? "all partitions" : scope}, ${word.name}${word.value ? ` ${value}` : ""}. Rows that were made from there on leave ${data.table}.` }));
+    h(Send, { dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says: `Rewind ${consumers.join(", ")}, ${scope === "all" ? "all partitions" : scope}, ${chosen.name}${chosen.value ? ` ${value}` : ""}. Rows loaded from there on are taken out of ${data.table}.` }));
 }
 
 export const RedriveForm = ({ consumer }) => {
@@ -50,13 +49,13 @@ export const RedriveForm = ({ consumer }) => {
   return h(Box, null, h(Heading, { as: "h1", size: "xl" }, `Redrive records of ${consumer}`), h(Loaded, { state }, (data) => h(Redrive, { consumer, data })));
 };
 
-// The fields that choose records, kept in the address: [what was given, the fields].
+// The fields that choose records, kept in the address: [the filter, the fields].
 function useRecords() {
   const error = useParam("error"), text = useParam("text"), numbers = useParam("numbers"), tier = useParam("tier");
   const field = (label, name, [value, set], hint) =>
     h(Field, { key: name, label, hint }, h(Input, { size: "sm", name, value, onChange: (event) => set(event.target.value) }));
-  const given = Object.fromEntries(Object.entries({ error, text, numbers, tier }).map(([name, [value]]) => [name, value.trim()]).filter(([, value]) => value));
-  return [given, [field("Error type", "error", error), field("Error text", "text", text, "Any part of it."),
+  const filter = Object.fromEntries(Object.entries({ error, text, numbers, tier }).map(([name, [value]]) => [name, value.trim()]).filter(([, value]) => value));
+  return [filter, [field("Error type", "error", error), field("Error text", "text", text, "Any part of it."),
     field("Record numbers", "numbers", numbers, "Separated by commas."), field("Tier", "tier", tier, "A delay such as 5m, or failed.")]];
 }
 
@@ -69,19 +68,19 @@ const Then = ({ value, onChange, verb }) => h(Field, { label: "After the plan" }
 const unreasoned = (data, reason) => reason.trim().length < data.reason_characters && `Give a reason of at least ${data.reason_characters} characters.`;
 
 function Redrive({ consumer, data }) {
-  const [given, fields] = useRecords();
+  const [filter, fields] = useRecords();
   const [where, setWhere] = useParam("to", "ladder");
   const [then, setThen] = useState("ask");
   const [reason, setReason] = useState("");
   if (!data.forms.redrive) return h(Forbidden, { dag: data.own ? `redrive__${consumer}` : "redrive" });
-  const conf = { ...(data.own ? {} : { consumer }), ...given, to: where, then, reason: reason.trim() };
+  const conf = { ...(data.own ? {} : { consumer }), ...filter, to: where, then, reason: reason.trim() };
   return h(Box, { maxW: "44rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Sends failed records through the retry topics again. A record must match every filter."),
     h(Flex, { direction: "column", gap: 4, mt: 4 }, fields,
       h(Field, { label: "Where to" }, h(Select, { label: "Where to", value: where, onChange: setWhere, options: [["ladder", "ladder: all delays again"], ["now", "now: one try, at once"]] })),
       h(Then, { value: then, onChange: setThen, verb: "redrive" }), h(Reason, { value: reason, onChange: setReason })),
     h(Send, { dag: data.forms.redrive, conf, problems: [unreasoned(data, reason)].filter(Boolean), verb: "Request the redrive",
-      says: `Redrive ${Object.keys(given).length ? "the matching failed records" : "all failed records"} of ${consumer}.` }));
+      says: `Redrive ${Object.keys(filter).length ? "the matching failed records" : "all failed records"} of ${consumer}.` }));
 }
 
 export const DiscardForm = ({ consumer }) => {
@@ -90,12 +89,12 @@ export const DiscardForm = ({ consumer }) => {
 };
 
 function Discard({ consumer, data }) {
-  const [given, fields] = useRecords();
+  const [filter, fields] = useRecords();
   const [state, setState] = useParam("state");
   const [then, setThen] = useState("ask");
   const [reason, setReason] = useState("");
   if (!data.forms.discard) return h(Forbidden, { dag: data.own ? `discard__${consumer}` : "discard" });
-  const chosen = { ...given, ...(state ? { states: [state] } : {}) };
+  const chosen = { ...filter, ...(state ? { states: [state] } : {}) };
   const conf = { ...(data.own ? {} : { consumer }), ...chosen, then, reason: reason.trim() };
   const problems = [!Object.keys(chosen).length && "Choose records: a state or another filter.", unreasoned(data, reason)].filter(Boolean);
   return h(Box, { maxW: "44rem" },
@@ -108,14 +107,14 @@ function Discard({ consumer, data }) {
       says: `Discard the matching ${state ? state.toLowerCase() : "waiting, held and failed"} records of ${consumer}.` }));
 }
 
-const Forbidden = ({ dag }) => h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" }, `It takes the right to start the DAG ${dag}. Ask an administrator.`);
+const Forbidden = ({ dag }) => h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" }, `You need the permission to start the DAG ${dag}. Ask an administrator.`);
 
 const Check = ({ value, onChange, label }) =>
   h(Flex, { as: "label", gap: 2, align: "center", fontSize: "sm" }, h("input", { type: "checkbox", checked: value, onChange: (event) => onChange(event.target.checked) }), label);
 
-// Shows what will be sent, asks once more, sends it to Airflow's own API with the user's session.
+// Shows the request, asks for confirmation, and sends it to Airflow's own API with the user's session.
 function Send({ dag, conf, problems, verb, says }) {
-  const [asked, setAsked] = useState(false);
+  const [confirming, setConfirming] = useState(false);
   const [state, setState] = useState({});
   const send = async () => {
     setState({ busy: true });
@@ -127,23 +126,19 @@ function Send({ dag, conf, problems, verb, says }) {
     } catch (error) {
       setState({ error });
     }
-    setAsked(false);
+    setConfirming(false);
   };
   if (state.run) {
     const path = `/dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(state.run.dag_run_id)}`;
-    return h(Notice, { tone: "success", title: "Requested" }, h(Text, null, "Airflow plans it as ", h(A, { to: path }, state.run.dag_run_id), ". The plan, and the question whether to apply it, are there."));
+    return h(Notice, { tone: "success", title: "Requested" }, h(Text, null, "Airflow plans it as ", h(A, { to: path }, state.run.dag_run_id), ". The run shows the plan and, if required, asks for approval."));
   }
   return h(Box, { mt: 5 },
     state.error && h(Notice, { tone: "error", role: "alert", title: "Airflow refused the run" }, state.error.message),
     problems.length > 0 && h(Muted, { display: "block", mb: 2 }, problems.join(" ")),
-    !asked && h(Button, { disabled: problems.length > 0, onClick: () => setAsked(true), colorPalette: "brand" }, `${verb} …`),
-    asked && h(Section, { title: "Check once more" }, h(Text, null, says),
+    !confirming && h(Button, { disabled: problems.length > 0, onClick: () => setConfirming(true), colorPalette: "brand" }, `${verb} …`),
+    confirming && h(Section, { title: "Check once more" }, h(Text, null, says),
       h(Box, { as: "pre", fontSize: "xs", bg: "bg.muted", p: 3, borderRadius: "md", overflowX: "auto", my: 2 }, JSON.stringify(conf, null, 2)),
       h(Text, { fontSize: "sm", mb: 3 }, "Starts a run of ", h(Code, null, dag), " under your name."),
       h(Flex, { gap: 2 }, h(Button, { onClick: send, loading: state.busy, colorPalette: "brand", autoFocus: true }, verb),
-        h(Button, { variant: "outline", onClick: () => setAsked(false) }, "Back"))));
+        h(Button, { variant: "outline", onClick: () => setConfirming(false) }, "Back"))));
 }
-
-const formPath = (form) => (consumer, filter) => `${to("groups", consumer, form)}${query(filter)}`;
-export const redrivePath = formPath("redrive");
-export const discardPath = formPath("discard");

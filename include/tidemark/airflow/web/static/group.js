@@ -1,9 +1,8 @@
 // One group.
 
 import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, Query, RouterLink, RunLink, Section, Sized, State, Text, api,
-  counted, duration, h, moment, number, rate, taskPath, to, useData, useState } from "./base.js";
+  counted, duration, h, moment, number, rate, rewindPath, taskPath, to, useData, useState } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
-import { rewindPath } from "./preview.js";
 import { Rows } from "./table.js";
 
 export const Group = ({ consumer }) => {
@@ -22,19 +21,19 @@ function View({ consumer, data }) {
     summary.description && h(Text, { color: "fg.muted" }, summary.description),
     h(Banners, { banners: data.banners }),
     data.problems.length > 0 && h(Notice, { tone: "error", role: "alert", title: `${data.file} has ${counted(data.problems.length, "problem")}` },
-      data.problems.map((one) => h(Text, { key: one.at }, h(Code, null, one.at), ` ${one.message}: ${one.fix}`))),
+      data.problems.map((problem) => h(Text, { key: problem.at }, h(Code, null, problem.at), ` ${problem.message}: ${problem.fix}`))),
     failed && h(Notice, { tone: "error", role: "alert", title: `The last run failed: ${failed.error}` },
       h(Text, null, failed.error_text), h(Flex, { gap: 4, mt: 1, wrap: "wrap" },
         failed.task_id && h(A, { to: taskPath(failed) }, "Task log"), data.forms.rewind && h(A, { to: to("groups", consumer, "rewind") }, "Rewind"))),
     !failed && !["ok", "idle", "running"].includes(summary.health) && h(Notice, { tone: "info", title: summary.why }, summary.fix && h(Text, null, summary.fix), causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in purple, rebalances in grey, failed runs in red") },
-      h(Sized, null, (width) => h(LagChart, { consumer: data.forms.rewind && consumer, width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((one) => one.state === "FAILED") }))),
+      h(Sized, null, (width) => h(LagChart, { consumer: data.forms.rewind && consumer, width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((attempt) => attempt.state === "FAILED") }))),
     data.history.length === 1 && h(Section, { title: "Lag" }, h(Muted, null, "The chart begins with the second sample.")),
     h(Section, { title: "Partitions", aside: h(Muted, null, counted(data.partitions_in_all ?? 0, "partition")) },
       data.partitions.length ? h(Rows, { label: "Partitions", rows: data.partitions, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
         : h(Empty, { title: "No partition has been claimed yet" }, "The first run claims them. Start the consumer's DAG.")),
-    data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that nobody has read") },
+    data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that were never read") },
       h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST }), h(Query, { text: data.queries.lost })),
     h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red for a failed one; dashed where an attempt failed (red) or was fenced (purple)") },
       h(Sized, null, (width) => h(Timeline, { consumer: data.forms.rewind && consumer, width, batches: data.batches, attempts: data.attempts })), h(Query, { text: data.queries.batches })),
@@ -42,8 +41,8 @@ function View({ consumer, data }) {
       ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: attempts(data.forms.rewind && consumer), details: (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }, row.error_text) })
       : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here."), h(Query, { text: data.queries.attempts })),
     h(Members, { data }),
-    h(Rebalances, { found: data.rebalances, query: data.queries.rebalances }),
-    h(Section, { title: "Spec in force", aside: h(Muted, null, `${data.file}, with every default filled in`) },
+    h(Rebalances, { generations: data.rebalances, query: data.queries.rebalances }),
+    h(Section, { title: "Effective spec", aside: h(Muted, null, `${data.file}, with every default filled in`) },
       h(Box, { as: "details" }, h(Box, { as: "summary", cursor: "pointer", color: "fg.info" }, "Show"),
         h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md", mt: 2 }, data.spec))));
 }
@@ -75,8 +74,8 @@ const facts = (consumer, { summary: row, lag, unvalidated, flow, source }) => [
   ["DAG", h(Flex, { gap: 3, wrap: "wrap" }, h(A, { to: `/dags/${row.dag_id}` }, row.dag_id), h(A, { to: `/dags/${row.dag_id}/code` }, "code"))],
   ["More", h(Flex, { gap: 3, wrap: "wrap" }, ["rewinds", "audit", "validations"].map((view) =>
     h(A, { key: view, to: `${to(view)}?consumer=${encodeURIComponent(consumer)}` }, view)))],
-  ...flow.filter((one) => one.paused).map((one) => [`Paused: ${one.topic ?? "everything"}${one.partition === null ? "" : `/${one.partition}`}`,
-    `${one.reason || "no reason given"}, by ${one.changed_by}, ${moment(one.changed_at)}`]),
+  ...flow.filter((pause) => pause.paused).map((pause) => [`Paused: ${pause.topic ?? "everything"}${pause.partition === null ? "" : `/${pause.partition}`}`,
+    `${pause.reason || "no reason given"}, by ${pause.changed_by}, ${moment(pause.changed_at)}`]),
 ];
 
 const PARTITIONS = [
@@ -90,7 +89,7 @@ const PARTITIONS = [
   { name: "State", cell: (row) => row.paused ? h(State, { value: "paused" })
     : row.replaying_until !== null ? h(Box, null, h(State, { value: "replaying" }), h(Muted, { display: "block" }, `until ${number(row.replaying_until)}, rewind ${row.rewind_id}`)) : null },
   { name: "Owner", cell: (row) => row.owner ?? h(Muted, null, "nobody") },
-  { name: "Seat", cell: (row) => row.seat },
+  { name: "Instance", cell: (row) => row.seat },
   { name: "Epoch", end: true, cell: (row) => number(row.epoch) },
   { name: "Committed", cell: (row) => h(Ago, { at: row.committed_at }) },
 ];
@@ -118,20 +117,20 @@ const attempts = (consumer) => [
     ? h(A, { to: rewindPath(consumer, "to-batch", `${row.dag_id}/${row.run_id}`), "aria-label": `Rewind to before attempt ${row.attempt_id}` }, "to before it …") : null }] : []),
 ];
 
-// The members of the group now, and the seats of the consumer's mapped task, whether somebody sits there or not.
+// The group's members, and the static members of the consumer's mapped task, whether they have joined or not.
 function Members({ data }) {
-  const found = data.membership;
-  const members = found?.members ?? [];
+  const membership = data.membership;
+  const members = membership?.members ?? [];
   if (!data.seats.length && !members.length) {
     return h(Section, { title: "Members" }, h(Muted, null, "This consumer has no members: each run reads all of its partitions. members: 2 or more in its file makes a group."));
   }
-  const seated = data.seats.map((seat) => ({ ...seat, member: members.find((one) => one.instance_id === seat.seat) }));
-  const others = members.filter((one) => !data.seats.some((seat) => seat.seat === one.instance_id)).map((member) => ({ seat: null, member }));
-  return h(Section, { title: "Members and seats", aside: h(Muted, null, found && `${found.state}, generation ${found.generation}${found.protocol ? `, ${found.protocol}` : ""}`) },
-    h(Rows, { label: "Members", rows: [...seated, ...others], id: (row) => row.seat ?? row.member.member_id, columns: [
-      { name: "Seat", cell: (row) => row.seat ?? h(Muted, null, row.member.instance_id ?? row.member.member_id) },
-      { name: "Member", cell: ({ member }) => !member ? h(Muted, null, "nobody: members leave when their run ends")
-        : h(Box, null, member.client_id, member.member_id === found.leader && h(Muted, null, " leader"), member.overdue && h(State, { value: "overdue" })) },
+  const instances = data.seats.map((instance) => ({ ...instance, member: members.find((member) => member.instance_id === instance.seat) }));
+  const others = members.filter((member) => !data.seats.some((instance) => instance.seat === member.instance_id)).map((member) => ({ seat: null, member }));
+  return h(Section, { title: "Members", aside: h(Muted, null, membership && `${membership.state}, generation ${membership.generation}${membership.protocol ? `, ${membership.protocol}` : ""}`) },
+    h(Rows, { label: "Members", rows: [...instances, ...others], id: (row) => row.seat ?? row.member.member_id, columns: [
+      { name: "Instance", cell: (row) => row.seat ?? h(Muted, null, row.member.instance_id ?? row.member.member_id) },
+      { name: "Member", cell: ({ member }) => !member ? h(Muted, null, "none: members leave when their run ends")
+        : h(Box, null, member.client_id, member.member_id === membership.leader && h(Muted, null, " leader"), member.overdue && h(State, { value: "overdue" })) },
       { name: "Has", cell: ({ member }) => held(member) },
       { name: "Read last", cell: (row) => row.read },
       { name: "Joined", cell: ({ member }) => member && h(Ago, { at: member.joined_at }) },
@@ -143,18 +142,18 @@ const held = (member) => Object.entries(member?.assignment?.partitions ?? {}).ma
 
 const REBALANCES = 12;
 
-// Generations, newest first, and what each moved from which member to which.
-function Rebalances({ found, query }) {
+// Generations, newest first, and the moves of each between members.
+function Rebalances({ generations, query }) {
   const [all, setAll] = useState(false);
-  if (!found.length) return null;
+  if (!generations.length) return null;
   return h(Section, { title: "Rebalances", aside: h(Muted, null, "generations, newest first") },
-    h(Rows, { label: "Rebalances", rows: all ? found : found.slice(0, REBALANCES), id: (row) => row.generation, columns: [
+    h(Rows, { label: "Rebalances", rows: all ? generations : generations.slice(0, REBALANCES), id: (row) => row.generation, columns: [
       { name: "Generation", cell: (row) => row.generation },
       { name: "When", cell: (row) => h(Ago, { at: row.at }) },
       { name: "Why", cell: (row) => h(Box, { maxW: "22rem" }, row.reason) },
       { name: "Members", end: true, cell: (row) => number(row.members) },
       { name: "Moved", cell: (row) => row.moves === null ? h(Muted, null, "unknown: the generation before is not stored") : row.moves.length === 0 ? h(Muted, null, "nothing")
-        : row.moves.map((one) => h(Box, { key: `${one.from}>${one.to}`, overflowWrap: "anywhere" }, one.what, h(Muted, null, ` ${one.from ?? "nobody"} → ${one.to ?? "nobody"}`))) },
+        : row.moves.map((move) => h(Box, { key: `${move.from}>${move.to}`, overflowWrap: "anywhere" }, move.what, h(Muted, null, ` ${move.from ?? "nobody"} → ${move.to ?? "nobody"}`))) },
     ] }),
-    found.length > REBALANCES && h(Button, { mt: 2, size: "sm", variant: "outline", onClick: () => setAll(!all) }, all ? "Show fewer" : `Show all ${found.length}`), h(Query, { text: query }));
+    generations.length > REBALANCES && h(Button, { mt: 2, size: "sm", variant: "outline", onClick: () => setAll(!all) }, all ? "Show fewer" : `Show all ${generations.length}`), h(Query, { text: query }));
 }

@@ -7,10 +7,10 @@ import { Rows } from "./table.js";
 
 export function Groups() {
   const state = useData(api("groups"));
-  const { data: found } = useData(api("trends"));
+  const { data: answer } = useData(api("trends"));
   const [search, setSearch] = useParam("q");
   const [only, setOnly] = useParam("state");
-  return h(Loaded, { state }, (data) => h(View, { data, trends: found?.trends ?? {}, search, setSearch, only, setOnly }));
+  return h(Loaded, { state }, (data) => h(View, { data, trends: answer?.trends ?? {}, search, setSearch, only, setOnly }));
 }
 
 function View({ data, trends, search, setSearch, only, setOnly }) {
@@ -29,7 +29,7 @@ function View({ data, trends, search, setSearch, only, setOnly }) {
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" },
       h(Input, { size: "sm", maxW: "20rem", placeholder: "Search name, topic, table, owner, tag", "aria-label": "Search groups", value: search,
         onChange: (event) => setSearch(event.target.value) }),
-      h(Select, { label: "Filter by health", value: only, onChange: setOnly, options: [["", "All"], ...states.map((one) => [one, one])] }),
+      h(Select, { label: "Filter by health", value: only, onChange: setOnly, options: [["", "All"], ...states.map((state) => [state, state])] }),
       h(Muted, null, `${number(shown.length)} of ${number(data.groups.length)}`)),
     shown.length ? h(Rows, { label: "Groups", rows: shown, id: (row) => row.consumer, columns: columns(data.most, trends), details: problems })
       : h(Empty, { title: "Nothing matches" }, "Change the search or the filter."));
@@ -62,4 +62,4 @@ const count = (row, value, most, state) => value
   ? h(A, { to: `${to("retries", row.consumer)}?state=${state}` }, atMost(value, most)) : number(value);
 
 const problems = (row) => row.problems.length > 0 && h(Box, { as: "ul", fontSize: "sm", ps: 4, listStyleType: "disc" },
-  row.problems.map((one) => h("li", { key: one.at + one.message }, h(Text, { as: "span", fontFamily: "mono" }, one.at), ` ${one.message}`, one.fix && `: ${one.fix}`)));
+  row.problems.map((problem) => h("li", { key: problem.at + problem.message }, h(Text, { as: "span", fontFamily: "mono" }, problem.at), ` ${problem.message}`, problem.fix && `: ${problem.fix}`)));

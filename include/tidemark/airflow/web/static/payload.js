@@ -1,8 +1,7 @@
 // A record with its payload, and the picker of consumers.
 
-import { A, Ago, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, Section, Select, State, Text, api, counted, h,
-  moment, number, to, useData, useState } from "./base.js";
-import { discardPath, redrivePath } from "./form.js";
+import { A, Ago, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, Section, Select, State, Text, api, counted,
+  discardPath, h, moment, number, redrivePath, to, useData, useState } from "./base.js";
 
 export function ConsumerPicker({ value, onChange }) {
   const { data } = useData(api("groups"), { refresh: false });
@@ -14,7 +13,7 @@ export function FailedRecord({ consumer, id }) {
   const state = useData(api("groups", consumer, "records", id), { refresh: false });
   if (state.error?.status === 403) {
     return h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow you to see this record's payload" },
-      `It takes the right to edit the DAG of ${consumer}. `, h(A, { to: to("retries", consumer) }, "Back to the list"));
+      `You need the permission to edit the DAG of ${consumer}. `, h(A, { to: to("retries", consumer) }, "Back to the list"));
   }
   return h(Loaded, { state }, (data) => h(View, { consumer, data }));
 }
@@ -38,26 +37,26 @@ function View({ consumer, data }) {
       h(Section, { title: "Value" }, h(Bytes, { value: data.payload.value })),
       h(Section, { title: "Key" }, h(Bytes, { value: data.payload.key })),
       h(Section, { title: "Headers" }, data.payload.headers.length
-        ? data.payload.headers.map((one, index) => h(Box, { key: index, mb: 3 }, h(Code, null, one.name), h(Bytes, { value: one.value })))
+        ? data.payload.headers.map((header, index) => h(Box, { key: index, mb: 3 }, h(Code, null, header.name), h(Bytes, { value: header.value })))
         : h(Muted, null, "none"),
         data.payload.more_headers > 0 && h(Muted, null, `${counted(data.payload.more_headers, "more header")} not shown.`))),
     h(Section, { title: "Earlier tries" }, data.tries.length
-      ? h(Box, { as: "ol", ps: 5, listStyleType: "decimal", fontSize: "sm" }, data.tries.map((one, index) =>
-        h("li", { key: index }, h(Text, { as: "span", fontWeight: "medium" }, one.type), ` ${one.text} `, h(Muted, null, moment(one.at)))))
+      ? h(Box, { as: "ol", ps: 5, listStyleType: "decimal", fontSize: "sm" }, data.tries.map((failure, index) =>
+        h("li", { key: index }, h(Text, { as: "span", fontWeight: "medium" }, failure.type), ` ${failure.text} `, h(Muted, null, moment(failure.at)))))
       : h(Muted, null, "This is its first failure.")),
     data.edits.length > 0 && h(Section, { title: "Before its edits" },
       data.more_edits > 0 && h(Muted, null, `${counted(data.more_edits, "earlier edit")} not shown.`), data.edits.map((edit, index) =>
       h(Box, { key: index, mb: 4 }, h(Text, { fontSize: "sm" }, `${edit.by}, ${moment(edit.at)}: ${edit.reason}`), h(Bytes, { value: edit.was.value })))));
 }
 
-// Bytes as JSON, text or hex. React writes them as text, whatever they hold.
+// Bytes as JSON, text or hex. React inserts them as text, whatever they hold.
 function Bytes({ value }) {
   const forms = [value?.json !== null && "json", value?.text !== null && "text", "hex"].filter(Boolean);
   const [chosen, choose] = useState(null);
   if (value === null) return h(Muted, null, "null");
   const form = forms.includes(chosen) ? chosen : forms[0];
   return h(Box, { mt: 1 },
-    h(Flex, { gap: 1, mb: 1, align: "center" }, forms.map((one) => h(Button, { key: one, size: "xs", variant: one === form ? "solid" : "outline", "aria-pressed": one === form, onClick: () => choose(one) }, one)),
+    h(Flex, { gap: 1, mb: 1, align: "center" }, forms.map((choice) => h(Button, { key: choice, size: "xs", variant: choice === form ? "solid" : "outline", "aria-pressed": choice === form, onClick: () => choose(choice) }, choice)),
       h(Muted, null, counted(value.bytes, "byte"))),
     value.problem && h(Muted, { display: "block" }, `Not decoded: ${value.problem}`),
     value.cut && h(Muted, { display: "block" }, "Only the beginning is shown."),

@@ -1,9 +1,8 @@
-// What waits, what failed, and the records.
+// Waiting and failed records.
 
-import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Fragment, Heading, Input, Loaded, Muted, Notice, RouterLink, Section, Select, Sized, State, Text, api, counted, duration, h,
-  number, query, to, useData, useEffect, useParam, useState } from "./base.js";
+import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Fragment, Heading, Input, Loaded, Muted, Notice, RouterLink, Section, Select, Sized, State, Text, api, counted, discardPath, duration,
+  h, number, query, redrivePath, to, useData, useEffect, useParam, useState } from "./base.js";
 import { Bars } from "./chart.js";
-import { discardPath, redrivePath } from "./form.js";
 import { Rows } from "./table.js";
 
 export function RetriesEverywhere() {
@@ -20,14 +19,14 @@ const EVERYWHERE = [
   { name: "Waiting", end: true, cell: (row) => count(row, row.waiting) },
   { name: "Held", end: true, cell: (row) => count(row, row.held) },
   { name: "Failed", end: true, cell: (row) => count(row, row.failed) },
-  { name: "New", cell: (row) => h(Growth, { found: row.growth }) },
+  { name: "New", cell: (row) => h(Growth, { counts: row.growth }) },
   { name: "Most frequent error", cell: (row) => h(Box, { maxW: "30rem" }, h(Text, { fontWeight: "medium" }, row.error_type), h(Muted, null, row.example)) },
   { name: "Last", cell: (row) => h(Ago, { at: row.last }) },
 ];
 
-// Whether records fail faster than before. found: [{last_hour, hour_before}] of some error types.
-function Growth({ found }) {
-  const now = found.reduce((all, one) => all + one.last_hour, 0), before = found.reduce((all, one) => all + one.hour_before, 0);
+// Whether records fail faster than before. counts: [{last_hour, hour_before}] of some error types.
+function Growth({ counts }) {
+  const now = counts.reduce((all, row) => all + row.last_hour, 0), before = counts.reduce((all, row) => all + row.hour_before, 0);
   if (!now && !before) return h(Muted, null, "none in 2 h");
   return h(Box, null, h(State, { value: now > before ? "growing" : now < before ? "slowing" : "steady" }),
     h(Muted, { display: "block" }, `${number(now)} in the last hour, ${number(before)} the hour before`));
@@ -40,7 +39,7 @@ export const Retries = ({ consumer }) => {
 };
 
 function View({ consumer, data }) {
-  const total = data.counts.reduce((all, one) => all + one.records, 0);
+  const total = data.counts.reduce((all, row) => all + row.records, 0);
   return h(Box, null,
     !total && h(Box, { mt: 4 }, h(Empty, { title: "Nothing waits and nothing has failed" }, "Records that cannot be loaded appear here.")),
     data.overdue && h(Notice, { title: `${counted(data.overdue.records, "record is", "records are")} due, the oldest for ${duration(seconds(data.overdue.oldest))}` },
@@ -53,20 +52,20 @@ function View({ consumer, data }) {
 const seconds = (value) => (typeof value === "number" ? value : null);
 
 function tiers(data) {
-  const names = new Map(data.tiers.map((one) => [one.topic, one.tier]));
-  const found = [...new Set(data.due.map((one) => one.topic))];
-  return found.map((topic) => {
-    const mine = data.due.filter((one) => one.topic === topic);
-    const held = mine.filter((one) => one.state === "HELD").reduce((all, one) => all + one.records, 0);
-    const waiting = mine.filter((one) => one.state === "WAITING");
+  const names = new Map(data.tiers.map((tier) => [tier.topic, tier.tier]));
+  const topics = [...new Set(data.due.map((row) => row.topic))];
+  return topics.map((topic) => {
+    const rows = data.due.filter((row) => row.topic === topic);
+    const held = rows.filter((row) => row.state === "HELD").reduce((all, row) => all + row.records, 0);
+    const waiting = rows.filter((row) => row.state === "WAITING");
     const bars = Array.from({ length: data.buckets + 1 }, (_, index) => ({
       label: index === 0 ? "due" : index === data.buckets ? `in ${data.buckets} min or later` : `in ${index} min`,
-      value: waiting.filter((one) => one.bucket === index).reduce((all, one) => all + one.records, 0),
+      value: waiting.filter((row) => row.bucket === index).reduce((all, row) => all + row.records, 0),
     }));
-    const first = waiting.map((one) => one.first).sort()[0], last = waiting.map((one) => one.last).sort().pop();
-    return h(Box, { key: topic, mb: 4 }, h(Text, { fontWeight: "medium", fontSize: "sm" }, `${names.get(topic) ?? (topic || "held")}: ${number(waiting.reduce((all, one) => all + one.records, 0))} waiting`,
+    const first = waiting.map((row) => row.first).sort()[0], last = waiting.map((row) => row.last).sort().pop();
+    return h(Box, { key: topic, mb: 4 }, h(Text, { fontWeight: "medium", fontSize: "sm" }, `${names.get(topic) ?? (topic || "held")}: ${number(waiting.reduce((all, row) => all + row.records, 0))} waiting`,
       held > 0 && `, ${number(held)} held behind an earlier record of their key`,
-      waiting.length > 0 && h(Muted, null, waiting.every((one) => one.bucket === 0) ? ", all due" : h(Fragment, null, "; the first ", h(Due, { at: first }), ", the last ", h(Due, { at: last })))),
+      waiting.length > 0 && h(Muted, null, waiting.every((row) => row.bucket === 0) ? ", all due" : h(Fragment, null, "; the first ", h(Due, { at: first }), ", the last ", h(Due, { at: last })))),
     waiting.length > 0 && h(Sized, { most: 620 }, (width) => h(Bars, { width, bars, label: `When the records of ${names.get(topic) ?? topic} come due` })));
   });
 }
@@ -75,7 +74,7 @@ const errors = (consumer, data) => [
   { name: "Error", cell: (row) => h(Box, { minW: "7rem" }, h(A, { to: `${to("retries", consumer)}${query({ state: row.state, error: row.error_type })}`, fontWeight: "medium" }, row.error_type)) },
   { name: "State", cell: (row) => h(State, { value: row.state }) },
   { name: "Records", end: true, cell: (row) => number(row.records) },
-  { name: "New", cell: (row) => h(Growth, { found: data.growth.filter((one) => one.error_type === row.error_type) }) },
+  { name: "New", cell: (row) => h(Growth, { counts: data.growth.filter((growth) => growth.error_type === row.error_type) }) },
   { name: "Example", cell: (row) => h(Box, { maxW: "28rem" }, h(Muted, null, row.example, row.texts > 1 && ` (${counted(row.texts, "different text")})`)) },
   { name: "First", cell: (row) => h(Ago, { at: row.first }) },
   { name: "Last", cell: (row) => h(Ago, { at: row.last }) },
@@ -91,17 +90,17 @@ function Records({ consumer, data }) {
   const [tier, setTier] = useParam("tier");
   const [after, setAfter] = useState(0);
   useEffect(() => setAfter(0), [state, error, text, tier]);
-  const found = useData(api("groups", consumer, "records") + query({ state, error, text, tier, after: after || "" }));
+  const page = useData(api("groups", consumer, "records") + query({ state, error, text, tier, after: after || "" }));
   return h(Section, { title: "Records" },
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" },
-      h(Select, { label: "State", value: state, onChange: setState, options: [["", "Not settled"], ...["FAILED", "WAITING", "HELD", "LOADED", "SKIPPED", "DISCARDED"].map((one) => [one, one.toLowerCase()])] }),
-      h(Select, { label: "Tier", value: tier, onChange: setTier, options: [["", "All tiers"], ...data.tiers.map((one) => [one.tier, one.tier])] }),
+      h(Select, { label: "State", value: state, onChange: setState, options: [["", "Not settled"], ...["FAILED", "WAITING", "HELD", "LOADED", "SKIPPED", "DISCARDED"].map((name) => [name, name.toLowerCase()])] }),
+      h(Select, { label: "Tier", value: tier, onChange: setTier, options: [["", "All tiers"], ...data.tiers.map((tier) => [tier.tier, tier.tier])] }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error type", placeholder: "Error type", value: error, onChange: (event) => setError(event.target.value) }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error text", placeholder: "Part of the error's text", value: text, onChange: (event) => setText(event.target.value) }),
       data.forms.redrive && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { error, text, tier }) }, "Redrive these …")),
       data.forms.discard && !["LOADED", "SKIPPED", "DISCARDED"].includes(state)
         && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: discardPath(consumer, { error, text, tier, state }) }, "Discard these …"))),
-    h(Loaded, { state: found }, ({ records, next }) => h(Box, null,
+    h(Loaded, { state: page }, ({ records, next }) => h(Box, null,
       records.length ? h(Rows, { label: "Records", rows: records, id: (row) => row.number, columns: columns(consumer, data) })
         : h(Empty, { title: "No record matches" }, "Change the filter."),
       h(Flex, { gap: 2, mt: 2 }, after > 0 && h(Button, { size: "sm", variant: "outline", onClick: () => setAfter(0) }, "First"),

@@ -1,4 +1,4 @@
-// Rewinds: the list, and one.
+// The list of rewinds, and a single rewind.
 
 import { A, Ago, Banners, Box, Button, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, Select, State, Text, api,
   counted, h, moment, number, query, to, useData, useParam, useState } from "./base.js";
@@ -14,7 +14,7 @@ export function Rewinds() {
   return h(Box, null,
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
       h(Select, { label: "Filter by state", value: only, onChange: setOnly,
-        options: [["", "All states"], ...["PLANNED", "APPLIED", "UNDONE", "REJECTED", "EXPIRED"].map((one) => [one, one.toLowerCase()])] }),
+        options: [["", "All states"], ...["PLANNED", "APPLIED", "UNDONE", "REJECTED", "EXPIRED"].map((name) => [name, name.toLowerCase()])] }),
       consumer && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: to("groups", consumer, "rewind") }, "New rewind …"))),
     h(Loaded, { state }, (data) => {
       const rows = data.rewinds.filter((row) => !only || stateOf(row) === only);
@@ -30,7 +30,7 @@ const COLUMNS = [
   { name: "Consumers", cell: (row) => h(Box, null, row.consumers.map((name) => h(Box, { key: name }, h(A, { to: to("groups", name) }, name))), row.hidden > 0 && h(Muted, null, `and ${row.hidden} more`)) },
   { name: "Read again", end: true, cell: (row) => number(row.replay) },
   { name: "Rows out", end: true, cell: (row) => number(row.sink_rows) },
-  { name: "Asked by", cell: (row) => h(Box, null, row.planned_by, " ", h(Muted, null, h(Ago, { at: row.planned_at }))) },
+  { name: "Requested by", cell: (row) => h(Box, null, row.planned_by, " ", h(Muted, null, h(Ago, { at: row.planned_at }))) },
   { name: "Decided by", cell: (row) => row.decided_by },
   { name: "Applied by", cell: (row) => row.applied_by && h(Box, null, row.applied_by, " ", h(Muted, null, h(Ago, { at: row.applied_at }))) },
 ];
@@ -50,20 +50,20 @@ function View({ consumer, data }) {
     state === "PLANNED" && h(Notice, { tone: "info", title: "Not applied yet" }, data.run_id
       ? h(Box, null, "Review the plan and approve it in its DAG run: ", h(RunLink, { row: data })) : `Apply it with: tidemark rewind apply ${data.rewind_id}`),
     state === "EXPIRED" && h(Notice, { tone: "warning", title: "The plan has expired; nothing was changed" }, "Make a new one."),
-    data.undo_of && h(Notice, { tone: "info", title: `It undoes rewind ${data.undo_of}` }, h(A, { to: to("rewinds", consumer, data.undo_of) }, `Rewind ${data.undo_of}`)),
+    data.undo_of && h(Notice, { tone: "info", title: `This rewind undoes rewind ${data.undo_of}` }, h(A, { to: to("rewinds", consumer, data.undo_of) }, `Rewind ${data.undo_of}`)),
     h(Section, { title: "Who and why" }, h(Facts, { rows: [
-      ["Reason", data.reason], ["Asked by", `${data.planned_by}, ${moment(data.planned_at)}`],
+      ["Reason", data.reason], ["Requested by", `${data.planned_by}, ${moment(data.planned_at)}`],
       data.decided_by && [state === "REJECTED" ? "Rejected by" : "Approved by", `${data.decided_by}, ${moment(data.decided_at)}`],
       data.applied_by && ["Applied by", `${data.applied_by}, ${moment(data.applied_at)}`],
       state === "PLANNED" && ["Can be applied until", moment(data.expires_at)],
       data.run_id && ["DAG run", h(RunLink, { row: data })], ["Plan's digest", data.digest],
-      data.allow_loss && ["Loss", "Records that Kafka no longer has are given up and stored as lost."],
+      data.allow_loss && ["Loss", "Records that Kafka no longer has are given up and recorded as lost."],
     ] })),
-    data.hidden > 0 && h(Notice, { tone: "info", title: `${counted(data.hidden, "consumer")} more in this rewind` }, "Your roles do not allow to see them."),
+    data.hidden > 0 && h(Notice, { tone: "info", title: `${counted(data.hidden, "consumer")} more in this rewind` }, "Your roles do not allow you to see them."),
     data.groups.map((group) => h(Section, { key: group.consumer, title: group.consumer, aside: h(Muted, null,
-      `${counted(group.partitions.reduce((sum, one) => sum + one.sink_rows, 0), "row")} out of ${group.table}, ` +
-      counted(group.partitions.reduce((sum, one) => sum + one.failed_records, 0), "failed record")) },
-    group.told.length > 0 && h(Notice, { tone: "warning", title: "Downstream has been told of these rows" }, `Assets: ${group.told.join(", ")}`),
+      `${counted(group.partitions.reduce((sum, partition) => sum + partition.sink_rows, 0), "row")} out of ${group.table}, ` +
+      counted(group.partitions.reduce((sum, partition) => sum + partition.failed_records, 0), "failed record")) },
+    group.told.length > 0 && h(Notice, { tone: "warning", title: "Downstream DAGs have already been notified about these rows" }, `Assets: ${group.told.join(", ")}`),
     h(Rows, { label: `Partitions of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitionColumns(data) }))),
     state === "APPLIED" && !data.undo_of && h(Verified, { consumer, id: data.rewind_id }));
 }
@@ -84,30 +84,30 @@ export const partitionColumns = (data) => [
     ? [{ name: "Backfill left", end: true, cell: (row) => row.backfill_left === null ? null : number(row.backfill_left) }] : []),
 ];
 
-// What the replay has changed, compared on demand.
+// The changes of the replay, compared on demand.
 function Verified({ consumer, id }) {
-  const [asked, ask] = useState(0);
-  return h(Section, { title: "What the replay has changed", aside: h(Button, { size: "xs", variant: "outline", onClick: () => ask(asked + 1) }, asked ? "Compare again" : "Compare") },
-    asked ? h(Compared, { consumer, id, key: asked }) : h(Muted, null, "Compares the rows that were taken out with those that have been written since."));
+  const [comparisons, setComparisons] = useState(0);
+  return h(Section, { title: "What the replay has changed", aside: h(Button, { size: "xs", variant: "outline", onClick: () => setComparisons(comparisons + 1) }, comparisons ? "Compare again" : "Compare") },
+    comparisons ? h(Compared, { consumer, id, key: comparisons }) : h(Muted, null, "Compares the rows that were taken out with those that have been written since."));
 }
 
 function Compared({ consumer, id }) {
   const state = useData(api("groups", consumer, "rewinds", id, "verified"), { refresh: false });
-  return h(Loaded, { state }, (data) => data.unknown ? h(Notice, { tone: "warning", role: "alert", title: "It cannot be compared now" }, data.unknown)
+  return h(Loaded, { state }, (data) => data.unknown ? h(Notice, { tone: "warning", role: "alert", title: "No comparison at the moment" }, data.unknown)
     : data.groups.map((group) => h(Box, { key: group.consumer, mb: 4 },
       h(Text, null, `${group.consumer}, table ${group.table}: ${counted(group.replayed, "offset")} read again${group.left ? `, ${number(group.left)} still to read` : ""}`),
       h(Flex, { as: "dl", gap: 6, my: 2 }, ["equal", "changed", "gone", "new"].map((name) => h(Box, { key: name },
         h(Box, { as: "dt", color: "fg.muted", fontSize: "sm" }, name), h(Box, { as: "dd", fontWeight: "semibold", "data-verdict": name }, number(group[name]))))),
-      !group.payloads && group.changed + group.gone + group.new > 0 && h(Muted, null, "Example rows are shown to those who may edit the consumer's DAG."),
-      group.examples.map((one, index) => h(Example, { key: index, verdict: one.verdict, columns: one.columns })))));
+      !group.payloads && group.changed + group.gone + group.new > 0 && h(Muted, null, "Example rows are shown to users who may edit the consumer's DAG."),
+      group.examples.map((example, index) => h(Example, { key: index, verdict: example.verdict, columns: example.columns })))));
 }
 
-// A row before and after, side by side; what differs is marked.
+// A row before and after, side by side, with the differences marked.
 const Example = ({ verdict, columns }) =>
   h(Box, { mb: 3, overflowX: "auto", borderWidth: "1px", borderRadius: "md", p: 2, maxW: "52rem", tabIndex: 0 },
     h(Box, { as: "table", w: "100%", fontSize: "sm", css: { "& th, & td": { textAlign: "start", verticalAlign: "top", padding: "2px 8px", overflowWrap: "anywhere" }, "& th": { whiteSpace: "nowrap" } } },
       h("caption", { style: { textAlign: "start", fontWeight: 600 } }, verdict),
       h("thead", null, h("tr", null, ["Column", "Was", "Is now"].map((name) => h("th", { key: name, scope: "col" }, name)))),
-      h("tbody", null, columns.map((one) => h(Box, { as: "tr", key: one.column, "data-differs": one.differs || undefined, bg: one.differs ? "bg.warning" : undefined },
-        h("th", { scope: "row", style: { fontWeight: one.differs ? 600 : 400 } }, one.column, one.differs && " ≠"),
-        h("td", null, verdict === "new" ? "" : one.was ?? h(Muted, null, "null")), h("td", null, verdict === "gone" ? "" : one.now ?? h(Muted, null, "null")))))));
+      h("tbody", null, columns.map((column) => h(Box, { as: "tr", key: column.column, "data-differs": column.differs || undefined, bg: column.differs ? "bg.warning" : undefined },
+        h("th", { scope: "row", style: { fontWeight: column.differs ? 600 : 400 } }, column.column, column.differs && " ≠"),
+        h("td", null, verdict === "new" ? "" : column.was ?? h(Muted, null, "null")), h("td", null, verdict === "gone" ? "" : column.now ?? h(Muted, null, "null")))))));

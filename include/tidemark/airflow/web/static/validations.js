@@ -1,4 +1,4 @@
-// Verdicts over time, and one with its failing rows.
+// Verdicts over time, and a single verdict with its failing rows.
 
 import { A, Ago, Banners, Box, Code, Empty, Facts, Flex, Heading, Loaded, Muted, RunLink, Section, Select, State, Text, api, counted, duration, h, moment,
   number, query, to, useData, useParam } from "./base.js";
@@ -12,7 +12,7 @@ export function Validations() {
   const state = useData(api("validations") + query({ consumer }));
   return h(Box, null,
     h(Flex, { gap: 2, mb: 3, wrap: "wrap" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
-      h(Select, { label: "Verdict", value: only, onChange: setOnly, options: [["", "All verdicts"], ...["critical", "warning", "passed"].map((one) => [one, one])] })),
+      h(Select, { label: "Verdict", value: only, onChange: setOnly, options: [["", "All verdicts"], ...["critical", "warning", "passed"].map((verdict) => [verdict, verdict])] })),
     h(Loaded, { state }, (data) => {
       const rows = data.validations.filter((row) => !only || row.verdict === only);
       return h(Box, null, h(Banners, { banners: data.banners }),
@@ -39,29 +39,29 @@ export const Validation = ({ consumer, id }) => {
 };
 
 function View({ consumer, data }) {
-  const failing = data.results.filter((one) => !one.success);
-  const good = data.results.filter((one) => one.success);
+  const failing = data.results.filter((result) => !result.success);
+  const good = data.results.filter((result) => result.success);
   return h(Box, null,
     h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Validation ${data.validation_id}`), h(State, { value: data.verdict })),
     h(Facts, { rows: [["Consumer", h(A, { to: to("groups", consumer) }, consumer)], ["When", moment(data.validated_at)], ["Suite", data.suite ?? "conservation check"],
       ["Rows", number(data.sink_rows)], data.deleted > 0 && ["Deletes", number(data.deleted)], ["Took", duration(data.seconds)], data.run_id && ["DAG run", h(RunLink, { row: data })]] }),
     h(Section, { title: "Failing", aside: h(Muted, null, counted(failing.length, "expectation")) },
-      failing.length ? failing.map((one) => h(Result, { key: one.number, one, data })) : h(Empty, { title: "Everything holds" })),
-    good.length > 0 && h(Section, { title: "Holding" }, good.map((one) => h(Box, { key: one.number, fontSize: "sm" }, "✓ ", h(Code, null, one.expectation), " ", h(Muted, null, said(one.arguments))))));
+      failing.length ? failing.map((result) => h(Result, { key: result.number, result, data })) : h(Empty, { title: "All expectations passed" })),
+    good.length > 0 && h(Section, { title: "Passed" }, good.map((result) => h(Box, { key: result.number, fontSize: "sm" }, "✓ ", h(Code, null, result.expectation), " ", h(Muted, null, argumentText(result.arguments))))));
 }
 
-const said = (given) => Object.entries(given ?? {}).filter(([, value]) => value !== null).map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ");
+const argumentText = (values) => Object.entries(values ?? {}).filter(([, value]) => value !== null).map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ");
 
-const Result = ({ one, data }) =>
+const Result = ({ result, data }) =>
   h(Box, { borderWidth: "1px", borderRadius: "md", p: 3, mb: 3, overflowWrap: "anywhere" },
-    h(Flex, { gap: 2, align: "center", wrap: "wrap" }, h(State, { value: one.severity }), h(Code, null, one.expectation)),
-    h(Text, { fontSize: "sm" }, one.text ?? said(one.arguments)),
-    one.rows.length > 0 && h(Box, { mt: 2 }, h(Text, { fontSize: "sm", fontWeight: "medium" }, "Failing rows, by the record that they were made of"),
-      h(Rows, { label: `Failing rows of ${one.expectation}`, rows: one.rows, id: (row) => `${row.topic}/${row.partition}@${row.offset}/${row.seq}`, columns: FAILING }),
-      one.not_stored > 0 && h(Muted, null, `${number(one.not_stored)} more were not stored.`)),
-    one.observed ? h(Box, { as: "details", mt: 2, fontSize: "sm" }, h(Box, { as: "summary", cursor: "pointer", color: "fg.info" }, "Observed values"),
-      h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflow: "auto", maxH: "20rem", bg: "bg.muted", p: 2 }, JSON.stringify(one.observed, null, 2)))
-      : !data.payloads && h(Muted, { display: "block", mt: 2 }, "Observed values quote rows: they take the right to edit the consumer's DAG."));
+    h(Flex, { gap: 2, align: "center", wrap: "wrap" }, h(State, { value: result.severity }), h(Code, null, result.expectation)),
+    h(Text, { fontSize: "sm" }, result.text ?? argumentText(result.arguments)),
+    result.rows.length > 0 && h(Box, { mt: 2 }, h(Text, { fontSize: "sm", fontWeight: "medium" }, "Failing rows, by source record"),
+      h(Rows, { label: `Failing rows of ${result.expectation}`, rows: result.rows, id: (row) => `${row.topic}/${row.partition}@${row.offset}/${row.seq}`, columns: FAILING }),
+      result.not_stored > 0 && h(Muted, null, `${number(result.not_stored)} more were not stored.`)),
+    result.observed ? h(Box, { as: "details", mt: 2, fontSize: "sm" }, h(Box, { as: "summary", cursor: "pointer", color: "fg.info" }, "Observed values"),
+      h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflow: "auto", maxH: "20rem", bg: "bg.muted", p: 2 }, JSON.stringify(result.observed, null, 2)))
+      : !data.payloads && h(Muted, { display: "block", mt: 2 }, "Observed values quote rows: they are shown to users who may edit the consumer's DAG."));
 
 const FAILING = [
   { name: "Partition", cell: (row) => `${row.topic}/${row.partition}` },
