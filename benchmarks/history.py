@@ -37,7 +37,7 @@ from tidemark.group.coordinator import list_groups
 from tidemark.kafka.cluster import Cluster
 from tidemark.keep import KEEP
 from tidemark.maintenance import maintain
-from tidemark.metrics.serve import FromPostgres
+from tidemark.metrics.serve import PostgresCollector
 from tidemark.offsets import lag, store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import ValidatedRun, validate
@@ -230,7 +230,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
     last = ("consume__orders_1", f"scheduled__{shape.runs}")
     task = TaskIdentity("consume__orders_1", f"scheduled__{shape.runs + 1}", "consume", -1, 1)
     groups = [f"orders_{n}" for n in range(1, shape.groups + 1)]
-    metrics: list[FromPostgres] = []
+    metrics: list[PostgresCollector] = []
     made: dict[str, int] = {}
 
     def within(act: Callable[[Cursor], object]) -> Callable[[], object]:
@@ -285,7 +285,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         retries.in_order(cur, 3, retries.lock_due(cur, 3, part, retries.read_due(cur, 3, part)))
 
     def scrape() -> None:
-        metrics.append(FromPostgres(url))
+        metrics.append(PostgresCollector(url))
         list(metrics[0].collect())
 
     return {

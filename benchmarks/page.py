@@ -28,7 +28,7 @@ from tidemark import migrations
 from tidemark.db import Connection, Cursor, DatabaseUrl, session
 from tidemark.local.airflow_settings import connections_env
 from tidemark.metrics import serve
-from tidemark.metrics.serve import FromPostgres
+from tidemark.metrics.serve import PostgresCollector
 from tidemark.offsets import samples
 
 LIMIT_MS = 300
@@ -157,7 +157,7 @@ def _views(home: Path, url: str, servers: str, extent: Extent, report: Callable[
 
 def _scrapes(url: str, rounds: int) -> dict[str, Any]:
     registry = CollectorRegistry()
-    registry.register(FromPostgres(url))  # scrapes once
+    registry.register(PostgresCollector(url))  # scrapes once
     seconds, cpu, text = [], [], b""
     for _ in range(rounds):
         began, busy = time.perf_counter(), time.process_time()

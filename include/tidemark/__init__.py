@@ -12,17 +12,17 @@ A consumer is a YAML file and a transform. The transform is a function of a Kafk
             raise Fail("no name")        # kept with its reason, not tried again
         return {"name": city["name"], "population": city["population"]}
 
-`tidemark.transform` explains this form and the two others (Arrow, Spark). In Airflow one file makes all DAGs: see `tidemark.airflow`.
-On a command line: ``tidemark --help``; ``tidemark init DIR`` writes a project to start from.
+`tidemark.transform` explains this form and the two others (Arrow, Spark). In Airflow, one file creates all DAGs: see `tidemark.airflow`.
+On the command line: ``tidemark --help``; ``tidemark init DIR`` creates a new project.
 
-What is public, and stays so between minor versions:
+The public interface, stable between minor versions:
 
-- the names below: what transforms use, the kinds of errors, and the two interfaces that a consumer's file may name a class of;
+- the names below: for transforms, the kinds of errors, and the two interfaces that a class in a consumer's file may implement;
 - ``__all__`` of `tidemark.transform` and `tidemark.airflow`;
 - the commands, the keys of a consumer's file, the environment variables, and the tables that the documentation shows.
 
-Everything else may change with any version. Each name is imported when it is first used, so ``import tidemark`` costs nothing and needs
-neither Spark nor Airflow.
+Everything else may change with any version. Each name is imported on first use, so ``import tidemark`` costs nothing and needs neither
+Spark nor Airflow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The addresses of Postgres, Kafka and Spark, from environment variables.
 
 ``tidemark local env`` prints these variables for the embedded stack. The Airflow operator sets them for the driver that it starts, from the
-consumer's connections. Credentials travel only this way, or in files that `FILES` name: never as arguments, never through XCom.
+consumer's connections. Credentials travel only this way, or in the files that `FILES` name: never as arguments, never through XCom.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FILES = {
     SPARK_CONF: "TIDEMARK_SPARK_CONF_FILE",
     REGISTRY_CONFIG: "TIDEMARK_REGISTRY_CONFIG_FILE",
 }
-"""The variables that name a file with the value instead. A driver reads the first two files again for each batch and each session."""
+"""The variables that name a file with the value instead. A driver rereads the first two files for each batch and each session."""
 
-_POINT_AT = 'Set it, or point every command at the embedded stack: tidemark local up && eval "$(tidemark local env)"'
+_ADDRESS_FIX = 'Set it, or point every command at the embedded stack: tidemark local up && eval "$(tidemark local env)"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,23 @@ class Connections:
     spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     registry: RegistryConfig | None = field(default=None, repr=False)
     kafka_file: Path | None = None
-    """The file that `kafka` was read from."""
+    """The file from which `kafka` was read."""
 
     def env(self) -> dict[str, str]:
-        """The variables from which `from_env` reads these connections. An empty one overrides an inherited one."""
-        given = {
+        """The variables from which `from_env` reads these connections. Empty values override inherited variables."""
+        sources = {
             DATABASE_URL: self.database_url,
             KAFKA_CONFIG: self.kafka_file or _as_json({key: value for key, value in self.kafka.items() if key != "bootstrap.servers"}),
             SPARK_CONF: _as_json(self.spark_conf),
             REGISTRY_CONFIG: _as_json({key: value for key, value in (self.registry or {}).items() if key != "url"}),
         }
-        values = {name: "" if isinstance(value, Path) else value for name, value in given.items()}
-        files = {FILES[name]: str(value) if isinstance(value, Path) else "" for name, value in given.items()}
+        values = {name: "" if isinstance(value, Path) else value for name, value in sources.items()}
+        files = {FILES[name]: str(value) if isinstance(value, Path) else "" for name, value in sources.items()}
         registry = {REGISTRY_URL: "" if self.registry is None else self.registry["url"]}
         return {**values, **files, **registry, BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"], SPARK_MASTER: self.spark_master}
 
     def read(self) -> Connections:
-        """These connections with what their files hold now. The result names no file."""
+        """Rereads the files. The result names no file."""
         kafka = self.kafka if self.kafka_file is None else kafka_config(self.env())
         return replace(self, database_url=read_url(self.database_url), kafka=kafka, kafka_file=None)
 
@@ -73,7 +73,7 @@ def database_url(env: Mapping[str, str] = os.environ) -> DatabaseUrl:
     if file := _file(env, DATABASE_URL):
         return file
     if not url:
-        raise BadInput(what=DATABASE_URL, found="it is not set", fix=_POINT_AT)
+        raise BadInput(what=DATABASE_URL, found="it is not set", fix=_ADDRESS_FIX)
     return url
 
 
@@ -83,7 +83,7 @@ def kafka_config(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     if servers := env.get(BOOTSTRAP_SERVERS):
         settings["bootstrap.servers"] = servers
     if not settings.get("bootstrap.servers"):
-        raise BadInput(what=BOOTSTRAP_SERVERS, found="it is not set", fix=_POINT_AT)
+        raise BadInput(what=BOOTSTRAP_SERVERS, found="it is not set", fix=_ADDRESS_FIX)
     return checked(settings)
 
 
@@ -95,7 +95,7 @@ def from_env(env: Mapping[str, str] = os.environ) -> Connections:
 
 
 def registry_config(env: Mapping[str, str] = os.environ) -> dict[str, object] | None:
-    """The settings of the schema registry's client, None if there is no URL. Raises `BadInput`."""
+    """The settings of the schema registry's client; None without a URL. Raises `BadInput`."""
     settings = _json(env, REGISTRY_CONFIG)
     if url := env.get(REGISTRY_URL):
         settings["url"] = url
@@ -103,7 +103,7 @@ def registry_config(env: Mapping[str, str] = os.environ) -> dict[str, object] | 
 
 
 def _file(env: Mapping[str, str], name: str) -> Path | None:
-    """The file that holds the variable's value, if one is named. Raises `BadInput` if the variable has a value too."""
+    """The file that holds the variable's value, if any. Raises `BadInput` if the variable is set too."""
     path = env.get(FILES[name])
     if path and env.get(name):
         raise BadInput(what=FILES[name], found=f"{name} is set too", fix="Set one of them.")

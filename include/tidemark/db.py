@@ -4,7 +4,7 @@
 code that opened the transaction ends it.
 
 Every transaction begins with `FIX_PATH`. Otherwise a role that may create functions in any schema of the session's ``search_path`` could
-get Tidemark to call them: Postgres prefers the function whose argument types fit best, whichever schema it is in.
+get Tidemark to call them: Postgres prefers the function with the best-fitting argument types, in whichever schema.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ __all__ = [
     "SafeCursor",
     "answering",
     "array",
-    "complaint",
     "connect",
+    "data_error",
     "execute_often",
-    "in_sight",
     "in_users_function",
     "is_outage",
+    "keep_visible",
     "kept_open",
-    "may_be_of_a_row",
-    "on_behalf",
+    "may_be_row_error",
     "parsed",
     "pooled",
     "read_url",
     "rows",
     "session",
+    "set_audit_actor",
     "statements",
     "transaction",
     "unavailable",
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DatabaseUrl = str | Path
-"""A libpq URL, or the file that holds it. The file is read at each connection, because the password may change meanwhile."""
+"""A libpq URL, or the file that holds it, which is read at each connection because the password may change."""
 
 MIGRATION_LOCK = 0x7469_6465  # "tide"
 """Key of the advisory lock that a process holds while it migrates a database; others wait for it."""
@@ -91,8 +91,8 @@ CLIENT_DEFAULTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""Defaults for libpq settings that are not in the URL. A peer that vanished is detected after 60 s; without ``tcp_user_timeout`` Linux
-retransmits for 15 minutes. It also limits how long a peer may accept no data of a COPY."""
+"""Defaults for libpq settings that the URL lacks. Detects a vanished peer after 60 s; without ``tcp_user_timeout``, Linux retransmits for
+15 minutes. The timeout also limits how long a peer may accept no data of a COPY."""
 RELEASE_IF_LOST = "; ".join(
     f"SET LOCAL {name} TO {value}"
     for name, value in (
@@ -102,28 +102,27 @@ RELEASE_IF_LOST = "; ".join(
         ("tcp_user_timeout", 60_000),
     )
 )
-"""The same for the server's side: a transaction ends, and releases its locks, soon after its client has vanished. By default the server
-waits for hours. Set for one transaction only, because a pooler reuses the session. No effect on a Unix socket."""
+"""The same for the server: a transaction ends, and releases its locks, soon after its client has vanished; by default the server waits for
+hours. Set for one transaction only, because a pooler reuses the session. No effect on a Unix socket."""
 READ_ONLY = "25006"
 """SQLSTATE of a write in a read-only transaction."""
 SILENCE_S = 1800.0
-"""Give up on a server that has neither sent nor accepted a byte for this long during a statement. A staged batch of 10 million rows is one
-statement."""
+"""How long a server may neither send nor accept a byte during a statement. A staged batch of 10 million rows is one statement."""
 LOOK_EVERY_S = 5.0
 REPORT_AFTER_S = 30.0
-"""Log a session's silence after this, and then each time its duration has doubled."""
+"""When to log a session's silence first; then each time its duration has doubled."""
 SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary tables come last, so that they cannot hide catalog tables. All other names are schema-qualified."""
 FIX_PATH = f"SET LOCAL search_path TO {SEARCH_PATH}"
-"""Set per transaction: behind a transaction pooler, a session setting could get lost or affect other clients."""
+"""Applied per transaction: behind a transaction pooler, a session setting could get lost or affect other clients."""
 UNLIMITED = """SELECT set_config(name, '0', true) FROM pg_settings
                 WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"""
-"""Lets a transaction last and be idle for any time. Postgres before 17 has no ``transaction_timeout``."""
+"""Removes a transaction's time limits. Postgres before 17 has no ``transaction_timeout``."""
 _URL_FIX = "Write postgresql://user:password@host:port/database with names and password percent-encoded: %40 for an @, %2F for a slash."
 
 
 def read_url(url: DatabaseUrl) -> str:
-    """The URL itself. Raises `DatabaseUnavailable` if its file cannot be read."""
+    """Reads the URL from its file, if it is in one. Raises `DatabaseUnavailable` if the file cannot be read."""
     try:
         return secret.read(url) if isinstance(url, Path) else url
     except secret.SecretUnreadable as error:
@@ -131,30 +130,34 @@ def read_url(url: DatabaseUrl) -> str:
 
 
 def parsed(url: str) -> dict[str, str]:
-    """The URL's parts by libpq's names. Raises `BadInput` if it cannot be parsed, without quoting any of it."""
+    """The URL's parts by libpq's names. Raises `BadInput`, which quotes nothing of the URL, if it cannot be parsed."""
     _check_url(url)
     with contextlib.suppress(psycopg2.Error, ValueError):  # ValueError: a NUL, or bytes that are not UTF-8
-        found: dict[str, str] = parse_dsn(url)
-        return found
+        parts: dict[str, str] = parse_dsn(url)
+        return parts
     raise BadInput(what="database URL", found="libpq cannot parse it", fix=_URL_FIX)
 
 
 def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
-    """A new session, outside any transaction; the caller closes it.
+    """Opens a session, outside any transaction; the caller closes it.
 
-    ``application`` becomes ``application_name``, so that an operator can identify the session in ``pg_stat_activity``.
-    Raises `BadInput` for a URL that cannot be parsed, without quoting any of it, and `DatabaseUnavailable` if the connection fails.
+    ``application`` becomes ``application_name``, which identifies the session in ``pg_stat_activity``. Raises `BadInput`, which quotes
+    nothing of the URL, if it cannot be parsed, and `DatabaseUnavailable` if the connection fails.
     """
     url = read_url(url)
-    stated = parsed(url)
+    parts = parsed(url)
     connection: Connection | None = None
     try:
-        defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
+        defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in parts}
         connection = psycopg2.connect(url, connection_factory=Session, application_name=application, **defaults)
     except psycopg2.Error as error:
-        said = str(error).strip()
-        if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
-            raise DatabaseUnavailable(cause=said) from error
+        error_text = str(error).strip()
+        if (
+            isinstance(error, psycopg2.OperationalError)
+            and "for connection option" not in error_text
+            and "invalid port number" not in error_text
+        ):
+            raise DatabaseUnavailable(cause=error_text) from error
     except ValueError:
         pass  # a NUL, or bytes that are not UTF-8
     if connection is None:
@@ -165,7 +168,7 @@ def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
 
 
 def _check_url(url: str) -> None:
-    """Refuses URLs from which libpq would take a part of the password for the host, port or database: error messages name those."""
+    """Refuses URLs in which libpq would take a part of the password for the host, port or database, which error messages name."""
     scheme, _, rest = url.partition("://")
     if scheme not in {"postgresql", "postgres"}:
         raise BadInput(what="database URL", found="it does not start with postgresql://", fix=_URL_FIX)
@@ -176,9 +179,9 @@ def _check_url(url: str) -> None:
         raise BadInput(what="database URL", found="it has an @ that is not between password and host", fix=_URL_FIX)
 
 
-def _moment(text: str | bytes | None, cursor: Cursor) -> datetime | str | None:
-    """A timestamptz as a ``datetime``, or as Postgres' text if Python cannot represent it (years outside 1 to 9999, infinity). A producer's
-    bogus timestamp is data and must not keep its row from being read."""
+def _parse_timestamptz(text: str | bytes | None, cursor: Cursor) -> datetime | str | None:
+    """A timestamptz as a ``datetime``, or as Postgres' text if Python cannot represent it (years outside 1 to 9999, infinity), so that a
+    row with a producer's bogus timestamp stays readable."""
     if text is None:
         return None
     text = text if isinstance(text, str) else text.decode()
@@ -187,18 +190,18 @@ def _moment(text: str | bytes | None, cursor: Cursor) -> datetime | str | None:
     try:
         moment: datetime = PYDATETIMETZ(text, cursor)
         if not MINYEAR < moment.year < MAXYEAR:
-            moment.astimezone(UTC)  # a year that is valid in the session's time zone may not be in UTC
+            moment.astimezone(UTC)  # raises if the year is out of range in UTC
     except (ValueError, OverflowError):
         return text
     return moment
 
 
-TIMESTAMPTZ = new_type(PYDATETIMETZ.values, "TIMESTAMPTZ", _moment)
+TIMESTAMPTZ = new_type(PYDATETIMETZ.values, "TIMESTAMPTZ", _parse_timestamptz)
 
 
 @contextlib.contextmanager
 def transaction(connection: Connection) -> Iterator[Cursor]:
-    """One transaction with `FIX_PATH`: commits when the block ends, rolls back when it raises.
+    """Runs one transaction with `FIX_PATH`: commits when the block ends, rolls back when it raises.
 
     Raises `DatabaseUnavailable` if the session is lost; the outcome of a COMMIT in progress is then unknown.
     """
@@ -219,25 +222,25 @@ def _outages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_open(connection: Connection) -> Iterator[Cursor]:
-    """A transaction on a second session with the settings of ``connection``, open until the block ends, then rolled back.
+    """Keeps a transaction open on a second session with the settings of ``connection``, and rolls it back when the block ends.
 
-    For a lock that must outlast the transactions of ``connection``. Behind a transaction pooler, a session-level lock would stay on a
-    backend that other clients use. While it is idle, the transaction has no snapshot, so it does not hold back VACUUM.
+    For a lock that must outlast the transactions of ``connection``: behind a transaction pooler, a session-level lock would stay on a
+    backend that other clients use. The idle transaction has no snapshot, so it does not hold back VACUUM.
     """
-    known = connection.info
-    with _outages(), contextlib.closing(psycopg2.connect(make_dsn(**{**known.dsn_parameters, "password": known.password}))) as second:
-        second.set_session(isolation_level="READ COMMITTED")  # a stricter level would keep its snapshot
-        with second.cursor() as cursor:
+    info = connection.info
+    with _outages(), contextlib.closing(psycopg2.connect(make_dsn(**{**info.dsn_parameters, "password": info.password}))) as other:
+        other.set_session(isolation_level="READ COMMITTED")  # a stricter level would keep its snapshot
+        with other.cursor() as cursor:
             cursor.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {UNLIMITED}")
             try:
                 yield cursor
             finally:
                 with contextlib.suppress(psycopg2.Error):
-                    second.rollback()
+                    other.rollback()
 
 
 def pooled(connection: Connection) -> bool:
-    """Is there a pooler between this session and Postgres? A pooler gives its clients process ids that are not those of the backends."""
+    """Whether a pooler is between this session and Postgres: it gives clients other process ids than those of the backends."""
     with transaction(connection) as cursor:
         return _pooled(cursor)
 
@@ -248,10 +251,10 @@ def _pooled(cursor: Cursor) -> bool:
 
 
 class Session(Connection):
-    """A session of `connect`. ``often``: by name, what `execute_often` sends for a statement that it has executed before. ``computing``:
-    Postgres waits for what this process is computing.
+    """A session of `connect`. Errors of the session and its cursors quote no value of a row, wherever they are shown.
 
-    What psycopg2 raises for it, and for its cursors, quotes no value of a row, wherever the error is shown.
+    ``often``: the text that `execute_often` sends for each statement executed before, by name. ``computing``: Postgres waits for this
+    process to compute.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -278,7 +281,7 @@ class SafeCursor(Cursor):
 
 
 class _errors_without_values:
-    """Replaces the text of an error of psycopg2, which quotes the statement and the rows. ``diag`` still has everything."""
+    """Replaces the text of a psycopg2 error, which quotes the statement and the rows. ``diag`` keeps the original."""
 
     def __enter__(self) -> None: ...
 
@@ -288,32 +291,32 @@ class _errors_without_values:
 
 
 def execute_often(cursor: Cursor, name: str, statement: str, values: Mapping[str, Any]) -> None:
-    """Executes a statement that a session sends again and again, with ``values`` for its ``%(name)s``.
+    """Executes a statement that a session repeats often, with ``values`` for its ``%(name)s``.
 
-    The second time, it is prepared: Postgres parses it once and soon reuses one plan. Not behind a pooler, where each transaction may run
-    on another backend.
+    Prepares it the second time: Postgres parses it once and soon reuses one plan. Not behind a pooler, where each transaction may run on
+    another backend.
     """
-    known = cursor.connection.often if isinstance(cursor.connection, Session) else {}
-    if name not in known:
-        known[name] = ""
-    elif not known[name]:
-        known[name] = statement if _pooled(cursor) else _prepare(cursor, name, statement)
-    cursor.execute(known[name] or statement, values)
+    prepared = cursor.connection.often if isinstance(cursor.connection, Session) else {}
+    if name not in prepared:
+        prepared[name] = ""
+    elif not prepared[name]:
+        prepared[name] = statement if _pooled(cursor) else _prepare(cursor, name, statement)
+    cursor.execute(prepared[name] or statement, values)
 
 
 def _prepare(cursor: Cursor, name: str, statement: str) -> str:
-    """Prepares it, which a rollback does not take back. Returns the statement that executes it."""
+    """Prepares the statement, which survives a rollback. Returns the statement that executes it."""
     numbers: dict[str, int] = {}
-    body = re.sub(r"%\((\w+)\)s", lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}", statement)
+    body = re.sub(r"%\((\w+)\)s", lambda match: f"${numbers.setdefault(match[1], len(numbers) + 1)}", statement)
     cursor.execute(f"PREPARE tidemark_{name} AS {body}")
     return f"EXECUTE tidemark_{name} ({', '.join(f'%({value})s' for value in numbers)})"
 
 
 @contextlib.contextmanager
-def in_sight(connection: Connection) -> Iterator[None]:
-    """Within the block, the session's ``application_name`` is in ``pg_stat_activity``: others see that its process is running.
+def keep_visible(connection: Connection) -> Iterator[None]:
+    """Keeps the session's ``application_name`` in ``pg_stat_activity`` within the block, so that others see that its process runs.
 
-    Behind a pooler this takes an open transaction, because between two transactions the session may have no backend.
+    Behind a pooler, this needs an open transaction, because between two transactions the session may have no backend.
     """
     if not pooled(connection):
         yield
@@ -322,70 +325,70 @@ def in_sight(connection: Connection) -> Iterator[None]:
         yield
 
 
-def on_behalf(cursor: Cursor, by: str, reason: str = "") -> None:
+def set_audit_actor(cursor: Cursor, by: str, reason: str = "") -> None:
     """Names the user, and the reason, for the events that triggers write in this transaction (`sql/0015_roles.additive.sql`)."""
     cursor.execute("SELECT set_config('tidemark.claimed_by', %s, true), set_config('tidemark.reason', %s, true)", (by, reason))
 
 
 def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:
     """Tidemark's error for an outage (`is_outage`)."""
-    said = str(error).strip()
-    if isinstance(error, psycopg2.errors.QueryCanceled) and "statement timeout" in said:
-        return StatementTimeout(cause=said.splitlines()[0])
+    error_text = str(error).strip()
+    if isinstance(error, psycopg2.errors.QueryCanceled) and "statement timeout" in error_text:
+        return StatementTimeout(cause=error_text.splitlines()[0])
     if isinstance(error, psycopg2.errors.LockNotAvailable):
-        return LockTimeout(cause=said.splitlines()[0])
-    return DatabaseReadOnly(cause=said) if error.pgcode == READ_ONLY else DatabaseUnavailable(cause=said)
+        return LockTimeout(cause=error_text.splitlines()[0])
+    return DatabaseReadOnly(cause=error_text) if error.pgcode == READ_ONLY else DatabaseUnavailable(cause=error_text)
 
 
-def complaint(error: psycopg2.Error) -> Complaint:
-    """What Postgres says of rows that it does not take, split into what names tables, columns and constraints, and what quotes values."""
+def data_error(error: psycopg2.Error) -> DataError:
+    """A data error, split into text that names tables, columns and constraints, and text that quotes values."""
     message, primary, detail = _without_values(error), error.diag.message_primary, error.diag.message_detail
     if primary and primary not in message:
         detail = " ".join(_sentence(text) for text in (primary, detail) if text)
-    named = [f"{what} {name}" for what, name in (("column", error.diag.column_name), ("constraint", error.diag.constraint_name)) if name]
-    unnamed = [one for one in named if one.split(" ", 1)[1] not in message] if message == primary else []
-    return Complaint(_sentence(f"{message.rstrip('.')} ({', '.join(unnamed)})" if unnamed else message), detail)
+    names = [f"{what} {name}" for what, name in (("column", error.diag.column_name), ("constraint", error.diag.constraint_name)) if name]
+    missing = [name for name in names if name.split(" ", 1)[1] not in message] if message == primary else []
+    return DataError(_sentence(f"{message.rstrip('.')} ({', '.join(missing)})" if missing else message), detail)
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """Postgres' message without the values of rows, and its own words that quote them (its DETAIL, a quoted value)."""
+class DataError:
+    """Postgres' message without the values of rows, and its original text that quotes them (DETAIL, a quoted value)."""
 
     message: str
     detail: str | None = field(repr=False)
 
 
-_OF_NAMES = frozenset({
+_NAME_ERRORS = frozenset({
     "DatatypeMismatch", "FeatureNotSupported", "GeneratedAlways", "InvalidColumnReference", "InvalidSchemaName", "UndefinedColumn",
     "UndefinedFunction", "UndefinedObject", "UndefinedTable", "WrongObjectType",
 })  # fmt: skip
-"""Errors of Postgres, by psycopg2's classes, that quote names which stand in a statement. While rows are read, the same errors quote
-values: of a cast to ``regclass``, for example."""
-_OF_OBJECTS = frozenset({"InsufficientPrivilege", "WithCheckOptionViolation"})
-"""Errors that name the object which refuses an access or a row, whenever they are raised."""
+"""psycopg2's classes of errors that quote names from a statement. While rows are read, the same errors quote values: those of a cast to
+``regclass``, for example."""
+_OBJECT_ERRORS = frozenset({"InsufficientPrivilege", "WithCheckOptionViolation"})
+"""Errors that always name the object that refuses an access or a row."""
 _QUOTED = re.compile("[\"'«»„“”‚‘’「」].*[\"'«»„“”‚‘’「」]", re.DOTALL)
-"""From the first quotation mark to the last: the value may have some itself, and ``lc_messages`` decides which ones Postgres writes."""
+"""From the first quotation mark to the last: the value may contain some itself, and ``lc_messages`` decides which ones Postgres writes."""
 _WITH_DIGITS = re.compile(r"(?<!\w\()\b\w*\d[^\s,)\]]*")
 """Each word with a digit, except a type's length."""
 
 
 def _without_values(error: psycopg2.Error) -> str:
-    """What Postgres says, in one line, without anything that may be a value of a row. Without a SQLSTATE, libpq or psycopg2 speaks."""
-    said, code, kind = error.diag.message_primary, error.pgcode, type(error).__name__
-    if said is None or code is None:
+    """Postgres' message in one line, without anything that may be a value of a row. Errors without a SQLSTATE come from the client."""
+    message, code, kind = error.diag.message_primary, error.pgcode, type(error).__name__
+    if message is None or code is None:
         return str(error).strip()
     context = error.diag.context or ""
     if in_users_function(error):
-        named = _FUNCTION.search(context)
-        function = f"the function {named[1]}()" if named else "a trigger or a function of the table"
-        if kind in _OF_NAMES and error.diag.internal_position and _STATIC.search(context.partition("\n")[0]):
-            return f"{function}: {' '.join(said.split())}"
+        match = _FUNCTION.search(context)
+        function = f"the function {match[1]}()" if match else "a trigger or a function of the table"
+        if kind in _NAME_ERRORS and error.diag.internal_position and _STATIC.search(context.partition("\n")[0]):
+            return f"{function}: {' '.join(message.split())}"
         return f"{function} {'raised an error of its own' if _raised(error) else f'failed with {kind}'} ({code})"
-    if _OURS.match(context) or code[:2] in _SERVER_CLASSES or code in _SERVER_CODES or kind in _OF_OBJECTS:
-        return " ".join(said.split())
-    if kind in _OF_NAMES and error.diag.statement_position:
-        return " ".join(_sentence(text) for text in (said, error.diag.message_hint) if text)
-    before, colon, _ = _QUOTED.sub("…", said).partition(": ")
+    if _OWN_FUNCTION.match(context) or code[:2] in _SERVER_CLASSES or code in _SERVER_CODES or kind in _OBJECT_ERRORS:
+        return " ".join(message.split())
+    if kind in _NAME_ERRORS and error.diag.statement_position:
+        return " ".join(_sentence(text) for text in (message, error.diag.message_hint) if text)
+    before, colon, _ = _QUOTED.sub("…", message).partition(": ")
     return " ".join((_WITH_DIGITS.sub("…", before) + (": …" if colon else "")).split())
 
 
@@ -395,23 +398,23 @@ _SERVER_CODES = frozenset({"55006", "55P03"})
 
 
 def in_users_function(error: psycopg2.Error) -> bool:
-    """Did it happen in a trigger or a function that is not one of Tidemark's?"""
+    """Whether the error comes from a trigger or function that is not Tidemark's."""
     context = error.diag.context or ""
-    return not _OURS.match(context) and (_raised(error) or bool(_IN_FUNCTION.search(_OF_DATA.sub("", context))))
+    return not _OWN_FUNCTION.match(context) and (_raised(error) or bool(_IN_FUNCTION.search(_INPUT_CONTEXT.sub("", context))))
 
 
-_OF_DATA = re.compile(r"^(?:COPY |JSON ).*", re.MULTILINE | re.DOTALL)
+_INPUT_CONTEXT = re.compile(r"^(?:COPY |JSON ).*", re.MULTILINE | re.DOTALL)
 _IN_FUNCTION = re.compile(r"\bPL/|\bSQL\b")
-"""The context of functions, in every language of Postgres, and that of input, which quotes it and comes last."""
+"""The context lines of functions, in every language of Postgres, and of input, which quote it and come last."""
 _FUNCTION = re.compile(r"^PL/pgSQL[^\n(]*?((?:[\w$]+\.)?[\w$]+)\(", re.MULTILINE)
-_OURS = re.compile(r"PL/pgSQL[^\n(]*?(?:inline_code_block|\btidemark\.\w+\()")
-"""The function, or the block of a migration, in which an error happened."""
+_OWN_FUNCTION = re.compile(r"PL/pgSQL[^\n(]*?(?:inline_code_block|\btidemark\.\w+\()")
+"""Tidemark's own function, or the block of a migration, in which an error happened."""
 _STATIC = re.compile(r"at SQL statement$")
-"""A statement that is in the function's text, so that the names in it are not made from values."""
+"""A statement in the function's own text, whose names are not computed from values."""
 
 
 def _raised(error: psycopg2.Error) -> bool:
-    """Is it the text of a RAISE or ASSERT? That is the only source which may choose any SQLSTATE."""
+    """Whether the error comes from a RAISE or ASSERT, which alone can choose any SQLSTATE."""
     return (error.diag.source_function or "").startswith("exec_stmt_")
 
 
@@ -420,40 +423,42 @@ def _sentence(text: str) -> str:
 
 
 def is_outage(error: psycopg2.Error) -> bool:
-    """Was the session or the server lost, or is a resource exhausted, so that the same statement may succeed later?
+    """Whether the session or the server was lost, or a resource exhausted, so that the same statement may succeed later.
 
     Classes of SQLSTATE: 08 connection, 40 rolled back in favour of another transaction, 53 out of a resource, 55 lock not granted in time,
     57 operator intervention, 58 system error. XX000 is an internal error (such as a file that cannot grow). No SQLSTATE: the session was
-    lost. `READ_ONLY`: a standby, which a failover may promote to primary. A function that raises one of these itself is no outage.
+    lost. `READ_ONLY`: a standby, which a failover may promote to primary. An error raised by a function itself does not count.
     """
     if _raised(error):
         return False
     return error.pgcode in {None, "XX000", READ_ONLY} or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
 
 
-def may_be_of_a_row(error: psycopg2.Error) -> bool:
-    """Could the same statement succeed at once without one of its rows? Not if the session was lost or the transaction has to give way, nor
-    without a lock, a disk or a connection. What else `is_outage` calls an outage may also come from one row: a function of the table can
-    fail internally (XX000), find an object in a wrong state (55000) or reach a limit of the session's configuration (53400). Corrupted
-    data and indexes (XX001, XX002) are no row's fault."""
+def may_be_row_error(error: psycopg2.Error) -> bool:
+    """Whether the same statement could succeed at once without one of its rows.
+
+    Not if the session was lost or the transaction has to give way, nor without a lock, a disk or a connection. Other outages
+    (`is_outage`) may also come from one row: a function of the table can fail internally (XX000), find an object in a wrong state (55000)
+    or reach a limit of the session's configuration (53400). Corrupted data and indexes (XX001, XX002) never come from a row.
+    """
     if (error.pgcode or "")[:2] == "XX":
         return _raised(error) or (error.pgcode == "XX000" and error.diag.source_file not in _STORAGE)
     return error.pgcode in {"53000", "53200", "53400", "55000", "55006"} or not is_outage(error)
 
 
 _STORAGE = frozenset({"buffile.c", "bufmgr.c", "copydir.c", "fd.c", "freespace.c", "localbuf.c", "md.c", "slru.c", "smgr.c", "xlog.c"})
-"""Files of Postgres' source with internal errors (XX000) that are about files, such as one that cannot grow."""
+"""Postgres' source files whose internal errors (XX000) are about files, such as one that cannot grow."""
 
 
 @contextlib.contextmanager
 def session(url: DatabaseUrl, *, application: str = "tidemark") -> Iterator[Connection]:
-    """`connect`, and close the session when the block ends."""
+    """Opens a session with `connect`, and closes it when the block ends."""
     with contextlib.closing(connect(url, application=application)) as connection:
         yield connection
 
 
 def computed(connection: Connection, batches: Iterator[T]) -> Iterator[T]:
-    """The batches of a COPY. While a transform computes the next one, Postgres' silence is no outage."""
+    """Yields the batches of a COPY. While a transform computes the next one, Postgres' silence does not count as an outage."""
     while True:
         if isinstance(connection, Session):
             connection.computing = True
@@ -469,12 +474,11 @@ def computed(connection: Connection, batches: Iterator[T]) -> Iterator[T]:
 
 @contextlib.contextmanager
 def answering(connection: Connection, within_s: float = SILENCE_S, *, url: DatabaseUrl | None = None) -> Iterator[None]:
-    """Within the block, a statement fails as an outage if the session has been silent in both directions for ``within_s``.
+    """Fails a statement in the block as an outage once the session has been silent in both directions for ``within_s``.
 
     The kernel detects a peer that is gone. This detects a peer that acknowledges but never responds: a stopped server, a stuck pooler.
-    Time in which Postgres waits for this process does not count (`computed`). A long silence is logged; with ``url``, so are the sessions
-    whose locks the statement waits for.
-    It has no effect where the kernel does not count bytes (no Linux, no TCP).
+    Time in which Postgres waits for this process does not count (`computed`). Logs a long silence and, with ``url``, the sessions whose
+    locks the statement waits for. Has no effect where the kernel does not count bytes (no Linux, no TCP).
     """
     ended = threading.Event()
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
@@ -489,7 +493,7 @@ def answering(connection: Connection, within_s: float = SILENCE_S, *, url: Datab
 
 
 def cut(connection: Connection) -> None:
-    """Ends the connection under a statement that another thread has in flight, which then fails."""
+    """Ends the connection, so that another thread's statement in flight fails."""
     with contextlib.suppress(OSError, psycopg2.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 
@@ -504,13 +508,13 @@ class _Silence:
     url: DatabaseUrl | None
 
     def watch(self, ended: threading.Event) -> None:
-        seen, since, reported_s = _bytes_passed(self.line), time.monotonic(), 0.0
-        while seen is not None and not ended.wait(min(self.within_s / 20, LOOK_EVERY_S)):
-            passed, silent_s = _bytes_passed(self.line), time.monotonic() - since
+        last_bytes, since, reported_s = _bytes_passed(self.line), time.monotonic(), 0.0
+        while last_bytes is not None and not ended.wait(min(self.within_s / 20, LOOK_EVERY_S)):
+            bytes_passed, silent_s = _bytes_passed(self.line), time.monotonic() - since
             status = self.connection.get_transaction_status()
             is_ours = status != TRANSACTION_STATUS_ACTIVE or getattr(self.connection, "computing", False)
-            if passed != seen or self.connection.closed or is_ours:
-                seen, since, reported_s = passed, time.monotonic(), 0.0
+            if bytes_passed != last_bytes or self.connection.closed or is_ours:
+                last_bytes, since, reported_s = bytes_passed, time.monotonic(), 0.0
             elif silent_s > self.within_s:
                 log.warning("session given up, Postgres was silent silence_s=%.0f", self.within_s)
                 with contextlib.suppress(OSError):
@@ -541,19 +545,19 @@ WITH RECURSIVE blocking (pid) AS (
 )
 SELECT pid, application_name, usename, date_trunc('second', xact_start) FROM blocking JOIN pg_stat_activity USING (pid) ORDER BY pid
 """
-"""The sessions that a session waits for, and those that these wait for. Behind a pooler, the process may by now serve another client."""
+"""The sessions that a session waits for, directly or indirectly. Behind a pooler, the process may by now serve another client."""
 
 
 def described_sessions(cur: Cursor) -> str:
-    """The sessions of the last statement's rows: process, name, role and begin of the transaction."""
+    """Formats the sessions of the last statement's rows: process, name, role and start of the transaction."""
     return ", ".join(f"{name or '?'} (pid {pid}, role {role}, since {since or '?'})" for pid, name, role, since in cur.fetchall())
 
 
 def _bytes_passed(line: socket.socket) -> tuple[int, int] | None:
     """Bytes acknowledged by the peer, and bytes received: ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``tcp_info``."""
     try:
-        told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-        acked, received = struct.unpack_from("=QQ", told, 120)
+        info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        acked, received = struct.unpack_from("=QQ", info, 120)
     except (AttributeError, OSError, struct.error):
         return None
     return acked, received
@@ -567,7 +571,7 @@ def statements(package: str, file: str) -> Mapping[str, str]:
 
 
 def array(numbers: Iterable[int]) -> str:
-    """Integers as Postgres' text form of an array. A list becomes an expression, which Postgres takes ten times as long to read."""
+    """Formats integers as Postgres' array text. A list would become an expression, which Postgres parses ten times as slowly."""
     return f"{{{','.join(map(str, numbers))}}}"
 
 

@@ -1,12 +1,12 @@
-"""The base class of all errors that Tidemark raises, and four kinds that decide what the caller does next.
+"""The base class of all errors that Tidemark raises, and four kinds that determine the caller's reaction.
 
 `Refused`: the input, the spec or the environment is wrong. The same call fails again until it is fixed.
 `Fenced`: a newer owner has the partitions. Nothing was stored, and a blind retry would only compete with the owner.
 `Unavailable`: a broker, a database or a process is not available. The same call may succeed later (``retriable``).
 `Broken`: an invariant did not hold. Nothing from that step was stored; it needs to be investigated.
 
-Errors are keyword-only dataclasses: the fields are facts, from which the text is made. They can be pickled, because Spark's executors send
-them to the driver.
+Errors are keyword-only dataclasses: the fields are facts, and ``__str__`` builds the text from them. They can be pickled, because Spark's
+executors send them to the driver.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class TidemarkError(Exception):
     kafka_name: ClassVar[str | None] = None
     """The error's name in Kafka's protocol, such as ``ILLEGAL_GENERATION``, if Kafka has one."""
     retriable: ClassVar[bool] = False
-    """May the same call succeed later, unchanged?"""
+    """Whether the same call may succeed later, unchanged."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), vars(self))
 
 
 class Refused(TidemarkError):
-    """The request cannot be carried out as it stands."""
+    """The request is invalid as it stands."""
 
 
 class Fenced(TidemarkError):
@@ -42,7 +42,7 @@ class Fenced(TidemarkError):
 
 
 class Unavailable(TidemarkError):
-    """Something that this call needs is not available now."""
+    """A service that this call needs is not available now."""
 
     retriable = True
 
@@ -55,7 +55,7 @@ class Broken(TidemarkError):
 class BadInput(Refused):
     """A setting, an argument or a file is unusable.
 
-    ``what`` names it, ``found`` is the value found or what is wrong with it, ``fix`` says what to write instead.
+    ``what`` names it, ``found`` is the value or its problem, ``fix`` says what to write instead.
     """
 
     what: str

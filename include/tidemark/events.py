@@ -1,4 +1,4 @@
-"""The audit log: who did what.
+"""Reads the audit log: who did what.
 
 Triggers write ``tidemark.audit_event`` in the transaction of each action (`sql/0015_roles.additive.sql`).
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 SQL = statements("tidemark", "events.sql")
 
 SETTLE_S = 60.0
-"""How long a reader that resumes waits for transactions that write events."""
+"""How long a resuming reader waits for transactions that write events."""
 LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``database_role`` is Postgres' ``session_user``; ``claimed_by`` is the user that Airflow or the shell named. ``plan`` is the number
-    of a rewind or redrive. ``group`` is `None` for actions on the whole database."""
+    """An event of the audit log. ``database_role`` is Postgres' ``session_user``; ``claimed_by`` is the user that Airflow or the shell
+    named. ``plan`` is the number of a rewind or redrive. ``group`` is `None` for actions on the whole database."""
 
     event_id: int
     at: datetime
@@ -45,7 +45,7 @@ class Event:
 
 @dataclass(kw_only=True, eq=False)
 class EventsUnfinished(Unavailable):
-    """A transaction that writes an event does not end."""
+    """A transaction that writes an event has not ended in time."""
 
     waited_s: float
 
@@ -56,8 +56,8 @@ class EventsUnfinished(Unavailable):
 def read(connection: Connection, *, since: datetime | None = None, after: int | None = None, group: str | None = None) -> list[Event]:
     """The events, oldest first.
 
-    With ``after``, those with a higher id, so that a reader that resumes with the last id it has seen misses none and gets none twice.
-    An event's id is older than its commit, so the read waits up to `SETTLE_S` for lower ids in flight. Raises `EventsUnfinished`.
+    ``after`` selects those with a higher id: a reader that resumes with the last id it has seen misses none and gets none twice. An event
+    gets its id before its commit, so the read waits up to `SETTLE_S` for lower ids in flight. Raises `EventsUnfinished`.
     """
     last = None if after is None else _settled(connection)
     with transaction(connection) as cur:
@@ -66,11 +66,11 @@ def read(connection: Connection, *, since: datetime | None = None, after: int | 
 
 
 def _settled(connection: Connection) -> int:
-    """The newest event's id, once every event with a lower id is committed or will never be."""
+    """The newest event's id, once every event with a lower id is committed or rolled back."""
     with transaction(connection) as cur:
         cur.execute(SQL["last"])
         (last,) = cur.fetchone() or (0,)
-    writers = _writers(connection)  # after `last`: who begins later gets a higher id
+    writers = _writers(connection)  # after `last`: later transactions get higher ids
     deadline = time.monotonic() + SETTLE_S
     while writers:
         if time.monotonic() > deadline:
@@ -96,11 +96,11 @@ def newest(
     before: int | None = None,
     limit: int = 100,
 ) -> list[Event]:
-    """The newest events of these groups, newest first. ``kind`` is its beginning (``REWIND``), ``person`` a part of the user or the role.
-    ``whole`` adds the actions on the whole database. ``before`` continues a list."""
-    wanted = {"groups": list(groups), "kind": kind and _like(kind) + "%", "person": person and f"%{_like(person)}%"}
+    """The newest events of these groups, newest first. ``kind`` is a prefix (``REWIND``), ``person`` a part of the user or the role.
+    ``whole`` adds actions on the whole database. ``before`` continues a list."""
+    filters = {"groups": list(groups), "kind": kind and _like(kind) + "%", "person": person and f"%{_like(person)}%"}
     with transaction(connection) as cur:
-        cur.execute(SQL["newest"], {**wanted, "whole": whole, "before": before, "limit": limit})
+        cur.execute(SQL["newest"], {**filters, "whole": whole, "before": before, "limit": limit})
         return [Event(**row) for row in rows(cur)]
 
 

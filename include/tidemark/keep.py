@@ -1,6 +1,6 @@
-"""How long rewind archives and the payloads of settled records are kept: the default, and the minimum that the deployment allows.
+"""The retention of rewind archives and of settled records' payloads: the default, and the minimum that the deployment allows.
 
-Removed data cannot be restored. So the minimum is a setting of the deployment, not a parameter of a DAG run or command.
+Removed data cannot be restored, so the minimum is a setting of the deployment, not a parameter of a DAG run or command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Removes data after its retention: archives of rewinds and payloads of settled failed records. Ends attempts whose driver is gone.
-Deletes old history of lag.
+"""Removes data after its retention: archives of rewinds and payloads of settled failed records. Ends attempts whose driver is gone, and
+deletes old lag history.
 
-Removed data cannot be restored. So each run is recorded in ``tidemark.maintenance`` before anything is removed: who, when, and the
-retention. `tidemark.keep` defines which retentions are allowed.
+Removed data cannot be restored, so each run is recorded in ``tidemark.maintenance`` before anything is removed: who, when, and the
+retention. `tidemark.keep` defines the allowed retentions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SQL = statements("tidemark", "maintenance.sql")
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What was removed, how many records lost their payloads, and which attempts were ended."""
+    """The removed archives, the number of records without their payloads now, and the ended attempts."""
 
     removed: Sequence[Removed]
     emptied: int
@@ -33,8 +33,8 @@ class Maintained:
 
 
 def maintain(connection: Connection, keep: timedelta, *, by: str, dag_id: str | None = None, run_id: str | None = None) -> Maintained:
-    """Removes data older than ``keep`` (from `tidemark.keep.parse_keep`) from a database. A run that was killed has removed part of it
-    and can be repeated."""
+    """Removes data older than ``keep`` (from `tidemark.keep.parse_keep`) from a database. A killed run has removed a part, and can be
+    repeated."""
     with transaction(connection) as cur:
         cur.execute(SQL["begin"], {"by": by, "dag_id": dag_id, "run_id": run_id, "keep": keep})
         (maintenance_id,) = cur.fetchone() or (0,)
@@ -43,6 +43,6 @@ def maintain(connection: Connection, keep: timedelta, *, by: str, dag_id: str | 
     with transaction(connection) as cur:
         ended = store.end_abandoned(cur)
         samples.thin(cur)
-        done = {"archives": len(removed), "rows": sum(one.rows for one in removed), "payloads": emptied}
-        cur.execute(SQL["end"], {**done, "maintenance_id": maintenance_id})
+        totals = {"archives": len(removed), "rows": sum(archive.rows for archive in removed), "payloads": emptied}
+        cur.execute(SQL["end"], {**totals, "maintenance_id": maintenance_id})
     return Maintained(removed, emptied, ended)

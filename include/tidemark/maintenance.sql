@@ -1,4 +1,4 @@
--- Statements on the record of what maintenance runs removed.
+-- Statements on the record of maintenance runs.
 
 -- name: begin
 INSERT INTO tidemark.maintenance (done_by, dag_id, run_id, keep) VALUES (%(by)s, %(dag_id)s, %(run_id)s, %(keep)s) RETURNING maintenance_id;

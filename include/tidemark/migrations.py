@@ -18,7 +18,7 @@ import psycopg2.errors
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from tidemark import project, roles
-from tidemark.db import FIX_PATH, MIGRATION_LOCK, is_outage, kept_open, on_behalf, session, transaction
+from tidemark.db import FIX_PATH, MIGRATION_LOCK, is_outage, kept_open, session, set_audit_actor, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def migrate(url: DatabaseUrl, *, by: str = "", grant_to: str | None = None, prof
             raise SchemaMismatch(missing=[], unknown=later)
         if not later:  # a later version's tables are unknown here
             with transaction(connection) as cursor:
-                on_behalf(cursor, by)
+                set_audit_actor(cursor, by)
                 if grant_to is not None:
                     roles.grant(cursor, grant_to, profiles)
                 roles.renew(cursor)

@@ -1,8 +1,8 @@
-"""What a database role may do in the schemas ``tidemark``, `STAGING` and `ARCHIVE`, by profile.
+"""The rights of database roles in the schemas ``tidemark``, `STAGING` and `ARCHIVE`, by profile.
 
-`RIGHTS` is the one place that says so: ``tidemark migrate --grant-to`` grants it, commands check it before they begin (both in
-`tidemark.roles`), docs/security.md shows it. Everything that is not listed belongs to the schema's owner alone. Rights on sinks are the
-business of the sinks' owners.
+`RIGHTS` is the single source: ``tidemark migrate --grant-to`` grants them, commands check them before they begin (both in
+`tidemark.roles`), docs/security.md shows them. All other rights belong to the schema's owner alone. The owners of sinks grant rights on
+sinks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from enum import StrEnum
 STAGING = "tidemark_staging"
 """The schema of staging tables (`tidemark.sink.staged`)."""
 ARCHIVE = "tidemark_archive"
-"""The schema of the rows that rewinds take out of sinks (`tidemark.rewind.rows.archive`)."""
+"""The schema of rows that rewinds remove from sinks (`tidemark.rewind.rows.archive`)."""
 SCHEMAS = ("tidemark", STAGING, ARCHIVE)
-"""Every profile may use these. Only the owner creates in the first one: a function there could match a call better than the one meant."""
+"""Every profile may use these. Only the owner may create in the first one: a function there could shadow Tidemark's own."""
 
 
 class Profile(StrEnum):
-    """The kinds of work that a role may do, next to the schema's owner, who may do everything."""
+    """The kinds of work that a role may do. The schema's owner may do everything."""
 
     READER = "reader"
     RUNNER = "runner"
@@ -46,23 +46,22 @@ PAYLOADS: Mapping[str, Sequence[str]] = {
     "rewound_row": ("kept",),
     "suppressed_key": ("digest", "salt"),
 }
-"""But not these columns, which hold what records and rows contain, or by which that could be guessed, unless the profile has
-`Rights.payloads`."""
+"""Columns that only profiles with `Rights.payloads` may read: they hold contents of records and rows, or let them be guessed."""
 
 ALL: Sequence[str] = ()
 """All columns."""
-_TRIED = ("state", "due_at", "hop_topic", "hop_topic_id", "hop_partition", "hop_offset", "publish_error", "story", "retry_number",
+_RETRY = ("state", "due_at", "hop_topic", "hop_topic_id", "hop_partition", "hop_offset", "publish_error", "story", "retry_number",
           "error_type", "error_text", "ladder_at", "changed_at")  # fmt: skip
 _POSITION = ("next_offset", "generation", "owner", "owner_epoch", "validated_offset", "committed_at", "seat", "leader_epoch")
 _GROUP = ("state", "state_since", "rebalance_reason", "generation", "protocol", "leader", "initial_until", "deadline", "server_start")
-_ERASED = ("sink_rows", "archived_rows", "overwritten_rows", "failed_records", "examples", "suppressed", "not_suppressed")
-_EMPTIED = ("key", "value", "headers", "error_text", "story", "publish_error", "emptied_at", "state", "due_at", "changed_at")
-_ENDED = ("state", "error", "ended_at")
+_ERASURE = ("sink_rows", "archived_rows", "overwritten_rows", "failed_records", "examples", "suppressed", "not_suppressed")
+_PAYLOAD = ("key", "value", "headers", "error_text", "story", "publish_error", "emptied_at", "state", "due_at", "changed_at")
+_ATTEMPT_END = ("state", "error", "ended_at")
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a profile may do beyond reading `TABLES`. ``update`` maps a table to the columns that may change."""
+    """A profile's rights beyond reading `TABLES`. ``update`` maps a table to the columns that may change."""
 
     may: str
     payloads: bool = False
@@ -71,7 +70,7 @@ class Rights:
     delete: Sequence[str] = ()
     sequences: Sequence[str] = ()
     functions: Sequence[str] = ()
-    """What it may call that runs as the schema's owner."""
+    """Callable functions that run as the schema's owner."""
     creates_in: str | None = None
     """The schema in which it may create tables."""
 
@@ -85,11 +84,11 @@ RIGHTS: Mapping[Profile, Rights] = {
                 "lag_partition", "lost_range", "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result",
                 "validation_row"),
         update={
-            "attempt": (*_ENDED, "planned", "columns_added"),
+            "attempt": (*_ATTEMPT_END, "planned", "columns_added"),
             "batch": ("anchor_id", "validation_id"),
             "consumer_group": _GROUP,
             "deletion": ("kept", "kept_topic_id", "kept_offset"),
-            "failed_record": (*_TRIED, "attempt_id", "sink_rows", "tried_at", "tried_late"),
+            "failed_record": (*_RETRY, "attempt_id", "sink_rows", "tried_at", "tried_late"),
             "group_member": ALL,
             "lag_history": ALL,
             "lag_partition": ALL,
@@ -108,7 +107,7 @@ RIGHTS: Mapping[Profile, Rights] = {
         insert=("consumer_group", "failed_record_edit", "flow", "redrive", "redrive_record", "retry_action"),
         update={
             "consumer_group": (*_GROUP, "name"),
-            "failed_record": (*_TRIED, "key", "value", "headers", "redrives", "action_id"),
+            "failed_record": (*_RETRY, "key", "value", "headers", "redrives", "action_id"),
             "flow": ("paused", "priority", "max_ahead", "reason", "changed_by", "changed_at"),
             "group_member": ALL,
             "partition_offset": ("owner", "owner_epoch", "generation"),
@@ -127,12 +126,12 @@ RIGHTS: Mapping[Profile, Rights] = {
                 "rewind", "rewind_archive", "rewind_group", "rewind_partition", "rewound_row", "suppressed", "suppressed_key", "topic",
                 "undo_floor"),
         update={
-            "attempt": _ENDED,
+            "attempt": _ATTEMPT_END,
             "backfill": ("end_offset",),
             "backfill_cut": ("given_back_by",),
             "deletion": ("kept", "kept_topic_id", "kept_offset", "parked_by"),
-            "erasure": ("state", "applied_by", "applied_at", *_ERASED),
-            "failed_record": _EMPTIED,
+            "erasure": ("state", "applied_by", "applied_at", *_ERASURE),
+            "failed_record": _PAYLOAD,
             "failed_record_edit": ("key", "value", "headers"),
             "lag_history": ALL,
             "lag_partition": ALL,
@@ -143,7 +142,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "rewind_archive": ("put_back_at", "removed_at", "rows"),
             "rewind_group": ("told", "overwritten_removed_at"),
             "rewind_partition": ALL,
-            "rewound_failed_record": _EMPTIED,
+            "rewound_failed_record": _PAYLOAD,
             "rewound_row": ("rewind_id", "parked_by"),
             "suppressed_key": ("below",),
             "undo_floor": ("sink", "sinks", "rewind_id", "floor"),

@@ -1,8 +1,7 @@
-"""Where files are: a user's project, and what Tidemark brings along itself.
+"""The locations of a user's project and of the files shipped with Tidemark.
 
-The project is one folder with the user's consumers, transforms, expectations and schemas, found by `root`. ``TIDEMARK_CONSUMERS``,
-``TIDEMARK_TRANSFORMS``, ``TIDEMARK_EXPECTATIONS``, ``TIDEMARK_SCHEMAS`` and ``TIDEMARK_STATE`` each name another folder for one of its
-parts.
+The project is one folder with the user's consumers, transforms, expectations and schemas, located by `root`. ``TIDEMARK_CONSUMERS``,
+``TIDEMARK_TRANSFORMS``, ``TIDEMARK_EXPECTATIONS``, ``TIDEMARK_SCHEMAS`` and ``TIDEMARK_STATE`` each override the folder of one part.
 
 Tidemark's own files (migrations, the driver's entry point, the files of `tidemark init`) always come with the library, never from the
 project, which may have a folder ``sql`` of its own.
@@ -19,7 +18,7 @@ _SHIPPED = Path(__file__).resolve().parent / "_project"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 CONSUMERS = "include/consumers"
-"""By this folder a project is recognised."""
+"""The folder that identifies a project."""
 
 
 def root() -> Path:
@@ -35,7 +34,7 @@ def root() -> Path:
 
 
 def shipped(name: str) -> Path:
-    """A file or folder that Tidemark brings along: a wheel has them beside the library, an editable install in its checkout."""
+    """A file or folder shipped with Tidemark: beside the library in a wheel, in the checkout for an editable install."""
     return (_SHIPPED if _SHIPPED.is_dir() else _CHECKOUT) / name
 
 
@@ -65,20 +64,20 @@ def schemas() -> Path:
 
 
 def state() -> Path:
-    """Where the embedded stack keeps its data: ``.tidemark`` in the project unless ``TIDEMARK_STATE`` names another folder."""
+    """The embedded stack's data folder: ``.tidemark`` in the project unless ``TIDEMARK_STATE`` names another one."""
     return _folder("TIDEMARK_STATE", ".tidemark")
 
 
 def own_tmp() -> Path:
-    """A folder for temporary files that only this user may enter: ``tidemark-UID`` in the temporary folder. Raises `PermissionError` if
-    somebody else has made it."""
+    """A private folder for temporary files: ``tidemark-UID`` in the temporary folder. Raises `PermissionError` if somebody else created
+    it."""
     folder = Path(tempfile.gettempdir()) / f"tidemark-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        info = folder.lstat()
     except OSError as error:  # a file, or a link that leads nowhere
-        raise PermissionError(f"{folder} cannot be made ({error.strerror})") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} cannot be created ({error.strerror})") from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a folder of this user alone")
     return folder
 

@@ -1,4 +1,4 @@
-"""Database roles: gives them the rights of profiles (`tidemark.profiles`), and checks that a session's role has those of a command.
+"""Grants database roles the rights of profiles (`tidemark.profiles`), and checks the rights that a command needs.
 
 A role may have several profiles. They are stored in ``tidemark.role_profile``, and every migration grants them again (`renew`): new tables
 need no further command.
@@ -51,14 +51,15 @@ class NotTheOwner(Refused):
 
 
 def missing(cursor: Cursor, profile: Profile) -> list[str]:
-    """The rights of a profile that the session's role lacks, such as ``UPDATE on tidemark.flow``. Locks nothing."""
+    """The profile's rights that the session's role lacks, such as ``UPDATE on tidemark.flow``. Locks nothing."""
     rights = RIGHTS[profile]
-    wanted = [("SELECT", table, ALL, ALL if rights.payloads else PAYLOADS.get(table, ALL)) for table in TABLES]
-    wanted += [("INSERT", table, ALL, ALL) for table in rights.insert]
-    wanted += [("UPDATE", table, columns, ALL) for table, columns in rights.update.items()]
-    wanted += [("DELETE", table, ALL, ALL) for table in rights.delete]
+    required = [("SELECT", table, ALL, ALL if rights.payloads else PAYLOADS.get(table, ALL)) for table in TABLES]
+    required += [("INSERT", table, ALL, ALL) for table in rights.insert]
+    required += [("UPDATE", table, columns, ALL) for table, columns in rights.update.items()]
+    required += [("DELETE", table, ALL, ALL) for table in rights.delete]
     names = ["privileges", "tables", "columns", "hidden"]
-    values = [[one[0] for one in wanted], [one[1] for one in wanted], *([" ".join(one[at]) for one in wanted] for at in (2, 3))]
+    privileges, tables, *columns = zip(*required, strict=True)
+    values = [list(privileges), list(tables), *([" ".join(names) for names in part] for part in columns)]
     schemas = {"schemas": list(SCHEMAS), "creates_in": rights.creates_in}
     callable_ = {"sequences": list(rights.sequences), "functions": list(rights.functions)}
     cursor.execute(SQL["missing"], {**dict(zip(names, values, strict=True)), **callable_, **schemas})
@@ -73,29 +74,29 @@ def require(connection: Connection, profile: Profile) -> None:
 
 
 def grant(cursor: Cursor, role: str, profiles: Iterable[Profile]) -> None:
-    """Gives a role the rights of exactly these profiles, takes away all others in the schema, and records it with an event.
+    """Grants a role the rights of exactly these profiles, revokes all others in the schema, and records an event.
 
     Raises `BadInput` if the role does not exist or needs no grants, `NotTheOwner` for any role but the owner's.
     """
-    wanted = sorted(set(profiles), key=list(Profile).index)
-    owner, mine, current = _owner(cursor)
-    if not mine:
+    ordered = sorted(set(profiles), key=list(Profile).index)
+    owner, is_owner, current = _owner(cursor)
+    if not is_owner:
         raise NotTheOwner(role=current, owner=owner)
     cursor.execute(SQL["role"], {"role": role})
-    found = cursor.fetchone()
-    if found is None:
+    row = cursor.fetchone()
+    if row is None:
         fix = f"Create it first: CREATE ROLE {_quoted(cursor, role)} LOGIN PASSWORD '...'."
         raise BadInput(what="--grant-to", found=f'there is no role "{role}"', fix=fix)
-    if found[0]:
+    if row[0]:
         raise BadInput(what="--grant-to", found=f'"{role}" owns the schema tidemark', fix="The owner needs no profile; name another role.")
-    cursor.execute(SQL["record"], {"role": role, "profiles": [str(profile) for profile in wanted]})
-    _apply(cursor, owner, role, wanted)
+    cursor.execute(SQL["record"], {"role": role, "profiles": [str(profile) for profile in ordered]})
+    _apply(cursor, owner, role, ordered)
 
 
 def renew(cursor: Cursor) -> None:
     """Grants all recorded profiles again; forgets roles that no longer exist. Does nothing for a role other than the schema's owner."""
-    owner, mine, _ = _owner(cursor)
-    if not mine:
+    owner, is_owner, _ = _owner(cursor)
+    if not is_owner:
         return
     cursor.execute(SQL["forget"])
     cursor.execute(SQL["recorded"])
@@ -104,41 +105,41 @@ def renew(cursor: Cursor) -> None:
 
 
 def _owner(cursor: Cursor) -> tuple[str, bool, str]:
-    """The schema's owner, whether the session's role has its rights, and that role."""
+    """Returns the schema's owner, whether the session's role has the owner's rights, and that role."""
     cursor.execute(SQL["owner"])
-    owner, mine, role = cursor.fetchone() or ("", False, "")
-    return owner, mine, role
+    owner, is_owner, role = cursor.fetchone() or ("", False, "")
+    return owner, is_owner, role
 
 
 def _apply(cursor: Cursor, owner: str, role: str, profiles: Sequence[Profile]) -> None:
-    """Revokes and grants in the caller's transaction, so sessions of the role lack nothing meanwhile."""
+    """Revokes and grants in the caller's transaction, so sessions of the role never lack a right meanwhile."""
     to = sql.Identifier(role)
     cursor.execute(SQL["relations"], {"role": role})
     for kind, name in cursor.fetchall():
         cursor.execute(sql.SQL("REVOKE ALL ON {} {} FROM {}").format(sql.SQL(kind), _relation(name), to))
     schemas = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS))
     cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA {} FROM {}").format(schemas, to))
-    for kind in ("TABLES", "SEQUENCES"):  # as earlier versions of the documentation gave them
+    for kind in ("TABLES", "SEQUENCES"):  # earlier versions of the documentation granted these
         revoke = sql.SQL("ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA tidemark REVOKE ALL ON {} FROM {}")
         cursor.execute(revoke.format(sql.Identifier(owner), sql.SQL(kind), to))
     cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schemas, to))
     rights = [RIGHTS[profile] for profile in profiles]
-    payloads = any(one.payloads for one in rights)
+    payloads = any(granted.payloads for granted in rights)
     for table in TABLES:
         _grant(cursor, "SELECT", table, ALL if payloads or table not in PAYLOADS else _readable(cursor, table), to)
-    for one in rights:
-        for table in one.insert:
+    for granted in rights:
+        for table in granted.insert:
             _grant(cursor, "INSERT", table, ALL, to)
-        for table, columns in one.update.items():
+        for table, columns in granted.update.items():
             _grant(cursor, "UPDATE", table, columns, to)
-        for table in one.delete:
+        for table in granted.delete:
             _grant(cursor, "DELETE", table, ALL, to)
-        for name in one.sequences:
+        for name in granted.sequences:
             cursor.execute(sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(_relation(name), to))
-        for name in one.functions:
+        for name in granted.functions:
             cursor.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(_relation(name), to))
-        if one.creates_in:
-            cursor.execute(sql.SQL("GRANT CREATE ON SCHEMA {} TO {}").format(sql.Identifier(one.creates_in), to))
+        if granted.creates_in:
+            cursor.execute(sql.SQL("GRANT CREATE ON SCHEMA {} TO {}").format(sql.Identifier(granted.creates_in), to))
 
 
 def _grant(cursor: Cursor, privilege: str, table: str, columns: Sequence[str], to: sql.Identifier) -> None:

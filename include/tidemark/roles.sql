@@ -1,7 +1,7 @@
 -- Statements on the rights of roles in Tidemark's schemas. The granting session holds the advisory lock of migrations, so that two take turns.
 
 -- name: missing
--- What the session's role lacks of these privileges. Without columns, all of the table's columns but the hidden ones. Locks nothing.
+-- These privileges that the session's role lacks. Without columns: on all of the table's columns but the hidden ones. Locks nothing.
 SELECT privilege || ' on tidemark.' || name
   FROM unnest(%(privileges)s::text[], %(tables)s::text[], %(columns)s::text[], %(hidden)s::text[]) WITH ORDINALITY
        AS wanted (privilege, name, columns, hidden, number)
@@ -30,7 +30,7 @@ SELECT pg_get_userbyid(nspowner), pg_has_role(nspowner, 'USAGE'), current_user F
 SELECT oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'tidemark') FROM pg_roles WHERE rolname = %(role)s;
 
 -- name: record
--- Stores which profiles a role has, and the event.
+-- Stores a role's profiles, and the event.
 WITH gone AS (
     DELETE FROM tidemark.role_profile WHERE role = %(role)s AND profile <> ALL (%(profiles)s::text[])
 ), come AS (
@@ -42,14 +42,14 @@ SELECT 'ROLE GRANTED', nullif(current_setting('tidemark.claimed_by', true), ''),
                           'before', ARRAY(SELECT profile FROM tidemark.role_profile WHERE role = %(role)s ORDER BY profile));
 
 -- name: forget
--- Roles that have been dropped.
+-- Deletes the profiles of dropped roles.
 DELETE FROM tidemark.role_profile WHERE role NOT IN (SELECT rolname FROM pg_roles);
 
 -- name: recorded
 SELECT role, array_agg(profile) FROM tidemark.role_profile GROUP BY role ORDER BY role;
 
 -- name: relations
--- What the granting role owns in the schema, except what the other role owns itself.
+-- The relations that the granting role owns in the schema, except those of the other role itself.
 SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, relname
   FROM pg_class WHERE relnamespace = 'tidemark'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'S')
    AND pg_has_role(relowner, 'USAGE') AND relowner <> (SELECT oid FROM pg_roles WHERE rolname = %(role)s)

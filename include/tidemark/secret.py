@@ -1,4 +1,4 @@
-"""Files that hold a secret, as Docker and Kubernetes mount them."""
+"""Reads files that hold a secret, as Docker and Kubernetes mount them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SecretUnreadable(Unavailable):
 
 
 def read(path: Path) -> str:
-    """The file's text without white space around it. Raises `SecretUnreadable`."""
+    """Reads the file's text, stripped of white space. Raises `SecretUnreadable`."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -4,8 +4,8 @@ Put it into a module under ``spark_jobs/transforms/`` and name it in the consume
 
     transform: departures:transform        # module:function
 
-A transform has one of three forms. Tidemark tells them apart by the type of the first parameter (or of the return value), or without types
-by the first parameter's name. Only the first argument is passed; other parameters need defaults.
+A transform has one of three forms. Tidemark recognizes the form by the type of the first parameter (or of the return value), or, without
+types, by the first parameter's name. It passes only the first argument; other parameters need defaults.
 
 The short form: a plain function of one record
 ----------------------------------------------
@@ -48,8 +48,8 @@ The fast form: Arrow
 --------------------
 Parameter ``batch: pyarrow.RecordBatch``. Return a record batch. It works on whole columns at once, without a Python object for each record.
 The batch has the columns ``topic, partition, offset, timestamp, key, value, headers`` (key and value are binary) and the lineage columns
-``kafka_topic, kafka_partition, kafka_offset``. Return your table's columns and, in each row, the lineage of the record from which it was
-made: pass those three columns on. A record may produce no row, one, or several. ::
+``kafka_topic, kafka_partition, kafka_offset``. Return your table's columns, and pass these three on, so that each row has the lineage of
+its record. A record may produce no row, one, or several. ::
 
     import pyarrow as pa
 
@@ -77,13 +77,13 @@ in and out are those of the Arrow form. ::
             F.get_json_object(F.col("value").cast("string"), "$.carrier").alias("carrier"),
         )
 
-In the Arrow and Spark forms, the column ``disposition`` of a row says what happens to its record: ``load`` (default, also if null),
-``delete`` (the row needs values in the key's columns only), ``skip``, ``retry`` or ``fail``. The column ``error`` holds the reason.
+In the Arrow and Spark forms, the column ``disposition`` of a row determines what happens to its record: ``load`` (default, also if null),
+``delete`` (the row only needs values in the key's columns), ``skip``, ``retry`` or ``fail``. The column ``error`` holds the reason.
 
 Several tables
 --------------
-If the consumer's file has ``sinks``, a plain function says for each row which one it is for, and the Arrow and Spark forms return a dict
-with one result for each sink. ::
+If the consumer's file has ``sinks``, a plain function names the sink of each row, and the Arrow and Spark forms return a dict with one
+result for each sink. ::
 
     from tidemark.transform import Record, to
 
@@ -157,7 +157,7 @@ class To:
 
 
 def to(sink: str, row: Mapping[str, Any]) -> To:
-    """A row for the sink of this name. With ``sinks`` in its file, a plain function returns or yields its rows so.
+    """A row for the sink of this name. With ``sinks``, a plain function returns or yields its rows this way.
 
     >>> to("lines", {"order_id": 7, "line": 1})
     To(sink='lines', row={'order_id': 7, 'line': 1})

@@ -1,4 +1,4 @@
-"""Logs what a process has been waiting for, and since when, if a wait takes long, so that a silent log always has an explanation."""
+"""Logs long waits of a process, with their reason and duration, so that a silent log always has an explanation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
 REPORT_AFTER_S = 30.0
-"""Report a wait after this, and then each time its duration has doubled."""
+"""When to report a wait first; then each time its duration has doubled."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,9 +1,9 @@
-"""How Postgres, Kafka and Spark are reached across a network, and what is missing there: encryption, or a check of who answers.
+"""Checks connections to Postgres, Kafka and Spark across a network for missing encryption or server verification.
 
 Everything that a driver hands to executors carries credentials, because executors write to Postgres and read Kafka themselves. So Spark
-is always authenticated, or the user must have said that it need not be (`guarded`). Loopback is no exception: every user of the host can
-connect to a port on it. Kafka without TLS and Postgres without ``sslmode=verify-full`` work: the driver logs a warning once a run. Pure
-functions; nothing is connected.
+is always authenticated, unless the user has explicitly turned that off (`guarded`). Loopback is no exception: every user of the host can
+connect to its ports. Kafka without TLS and Postgres without ``sslmode=verify-full`` work: the driver logs a warning once a run. The
+functions are pure and connect nowhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AUTHENTICATE = "spark.authenticate"
 SECRET = "spark.authenticate.secret"  # noqa: S105 - a setting's name
 ENCRYPTED_BY = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption", "spark.ssl.rpc.enabled")
 ENCRYPTION = {"spark.network.crypto.enabled": "true", "spark.io.encryption.enabled": "true"}
-"""Added to an authenticated application: RPC and shuffles are encrypted on the network, and what Spark spills to disk as well."""
+"""Added to an authenticated application: encrypts RPC and shuffles on the network, and Spark's spills to disk."""
 
 _SHARED = (
     f"Set {AUTHENTICATE} to true and {SECRET} to one value for the master, the workers and this driver "
@@ -45,60 +45,61 @@ class Exposure:
 
 
 def of_servers(connections: Connections) -> list[Exposure]:
-    """What is missing towards Kafka and Postgres. Raises what `of_postgres` raises."""
+    """The exposures of Kafka and Postgres. Raises the errors of `of_postgres`."""
     return [*of_kafka(connections.kafka), *of_postgres(connections.database_url)]
 
 
 def of_kafka(config: KafkaConfig) -> list[Exposure]:
-    """Raises nothing: a protocol that librdkafka does not know is refused when a client is made."""
+    """The exposures of Kafka. Raises nothing: creating a client refuses an unknown protocol."""
     hosts = _remote(_kafka_host(server) for server in config["bootstrap.servers"].split(","))
     protocol = config.get("security.protocol", "PLAINTEXT").upper()
     if not hosts:
         return []
     if not protocol.endswith("SSL"):
-        found = f"Kafka at {hosts} is reached in plain text: security.protocol is {protocol}"
-        return [Exposure(found, "Set security.protocol to SASL_SSL or SSL, and ssl.ca.location")]
+        problem = f"Kafka at {hosts} is reached in plain text: security.protocol is {protocol}"
+        return [Exposure(problem, "Set security.protocol to SASL_SSL or SSL, and ssl.ca.location")]
     unchecked = {"enable.ssl.certificate.verification": ("false", "f", "0"), "ssl.endpoint.identification.algorithm": ("none",)}
     for name, values in unchecked.items():
         if config.get(name, "").lower() in values:
-            found = f"Kafka at {hosts} is not verified: {name} is {config[name]}"
-            return [Exposure(found, f"Remove {name}, and set ssl.ca.location")]
+            problem = f"Kafka at {hosts} is not verified: {name} is {config[name]}"
+            return [Exposure(problem, f"Remove {name}, and set ssl.ca.location")]
     return []
 
 
 def of_postgres(url: DatabaseUrl) -> list[Exposure]:
-    """Raises `BadInput` if libpq cannot parse the URL. An ``sslmode`` outside the URL does not count, because executors do not get it."""
-    stated = parsed(read_url(url))
-    addresses, names = stated.get("hostaddr", "").split(","), stated.get("host", "").split(",")
+    """The exposures of Postgres. Ignores an ``sslmode`` outside the URL, because executors do not get it. Raises `BadInput` for a URL that
+    libpq cannot parse."""
+    parts = parsed(read_url(url))
+    addresses, names = parts.get("hostaddr", "").split(","), parts.get("host", "").split(",")
     hosts = _remote(address or name for address, name in zip_longest(addresses, names, fillvalue=""))
-    mode = stated.get("sslmode") or ("verify-full" if stated.get("sslrootcert") == "system" else "prefer")
-    if not hosts or mode == "verify-full" or stated.get("gssencmode") == "require":
+    mode = parts.get("sslmode") or ("verify-full" if parts.get("sslrootcert") == "system" else "prefer")
+    if not hosts or mode == "verify-full" or parts.get("gssencmode") == "require":
         return []
-    found = f"Postgres at {hosts} is not verified, and may be reached in plain text: sslmode is {mode}"
-    return [Exposure(found, "Add sslmode=verify-full and sslrootcert to the database URL, or to the connection's extra")]
+    problem = f"Postgres at {hosts} is not verified, and may be reached in plain text: sslmode is {mode}"
+    return [Exposure(problem, "Add sslmode=verify-full and sslrootcert to the database URL, or to the connection's extra")]
 
 
 def of_spark(master: str, conf: Mapping[str, str]) -> list[Exposure]:
-    """``conf``: every setting that is in force, Spark's own configuration included."""
+    """The exposures of Spark. ``conf``: all effective settings, Spark's own configuration included."""
     if not _on(conf, AUTHENTICATE):
         state = "is not set" if AUTHENTICATE not in conf else f"is {conf[AUTHENTICATE]}"
-        found = f"Spark at {master} is not authenticated: {AUTHENTICATE} {state}. Tasks carry the credentials of Postgres and Kafka"
+        problem = f"Spark at {master} is not authenticated: {AUTHENTICATE} {state}. Tasks carry the credentials of Postgres and Kafka"
         if is_local(master):
             return [
-                Exposure(f"{found}, and every user of this host can fetch them", f"Remove {AUTHENTICATE}: then Spark generates a secret")
+                Exposure(f"{problem}, and every user of this host can fetch them", f"Remove {AUTHENTICATE}: then Spark generates a secret")
             ]
-        return [Exposure(found, _SHARED if master.startswith("spark://") else _GENERATED)]
+        return [Exposure(problem, _SHARED if master.startswith("spark://") else _GENERATED)]
     if not on_loopback(master) and not any(_on(conf, name) for name in ENCRYPTED_BY):
-        found = f"Spark at {master} is not encrypted: {ENCRYPTED_BY[0]} is {conf.get(ENCRYPTED_BY[0], 'not set')}"
-        return [Exposure(found, f"Set {ENCRYPTED_BY[0]} to true")]
+        problem = f"Spark at {master} is not encrypted: {ENCRYPTED_BY[0]} is {conf.get(ENCRYPTED_BY[0], 'not set')}"
+        return [Exposure(problem, f"Set {ENCRYPTED_BY[0]} to true")]
     return []
 
 
 def guarded(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """What to add to ``conf`` before a driver starts on this master; nothing that ``conf`` decides. In local mode, Spark generates the
-    secret that authentication needs.
+    """The security settings to add to ``conf`` before a driver starts on this master; never overrides ``conf``. In local mode, Spark
+    generates the secret that authentication needs.
 
-    Raises `BadInput` if a cluster would be unauthenticated and ``conf`` does not say that it is meant to be.
+    Raises `BadInput` if a cluster would be unauthenticated and ``conf`` does not explicitly allow that.
     """
     if AUTHENTICATE not in conf:
         if is_local(master):
@@ -124,12 +125,12 @@ def is_local(master: str) -> bool:
 def on_loopback(master: str) -> bool:
     """Whether the executors reach the driver at 127.0.0.1: in local mode, or in a standalone cluster on this machine alone."""
     if master.startswith("spark://"):
-        return not _remote(urlsplit(f"//{each}").hostname or "" for each in master.removeprefix("spark://").split(","))
+        return not _remote(urlsplit(f"//{address}").hostname or "" for address in master.removeprefix("spark://").split(","))
     return master.startswith("local")
 
 
 def _remote(hosts: Iterable[str]) -> str:
-    """The hosts that are neither this machine's loopback nor Unix sockets, for a text."""
+    """The hosts that are neither loopback nor Unix sockets, for a message."""
     return ", ".join(host for host in hosts if not _here(host))
 
 
@@ -143,7 +144,7 @@ def _here(host: str) -> bool:
 
 
 def _kafka_host(server: str) -> str:
-    """The host of one bootstrap server, which librdkafka takes with or without a protocol and a port."""
+    """The host of one bootstrap server, whose protocol and port are optional."""
     address = server.strip().rpartition("://")[2]
     return address if address.count(":") > 1 and not address.startswith("[") else urlsplit(f"//{address}").hostname or address
 

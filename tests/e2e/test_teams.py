@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.served import served
 from tests.support.documented import snippets
 
-from tidemark.local.airflow_client import FRESH
+from tidemark.local.airflow_client import CONNECTION_LIMITS
 
 COMMON = "topics: [{name}]\ntransform: numbers:transform\nsink: {{table: public.{name}}}\n"
 ACCESS = {
@@ -129,7 +129,9 @@ class Airflow:
     def ask(self, user: str, method: str, path: str, **options: Any) -> httpx.Response:
         if user not in self._http:
             headers = {"Authorization": f"Bearer {self.token(user)}"}
-            self._http[user] = httpx.Client(base_url=f"{self.url}/api/v2/", headers=headers, limits=FRESH, trust_env=False, timeout=60)
+            self._http[user] = httpx.Client(
+                base_url=f"{self.url}/api/v2/", headers=headers, limits=CONNECTION_LIMITS, trust_env=False, timeout=60
+            )
         return self._http[user].request(method, path, **options)
 
     def page(self, user: str, path: str) -> httpx.Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.scenario import Scenario
 
-from tidemark.db import in_sight, session, transaction
+from tidemark.db import keep_visible, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 
@@ -17,7 +17,7 @@ def test_attempts_of_long_ago_without_a_driver_are_ended(scenario: Scenario) -> 
         store.end_attempt(cur, done)
         cur.execute("UPDATE tidemark.attempt SET started_at = started_at - interval '25 hours' WHERE attempt_id <> %s", (young,))
     name = f"tidemark driver {alive}"
-    with session(scenario.database_url, application=name) as driver, in_sight(driver), session(scenario.database_url) as other:
+    with session(scenario.database_url, application=name) as driver, keep_visible(driver), session(scenario.database_url) as other:
         for ended in ([gone], []):
             with transaction(other) as cur:
                 assert store.end_abandoned(cur) == ended

@@ -21,7 +21,7 @@ from tests.support.members import parts
 from tests.support.pooler import MODES, Pooler
 
 from tidemark import migrations, project
-from tidemark.db import in_sight, pooled, session, transaction
+from tidemark.db import keep_visible, pooled, session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import GroupError
@@ -137,7 +137,7 @@ def test_session_through_a_pooler_is_known_and_its_driver_in_sight(stack: LocalS
         assert ("postgres pooler" in {finding.subject for finding in examine_database(url, [])}) is found
     with session(pooler.url(direct), application=name) as driver:
         assert pooled(driver)
-        with in_sight(driver), session(pooler.url(direct)) as other:
+        with keep_visible(driver), session(pooler.url(direct)) as other:
             for _ in range(3):
                 with transaction(other):
                     assert seen()

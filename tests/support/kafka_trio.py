@@ -31,7 +31,7 @@ class Node(Kafka):
         self.remember(replace(self.remembered(), controller_port=controller_port))
 
     def answers(self) -> bool:
-        return ports.accepts(self.asked_port)
+        return ports.accepts(self.requested_port)
 
     def freeze(self) -> None:
         """Stops the process, which keeps its connections but no longer responds."""
@@ -76,7 +76,7 @@ class Trio:
 
     @property
     def servers(self) -> str:
-        return ",".join(f"{ports.HOST}:{node.asked_port}" for node in self.nodes)
+        return ",".join(f"{ports.HOST}:{node.requested_port}" for node in self.nodes)
 
     def create(self, name: str, partitions: int) -> str:
         """Creates a topic with a replica on each broker. Returns when the brokers list its partitions."""
@@ -101,7 +101,7 @@ def running(folder: Path) -> Iterator[Trio]:
     """Runs three brokers within the block."""
     taken: list[int] = []
     while len(taken) < 6:
-        taken.append(ports.find_free(besides=taken))
+        taken.append(ports.find_free(exclude=taken))
     voters = ",".join(f"{number + 1}@{ports.HOST}:{taken[2 * number + 1]}" for number in range(3))
     cluster = cluster_id()
     nodes = [Node(folder / f"kafka-{n + 1}", n + 1, taken[2 * n], taken[2 * n + 1], voters, cluster) for n in range(3)]
@@ -122,7 +122,7 @@ def running(folder: Path) -> Iterator[Trio]:
 
 def _brokers_known_to(node: Node) -> int:
     try:
-        client = AdminClient({"bootstrap.servers": f"{ports.HOST}:{node.asked_port}", "log_level": 0})
+        client = AdminClient({"bootstrap.servers": f"{ports.HOST}:{node.requested_port}", "log_level": 0})
         return len(client.list_topics(timeout=5).brokers)
     except KafkaException:
         return 0

@@ -86,7 +86,7 @@ class SecureKafka(Kafka):
         super().__init__(folder, None)
         self.certificates = certificates
         self.sasl_port = ports.find_free()
-        self.tls_port = ports.find_free(besides={self.sasl_port})
+        self.tls_port = ports.find_free(exclude={self.sasl_port})
 
     def set_password(self, password: str) -> None:
         change = UserScramCredentialUpsertion(USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode())
@@ -96,7 +96,7 @@ class SecureKafka(Kafka):
     def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
         super()._write_settings(name, port=port, controller_port=controller_port, data=data)
         while {self.sasl_port, self.tls_port} & {port, controller_port}:  # chosen later, before the first start
-            self.sasl_port, self.tls_port = ports.find_free(), ports.find_free(besides={self.sasl_port})
+            self.sasl_port, self.tls_port = ports.find_free(), ports.find_free(exclude={self.sasl_port})
         file = self.folder / name
         lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
         extra = f",SASL_SSL://{ports.HOST}:{self.sasl_port},SSL://{ports.HOST}:{self.tls_port}"

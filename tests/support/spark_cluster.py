@@ -105,7 +105,7 @@ def running(folder: Path, host: str = ports.HOST, secret: str | None = None, *, 
     """A master and two workers, ready for applications. ``workers`` are their hosts, if not the master's. None of their processes is left
     after the block."""
     port = ports.find_free()
-    cluster = SparkCluster(folder, port, ports.find_free(besides={port}), host, secret)
+    cluster = SparkCluster(folder, port, ports.find_free(exclude={port}), host, secret)
     try:
         web = ("--webui-port", str(cluster.web_port))
         cluster.start("org.apache.spark.deploy.master.Master", "--host", host, "--port", str(port), *web, log="master.log")

@@ -146,7 +146,7 @@ def test_what_is_due_is_run_in_the_order_of_its_causes() -> None:
     it.deadline.passed = True
     it.moves.clear()
     it.run_due()
-    assert it.moves == [Transition(COMPLETING, PREPARING, Why.SESSION_EXPIRES), Transition(PREPARING, EMPTY, Why.NOBODY_LEFT)]
+    assert it.moves == [Transition(COMPLETING, PREPARING, Why.SESSION_EXPIRES), Transition(PREPARING, EMPTY, Why.LAST_MEMBER_LEFT)]
 
 
 # ---- errors

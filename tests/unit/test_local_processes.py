@@ -87,9 +87,9 @@ def test_a_program_that_fails_is_told_in_its_own_words(tmp_path):
 def test_the_lines_shown_of_a_log_are_those_around_its_last_error():
     """A few lines before it are included: a broker logs much more after the relevant line, and Postgres logs the details before it."""
     log = ["INFO a", "2026 ERROR first", *["INFO b"] * 40, "2026 ERROR second", *["\tat x"] * 40]
-    assert processes.telling_lines(log).splitlines() == [*["INFO b"] * 3, "2026 ERROR second", *["\tat x"] * 8]
-    assert processes.telling_lines(["a", "b", "c"], count=2) == "b\nc"
-    assert processes.telling_lines([]) == ""
+    assert processes.relevant_lines(log).splitlines() == [*["INFO b"] * 3, "2026 ERROR second", *["\tat x"] * 8]
+    assert processes.relevant_lines(["a", "b", "c"], count=2) == "b\nc"
+    assert processes.relevant_lines([]) == ""
 
 
 def test_a_port_with_a_listener_is_not_free_and_not_chosen():

@@ -13,7 +13,7 @@ from tests.support.sampling import examples
 from tidemark.spec import ConsumerSpec, SpecInvalid, explain, load_consumer
 from tidemark.spec.source import _BREAK
 
-KEYS = sorted({key.split(".")[-1].removesuffix("[]") for key in explain._WORDS})
+KEYS = sorted({key.split(".")[-1].removesuffix("[]") for key in explain._TEXTS})
 WORDS = st.sampled_from(["range", "upsert", "a:b", "5m", "a.b", "@daily", "*/5 * * * *", "ValueError", "none", "(", "\t", "2024-01-01", ""])
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(), st.binary(max_size=4), WORDS)
 VALUES = st.recursive(

@@ -406,7 +406,7 @@ def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
 
 def test_every_key_has_words_of_its_own():
     """A key added to the model needs words, and a removed key has none."""
-    assert set(_paths(model.ConsumerSpec)) == set(explain._WORDS)
+    assert set(_paths(model.ConsumerSpec)) == set(explain._TEXTS)
     required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"sink\.table", path)}
     assert required == set(explain._REQUIRED)
 

@@ -340,7 +340,7 @@ def _identifier(name: str) -> str:
 def _require(check: Callable[[str], str], value: str, option: str) -> str:
     try:
         return check(value)
-    except checks.NotThis as error:
+    except checks.InvalidValue as error:
         context = error.context or {}
         fix = context["fix"]
         raise BadInput(what=option, found=f'"{value}" {context["clause"]}', fix=f"{fix[0].upper()}{fix[1:]}.") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, spec_of, stderr, stdout, who
 from tidemark.consume.assignment import partitions_of, require_topics
-from tidemark.db import Cursor, on_behalf, transaction
+from tidemark.db import Cursor, set_audit_actor, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import FlowTarget
@@ -25,7 +25,7 @@ MAX_RANGE = 10_000
 @contextlib.contextmanager
 def _transaction(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
     with connected(needs=Profile.OPERATOR) as connection, transaction(connection) as cur:
-        on_behalf(cur, who())
+        set_audit_actor(cur, who())
         yield cur, store.ensure_group(cur, spec.group)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import EVOLVE_LOCK, complaint, described_sessions, statements, transaction
+from tidemark.db import EVOLVE_LOCK, data_error, described_sessions, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
 from tidemark.quality.view import validated_view
 from tidemark.sink.table import Column, Layout, SinkMismatch, add_column, quoted, quoted_table, read_columns
@@ -117,7 +117,7 @@ def _add_columns(connection: Connection, attempt_id: int, table: str, columns: S
                 table=table, columns=[column.name for column in columns], held_by=described_sessions(cur) or "unknown"
             ) from None
     except psycopg2.Error as error:  # a reserved column name, or too many columns
-        raise _refused(connection, table, columns, complaint(error).message) from None
+        raise _refused(connection, table, columns, data_error(error).message) from None
     log.info("columns added attempt=%s table=%s columns=%s", attempt_id, table, ",".join(column.name for column in missing))
     if stale:  # not replaced here: it may have another owner or another definition
         log.warning("view %s lacks the new columns until its statement is run again: tidemark sink ddl prints it", view)

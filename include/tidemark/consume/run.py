@@ -34,7 +34,7 @@ from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
 from tidemark.consume.rewind_watch import RewindWatch
-from tidemark.db import DatabaseUrl, answering, in_sight, read_url, session, transaction
+from tidemark.db import DatabaseUrl, answering, keep_visible, read_url, session, transaction
 from tidemark.errors import Broken, BrokerUnavailable, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster, TopicsMissing
 from tidemark.kafka.reader import RangeGone
@@ -122,7 +122,7 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
         with (
             session(connections.database_url, application=application) as connection,
             answering(connection, url=connections.database_url),
-            in_sight(connection),
+            keep_visible(connection),
         ):
             migrations.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)

@@ -1,4 +1,4 @@
-"""Postgres, as this role sees it from here."""
+"""Examines Postgres with this role, from this host."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FEW_SESSIONS = 10
 COMMIT_S = 120
 """A commit may wait this long for a row alone (see docs/architecture.md, "What waits")."""
 OVERDUE = timedelta(days=2)
-"""Data this much past its retention shows that nothing runs ``maintain``."""
+"""How far past its retention data shows that ``maintain`` does not run."""
 
 
 def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
-    """Raises `TidemarkError` if there is no session."""
+    """Examines the database. Raises `TidemarkError` without a session."""
     with session(url, application="tidemark doctor") as connection:
         server = _row(connection, "server")
         yield ok("postgres", f"version {server['version']}, role {server['role']}")
@@ -52,7 +52,7 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
             return
         yield ok("schema", f"migrated up to {migrations.known()[-1]}")
         yield from _profiles(connection)
-        yield from attempted("retention", lambda: _kept(connection))
+        yield from attempted("retention", lambda: _retention(connection))
         for spec in specs:
             yield from _sinks(connection, spec)
 
@@ -64,22 +64,22 @@ def _writable(server: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _durable(server: dict[str, Any]) -> Iterator[Finding]:
-    lax = [
+    disabled = [
         f"{name} is off"
         for name, on in (("fsync", server["fsync"]), ("synchronous_commit", server["synchronous_commit"] != "off"))
         if not on
     ]
-    if lax:
+    if disabled:
         fix = "Set it to on: after a crash, committed offsets and rows may be lost, or the database damaged."
-        yield warning("postgres durability", " and ".join(lax), fix)
+        yield warning("postgres durability", " and ".join(disabled), fix)
 
 
 def _statement_timeout(server: dict[str, Any]) -> Iterator[Finding]:
     limit = float(server["statement_timeout_s"])
     if limit:
         fix = f"ALTER ROLE {server['role']} SET statement_timeout = 0; a large slice or a rewind is one statement."
-        found = f"statement_timeout is {limit:g} s for this role"
-        yield failure("postgres timeouts", found, fix) if limit < COMMIT_S else warning("postgres timeouts", found, fix)
+        summary = f"statement_timeout is {limit:g} s for this role"
+        yield failure("postgres timeouts", summary, fix) if limit < COMMIT_S else warning("postgres timeouts", summary, fix)
 
 
 def _clock(connection: Connection) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ def _clock(connection: Connection) -> Iterator[Finding]:
 
 
 def clock_ahead_s(connection: Connection) -> float:
-    """How far this host's clock is ahead of the database's, in seconds. Assumes that the answer takes half of the round trip."""
+    """How far this host's clock is ahead of the database's, in seconds, assuming that the answer takes half of the round trip."""
     with transaction(connection) as cur:
         before = time.time()
         database = clock(cur)
@@ -108,36 +108,36 @@ def clock(cur: Cursor) -> float:
 
 def _sessions(connection: Connection, server: dict[str, Any]) -> Iterator[Finding]:
     used, most = _row(connection, "sessions")["count"], server["max_sessions"]
-    found = f"{used} of {most} sessions are in use"
+    summary = f"{used} of {most} sessions are in use"
     if most - used < FEW_SESSIONS:
         yield warning(
-            "postgres sessions", found, "Raise max_connections, or put a pooler before Postgres: a run has a session for each core."
+            "postgres sessions", summary, "Raise max_connections, or put a pooler before Postgres: a run has a session for each core."
         )
     else:
-        yield ok("postgres sessions", found)
+        yield ok("postgres sessions", summary)
 
 
 def _profiles(connection: Connection) -> Iterator[Finding]:
     with transaction(connection) as cur:
-        found = {profile: roles.missing(cur, profile) for profile in Profile}
-    if lacking := found[Profile.RUNNER]:
+        missing = {profile: roles.missing(cur, profile) for profile in Profile}
+    if lacking := missing[Profile.RUNNER]:
         fix = f"As the schema's owner, run: tidemark migrate --grant-to {connection.info.user} --as {Profile.RUNNER}"
         yield failure("profiles", f"this role lacks {counted(len(lacking), 'right')} of the profile runner, such as {lacking[0]}", fix)
     else:
-        yield ok("profiles", ", ".join(profile for profile in Profile if not found[profile]))
+        yield ok("profiles", ", ".join(profile for profile in Profile if not missing[profile]))
 
 
-def _kept(connection: Connection) -> Iterator[Finding]:
+def _retention(connection: Connection) -> Iterator[Finding]:
     keep = default_keep()
-    kept = _row(connection, "kept", overdue=parse_duration(keep) + OVERDUE)
-    found = f"{counted(kept['archives'], 'archive')} ({_size(kept['archive_bytes'])}), failed records {_size(kept['failed_bytes'])}"
-    if kept["overdue"]:
-        last = kept["maintained_at"]
+    row = _row(connection, "kept", overdue=parse_duration(keep) + OVERDUE)
+    summary = f"{counted(row['archives'], 'archive')} ({_size(row['archive_bytes'])}), failed records {_size(row['failed_bytes'])}"
+    if row["overdue"]:
+        last = row["maintained_at"]
         since = f"last maintained {last:%Y-%m-%d}" if last else "never maintained"
-        late = f"{counted(kept['overdue'], 'archive')} more than {format_duration(OVERDUE)} past the retention of {keep}"
-        yield warning("retention", f"{found}; {late}, {since}", "Unpause the DAG maintain, or run: tidemark maintain")
+        late = f"{counted(row['overdue'], 'archive')} more than {format_duration(OVERDUE)} past the retention of {keep}"
+        yield warning("retention", f"{summary}; {late}, {since}", "Unpause the DAG maintain, or run: tidemark maintain")
     else:
-        yield ok("retention", found)
+        yield ok("retention", summary)
 
 
 def _sinks(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
@@ -146,17 +146,17 @@ def _sinks(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
 
 
 def _sink(connection: Connection, spec: ConsumerSpec, sink: Sink) -> Iterator[Finding]:
-    subject, wanted = (
+    subject, privileges = (
         f"{spec.name}: sink",
         ["SELECT", "INSERT", *(["UPDATE"] if sink.key else []), *(["DELETE"] if sink.deletes is Deletes.HARD else [])],
     )
-    found = _rows(connection, "sink", schema=sink.schema_name, table=sink.table_name, privileges=wanted)
-    if not found:
+    sinks = _rows(connection, "sink", schema=sink.schema_name, table=sink.table_name, privileges=privileges)
+    if not sinks:
         yield warning(subject, f"{sink.table} does not exist yet", f"Create it: tidemark sink ddl {spec.name}")
-    elif missing := found[0]["missing"]:
+    elif missing := sinks[0]["missing"]:
         lacks = ", ".join(missing)
         yield failure(subject, f"this role lacks {lacks} on {sink.table}", f"GRANT {lacks} ON {sink.table} TO {connection.info.user};")
-    elif sink.evolve is Evolve.ADD and not found[0]["mine"]:
+    elif sink.evolve is Evolve.ADD and not sinks[0]["mine"]:
         fix = f"ALTER TABLE {sink.table} OWNER TO {connection.info.user}; or remove evolve: add"
         yield warning(subject, f"this role does not own {sink.table}, so it cannot add columns", fix)
     else:

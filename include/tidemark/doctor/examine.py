@@ -1,4 +1,4 @@
-"""The whole examination, of what the environment names and of the consumers' needs."""
+"""Runs the whole examination: the environment's servers, and the consumers' requirements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemark.db import session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
 from tidemark.doctor.finding import Finding, attempted, ok, warning
-from tidemark.doctor.topic_checks import examine_brokers, examine_topics, read_by
+from tidemark.doctor.topic_checks import examine_brokers, examine_topics, group_progress
 from tidemark.doctor.versions import examine_versions
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
@@ -24,7 +24,7 @@ from tidemark.worker.decoding import Decoding
 
 
 def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
-    """The findings, as they are made: what is fast first, the executors last. Changes nothing."""
+    """Yields the findings one by one: fast checks first, the executors last. Changes nothing."""
     yield from examine_versions()
     yield from attempted("network", lambda: _network(connections))
     yield from attempted("postgres", lambda: examine_database(connections.database_url, specs))
@@ -36,7 +36,7 @@ def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator
 
 
 def _network(connections: Connections) -> Iterator[Finding]:
-    exposed = [warning("network", one.found, f"{one.fix}.") for one in of_servers(connections)]
+    exposed = [warning("network", exposure.found, f"{exposure.fix}.") for exposure in of_servers(connections)]
     yield from exposed or [ok("network", "Postgres and Kafka are on loopback, or verified")]
 
 
@@ -48,27 +48,27 @@ def _schemas(connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
 
 
 def _health(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
-    """How each consumer does, as everywhere else, as of its last sample."""
+    """Reports each consumer's health as of its last sample."""
     with session(connections.database_url, application="tidemark doctor") as connection:
         migrations.require_current(connection)
         with transaction(connection) as cur:
-            groups = {one.lag.group: one.lag for one in lag.groups(cur, names=[spec.group for spec in specs])}
+            groups = {group_lag.lag.group: group_lag.lag for group_lag in lag.groups(cur, names=[spec.group for spec in specs])}
     for spec in specs:
-        one = groups.get(spec.group)
-        if one is None:
+        group_lag = groups.get(spec.group)
+        if group_lag is None:
             yield ok(f"{spec.name}: health", "it has not run yet")
-        elif RANK[one.health] <= RANK[Health.UNKNOWN]:
-            yield warning(f"{spec.name}: health", f"{one.health}: {one.why}", one.fix)
+        elif RANK[group_lag.health] <= RANK[Health.UNKNOWN]:
+            yield warning(f"{spec.name}: health", f"{group_lag.health}: {group_lag.why}", group_lag.fix)
         else:
-            yield ok(f"{spec.name}: health", f"{one.health}: {one.why}")
+            yield ok(f"{spec.name}: health", f"{group_lag.health}: {group_lag.why}")
 
 
 def _kafka(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
     cluster = Cluster(connections.kafka)
     yield from examine_brokers(cluster)
-    read = {}
+    progress = {}
     with contextlib.suppress(TidemarkError), session(connections.database_url, application="tidemark doctor") as connection:
-        migrations.require_current(connection)  # what is wrong with the database is a finding of its own
-        read = {spec.name: read_by(connection, spec.group) for spec in specs}
+        migrations.require_current(connection)  # problems of the database are findings of their own
+        progress = {spec.name: group_progress(connection, spec.group) for spec in specs}
     for spec in specs:
-        yield from attempted(f"{spec.name}: topics", partial(examine_topics, cluster, spec, read.get(spec.name)))
+        yield from attempted(f"{spec.name}: topics", partial(examine_topics, cluster, spec, progress.get(spec.name)))

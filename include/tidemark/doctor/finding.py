@@ -12,14 +12,14 @@ from tidemark.errors import TidemarkError
 class Level(StrEnum):
     OK = "OK"
     WARNING = "WARNING"
-    """Runs work now; it may cost records, time or a secret later."""
+    """Runs work now, but records, time or a secret may be lost later."""
     FAILURE = "FAILURE"
     """Runs fail, or will fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``subject``: what was examined, as in ``postgres clock``. ``fix`` says what to do; empty for OK."""
+    """``subject``: the object of the check, such as ``postgres clock``. ``fix``: what to do; empty for OK."""
 
     level: Level
     subject: str
@@ -40,7 +40,7 @@ def failure(subject: str, found: str, fix: str) -> Finding:
 
 
 def attempted(subject: str, examine: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of an examination. An error that ends it becomes the last of them; its text says what to do."""
+    """Yields an examination's findings. An error that ends it becomes the last finding; its text includes the fix."""
     try:
         yield from examine()
     except TidemarkError as error:

@@ -1,4 +1,4 @@
-"""Kafka, as it answers from here: its brokers, and the topics of a consumer."""
+"""Examines Kafka from this host: its brokers, and the topics of a consumer."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ from tidemark.text.wording import about, counted
 
 CONNECT_S = 5.0
 RETENTION_USED = 0.75
-"""From this share of its retention on, a partition's lag is a warning."""
+"""The share of its retention from which a partition's lag is a warning."""
 
 
 def unreachable(endpoints: Iterable[str]) -> list[str]:
-    """Those of these ``host:port`` to which no TCP connection opens within 5 s, each with the reason."""
-    found = []
+    """The ``host:port`` endpoints to which no TCP connection opens within 5 s, each with the reason."""
+    failures = []
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
         except OSError as error:
-            found.append(f"{endpoint} ({error})")
-    return found
+            failures.append(f"{endpoint} ({error})")
+    return failures
 
 
 def examine_brokers(cluster: Cluster) -> Iterator[Finding]:
-    """Raises `BrokerUnavailable` if no broker answers."""
+    """Examines the brokers. Raises `BrokerUnavailable` if none answers."""
     brokers = cluster.brokers()
-    if away := unreachable(brokers):
+    if unreached := unreachable(brokers):
         fix = "Clients need every broker: start it, open the network, or correct its advertised.listeners."
-        yield failure("kafka", f"not reachable from here: {', '.join(away)}", fix)
+        yield failure("kafka", f"not reachable from here: {', '.join(unreached)}", fix)
     else:
         yield ok("kafka", f"{counted(len(brokers), 'broker')}: {', '.join(brokers)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """How far a group has read, and the database's clock, with which timestamps of records are compared."""
+class GroupProgress:
+    """A group's positions, and the database's clock, to which timestamps of records are compared."""
 
     positions: Sequence[Position]
     now_ms: int
 
 
-def read_by(connection: Connection, group: str) -> Read:
+def group_progress(connection: Connection, group: str) -> GroupProgress:
     with transaction(connection) as cur:
-        return Read(store.positions(cur, group), int(clock(cur) * 1000))
+        return GroupProgress(store.positions(cur, group), int(clock(cur) * 1000))
 
 
-def examine_topics(cluster: Cluster, spec: ConsumerSpec, read: Read | None) -> Iterator[Finding]:
-    """A consumer's topics. ``read`` is None while there is no database; then its lag is not examined.
+def examine_topics(cluster: Cluster, spec: ConsumerSpec, progress: GroupProgress | None) -> Iterator[Finding]:
+    """Examines a consumer's topics, and its lag unless ``progress`` is None because there is no database.
 
     Raises `NotAllowed` and `BrokerUnavailable`.
     """
@@ -73,9 +73,9 @@ def examine_topics(cluster: Cluster, spec: ConsumerSpec, read: Read | None) -> I
     settings = cluster.settings(topic.name for topic in topics)
     for topic in topics:
         subject = f"{spec.name}: topic {topic.name}"
-        findings = list(_copies(subject, topic, settings[topic.name], several=several))
-        if read is not None:
-            findings += _lag(subject, cluster, topic, settings[topic.name], read, spec.name)
+        findings = list(_replicas(subject, topic, settings[topic.name], several=several))
+        if progress is not None:
+            findings += _lag(subject, cluster, topic, settings[topic.name], progress, spec.name)
         yield from findings or [ok(subject, counted(topic.partitions, "partition"))]
     yield from _retry_topics(cluster, spec)
     yield from _mirror(cluster, spec)
@@ -91,67 +91,71 @@ def _mirror(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
         yield warning(subject, f"{error.operation} is not allowed on group {spec.group}", "Ask for an ACL that allows READ on it.")
         return
     if live:
-        found = f"group {spec.group} has live members in Kafka{groups.named(live)}"
-        yield failure(subject, found, "Stop them, give the consumer another group, or remove mirror: true.")
+        problem = f"group {spec.group} has live members in Kafka{groups.named(live)}"
+        yield failure(subject, problem, "Stop them, give the consumer another group, or remove mirror: true.")
     else:
         yield ok(subject, f"group {spec.group} has no members in Kafka")
 
 
-def _copies(subject: str, topic: Topic, settings: Mapping[str, Setting], *, several: bool) -> Iterator[Finding]:
+def _replicas(subject: str, topic: Topic, settings: Mapping[str, Setting], *, several: bool) -> Iterator[Finding]:
     copies = min((len(racks) for racks in topic.racks or ()), default=0)
     in_sync = int(settings["min.insync.replicas"].value)
     if copies and in_sync > copies:
-        found = f"min.insync.replicas is {in_sync}, but it has {counted(copies, 'replica')}: producers cannot write"
-        yield failure(subject, found, f"Set min.insync.replicas to {copies} or less, or add replicas.")
+        problem = f"min.insync.replicas is {in_sync}, but it has {counted(copies, 'replica')}: producers cannot write"
+        yield failure(subject, problem, f"Set min.insync.replicas to {copies} or less, or add replicas.")
     elif several and copies == 1:
         yield warning(subject, "it has one replica: its records are lost with that broker's disk", "Add replicas: 3 is usual.")
     elif copies > 1 and in_sync == copies:
-        found = f"min.insync.replicas is {in_sync}, as many as it has replicas: no producer can write while a broker is down"
-        yield warning(subject, found, f"Set min.insync.replicas to {copies - 1}.")
+        problem = f"min.insync.replicas is {in_sync}, as many as it has replicas: no producer can write while a broker is down"
+        yield warning(subject, problem, f"Set min.insync.replicas to {copies - 1}.")
     elif copies > 1 and in_sync == 1:
-        found = "min.insync.replicas is 1: a record that was acknowledged may be on one broker only, and lost with it"
-        yield warning(subject, found, "Set min.insync.replicas to 2.")
+        problem = "min.insync.replicas is 1: a record that was acknowledged may be on one broker only, and lost with it"
+        yield warning(subject, problem, "Set min.insync.replicas to 2.")
     if settings["unclean.leader.election.enable"].value == "true":
-        found = "unclean.leader.election.enable is true: an election may discard records that were read"
-        yield warning(subject, found, "Set it to false. A run refuses a log that was truncated below its position.")
+        problem = "unclean.leader.election.enable is true: an election may discard records that were read"
+        yield warning(subject, problem, "Set it to false. A run refuses a log that was truncated below its position.")
 
 
-def _lag(subject: str, cluster: Cluster, topic: Topic, settings: Mapping[str, Setting], read: Read, consumer: str) -> Iterator[Finding]:
-    """Records that retention deletes, or has deleted, before they are read."""
-    held = {one.partition: one.position for one in read.positions if one.kafka_uuid == topic.kafka_uuid}
-    logs = cluster.logs(part for part in topic.all() if part in held)
-    if lost := [part for part, log in logs.items() if held[part] < log.start]:
-        found = f"retention has deleted records that were not read, in {_named(lost)}"
+def _lag(
+    subject: str, cluster: Cluster, topic: Topic, settings: Mapping[str, Setting], progress: GroupProgress, consumer: str
+) -> Iterator[Finding]:
+    """Reports records that retention deletes, or has deleted, before they are read."""
+    positions = {position.partition: position.position for position in progress.positions if position.kafka_uuid == topic.kafka_uuid}
+    logs = cluster.logs(part for part in topic.all() if part in positions)
+    if lost := [part for part, log in logs.items() if positions[part] < log.start]:
+        problem = f"retention has deleted records that were not read, in {_join_names(lost)}"
         fix = f"Decide where to continue: tidemark rewind plan {consumer} --to-earliest, or set offset_reset."
-        yield failure(subject, found, fix)
+        yield failure(subject, problem, fix)
     retention_ms = int(settings["retention.ms"].value)
-    behind = {part: held[part] for part, log in logs.items() if log.start <= held[part] < log.end}
+    behind = {part: positions[part] for part, log in logs.items() if log.start <= positions[part] < log.end}
     if retention_ms < 0 or not behind:
         return
-    ages = {part: read.now_ms - at for part, at in cluster.times_at(behind).items() if at >= 0}
+    ages = {part: progress.now_ms - at for part, at in cluster.times_at(behind).items() if at >= 0}
     if late := [part for part, age in ages.items() if age > RETENTION_USED * retention_ms]:
         oldest = about(max(ages[part] for part in late) / 1000)
-        found = f"the oldest unread record is {oldest} old, and retention deletes after {about(retention_ms / 1000)}, in {_named(late)}"
-        yield warning(subject, found, "Run the consumer now, or raise retention.ms.")
+        problem = (
+            f"the oldest unread record is {oldest} old, and retention deletes after {about(retention_ms / 1000)}, in {_join_names(late)}"
+        )
+        yield warning(subject, problem, "Run the consumer now, or raise retention.ms.")
 
 
-def _named(partitions: Sequence[TopicPartition], most: int = 5) -> str:
+def _join_names(partitions: Sequence[TopicPartition], most: int = 5) -> str:
     names = [str(part) for part in sorted(partitions)]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _retry_topics(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
-    asked = wanted(spec)
-    if not asked:
+    topics = wanted(spec)
+    if not topics:
         return
     subject = f"{spec.name}: retry topics"
-    look = look_at(cluster, spec, asked, largest_of(cluster, spec, missing_ok=True), create=False)
+    look = look_at(cluster, spec, topics, largest_of(cluster, spec, missing_ok=True), create=False)
     for name, operation in look.denied.items():
         yield failure(subject, f"{name}: {operation} is not allowed", "Ask for an ACL that allows it.")
     for name, problems in look.problems.items():
         yield from (failure(subject, f"{name}: {problem}", "") for problem in problems)
     if look.missing and not spec.retry.topics.create:
-        names = ", ".join(one.name for one in look.missing)
+        names = ", ".join(topic.name for topic in look.missing)
         yield failure(subject, f"missing: {names}", f"Create them: tidemark retries topics {spec.name} --create")
     elif not look.denied and not look.problems:
         waiting = f"; {counted(len(look.missing), 'topic')} will be created when needed" if look.missing else ""

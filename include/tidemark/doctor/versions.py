@@ -1,4 +1,4 @@
-"""Python, Java and the packages of this environment."""
+"""Examines Python, Java and the packages of this environment."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PACKAGES = ("tidemark", "pyspark", "confluent-kafka", "psycopg2-binary", "pyarro
 
 
 def installed() -> dict[str, str]:
-    """The versions of Python and of the packages that are installed here, by name."""
-    found = {"python": platform.python_version()}
+    """The versions of Python and of the installed packages, by name."""
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def examine_versions() -> Iterator[Finding]:

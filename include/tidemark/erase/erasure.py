@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import ERASE_LOCK, REWIND_LOCK, complaint, rows, statements, transaction
+from tidemark.db import ERASE_LOCK, REWIND_LOCK, data_error, rows, statements, transaction
 from tidemark.erase.kafka_records import InKafka, Keyed, in_kafka, of_logs
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster
@@ -348,7 +348,7 @@ def _allowed() -> Iterator[None]:
     try:
         yield
     except psycopg2.errors.InsufficientPrivilege as error:
-        raise EraseNotAllowed(message=complaint(error).message) from None
+        raise EraseNotAllowed(message=data_error(error).message) from None
 
 
 @contextlib.contextmanager
@@ -359,4 +359,4 @@ def _condition_on(table: str) -> Iterator[None]:
         if (error.pgcode or "")[:2] not in {"22", "42"} or error.pgcode == "42501":
             raise
         fix = "Write a condition over columns that the sink and the archives of its rewinds have: customer_id = 42."
-        raise BadInput(what="--where", found=f"{table} cannot be searched: {complaint(error).message}", fix=fix) from None
+        raise BadInput(what="--where", found=f"{table} cannot be searched: {data_error(error).message}", fix=fix) from None

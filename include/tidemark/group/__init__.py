@@ -1,4 +1,4 @@
-"""The group protocol: which members a group has, which partitions each of them reads, and when that changes.
+"""The group protocol: a group's members, their partitions, and rebalances.
 
 This is Kafka's classic protocol with Postgres as the coordinator: members join, the leader's assignor divides the partitions, all members
 sync, and heartbeats keep their sessions alive. Offsets and fences (I1, I2) are not kept here but on each partition's own row, see
@@ -6,7 +6,7 @@ sync, and heartbeats keep their sessions alive. Offsets and fences (I1, I2) are 
 
 Modules::
 
-    assignors      who reads which partition
+    assignors      divide the partitions among the members
     coordinator    requests as transactions on the group's rows
     errors         the coordinator's errors, with Kafka's names
     listener       the callbacks for partitions that are assigned, revoked or lost

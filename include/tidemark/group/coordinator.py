@@ -1,10 +1,10 @@
 """The group coordinator on Postgres rows: the process that makes a call acts as the coordinator.
 
-A call that changes the group is one transaction. It locks the group's row, runs everything that is due by the database's clock, handles
-the request, stores the changes and wakes the waiting members. If a process dies during a call, the group stays as it was, and the next
-caller continues from there. As long as nothing is due, other calls change the member's own row only: a `heartbeat`, or a `joined` or `sync`
-that has to wait, or the response to a follower's `joined` or repeated `sync`, is one statement. The `join` of a member in a join phase,
-and a follower's first `sync`, share the group's row, so members do not wait for each other.
+A call that changes the group is one transaction. It locks the group's row, handles sessions and timers that are due by the database's
+clock, handles the request, stores the changes and wakes the waiting members. If a process dies during a call, the group stays unchanged,
+and the next caller continues from there. As long as nothing is due, other calls change the member's own row only: a `heartbeat`, a `joined`
+or `sync` that has to wait, and the response to a follower's `joined` or repeated `sync` are one statement each. The `join` of a member in
+a join phase, and a follower's first `sync`, share the group's row, so members do not wait for each other.
 
 The protocol itself is in `machine`, the legal transitions in `states`, the statements in ``coordinator.sql``. All times come from
 ``clock_timestamp()``, never from this process (I6).
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import psycopg2.errors
 from psycopg2.extras import Json
 
-from tidemark.db import execute_often, on_behalf, rows, statements, transaction
+from tidemark.db import execute_often, rows, set_audit_actor, statements, transaction
 from tidemark.group.errors import (
     GroupError,
     GroupIdNotFound,
@@ -77,15 +77,15 @@ IDLE_LIMIT_MS = 10_000
 """After this, a process that stalls in the middle of a call (frozen, network lost) loses its session, and with it the lock."""
 
 _LIMITS = {"lock_ms": str(LOCK_LIMIT_MS), "idle_ms": str(IDLE_LIMIT_MS)}
-_STORED = ("member_no", "member_id", "client_id", "pending", "joining", "synced", "session_timeout_ms", "rebalance_timeout_ms",
+_MEMBER_COLUMNS = ("member_no", "member_id", "client_id", "pending", "joining", "synced", "session_timeout_ms", "rebalance_timeout_ms",
            "expected_members", "protocols", "assignment")  # fmt: skip
 
 T = TypeVar("T")
 Request = Literal["heartbeat", "join", "joined", "sync", "synced"]
 
 
-class _Seen(NamedTuple):
-    """The group and the member, as the statement on the member's own row found them."""
+class _BeatRow(NamedTuple):
+    """The group and the member, from the statement on the member's own row."""
 
     state: str
     generation: int
@@ -98,8 +98,8 @@ class _Seen(NamedTuple):
 class Coordinator:
     """A group's coordinator, on the caller's connection; for one thread at a time.
 
-    Every method changes the group in at most one transaction. A call that raises a `GroupError` has still committed what was due. After
-    `DatabaseUnavailable` the outcome is unknown: repeat the call; every request can be repeated safely.
+    Every method changes the group in at most one transaction. A call that raises a `GroupError` has still handled overdue sessions and
+    timers. After `DatabaseUnavailable` the outcome is unknown: repeat the call, which is safe for every request.
     """
 
     def __init__(self, connection: Connection, group: str, config: GroupConfig | None = None) -> None:
@@ -108,20 +108,20 @@ class Coordinator:
         self._config = config or GroupConfig()
         self._new_ids: dict[str, str] = {}
         self._sent_sync: tuple[str, int] | None = None
-        """The member and generation of the last SyncGroup: what is repeated is a poll, which does not lock the group's row."""
+        """The member and generation of the last SyncGroup: a repeated one is a poll, which does not lock the group's row."""
 
     # ---- members
 
     def join(self, request: JoinRequest) -> Joined | None:
-        """JoinGroup. `None`: the join phase is not over; call `joined`.
+        """Handles JoinGroup. `None`: the join phase is not over; call `joined`.
 
         A dynamic member's first request raises `MemberIdRequired` with the id to join with. Also raises `InvalidSessionTimeout`,
         `InconsistentGroupProtocol`, `GroupMaxSizeReached`, `UnknownMemberId` or `FencedInstanceId`.
         """
         check_join(self._group, request, self._config)
-        who, instance_id = request.member_id, request.instance_id
-        if who and self._config.max_size is None and self._beat("join", who, instance_id, asked=request):
-            return self.joined(who, instance_id)  # after the commit: of members that join at once, at least one then sees that all have
+        member_id, instance_id = request.member_id, request.instance_id
+        if member_id and self._config.max_size is None and self._heartbeat("join", member_id, instance_id, join_request=request):
+            return self.joined(member_id, instance_id)  # after the commit, so that one of concurrent joiners sees that all have joined
         new_id = f"{request.instance_id or request.client_id}-{uuid.uuid4()}"
 
         def ask(group: Group) -> Joined | None:
@@ -138,100 +138,100 @@ class Coordinator:
         A static member that joined without a member id may omit it here, on the same `Coordinator`; the response contains it. Raises
         `RebalanceInProgress` if a newer join phase has begun since, `UnknownMemberId` or `FencedInstanceId`.
         """
-        who = self._who(member_id, instance_id)
-        if not who:  # this caller cannot be told from one that was replaced since
+        known_id = self._resolve_id(member_id, instance_id)
+        if not known_id:  # this caller may be a process that was replaced since
             raise UnknownMemberId(group=self._group, member_id="", instance_id=instance_id)
-        seen = self._beat("joined", who, instance_id)
-        if seen is None:
-            missing = UnknownMemberId(group=self._group, member_id=who, instance_id=instance_id)
-            return self._locked(lambda group: group.joined(who, instance_id), missing)
-        if seen.state == GroupState.PREPARING_REBALANCE:
-            if seen.joining:
+        row = self._heartbeat("joined", known_id, instance_id)
+        if row is None:
+            missing = UnknownMemberId(group=self._group, member_id=known_id, instance_id=instance_id)
+            return self._locked(lambda group: group.joined(known_id, instance_id), missing)
+        if row.state == GroupState.PREPARING_REBALANCE:
+            if row.joining:
                 return None
-            raise RebalanceInProgress(group=self._group, member_id=who)
-        return Joined(seen.generation, seen.protocol, seen.leader, who, {}, seen.state == GroupState.STABLE)
+            raise RebalanceInProgress(group=self._group, member_id=known_id)
+        return Joined(row.generation, row.protocol, row.leader, known_id, {}, row.state == GroupState.STABLE)
 
     def sync(
         self, member_id: str, instance_id: str | None, generation: int, protocol: str | None, assignments: Mapping[str, Any] | None = None
     ) -> Any:
-        """SyncGroup: the member's assignment; `None`: the leader has not sent it yet, call again.
+        """Handles SyncGroup, and returns the member's assignment. `None`: the leader has not sent it yet, call again.
 
         Only the leader's ``assignments`` (by member id) count, and only the first ones of a generation. A member that is missing gets
         ``{}``. Raises `IllegalGeneration`, `InconsistentGroupProtocol`, `RebalanceInProgress`, `UnknownMemberId` or `FencedInstanceId`.
         """
-        who = self._who(member_id, instance_id)
+        known_id = self._resolve_id(member_id, instance_id)
         if assignments is None:
-            parked, self._sent_sync = self._sent_sync == (who, generation), (who, generation)
-            seen = self._beat("synced", who, instance_id, generation=generation) if parked else None
-            seen = seen or self._beat("sync", who, instance_id, generation=generation, protocol=protocol)
-            if seen is not None and seen.state == GroupState.PREPARING_REBALANCE:
-                raise RebalanceInProgress(group=self._group, member_id=who)
-            if seen is not None:
-                return seen.assignment
-        given = None if assignments is None else json.loads(as_json(dict(assignments), "assignments"))
-        missing = UnknownMemberId(group=self._group, member_id=who, instance_id=instance_id)
-        return self._locked(lambda group: group.sync(who, instance_id, generation, protocol, given), missing)
+            parked, self._sent_sync = self._sent_sync == (known_id, generation), (known_id, generation)
+            row = self._heartbeat("synced", known_id, instance_id, generation=generation) if parked else None
+            row = row or self._heartbeat("sync", known_id, instance_id, generation=generation, protocol=protocol)
+            if row is not None and row.state == GroupState.PREPARING_REBALANCE:
+                raise RebalanceInProgress(group=self._group, member_id=known_id)
+            if row is not None:
+                return row.assignment
+        normalized = None if assignments is None else json.loads(as_json(dict(assignments), "assignments"))
+        missing = UnknownMemberId(group=self._group, member_id=known_id, instance_id=instance_id)
+        return self._locked(lambda group: group.sync(known_id, instance_id, generation, protocol, normalized), missing)
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
-        """Heartbeat. Raises `RebalanceInProgress`, `IllegalGeneration`, `UnknownMemberId` or `FencedInstanceId`."""
-        who = self._who(member_id, instance_id)
-        seen = self._beat("heartbeat", who, instance_id, generation=generation)
-        if seen is None:
-            missing = UnknownMemberId(group=self._group, member_id=who, instance_id=instance_id)
-            self._locked(lambda group: group.heartbeat(who, instance_id, generation), missing)
-        elif seen.state == GroupState.PREPARING_REBALANCE:
-            raise RebalanceInProgress(group=self._group, member_id=who)
+        """Handles Heartbeat. Raises `RebalanceInProgress`, `IllegalGeneration`, `UnknownMemberId` or `FencedInstanceId`."""
+        known_id = self._resolve_id(member_id, instance_id)
+        row = self._heartbeat("heartbeat", known_id, instance_id, generation=generation)
+        if row is None:
+            missing = UnknownMemberId(group=self._group, member_id=known_id, instance_id=instance_id)
+            self._locked(lambda group: group.heartbeat(known_id, instance_id, generation), missing)
+        elif row.state == GroupState.PREPARING_REBALANCE:
+            raise RebalanceInProgress(group=self._group, member_id=known_id)
 
     def leave(self, leaving: Sequence[Leaving], *, by: str = "") -> list[GroupError | None]:
-        """LeaveGroup: the error for each member, or `None`. An operator removes a static member with ``Leaving("", instance_id)``.
+        """Handles LeaveGroup: each member's error, or `None`. An operator removes a static member with ``Leaving("", instance_id)``.
 
-        ``by`` is the operator, for the audit log; without it, the members leave by themselves, which is no event.
+        ``by`` is the operator, for the audit log; without it, the members leave by themselves, which is not audited.
         """
-        nobody = [UnknownMemberId(group=self._group, member_id=each.member_id, instance_id=each.instance_id) for each in leaving]
+        unknown = [UnknownMemberId(group=self._group, member_id=member.member_id, instance_id=member.instance_id) for member in leaving]
 
         def remove(group: Group, cur: Cursor, _group_id: int) -> list[GroupError | None]:
-            known = dict(group.members)
+            members = dict(group.members)
             answers = group.leave(leaving)
             if by:
-                names = {each.member_id or each.instance_id for each in leaving}
-                ids = [each.member_id for each in known.values() if names & {each.member_id, each.instance_id}]
-                on_behalf(cur, by, leaving[0].reason)
+                names = {member.member_id or member.instance_id for member in leaving}
+                ids = [member.member_id for member in members.values() if names & {member.member_id, member.instance_id}]
+                set_audit_actor(cur, by, leaving[0].reason)
                 cur.execute(SQL["name_removed"], {"members": json.dumps(ids)})
             return answers
 
         try:
             return self._locked_rows(remove, GroupIdNotFound(group=self._group))
         except GroupIdNotFound:
-            return [*nobody]
+            return [*unknown]
 
     # ---- operators
 
     def tick(self) -> None:
-        """Runs what is due, as any member's call does. Does nothing if the group does not exist."""
+        """Handles overdue sessions and timers, as any member's call does. Does nothing if the group does not exist."""
         try:
             self._locked(lambda _: None, GroupIdNotFound(group=self._group))
         except GroupIdNotFound:
             return
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int | None]:
-        """OffsetFetch: the next offset to read of each partition, or `None` if it has no position. ``partitions`` (default: all known).
+        """OffsetFetch: the next offset to read of each partition, or `None` without a position. ``partitions`` defaults to those with one.
 
         Works in every state and for any caller, as in Kafka. For a topic that was created again, only the newest incarnation counts.
         """
         with transaction(self._connection) as cur:
-            known = store.positions(cur, self._group)
-        newest = {each.partition.topic: each.topic_id for each in sorted(known, key=lambda each: each.topic_id)}
-        found = {each.partition: each.position for each in known if newest[each.partition.topic] == each.topic_id}
-        return dict(found) if partitions is None else {partition: found.get(partition) for partition in partitions}
+            positions = store.positions(cur, self._group)
+        newest = {position.partition.topic: position.topic_id for position in sorted(positions, key=lambda position: position.topic_id)}
+        current = {position.partition: position.position for position in positions if newest[position.partition.topic] == position.topic_id}
+        return dict(current) if partitions is None else {partition: current.get(partition) for partition in partitions}
 
     def describe(self) -> GroupDescription | None:
-        """The group as it is stored, or `None`. Changes nothing: overdue members are shown as such until the next call removes them."""
+        """The stored group, or `None`. Changes nothing: overdue members are shown as such until the next call removes them."""
         with transaction(self._connection) as cur:
             cur.execute(SQL["describe"], {"group": self._group})
-            found = rows(cur)
-        if not found:
+            member_rows = rows(cur)
+        if not member_rows:
             return None
-        first = found[0]
+        first = member_rows[0]
         members = tuple(
             MemberDescription(
                 row["member_id"],
@@ -244,7 +244,7 @@ class Coordinator:
                 row["seen_at"],
                 row["overdue"],
             )
-            for row in found
+            for row in member_rows
             if row["member_id"] is not None
         )
         return GroupDescription(
@@ -259,25 +259,25 @@ class Coordinator:
         )
 
     def delete_group(self, *, by: str = "") -> None:
-        """DeleteGroups: the group becomes Dead and its name is free. A later group of that name starts without positions.
+        """DeleteGroups: the group becomes Dead and its name free. A later group of that name starts without positions.
 
         Writers that still hold one of its partitions are fenced. Attempts, ledger and positions stay under another name: they are the
         history of rows in the sinks. ``by`` is for the audit log. Raises `NonEmptyGroup` or `GroupIdNotFound`.
         """
 
-        def bury(group: Group, cur: Cursor, group_id: int) -> None:
+        def delete(group: Group, cur: Cursor, group_id: int) -> None:
             group.delete()
-            on_behalf(cur, by)
+            set_audit_actor(cur, by)
             cur.execute(SQL["lock_positions"], {"group_id": group_id})
             cur.execute(SQL["fence_positions"], {"group_id": group_id})
-            cur.execute(SQL["bury_group"], {"group_id": group_id})
+            cur.execute(SQL["delete_group"], {"group_id": group_id})
 
-        self._locked_rows(bury, GroupIdNotFound(group=self._group))
+        self._locked_rows(delete, GroupIdNotFound(group=self._group))
 
     def delete_offsets(
         self, topics: Iterable[str] = (), partitions: Iterable[TopicPartition] = ()
     ) -> dict[TopicPartition, GroupError | None]:
-        """OffsetDelete of whole topics and single partitions: the error for each partition, or `None`.
+        """OffsetDelete of whole topics and single partitions. Returns each partition's error, or `None`.
 
         The error is `GroupSubscribedToTopic` if members are subscribed to the topic, `OffsetHasResults` if the ledger has batches of the
         partition (rewind the group instead). Raises `GroupIdNotFound`.
@@ -287,17 +287,17 @@ class Coordinator:
         def delete(group: Group, cur: Cursor, group_id: int) -> dict[TopicPartition, GroupError | None]:
             answers: dict[TopicPartition, GroupError | None] = dict.fromkeys(single)
             cur.execute(SQL["lock_positions"], {"group_id": group_id})
-            read = group.subscribed()
-            found = [(TopicPartition(row["topic"], row["partition"]), row["topic_id"]) for row in rows(cur)]
-            for partition, topic_id in found:
+            subscribed = group.subscribed()
+            positions = [(TopicPartition(row["topic"], row["partition"]), row["topic_id"]) for row in rows(cur)]
+            for partition, topic_id in positions:
                 if partition.topic not in names and partition not in answers:
                     continue
-                if partition.topic not in read:
+                if partition.topic not in subscribed:
                     answers[partition] = answers.get(partition) or _delete_position(cur, group, group_id, partition, topic_id)
                 else:
                     answers[partition] = GroupSubscribedToTopic(group=self._group, topic=partition.topic)
             for partition in single:
-                if partition.topic in read:
+                if partition.topic in subscribed:
                     answers[partition] = GroupSubscribedToTopic(group=self._group, topic=partition.topic)
             return answers
 
@@ -305,7 +305,7 @@ class Coordinator:
 
     # ---- one call, one transaction
 
-    def _beat(
+    def _heartbeat(
         self,
         request: Request,
         member_id: str,
@@ -313,63 +313,63 @@ class Coordinator:
         *,
         generation: int | None = None,
         protocol: str | None = None,
-        asked: JoinRequest | None = None,
-    ) -> _Seen | None:
-        """Updates only the member's own row, if nothing is due and the request changes nothing else; `None`: it needs the group's lock."""
+        join_request: JoinRequest | None = None,
+    ) -> _BeatRow | None:
+        """Updates the member's own row only. `None`: something is due or the request changes more, so it needs the group's lock."""
         values = {
             "group": self._group, "member_id": member_id, "instance_id": instance_id, "generation": generation, "protocol": protocol,
-            "request": request, **_of_join(asked), **_LIMITS,
+            "request": request, **_join_values(join_request), **_LIMITS,
         }  # fmt: skip
         with transaction(self._connection) as cur:
             if request in ("join", "sync"):
                 cur.execute(SQL["share_group"], values)
             execute_often(cur, "beat", SQL["beat"], values)
-            found = cur.fetchone()
-        # without a row, a new transaction takes the lock: this one may keep that of a row that it waited for and that then did not match
-        return None if found is None else _Seen(*found)
+            row = cur.fetchone()
+        # without a row, a new transaction takes the group's lock: this one may hold that of a row that stopped matching while it waited
+        return None if row is None else _BeatRow(*row)
 
-    def _locked(self, ask: Callable[[Group], T], missing: GroupError, *, create: bool = False) -> T:
-        return self._locked_rows(lambda group, *_: ask(group), missing, create=create)
+    def _locked(self, handle: Callable[[Group], T], missing: GroupError, *, create: bool = False) -> T:
+        return self._locked_rows(lambda group, *_: handle(group), missing, create=create)
 
-    def _locked_rows(self, ask: Callable[[Group, Cursor, int], T], missing: GroupError, *, create: bool = False) -> T:
+    def _locked_rows(self, handle: Callable[[Group, Cursor, int], T], missing: GroupError, *, create: bool = False) -> T:
         with transaction(self._connection) as cur:
-            answer = self._answer(cur, ask, create=create)
-        return self._told(answer, missing)
+            outcome = self._execute(cur, handle, create=create)
+        return self._unwrap(outcome, missing)
 
-    def _answer(self, cur: Cursor, ask: Callable[[Group, Cursor, int], T], *, create: bool) -> tuple[Group, T | GroupError] | None:
-        """What ``ask`` returns or raises, after storing every change; `None`: the group does not exist."""
+    def _execute(self, cur: Cursor, handle: Callable[[Group, Cursor, int], T], *, create: bool) -> tuple[Group, T | GroupError] | None:
+        """Returns the group and what ``handle`` returned or raised, after storing every change; `None`: the group does not exist."""
         row = self._lock(cur, create=create)
         if row is None:
             return None
         group_id = row["group_id"]
         group, before = self._load(cur, row)
         group.run_due()
-        said: T | GroupError
+        response: T | GroupError
         try:
-            said = ask(group, cur, group_id)
+            response = handle(group, cur, group_id)
         except GroupError as error:
-            said = error
+            response = error
         self._save(cur, group_id, group, before)
-        return group, said
+        return group, response
 
-    def _told(self, answer: tuple[Group, T | GroupError] | None, missing: GroupError) -> T:
-        """Logs, then returns or raises, the answer of a committed transaction."""
-        if answer is None:
+    def _unwrap(self, outcome: tuple[Group, T | GroupError] | None, missing: GroupError) -> T:
+        """Logs a committed transaction's transitions, then returns its response or raises its error."""
+        if outcome is None:
             raise missing
-        group, said = answer
+        group, response = outcome
         for move in group.moves:
             log.info(
                 "group moved group=%s from=%s to=%s why=%s generation=%s members=%s reason=%s",
                 self._group, move.source, move.target, move.why, group.generation, len(group.full()), group.reason or None,
             )  # fmt: skip
-        if isinstance(said, MemberIdRequired):
-            log.debug("member id given out group=%s member=%s", self._group, said.member_id)
-        if isinstance(said, GroupError):
-            raise said
-        return said
+        if isinstance(response, MemberIdRequired):
+            log.debug("member id given out group=%s member=%s", self._group, response.member_id)
+        if isinstance(response, GroupError):
+            raise response
+        return response
 
-    def _who(self, member_id: str, instance_id: str | None) -> str:
-        """The member id; also for a static member that does not know its own yet, because its first JoinGroup is still parked."""
+    def _resolve_id(self, member_id: str, instance_id: str | None) -> str:
+        """The member id, or that of this process's static member whose first JoinGroup is still parked."""
         return member_id or self._new_ids.get(instance_id or "", "")
 
     # ---- rows
@@ -377,24 +377,27 @@ class Coordinator:
     def _lock(self, cur: Cursor, *, create: bool) -> dict[str, Any] | None:
         while True:
             cur.execute(SQL["lock_group"], {"group": self._group, **_LIMITS})
-            found = rows(cur)
-            if found:
-                return found[0]
+            groups = rows(cur)
+            if groups:
+                return groups[0]
             if not create:
                 return None
             store.ensure_group(cur, self._group)
 
     def _load(self, cur: Cursor, row: Mapping[str, Any]) -> tuple[Group, dict[str, Any]]:
-        """The locked group, and its stored values, from which `_save` finds out what has changed."""
+        """The locked group, and its stored values, with which `_save` detects changes."""
 
         def take_generation() -> int:
             cur.execute(SQL["next_generation"])
-            taken = cur.fetchone()
-            assert taken is not None
-            return int(taken[0])
+            generation = cur.fetchone()
+            assert generation is not None
+            return int(generation[0])
 
         cur.execute(SQL["read_members"], {"group_id": row["group_id"]})
-        members = [MemberRow(**{**each, "protocols": tuple((name, data) for name, data in each["protocols"])}) for each in rows(cur)]
+        members = [
+            MemberRow(**{**member_row, "protocols": tuple((name, data) for name, data in member_row["protocols"])})
+            for member_row in rows(cur)
+        ]
         group = Group(
             self._group,
             self._config,
@@ -411,16 +414,16 @@ class Coordinator:
         return group, {
             "leader": group.leader,
             "reason": row["rebalance_reason"],
-            "members": {each.member_no: replace(each) for each in members},
+            "members": {member.member_no: replace(member) for member in members},
         }
 
     def _save(self, cur: Cursor, group_id: int, group: Group, before: Mapping[str, Any]) -> None:
-        gone = [member.member_no for member in group.removed if member.member_no is not None]
-        if gone:
-            cur.execute(SQL["remove_members"], {"numbers": gone})
+        removed = [member.member_no for member in group.removed if member.member_no is not None]
+        if removed:
+            cur.execute(SQL["remove_members"], {"numbers": removed})
         if group.moves or group.restarted or group.deadline.changed or group.initial.changed or group.leader != before["leader"]:
-            began = [move.why for move in group.moves if move.target in (GroupState.PREPARING_REBALANCE, GroupState.DEAD)]
-            reason = ": ".join(filter(None, (began[-1], group.reason))) if began else before["reason"]
+            reasons = [move.why for move in group.moves if move.target in (GroupState.PREPARING_REBALANCE, GroupState.DEAD)]
+            reason = ": ".join(filter(None, (reasons[-1], group.reason))) if reasons else before["reason"]
             cur.execute(SQL["save_group"], {
                 "group_id": group_id, "state": group.state, "generation": group.generation, "protocol": group.protocol,
                 "leader": group.leader, "moved": bool(group.moves), "reason": reason,
@@ -428,13 +431,15 @@ class Coordinator:
                 "initial_changed": group.initial.changed, "initial_ms": group.initial.ms,
             })  # fmt: skip
         changed = [
-            _stored(member)
+            _member_values(member)
             for member in group.members.values()
             if member.member_no is not None and member != before["members"][member.member_no]
         ]
         if changed:
             cur.execute(SQL["save_members"], {"members": json.dumps(changed)})
-        new = [{**_stored(member), "instance_id": member.instance_id} for member in group.members.values() if member.member_no is None]
+        new = [
+            {**_member_values(member), "instance_id": member.instance_id} for member in group.members.values() if member.member_no is None
+        ]
         if new:
             cur.execute(SQL["add_members"], {"group_id": group_id, "members": json.dumps(new)})
         for state, generation in group.reached:
@@ -442,24 +447,24 @@ class Coordinator:
 
 
 def list_groups(connection: Connection, states: Iterable[str] = ()) -> list[GroupListing]:
-    """The groups in any of ``states`` (default: all but deleted ones), by name. As stored, see `Coordinator.describe`."""
+    """The groups in any of ``states`` (default: all but deleted ones), by name, as stored; see `Coordinator.describe`."""
     with transaction(connection) as cur:
         cur.execute(SQL["list_groups"], {"states": list(states)})
         return [GroupListing(row["name"], GroupState(row["state"]), row["generation"], row["members"]) for row in rows(cur)]
 
 
-def _stored(member: MemberRow) -> dict[str, Any]:
-    return {**{name: getattr(member, name) for name in _STORED}, "heard": member.heard}
+def _member_values(member: MemberRow) -> dict[str, Any]:
+    return {**{name: getattr(member, name) for name in _MEMBER_COLUMNS}, "heard": member.heard}
 
 
-def _of_join(asked: JoinRequest | None) -> dict[str, Any]:
-    """A member's settings in its JoinGroup, for its row; nothing for any other request."""
-    protocols = None if asked is None else normal_protocols(asked.protocols)
+def _join_values(request: JoinRequest | None) -> dict[str, Any]:
+    """The row values of a JoinGroup's settings; all `None` for other requests."""
+    protocols = None if request is None else normal_protocols(request.protocols)
     return {
-        "client_id": asked and asked.client_id,
-        "session_timeout_ms": asked and asked.session_timeout_ms,
-        "rebalance_timeout_ms": asked and asked.rebalance_timeout_ms,
-        "expected_members": asked and asked.expected_members,
+        "client_id": request and request.client_id,
+        "session_timeout_ms": request and request.session_timeout_ms,
+        "rebalance_timeout_ms": request and request.rebalance_timeout_ms,
+        "expected_members": request and request.expected_members,
         "protocols": None if protocols is None else Json(protocols),
         "offered": None if protocols is None else Json([name for name, _ in protocols]),
     }

@@ -3,12 +3,12 @@
 -- seen_at of its own member. Both lock nothing after that.
 
 -- name: beat
--- Keeps a member's session alive, and answers what needs no change of the group: a Heartbeat, polls of a JoinGroup ('joined') and of a
+-- Keeps a member's session alive, and answers requests that do not change the group: a Heartbeat, polls of a JoinGroup ('joined') and of a
 -- parked SyncGroup ('synced'), and, where the group's row is shared, a SyncGroup, or the JoinGroup of a member in a join phase. Locks the
 -- member's row, even if it no longer matches after a wait for the lock. No row returned: something is due, or the request needs another
 -- response; nothing was changed.
--- A JoinGroup does not look at the other members: the poll that follows does. What only moves seen_at does not wait for the disk or a
--- standby: if it is lost, the server has restarted, and all sessions start again.
+-- A JoinGroup does not look at the other members: the poll that follows does. Requests that only move seen_at do not wait for the disk or
+-- a standby: if they are lost, the server has restarted, and all sessions start again.
 WITH grp AS (
     SELECT group_id, state, generation, protocol, leader, initial_until, unsynced,
            set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) || set_config('lock_timeout', %(lock_ms)s, true)
@@ -50,7 +50,7 @@ WITH grp AS (
 SELECT state, generation, protocol, leader, assignment, joining FROM grp CROSS JOIN beat WHERE limits IS NOT NULL;
 
 -- name: share_group
--- Keeps the group's state as it is until this transaction ends, and limits it as `lock_group` does. Members that share it do not wait for
+-- Keeps the group's state unchanged until this transaction ends, and limits it as `lock_group` does. Members that share it do not wait for
 -- each other. No row returned: the group does not exist.
 SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true)
   FROM tidemark.consumer_group WHERE name = %(group)s FOR SHARE;
@@ -149,7 +149,7 @@ SELECT topic_id, topic.name AS topic, partition
 UPDATE tidemark.partition_offset SET owner = NULL, owner_epoch = owner_epoch + 1, generation = nextval('tidemark.generation')
  WHERE group_id IN (SELECT group_id FROM tidemark.consumer_group WHERE group_id = %(group_id)s OR side_of = %(group_id)s);
 
--- name: bury_group
+-- name: delete_group
 -- Frees the name of a deleted group. Its row and its ledger stay as history.
 UPDATE tidemark.consumer_group SET name = name || ' (deleted, group ' || group_id || ')' WHERE group_id = %(group_id)s;
 

@@ -1,4 +1,4 @@
-"""Rebalance listeners: what a member calls when its partitions change, as with Kafka's ``ConsumerRebalanceListener``."""
+"""Rebalance listeners, which a member calls when its partitions change, like Kafka's ``ConsumerRebalanceListener``."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Listeners:
         self._listeners = list(listeners)
 
     def assigned(self, partitions: Partitions) -> None:
-        _all([lambda one=one: one.on_partitions_assigned(partitions) for one in self._listeners])  # type: ignore[misc]
+        _all([lambda listener=listener: listener.on_partitions_assigned(partitions) for listener in self._listeners])  # type: ignore[misc]
 
     def revoked(self, partitions: Partitions) -> None:
-        _all([lambda one=one: one.on_partitions_revoked(partitions) for one in reversed(self._listeners)])  # type: ignore[misc]
+        _all([lambda listener=listener: listener.on_partitions_revoked(partitions) for listener in reversed(self._listeners)])  # type: ignore[misc]
 
     def lost(self, partitions: Partitions) -> None:
-        _all([lambda one=one: one.on_partitions_lost(partitions) for one in reversed(self._listeners)])  # type: ignore[misc]
+        _all([lambda listener=listener: listener.on_partitions_lost(partitions) for listener in reversed(self._listeners)])  # type: ignore[misc]
 
 
 def _all(calls: Sequence[Callable[[], None]]) -> None:

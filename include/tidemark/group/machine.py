@@ -29,18 +29,18 @@ from tidemark.group.states import GroupState, Transition, Why, check_transition
 __all__ = ["EMPTY_ASSIGNMENT", "Group", "MemberRow", "Timer", "topics_of", "vote"]
 
 EMPTY_ASSIGNMENT: Mapping[str, Any] = {}
-"""The assignment of a member that is missing in the leader's."""
+"""The assignment of a member that the leader's result omits."""
 
 
 @dataclass(slots=True)
 class Timer:
-    """A deadline by the database's clock, as a statement saw it: is it set, has it passed?"""
+    """A deadline by the database's clock: whether it was set, and had passed, when the rows were read."""
 
     running: bool = False
     passed: bool = False
     changed: bool = False
     ms: int | None = None
-    """If ``changed``: the timer runs out after this; `None`: it was stopped."""
+    """The new duration if ``changed``; `None`: the timer was stopped."""
 
     def start(self, ms: int) -> None:
         self.running, self.passed, self.changed, self.ms = True, False, True, ms
@@ -69,12 +69,12 @@ class MemberRow:
     """`None`: not stored yet."""
     expired: bool = False
     heard: bool = False
-    """The current request is this member's: its session restarts."""
+    """This member sent the current request, so its session restarts."""
 
     def metadata(self, protocol: str | None) -> Any:
         return dict(self.protocols).get(protocol) if protocol is not None else None
 
-    def ask(self, request: JoinRequest) -> None:
+    def copy_settings(self, request: JoinRequest) -> None:
         """Copies the member's settings from its JoinGroup."""
         self.client_id = request.client_id
         self.session_timeout_ms = request.session_timeout_ms
@@ -103,18 +103,18 @@ class Group:
     removed: list[MemberRow] = field(default_factory=list)
     moves: list[Transition] = field(default_factory=list)
     reached: list[tuple[GroupState, int]] = field(default_factory=list)
-    """The state and the generation after each move: a join phase begins under the last generation."""
+    """The state and generation after each transition. A join phase begins under the last generation."""
 
     # ---- requests
 
     def run_due(self) -> None:
-        """Handles everything that is due by the clock: expired sessions, an overdue sync, then the end of the join phase."""
+        """Handles whatever is due by the clock: expired sessions, an overdue sync, then the end of the join phase."""
         if self.restarted:
             self._start_again()
-        gone = [member for member in self.members.values() if member.expired]
-        for member in gone:
+        expired = [member for member in self.members.values() if member.expired]
+        for member in expired:
             self._remove(member)
-        if any(not member.pending for member in gone):
+        if any(not member.pending for member in expired):
             self._rebalance(Why.SESSION_EXPIRES)
         self._end_sync()
         if self.deadline.passed and self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
@@ -125,20 +125,20 @@ class Group:
         self._settle()
 
     def join(self, request: JoinRequest, new_id: str) -> Joined | None:
-        """JoinGroup; ``new_id`` is for a member that has none. `None`: the join phase is not over, call `joined`."""
+        """Handles JoinGroup; ``new_id`` is for a member without an id. `None`: the join phase is not over, call `joined`."""
         self.reason = short_reason(request.reason)
-        twin = self._instance(request.instance_id)
-        known = self.members.get(request.member_id) if request.member_id else twin
-        if not self._has_room(known):
-            if known is not None:
-                self._remove(known)
+        holder = self._instance(request.instance_id)
+        existing = self.members.get(request.member_id) if request.member_id else holder
+        if not self._has_room(existing):
+            if existing is not None:
+                self._remove(existing)
                 self._settle()
             raise GroupMaxSizeReached(group=self.name, max_size=self.config.max_size or 0)
         self._check_protocols(request)
         if request.member_id:
             return self._join_known(request)
-        if twin is not None:
-            return self._replace(twin, request, new_id)
+        if holder is not None:
+            return self._replace(holder, request, new_id)
         member = MemberRow(
             member_id=new_id,
             instance_id=request.instance_id,
@@ -165,7 +165,7 @@ class Group:
     def sync(
         self, member_id: str, instance_id: str | None, generation: int, protocol: str | None, assignments: Mapping[str, Any] | None
     ) -> Any:
-        """SyncGroup. `None`: the leader has not assigned yet, call again."""
+        """Handles SyncGroup. `None`: the leader has not assigned yet, call again."""
         member = self._identify(member_id, instance_id)
         self._check_generation(member, generation)
         if protocol is not None and protocol != self.protocol and self.protocol is not None:
@@ -178,15 +178,15 @@ class Group:
             return None
         member.synced = True
         if self.state is GroupState.COMPLETING_REBALANCE and leads and assignments is not None:
-            for each in self.full():
-                given = assignments.get(each.member_id)
-                each.assignment = EMPTY_ASSIGNMENT if given is None else given
+            for recipient in self.full():
+                assignment = assignments.get(recipient.member_id)
+                recipient.assignment = EMPTY_ASSIGNMENT if assignment is None else assignment
             self._move(GroupState.STABLE, Why.ASSIGNED)
         self._end_sync()
         return member.assignment if self.state is GroupState.STABLE else None
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
-        """Heartbeat. During a join phase it still keeps the session alive, but raises `RebalanceInProgress`."""
+        """Handles Heartbeat. During a join phase, keeps the session alive, but raises `RebalanceInProgress`."""
         member = self._identify(member_id, instance_id)
         self._check_generation(member, generation)
         member.heard = True
@@ -194,26 +194,26 @@ class Group:
             raise RebalanceInProgress(group=self.name, member_id=member_id)
 
     def leave(self, leaving: Sequence[Leaving]) -> list[GroupError | None]:
-        """LeaveGroup: the error for each member, or `None`. All of them cause one rebalance."""
+        """Handles LeaveGroup, and returns each member's error or `None`. All members together cause one rebalance."""
         answers: list[GroupError | None] = []
-        full = False
-        for each in leaving:
+        rebalance = False
+        for leaver in leaving:
             try:
-                member = self._leaver(each)
+                member = self._leaving_member(leaver)
             except GroupError as error:
                 answers.append(error)
                 continue
             self._remove(member)
-            self.reason = short_reason(each.reason)
-            full = full or not member.pending
+            self.reason = short_reason(leaver.reason)
+            rebalance = rebalance or not member.pending
             answers.append(None)
-        if full:
+        if rebalance:
             self._rebalance(Why.MEMBER_LEAVES)
         self._settle()
         return answers
 
     def delete(self) -> None:
-        """DeleteGroups: only an empty group. Member ids that were handed out but never joined are discarded."""
+        """Handles DeleteGroups, for an empty group only. Discards member ids that were handed out but never joined."""
         if self.state is not GroupState.EMPTY:
             raise NonEmptyGroup(group=self.name, state=self.state, members=len(self.full()))
         for member in list(self.members.values()):
@@ -225,7 +225,7 @@ class Group:
         return frozenset(topic for member in self.full() for _, metadata in member.protocols for topic in topics_of(metadata))
 
     def full(self) -> list[MemberRow]:
-        """The members that have joined, without those that only have an id."""
+        """The members that have joined: those with more than an id."""
         return [member for member in self.members.values() if not member.pending]
 
     # ---- JoinGroup by kind of member
@@ -233,7 +233,7 @@ class Group:
     def _join_known(self, request: JoinRequest) -> Joined | None:
         pending = self.members.get(request.member_id)
         if pending is not None and pending.pending and request.instance_id is None:
-            pending.ask(request)
+            pending.copy_settings(request)
             pending.pending = False
             return self._add(pending)
         member = self._identify(request.member_id, request.instance_id)
@@ -244,8 +244,8 @@ class Group:
         else:
             why = Why.MEMBER_CHANGES if changed else None
         if why is None and self.state is not GroupState.PREPARING_REBALANCE:
-            return self._answer(member)  # a repeated request after a lost response: nothing has changed
-        member.ask(request)
+            return self._answer(member)  # a retry after a lost response: nothing has changed
+        member.copy_settings(request)
         member.joining, member.synced = True, False
         if why is not None:
             self._rebalance(why)
@@ -269,10 +269,10 @@ class Group:
             self.leader = new_id
         self.members = {new_id if each is member else id_: each for id_, each in self.members.items()}
         member.member_id = new_id
-        member.ask(request)
+        member.copy_settings(request)
         member.heard = True
-        stands = self.state is GroupState.STABLE and vote(self.full(), self.leader) == self.protocol
-        if not stands or topics != topics_of(member.metadata(self.protocol)):
+        keeps_protocol = self.state is GroupState.STABLE and vote(self.full(), self.leader) == self.protocol
+        if not keeps_protocol or topics != topics_of(member.metadata(self.protocol)):
             member.joining, member.synced = True, False
             if self.state is not GroupState.PREPARING_REBALANCE:
                 self._rebalance(Why.STATIC_MEMBER_REPLACED)
@@ -285,7 +285,7 @@ class Group:
         if limit is None or self.state is GroupState.EMPTY:
             return True
         if self.state is GroupState.PREPARING_REBALANCE:
-            return (member is not None and member.joining) or sum(each.joining for each in self.full()) < limit
+            return (member is not None and member.joining) or sum(other.joining for other in self.full()) < limit
         return (member is not None and not member.pending) or len(self.full()) < limit
 
     def _check_protocols(self, request: JoinRequest) -> None:
@@ -303,13 +303,13 @@ class Group:
         assert self.protocol is not None
         assert self.leader is not None
         leads = member.member_id == self.leader
-        members = {each.member_id: MemberMetadata(each.instance_id, each.metadata(self.protocol)) for each in self.full() if leads}
+        members = {other.member_id: MemberMetadata(other.instance_id, other.metadata(self.protocol)) for other in self.full() if leads}
         return Joined(self.generation, self.protocol, self.leader, member.member_id, members, self.state is GroupState.STABLE)
 
     # ---- transitions
 
     def _rebalance(self, why: Why) -> None:
-        """Begins a join phase, unless one is in progress. Members parked in SyncGroup learn of it by their next call."""
+        """Begins a join phase, unless one is in progress. Members parked in SyncGroup notice at their next call."""
         if self.state is GroupState.PREPARING_REBALANCE or (self.state is GroupState.EMPTY and not self.full()):
             return
         first = self.state is GroupState.EMPTY and self.config.initial_rebalance_delay_ms > 0
@@ -321,19 +321,19 @@ class Group:
             self.initial.start(self.config.initial_rebalance_delay_ms)
 
     def _end_sync(self) -> None:
-        """Stops the deadline of the SyncGroups once all have come."""
+        """Stops the sync deadline once every member has synced."""
         if self.state is GroupState.STABLE and all(member.synced for member in self.full()):
             self.deadline.stop()
 
     def _settle(self) -> None:
-        """Ends the join phase if there is nothing left to wait for."""
+        """Ends the join phase if nothing is left to wait for."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             return
         full = self.full()
         joining = sum(member.joining for member in full)
         pending = len(self.members) > len(full)
         if not full:  # members with only an id join an empty group later, like any other
-            self._end_join(Why.NOBODY_LEFT)
+            self._end_join(Why.LAST_MEMBER_LEFT)
         elif self.initial.running:
             expected = max((member.expected_members or 0 for member in full), default=0)
             if expected and joining >= expected:
@@ -356,7 +356,7 @@ class Group:
         if not full:
             self.generation, self.protocol, self.leader = self.take_generation(), None, None
             self.deadline.stop()
-            self._move(GroupState.EMPTY, Why.NOBODY_LEFT)
+            self._move(GroupState.EMPTY, Why.LAST_MEMBER_LEFT)
             return
         if not joining:  # only static members, none of which has joined: wait until one does or their sessions expire
             self.deadline.start(self._rebalance_timeout_ms())
@@ -391,27 +391,27 @@ class Group:
         if self.leader == member.member_id:
             self.leader = next((each.member_id for each in self.full()), None)
 
-    # ---- finding the member of a request
+    # ---- the member of a request
 
     def _identify(self, member_id: str, instance_id: str | None) -> MemberRow:
         """The member with these ids. Checks the instance id first, as in Kafka."""
         if instance_id is not None:
-            twin = self._instance(instance_id)
-            if twin is not None and twin.member_id != member_id:
-                raise FencedInstanceId(group=self.name, member_id=member_id, instance_id=instance_id, current=twin.member_id)
-            if twin is None:
+            holder = self._instance(instance_id)
+            if holder is not None and holder.member_id != member_id:
+                raise FencedInstanceId(group=self.name, member_id=member_id, instance_id=instance_id, current=holder.member_id)
+            if holder is None:
                 raise UnknownMemberId(group=self.name, member_id=member_id, instance_id=instance_id)
         member = self.members.get(member_id)
         if member is None or member.pending:
             raise UnknownMemberId(group=self.name, member_id=member_id, instance_id=instance_id)
         return member
 
-    def _leaver(self, leaving: Leaving) -> MemberRow:
+    def _leaving_member(self, leaving: Leaving) -> MemberRow:
         if not leaving.member_id and leaving.instance_id is not None:
-            twin = self._instance(leaving.instance_id)
-            if twin is None:
+            holder = self._instance(leaving.instance_id)
+            if holder is None:
                 raise UnknownMemberId(group=self.name, member_id="", instance_id=leaving.instance_id)
-            return twin
+            return holder
         pending = self.members.get(leaving.member_id)
         if pending is not None and pending.pending and leaving.instance_id is None:
             return pending
@@ -438,7 +438,7 @@ def vote(members: Sequence[MemberRow], leader: str | None) -> str:
     """
     candidates = _common(members) or frozenset()
     names = {member.member_id: [name for name, _ in member.protocols if name in candidates] for member in members}
-    votes = Counter(wanted[0] for wanted in names.values())
+    votes = Counter(preferences[0] for preferences in names.values())
     most = max(votes.values())
     tied = [name for name, count in votes.items() if count == most]
     return min(tied, key=names[leader].index if leader in names else sorted(tied).index)

@@ -1,14 +1,14 @@
-"""A member of a group: it joins, sends heartbeats, and tells its listeners which partitions it has.
+"""A member of a group: joins, sends heartbeats, and notifies its listeners when its partitions change.
 
 It has two threads. Only the *protocol thread* talks to the coordinator, in its own database session: it joins, computes the assignment if
-the member leads, and sends heartbeats. It never waits for a batch. The *polling thread* is the one that reads and commits. It learns of
-changes in `Member.poll` and calls the listeners there. Between two polls its partitions do not change.
+the member leads, and sends heartbeats. It never waits for a batch. The *polling thread* reads and commits. It learns of changes in
+`Member.poll` and calls the listeners there. Its partitions never change between two polls.
 
     eager         the group rebalances ─▶ poll: revoked(all) ─▶ join, sync ─▶ poll: assigned(all)
     cooperative   the group rebalances ─▶ join, sync, while batches continue ─▶ poll: revoked(moved), assigned(new)
                                           ─▶ if any were revoked: rebalance again, so that their new owners get them
 
-The next request is sent only after the response to the last one, so an error never belongs to a request of an older generation.
+The next request waits for the response to the last one, so an error never belongs to a request of an older generation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CLOSE_S = 10.0
 
 
 class MemberState(StrEnum):
-    """Kafka's clients' names for them."""
+    """A member's states, under the names of Kafka's clients."""
 
     UNJOINED = "UNJOINED"
     REBALANCING = "REBALANCING"
@@ -97,17 +97,17 @@ class _Shared:
     phase: Turn = Turn.JOIN
     owned: tuple[TopicPartition, ...] = ()
     owned_generation: int = NO_GENERATION
-    had: tuple[TopicPartition, ...] = ()
-    """What the member reports to the assignor as owned: what it owns, or owned before an eager rebalance; at first what it remembers."""
+    reported: tuple[TopicPartition, ...] = ()
+    """What the next JoinGroup reports as owned: the current partitions, those before an eager rebalance, or at first ``remembered``."""
     pending: tuple[TopicPartition, ...] | None = None
-    """An assignment that the polling thread has not taken over yet."""
+    """A new assignment, until the polling thread takes it over."""
     pending_generation: int = NO_GENERATION
     complete: bool = False
-    """Does every partition have an owner? Not while some are moving from one member to another."""
+    """Every partition has an owner; false while some move between members."""
     lost: bool = False
     rejoin: str | None = None
     waiting_since: float | None = None
-    """Since when the group or another member has been waiting for the polling thread."""
+    """When the group or another member began to wait for the polling thread."""
     polled_at: float = field(default_factory=time.monotonic)
     error: BaseException | None = None
     stopping: bool = False
@@ -142,12 +142,12 @@ class Member:
         self._topics, self._metadata = topics, metadata
         self._listeners = Listeners(listeners)
         self._interrupt = interrupt
-        self._shared = _Shared(had=settings.remembered, owned_generation=settings.generation)
+        self._shared = _Shared(reported=settings.remembered, owned_generation=settings.generation)
         self._changed = threading.Condition()
         self._wakeups = Wakeups(database_url, settings.group)
         self._session: Connection | None = None
         self._watched = contextlib.ExitStack()
-        """Ends the session's statements if Postgres falls silent."""
+        """Cancels the session's statements if Postgres stops responding."""
         self._coordinator: Coordinator | None = None
         self._member_id = ""
         self._generation = NO_GENERATION
@@ -156,7 +156,7 @@ class Member:
         self._leads = False
         self._snapshot: Metadata | None = None
         self._snapshot_at = 0.0
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"group {settings.group}", daemon=True)
         self._thread.start()
 
@@ -172,7 +172,7 @@ class Member:
 
     @property
     def settled(self) -> bool:
-        """Is the group stable, the whole assignment taken over, and no further rebalance pending?"""
+        """Whether the group is stable, the whole assignment taken over, and no further rebalance pending."""
         with self._changed:
             shared = self._shared
             return shared.phase is Turn.STABLE and shared.complete and shared.pending is None and shared.rejoin is None and not shared.lost
@@ -184,7 +184,7 @@ class Member:
 
     @property
     def generation(self) -> int:
-        """The generation of the partitions that the listeners know; during their calls it is already the new one."""
+        """The generation of `assignment`. While the listeners are called, it is already the new one."""
         return self._shared.owned_generation
 
     @property
@@ -193,7 +193,7 @@ class Member:
 
     @property
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions that the listeners know as the member's."""
+        """The member's partitions, as last reported to the listeners."""
         return self._shared.owned
 
     # ---- the polling thread
@@ -201,10 +201,10 @@ class Member:
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Calls the listeners when partitions change, waiting up to ``timeout_s`` for a change. Returns whether it called any.
 
-        Raises the error that ended the protocol thread (`FencedInstanceId` and other fatal errors), what a listener raised, or `WokenUp`.
+        Raises the error that ended the protocol thread (`FencedInstanceId` and other fatal errors), a listener's error, or `WokenUp`.
         """
         until = time.monotonic() + timeout_s
-        told = False
+        notified = False
         while True:
             with self._changed:
                 shared = self._shared
@@ -217,13 +217,13 @@ class Member:
                     raise WokenUp
                 failed, task = shared.error, self._task()
                 if task is None and failed is None:
-                    left = until - time.monotonic()
-                    if told or left <= 0:
-                        return told
-                    self._changed.wait(left)
+                    remaining_s = until - time.monotonic()
+                    if notified or remaining_s <= 0:
+                        return notified
+                    self._changed.wait(remaining_s)
                     continue
             if task is not None:
-                told = True
+                notified = True
                 task()
             elif failed is not None:
                 raise failed
@@ -235,8 +235,8 @@ class Member:
             self._changed.notify_all()
 
     def enforce_rebalance(self, reason: str) -> None:
-        """Joins again without a request by the group, as Kafka's ``enforceRebalance``; until then the member is not `settled`. Does nothing
-        if the member is already rebalancing."""
+        """Rejoins on the member's own initiative, as Kafka's ``enforceRebalance``; until then the member is not `settled`. Does nothing if
+        the member is already rebalancing."""
         with self._changed:
             if self._shared.phase is not Turn.STABLE:
                 return
@@ -254,23 +254,23 @@ class Member:
             ends.callback(self._leave, reason)
             ends.callback(self._stop)
             with self._changed:
-                tell = self._listeners.lost if self._shared.lost or self._shared.error is not None else self._listeners.revoked
+                callback = self._listeners.lost if self._shared.lost or self._shared.error is not None else self._listeners.revoked
                 owned, self._shared.owned = self._shared.owned, ()
             if owned:
-                tell(owned)
+                callback(owned)
 
     def _task(self) -> Callable[[], None] | None:
-        """What the polling thread has to do next, if anything. Call under the lock."""
+        """The polling thread's next task, if any. Call under the lock."""
         shared = self._shared
         if shared.lost:
-            return self._tell_lost
+            return self._report_lost
         if shared.phase is Turn.REVOKE:
-            return self._give_all_back
+            return self._revoke_all
         if shared.pending is not None:
             return self._take_over
         return None
 
-    def _tell_lost(self) -> None:
+    def _report_lost(self) -> None:
         with self._changed:
             owned, self._shared.owned, self._shared.lost = self._shared.owned, (), False
         try:
@@ -280,7 +280,7 @@ class Member:
         finally:
             self._wakeups.wake()
 
-    def _give_all_back(self) -> None:
+    def _revoke_all(self) -> None:
         owned = self._shared.owned
         try:
             self._listeners.revoked(owned)
@@ -294,28 +294,28 @@ class Member:
     def _take_over(self) -> None:
         with self._changed:
             assert self._shared.pending is not None
-            wanted, self._shared.pending = self._shared.pending, None
+            assigned, self._shared.pending = self._shared.pending, None
             self._shared.waiting_since = None
             before = self._shared.owned
-            # a cooperative assignor gives nothing that this member reported as owned, or only remembered, to another member in this round
-            let_go = self._cooperative and not self._shared.complete and not set(self._shared.had) <= set(wanted)
-            gone = tuple(part for part in before if part not in set(wanted))
-            new = tuple(part for part in wanted if part not in set(before))
+            # in this round, a cooperative assignor gives no partition that this member reported to another member
+            gave_up = self._cooperative and not self._shared.complete and not set(self._shared.reported) <= set(assigned)
+            revoked = tuple(part for part in before if part not in set(assigned))
+            added = tuple(part for part in assigned if part not in set(before))
             self._shared.owned_generation = self._shared.pending_generation
         try:
-            if gone:
-                self._listeners.revoked(gone)
+            if revoked:
+                self._listeners.revoked(revoked)
         finally:
             with self._changed:
-                self._shared.owned = self._shared.had = wanted
-                if let_go:
+                self._shared.owned = self._shared.reported = assigned
+                if gave_up:
                     self._shared.rejoin = "gave partitions back"
         self._wakeups.wake()
         log.info(
             "partitions assigned group=%s member=%s generation=%s partitions=%s new=%s revoked=%s",
-            self.settings.group, self._member_id, self.generation, len(wanted), len(new), len(gone),
+            self.settings.group, self._member_id, self.generation, len(assigned), len(added), len(revoked),
         )  # fmt: skip
-        self._listeners.assigned(new)
+        self._listeners.assigned(added)
 
     # ---- the protocol thread
 
@@ -328,9 +328,9 @@ class Member:
                     self._member_id = error.member_id
                 except UnknownMemberId as error:
                     self._member_id = ""
-                    self._out_of_the_group(error)
+                    self._on_removed(error)
                 except IllegalGeneration as error:
-                    self._out_of_the_group(error)
+                    self._on_removed(error)
                 except RebalanceInProgress:
                     self._begin_rejoin("the group rebalances")
                 except Unavailable as error:
@@ -345,12 +345,12 @@ class Member:
             self._interrupt()
 
     def _step(self) -> None:
-        """One request, or one wait."""
+        """Sends one request, or waits once."""
         with self._changed:
             phase, rejoin = self._shared.phase, self._shared.rejoin
             late = time.monotonic() - self._shared.polled_at > self.settings.max_poll_interval_ms / 1000
         if late and phase is not Turn.AWAY:
-            self._go_away()
+            self._leave_stuck()
         elif rejoin is not None and phase is Turn.STABLE:
             with self._changed:
                 self._shared.rejoin = None
@@ -358,19 +358,19 @@ class Member:
         elif phase is Turn.AWAY:
             self._wakeups.wait(self.settings.heartbeat_interval_ms / 1000)
         elif phase is Turn.REVOKE:
-            self._beat()
+            self._heartbeat()
         elif phase is Turn.JOIN:
             self._join()
         elif phase is Turn.JOINING:
             self._wakeups.wait(PARKED_S)
-            self._on_joined(self._ask().joined(self._member_id, self.settings.instance_id))
+            self._on_joined(self._get_coordinator().joined(self._member_id, self.settings.instance_id))
         elif phase is Turn.SYNC:
             self._sync()
         else:
-            self._beat()
-            self._look_at_metadata()
+            self._heartbeat()
+            self._check_metadata()
 
-    def _ask(self) -> Coordinator:
+    def _get_coordinator(self) -> Coordinator:
         if self._coordinator is None:
             self._session = connect(self._url, application=f"tidemark member {self.settings.group}")
             self._watched.enter_context(answering(self._session, self.settings.session_timeout_ms / 1000))
@@ -385,10 +385,10 @@ class Member:
 
     def _join(self) -> None:
         with self._changed:
-            had, generation = self._shared.had, self._shared.owned_generation
+            reported, generation = self._shared.reported, self._shared.owned_generation
         subscription = Subscription(
             topics=tuple(sorted(self._topics())),
-            owned=had,
+            owned=reported,
             generation=generation,
             rack=self.settings.rack,
             instance_id=self.settings.instance_id,
@@ -403,7 +403,7 @@ class Member:
             reason=self._reason,
             expected_members=self.settings.expected_members,
         )
-        answer = self._ask().join(request)
+        answer = self._get_coordinator().join(request)
         with self._changed:
             self._enter(Turn.JOINING)
         self._on_joined(answer)
@@ -426,12 +426,12 @@ class Member:
             assignments = self._assign(joined)
         elif not joined.skip_assignment:
             self._wakeups.wait(PARKED_S)  # the leader has to assign first
-        answer = self._ask().sync(self._member_id, self.settings.instance_id, joined.generation, joined.protocol, assignments)
+        answer = self._get_coordinator().sync(self._member_id, self.settings.instance_id, joined.generation, joined.protocol, assignments)
         if answer is None:
             return
         if self._leads and joined.skip_assignment:
-            self._take_snapshot(_read_by(_subscriptions(joined)))
-        self._beat_at = time.monotonic()
+            self._take_snapshot(_subscribed_topics(_subscriptions(joined)))
+        self._heartbeat_at = time.monotonic()
         with self._changed:
             self._shared.pending = _partitions(answer)
             self._shared.complete = answer.get("complete", False)
@@ -443,44 +443,44 @@ class Member:
         """The leader computes the assignment of every member, as JSON."""
         assignor = self._assignors[joined.protocol]
         subscriptions = _subscriptions(joined)
-        metadata = self._take_snapshot(_read_by(subscriptions))
+        metadata = self._take_snapshot(_subscribed_topics(subscriptions))
         assignment = assignor.assign(metadata, subscriptions)
         check_assignment(assignor, metadata, subscriptions, assignment)
-        wanted = {(topic, number) for topic, info in metadata.topics.items() for number in range(info.partitions)}
-        given = {(part.topic, part.partition) for parts in assignment.values() for part in parts}
-        return {member: _as_json(parts, complete=wanted <= given) for member, parts in assignment.items()}
+        existing = {(topic, number) for topic, info in metadata.topics.items() for number in range(info.partitions)}
+        assigned = {(part.topic, part.partition) for parts in assignment.values() for part in parts}
+        return {member: _as_json(parts, complete=existing <= assigned) for member, parts in assignment.items()}
 
     def _take_snapshot(self, topics: Collection[str]) -> Metadata:
         self._snapshot, self._snapshot_at = self._metadata(topics), time.monotonic()
         return self._snapshot
 
-    def _look_at_metadata(self) -> None:
-        """If the topics or partitions have changed since the leader assigned them, the leader starts one rebalance."""
+    def _check_metadata(self) -> None:
+        """Starts one rebalance, on the leader, if topics or partitions have changed since it assigned them."""
         old = self._snapshot
         if not self._leads or old is None or time.monotonic() - self._snapshot_at < self.settings.metadata_max_age_ms / 1000:
             return
         if self._take_snapshot({*old.topics, *self._topics()}) != old:
             self._begin_rejoin("topics or partitions changed")
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         interval = self.settings.heartbeat_interval_ms / 1000
-        heard = self._wakeups.wait(max(0.0, self._beat_at + interval - time.monotonic()))
-        self._hurry()
-        if self._shared.phase is Turn.STABLE and notice(GroupState.PREPARING_REBALANCE, self._generation) in heard:
-            self._begin_rejoin("the group rebalances")  # as the heartbeat would say
+        notices = self._wakeups.wait(max(0.0, self._heartbeat_at + interval - time.monotonic()))
+        self._interrupt_overdue()
+        if self._shared.phase is Turn.STABLE and notice(GroupState.PREPARING_REBALANCE, self._generation) in notices:
+            self._begin_rejoin("the group rebalances")  # the heartbeat would only return the same
             return
-        known = {notice(state, self._generation) for state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)}
-        if known.issuperset(heard) and time.monotonic() < self._beat_at + interval:
-            return  # nothing new: the polling thread ended the wait, and the next step sees why
-        self._beat_at = time.monotonic()
+        expected = {notice(state, self._generation) for state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)}
+        if expected.issuperset(notices) and time.monotonic() < self._heartbeat_at + interval:
+            return  # the polling thread ended the wait; the next step handles the reason
+        self._heartbeat_at = time.monotonic()
         try:
-            self._ask().heartbeat(self._member_id, self.settings.instance_id, self._generation)
+            self._get_coordinator().heartbeat(self._member_id, self.settings.instance_id, self._generation)
         except RebalanceInProgress:
             if self._shared.phase is not Turn.REVOKE:
                 raise
 
-    def _hurry(self) -> None:
-        """Interrupts the batch if the group, or the next owner of a partition, has waited for it too long."""
+    def _interrupt_overdue(self) -> None:
+        """Interrupts a batch that the group, or a partition's next owner, has waited for too long."""
         with self._changed:
             since = self._shared.waiting_since
             overdue = since is not None and time.monotonic() - since > OVERDUE * self.settings.max_poll_interval_ms / 1000
@@ -492,42 +492,42 @@ class Member:
     def _begin_rejoin(self, reason: str) -> None:
         with self._changed:
             self._reason = reason
-            self._shared.pending = None  # never taken over: the next assignment replaces it
+            self._shared.pending = None  # the next assignment replaces it
             revoke = not self._cooperative and self._shared.owned and not self._shared.lost
             self._enter(Turn.REVOKE if revoke else Turn.JOIN)
             self._shared.waiting_since = time.monotonic() if revoke else None
             self._changed.notify_all()
 
-    def _out_of_the_group(self, error: GroupError) -> None:
+    def _on_removed(self, error: GroupError) -> None:
         log.warning("group=%s: %s", self.settings.group, error)
         self._generation = NO_GENERATION
-        self._lose()
+        self._lose_partitions()
 
-    def _go_away(self) -> None:
-        """Leaves because the polling thread seems stuck. A static member only stops its heartbeats, as in Kafka."""
+    def _leave_stuck(self) -> None:
+        """Leaves because the polling thread seems stuck. A static member only stops sending heartbeats, as in Kafka."""
         log.warning(
             "group=%s member=%s did not poll for %s ms and leaves", self.settings.group, self._member_id, self.settings.max_poll_interval_ms
         )
         if self.settings.instance_id is None and self._member_id:
-            self._ask().leave([Leaving(self._member_id, None, "consumer poll timeout has expired")])
+            self._get_coordinator().leave([Leaving(self._member_id, None, "consumer poll timeout has expired")])
             self._member_id = ""
         self._generation = NO_GENERATION
-        self._lose()
+        self._lose_partitions()
         with self._changed:
             self._enter(Turn.AWAY)
 
-    def _lose(self) -> None:
+    def _lose_partitions(self) -> None:
         with self._changed:
             self._shared.pending = self._shared.rejoin = None
             self._shared.lost = bool(self._shared.owned)
-            self._shared.had, self._shared.owned_generation = (), NO_GENERATION
+            self._shared.reported, self._shared.owned_generation = (), NO_GENERATION
             lost = self._shared.lost
             self._enter(Turn.JOIN)
         if lost:
             self._interrupt()
 
     def _enter(self, phase: Turn) -> None:
-        """Call under the lock."""
+        """Changes the phase. Call under the lock."""
         self._shared.phase = phase
         self._changed.notify_all()
 
@@ -538,7 +538,7 @@ class Member:
         self._wakeups.wake()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive() and self._session is not None:
-            log.warning("group=%s member=%s: Postgres is silent, the group is not left", self.settings.group, self._member_id)
+            log.warning("group=%s member=%s: did not leave the group, Postgres does not respond", self.settings.group, self._member_id)
             self._shared.error = self._shared.error or DatabaseUnavailable(cause="no answer")
             cut(self._session)
             self._thread.join(CLOSE_S)
@@ -547,39 +547,39 @@ class Member:
         if not (self._member_id or self.settings.instance_id) or self._shared.error is not None:
             return
         with contextlib.suppress(TidemarkError, psycopg2.Error):  # a member that has not left expires by itself
-            coordinator = self._ask()
+            coordinator = self._get_coordinator()
             assert self._session is not None
             with answering(self._session, CLOSE_S):
                 coordinator.leave([Leaving(self._member_id, self.settings.instance_id, reason)])
 
 
 def _cooperative(assignors: Sequence[Assignor]) -> bool:
-    """Cooperative only if all assignors are: the group's vote is not known beforehand."""
+    """Whether all assignors are cooperative: the group may elect any of them."""
     if not assignors:
         raise BadInput(what="assignment", found="it is empty", fix="Name at least one assignor.")
     return all(assignor.protocol == "cooperative" for assignor in assignors)
 
 
 def _subscriptions(joined: Joined) -> dict[str, Subscription]:
-    """The members' subscriptions, as the leader receives them."""
-    return {member: Subscription.from_json(known.metadata) for member, known in joined.members.items()}
+    """The members' subscriptions from the leader's response."""
+    return {member: Subscription.from_json(info.metadata) for member, info in joined.members.items()}
 
 
-def _read_by(subscriptions: Mapping[str, Subscription]) -> set[str]:
-    """Every topic that at least one member reads."""
-    return {topic for one in subscriptions.values() for topic in one.topics}
+def _subscribed_topics(subscriptions: Mapping[str, Subscription]) -> set[str]:
+    """Every topic with at least one subscriber."""
+    return {topic for subscription in subscriptions.values() for topic in subscription.topics}
 
 
 def _as_json(parts: Sequence[TopicPartition], *, complete: bool) -> dict[str, Any]:
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for part in sorted(parts):
-        found.setdefault(part.topic, []).append(part.partition)
-    return {"partitions": found, "complete": complete}
+        numbers.setdefault(part.topic, []).append(part.partition)
+    return {"partitions": numbers, "complete": complete}
 
 
 def _partitions(assignment: Mapping[str, Any]) -> tuple[TopicPartition, ...]:
-    found = assignment.get("partitions", {})
-    return tuple(sorted(TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers))
+    by_topic = assignment.get("partitions", {})
+    return tuple(sorted(TopicPartition(topic, number) for topic, numbers in by_topic.items() for number in numbers))
 
 
 __all__ = ["Member", "MemberSettings", "MemberState", "WokenUp"]

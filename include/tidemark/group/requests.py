@@ -63,7 +63,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemberMetadata:
-    """A member as the leader sees it. ``metadata`` is the member's for the elected protocol."""
+    """A member as the leader sees it. ``metadata`` is its metadata for the elected protocol."""
 
     instance_id: str | None
     metadata: Any
@@ -100,7 +100,7 @@ class MemberDescription:
     pending: bool
     """It has a member id, but has not joined yet."""
     metadata: Any
-    """The member's for the group's protocol; `None` while the group has none."""
+    """The member's metadata for the group's protocol; `None` while the group has no protocol."""
     assignment: Any
     joined_at: datetime
     seen_at: datetime
@@ -110,7 +110,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group as it is stored."""
+    """A stored group."""
 
     group: str
     state: str

@@ -1,7 +1,7 @@
 """The states of a group and the legal transitions between them, in one table. Every change of state is checked against it.
 
-They are those of Kafka's classic groups, with one difference: Dead is reached from Empty only. Kafka also unloads a group in any state
-when its coordinator moves to another broker; here the coordinator is the rows, and never moves.
+The states and transitions are those of Kafka's classic groups, with one difference: only an Empty group becomes Dead. Kafka also unloads a
+group in any state when its coordinator moves to another broker; here the rows are the coordinator, and never move.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Why(StrEnum):
     LEADER_REJOINS = "the leader rejoins"
     STATIC_MEMBER_REPLACED = "a static member was replaced by its next process"
     MEMBER_LEAVES = "a member leaves"
-    SESSION_EXPIRES = "a member was not heard of for its session timeout"
+    SESSION_EXPIRES = "a member sent no heartbeat within its session timeout"
     SYNC_OVERDUE = "a member sent no SyncGroup within the rebalance timeout"
     ALL_JOINED = "every member has joined"
-    EXPECTED_JOINED = "as many members as were expected have joined"
+    EXPECTED_JOINED = "the expected number of members have joined"
     INITIAL_DELAY_OVER = "the initial rebalance delay is over"
     JOIN_OVERDUE = "the rebalance timeout has passed"
-    NOBODY_LEFT = "nobody is left"
-    ASSIGNED = "the leader has handed in the assignment"
+    LAST_MEMBER_LEFT = "the last member left"
+    ASSIGNED = "the leader has sent the assignment"
     DELETED = "an operator deletes the group"
 
 
@@ -57,7 +57,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, Why.EXPECTED_JOINED),
     Transition(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, Why.INITIAL_DELAY_OVER),
     Transition(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, Why.JOIN_OVERDUE),
-    Transition(GroupState.PREPARING_REBALANCE, GroupState.EMPTY, Why.NOBODY_LEFT),
+    Transition(GroupState.PREPARING_REBALANCE, GroupState.EMPTY, Why.LAST_MEMBER_LEFT),
     Transition(GroupState.COMPLETING_REBALANCE, GroupState.STABLE, Why.ASSIGNED),
     Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.MEMBER_JOINS),
     Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.MEMBER_CHANGES),

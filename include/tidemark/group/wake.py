@@ -33,7 +33,7 @@ __all__ = ["Wakeups", "channel_of", "notice"]
 log = logging.getLogger(__name__)
 
 MISSED = "notifications may have been missed"
-"""What a wait returns after a reconnect."""
+"""The result of a wait that ended in a reconnect."""
 RECONNECT_AFTER_S = 5.0
 """Wait this long between attempts to reconnect: connecting to an unreachable server can take long."""
 
@@ -44,7 +44,7 @@ def channel_of(group: str) -> str:
 
 
 def notice(state: GroupState, generation: int) -> str:
-    """What the notification of a transition says. A join phase begins under the last generation, which it ends."""
+    """The payload of a transition's notification. A join phase begins under the last generation, which it ends."""
     return f"{state} {generation}"
 
 
@@ -56,10 +56,10 @@ class Wakeups:
         self._url, self._group = url, group
         self._connection: Connection | None = None
         self._next_try = 0.0
-        self._awoken, self._waker = os.pipe()
-        self._ends = threading.Lock()  # never write to the pipe while it is being closed: its number may be another file's by then
-        os.set_blocking(self._awoken, False)
-        os.set_blocking(self._waker, False)
+        self._read_end, self._write_end = os.pipe()
+        self._pipe_lock = threading.Lock()  # never write to the pipe while it is being closed: its number may be another file's by then
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
         try:
             self._listen()
         except BaseException:
@@ -69,41 +69,41 @@ class Wakeups:
     def wait(self, timeout_s: float) -> Collection[str]:
         """Returns when the group has changed state since the last call, when `wake` is called, or after ``timeout_s``.
 
-        Returns what the notifications say (`notice`), and `MISSED` after a reconnect.
+        Returns the notifications' payloads (`notice`), or `MISSED` after a reconnect.
         """
         until = time.monotonic() + timeout_s
         if self._connection is None and self._listen():
             return (MISSED,)
         while True:
-            if heard := self._heard():
-                return heard
-            left = until - time.monotonic()
-            if left <= 0:
+            if payloads := self._take_payloads():
+                return payloads
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
                 return ()
             files = select.poll()  # not select(), which cannot handle file descriptors of 1024 and above
-            for file in (self._awoken, self._connection):
-                if file is not None:
-                    files.register(file, select.POLLIN)
-            if self._awoken in dict(files.poll(math.ceil(left * 1000))):
+            for source in (self._read_end, self._connection):
+                if source is not None:
+                    files.register(source, select.POLLIN)
+            if self._read_end in dict(files.poll(math.ceil(remaining_s * 1000))):
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._awoken, 4096)
+                    os.read(self._read_end, 4096)
                 return ()
 
     def wake(self) -> None:
         """Ends the current wait, or else the next one. Does nothing after `close`."""
-        with self._ends:
-            if self._waker >= 0:
+        with self._pipe_lock:
+            if self._write_end >= 0:
                 with contextlib.suppress(BlockingIOError):  # full: the reader will wake up anyway
-                    os.write(self._waker, b"!")
+                    os.write(self._write_end, b"!")
 
     def close(self) -> None:
         """Closes the connection; may be called again."""
         self._drop()
-        with self._ends:
-            for end in (self._waker, self._awoken):
+        with self._pipe_lock:
+            for end in (self._write_end, self._read_end):
                 if end >= 0:
                     os.close(end)
-            self._waker = self._awoken = -1
+            self._write_end = self._read_end = -1
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +112,7 @@ class Wakeups:
         self.close()
 
     def _listen(self) -> bool:
-        """Connects, unless the last attempt was too recent or found a pooler; returns whether there is a connection."""
+        """Connects, unless the last attempt was too recent or found a pooler. Returns whether there is a connection."""
         if time.monotonic() < self._next_try:
             return False
         self._next_try = time.monotonic() + RECONNECT_AFTER_S
@@ -132,19 +132,19 @@ class Wakeups:
             return False
         return True
 
-    def _heard(self) -> Collection[str]:
-        """What the notifications that have arrived say. Clears them, and drops the connection if it is lost."""
+    def _take_payloads(self) -> Collection[str]:
+        """Returns the payloads of the notifications that have arrived, and clears them. Drops a lost connection."""
         if self._connection is None:
             return ()
         try:
             self._connection.poll()
-            heard = {each.payload for each in self._connection.notifies}
+            payloads = {notification.payload for notification in self._connection.notifies}
             self._connection.notifies.clear()
         except psycopg2.Error as error:
             log.warning("notifications lost, polling instead group=%s cause=%s", self._group, " ".join(str(error).split()))
             self._drop()
             return ()
-        return heard
+        return payloads
 
     def _drop(self) -> None:
         if self._connection is not None:

@@ -10,7 +10,7 @@ from tidemark.errors import Refused, Unavailable
 
 
 def without_password(text: str) -> str:
-    """The text without the user names and passwords in its URLs, and without the values of their parameters that name a secret."""
+    """Removes from a text's URLs the user names, the passwords, and the values of parameters that name a secret."""
     bare = re.sub(r"//\S*@", "//", text)  # to the last @: a password may have one, and a slash
     bare = re.sub(r"(?<![\w/])[^\s/@:,]+:[^\s/@]+@", "", bare)
     return re.sub(r"(?i)([?&][^=&\s]*(?:passw|secret|token|key)[^=&\s]*=)[^&\s]*", r"\1…", bare)
@@ -30,7 +30,7 @@ class ExtraMissing(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class JavaUnusable(Refused):
-    """Java was not found, or the broker cannot run on it. ``where`` is the place that was checked, ``found`` what was there."""
+    """Java is missing, or the broker cannot run on it. ``where`` is the checked place, ``found`` its problem."""
 
     where: str
     found: str
@@ -65,7 +65,7 @@ class JarsUnavailable(Unavailable):
 
 @dataclass(kw_only=True, eq=False)
 class JarsDiffer(Refused):
-    """A repository's files are not those that this version of Tidemark was tested with."""
+    """A repository's files differ from those that this version of Tidemark was tested with."""
 
     what: str
     files: list[str]

@@ -32,8 +32,8 @@ __all__ = ["Recipe", "broker_jars", "cache", "jars_of", "registry_jars", "spark_
 
 _LIMIT_S = 900
 """A slow connection may take minutes for 140 MB; a dead one must time out."""
-_TELLING = ("Server access error", "Host ", "Connection", "SERVER ERROR", "not found", "FAILED", "Exception")
-"""What lines of Ivy's output contain if they say why it failed, the most specific first."""
+_CAUSE_PATTERNS = ("Server access error", "Host ", "Connection", "SERVER ERROR", "not found", "FAILED", "Exception")
+"""Substrings of the lines of Ivy's output that explain a failure, the most specific first."""
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="mirror"/>
   <resolvers><ibiblio name="mirror" m2compatible="true" root="{root}"/></resolvers>
@@ -43,7 +43,7 @@ _SETTINGS = """<ivysettings>
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One file for Ivy, whose configurations are fetched together."""
+    """A file for Ivy, whose configurations are downloaded together."""
 
     file: str | Path
     """A path, or the name of a file in this package."""
@@ -56,7 +56,7 @@ class Recipe:
         return file.read_bytes()
 
     def hashes(self) -> dict[str, str] | None:
-        """The SHA-256 of each file, by ``configuration/name``, as `sha256sum` prints them; None for a recipe of somebody else."""
+        """The SHA-256 of each file, by ``configuration/name``, in the format of `sha256sum`; None for an external recipe."""
         if isinstance(self.file, Path):
             return None
         lines = resources.files("tidemark.jvm").joinpath(self.file).with_suffix(".sha256").read_text().splitlines()  # type: ignore[attr-defined]
@@ -68,10 +68,10 @@ REGISTRY = Recipe("registry.xml", ("registry",), "the jars of the schema registr
 
 
 def broker_jars(report: Callable[[str], None] | None = None) -> list[Path]:
-    """The class path of one Kafka broker, all jars in one folder; fetches them if they are not in the cache.
+    """The class path of a Kafka broker, all jars in one folder; downloads them unless they are in the cache.
 
-    Calls ``report`` when fetching starts. Raises `JarsUnavailable` if they cannot be fetched, `JarsDiffer` if they are not those that were
-    tested, `JavaUnusable` if Ivy cannot run.
+    Calls ``report`` when a download starts. Raises `JarsUnavailable` if it fails, `JarsDiffer` if the jars are not the tested ones,
+    `JavaUnusable` if Ivy cannot run.
     """
     return jars_of(KAFKA, "broker", report)
 
@@ -88,24 +88,24 @@ def registry_jars(report: Callable[[str], None] | None = None) -> list[Path]:
 
 def cache() -> Path:
     """The folder for downloaded files: ``TIDEMARK_CACHE`` (default: ``~/.cache/tidemark``)."""
-    named = os.environ.get("TIDEMARK_CACHE")
-    return Path(named).resolve() if named else Path.home() / ".cache" / "tidemark"
+    folder = os.environ.get("TIDEMARK_CACHE")
+    return Path(folder).resolve() if folder else Path.home() / ".cache" / "tidemark"
 
 
 def jars_of(recipe: Recipe, configuration: str, report: Callable[[str], None] | None = None) -> list[Path]:
     """The jars of one configuration of a recipe; otherwise like `broker_jars`."""
     folder = cache() / "jars" / hashlib.sha256(recipe.read()).hexdigest()[:12]
-    listed = _listed(folder, recipe)
+    listed = _cached(folder, recipe)
     if listed is None:
-        with _turn(folder.parent, report):
-            listed = _listed(folder, recipe)  # the process before this one may have fetched them
+        with _exclusive(folder.parent, report):
+            listed = _cached(folder, recipe)  # the process before this one may have fetched them
             if listed is None:
                 listed = _fetch(folder, recipe, report)
     return [folder / configuration / name for name in listed[configuration]]
 
 
-def _listed(folder: Path, recipe: Recipe) -> dict[str, dict[str, int]] | None:
-    """File names and sizes by configuration if the folder is complete, else None."""
+def _cached(folder: Path, recipe: Recipe) -> dict[str, dict[str, int]] | None:
+    """File names and sizes by configuration; None for an incomplete folder."""
     try:
         listed: dict[str, dict[str, int]] = json.loads((folder / "jars.json").read_bytes())
         for configuration in recipe.configurations:
@@ -118,7 +118,7 @@ def _listed(folder: Path, recipe: Recipe) -> dict[str, dict[str, int]] | None:
 
 
 @contextlib.contextmanager
-def _turn(parent: Path, report: Callable[[str], None] | None) -> Iterator[None]:
+def _exclusive(parent: Path, report: Callable[[str], None] | None) -> Iterator[None]:
     """Admits one process at a time; the system releases the lock of a killed process."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -149,10 +149,10 @@ def _fetch(folder: Path, recipe: Recipe, report: Callable[[str], None] | None) -
         work.mkdir()
         _resolve(java, ivy, recipe, work, fetched)
         shutil.rmtree(work)
-        _require_known(recipe, fetched)
-        listed = {configuration: _unpacked(fetched / configuration) for configuration in recipe.configurations}
+        _check_hashes(recipe, fetched)
+        listed = {configuration: _unpack(fetched / configuration) for configuration in recipe.configurations}
         (fetched / "jars.json").write_text(json.dumps(listed, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)  # an old one with a jar missing
+        shutil.rmtree(folder, ignore_errors=True)  # an old folder that lacks a jar
         fetched.chmod(0o755)
         fetched.rename(folder)
     finally:
@@ -160,17 +160,17 @@ def _fetch(folder: Path, recipe: Recipe, report: Callable[[str], None] | None) -
     return listed
 
 
-def _require_known(recipe: Recipe, folder: Path) -> None:
-    known = recipe.hashes()
-    if known is None:
+def _check_hashes(recipe: Recipe, folder: Path) -> None:
+    expected = recipe.hashes()
+    if expected is None:
         return
-    found = {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*/*")}
-    if differ := sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name)):
+    actual = {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*/*")}
+    if differ := sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)):
         raise JarsDiffer(what=recipe.what, files=differ)
 
 
-def _unpacked(folder: Path) -> dict[str, int]:
-    """The jars in the folder and in its archives, which are unpacked and deleted, with their sizes."""
+def _unpack(folder: Path) -> dict[str, int]:
+    """Unpacks and deletes the folder's archives. Returns all jars with their sizes."""
     for archive in folder.glob("*.tar.gz"):
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
@@ -179,7 +179,7 @@ def _unpacked(folder: Path) -> dict[str, int]:
 
 
 def _resolve(java: Path, ivy: Path, recipe: Recipe, work: Path, target: Path) -> None:
-    """Has Ivy put each configuration's jars into its own folder in ``target``; Ivy's own files go to ``work``."""
+    """Runs Ivy, which puts each configuration's jars into a folder of ``target``, and its own files into ``work``."""
     (work / "ivy.xml").write_bytes(recipe.read())
     mirror = _mirror()
     settings: list[str | Path] = []
@@ -193,11 +193,11 @@ def _resolve(java: Path, ivy: Path, recipe: Recipe, work: Path, target: Path) ->
         *("-retrieve", f"{target}/[conf]/[artifact]-[revision].[ext]"),
     ]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_LIMIT_S, check=False)
+        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise JarsUnavailable(what=recipe.what, cache=target.parent, cause=f"Ivy took longer than {_LIMIT_S} s", mirror=mirror) from error
-    if done.returncode != 0 or not all(any((target / name).glob("*.*")) for name in recipe.configurations):
-        raise JarsUnavailable(what=recipe.what, cache=target.parent, cause=cause(done.stdout), mirror=mirror)
+    if process.returncode != 0 or not all(any((target / name).glob("*.*")) for name in recipe.configurations):
+        raise JarsUnavailable(what=recipe.what, cache=target.parent, cause=cause(process.stdout), mirror=mirror)
 
 
 def _mirror() -> str | None:
@@ -210,11 +210,11 @@ def _mirror() -> str | None:
 
 
 def cause(output: str) -> str:
-    """The line of Ivy's output that best says why it failed."""
+    """The line of Ivy's output that best explains its failure."""
     lines = [line.strip() for line in output.splitlines()]
-    for telling in _TELLING:
+    for pattern in _CAUSE_PATTERNS:
         for line in lines:
-            if telling in line:
+            if pattern in line:
                 return line
     return next((line for line in reversed(lines) if line), "Ivy printed nothing")
 
@@ -223,7 +223,7 @@ def _ivy() -> Path:
     pyspark = importlib.util.find_spec("pyspark")  # finds it without importing it
     if pyspark is None or pyspark.origin is None:
         raise ExtraMissing(package="pyspark")
-    found = sorted((Path(pyspark.origin).parent / "jars").glob("ivy-*.jar"))
-    if not found:
+    jars = sorted((Path(pyspark.origin).parent / "jars").glob("ivy-*.jar"))
+    if not jars:
         raise ExtraMissing(package="pyspark with its jars")
-    return found[-1]
+    return jars[-1]

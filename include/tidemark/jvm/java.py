@@ -20,9 +20,9 @@ _ANSWER_S = 30
 
 
 def find_java() -> Path:
-    """The ``java`` to run. A ``JAVA_HOME`` without one is an error and is not skipped, because Spark would use it too.
+    """The ``java`` to run. A ``JAVA_HOME`` without one is an error, because Spark would use it too.
 
-    Raises `JavaUnusable` with the place and the version found.
+    Raises `JavaUnusable` with the place and its problem.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -35,26 +35,26 @@ def find_java() -> Path:
             raise JavaUnusable(where="JAVA_HOME is not set", found="no java is on PATH", needed=NEEDED)
         java, where = Path(on_path), f"java on PATH is {on_path}"
     try:
-        answer = _asked(java)
-        if answer.returncode < 0:  # it was killed, which says nothing about Java
-            answer = _asked(java)
+        answer = _run_version(java)
+        if answer.returncode < 0:  # killed by a signal, which is not Java's fault
+            answer = _run_version(java)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaUnusable(where=where, found=f"it does not run ({error})", needed=NEEDED) from error
-    found = major(answer.stderr + answer.stdout)
-    if answer.returncode != 0 or found is None:
-        said = (answer.stderr + answer.stdout).strip().splitlines()
-        raise JavaUnusable(where=where, found=f"it does not print its version ({said[0] if said else 'no output'})", needed=NEEDED)
-    if found < NEEDED:
-        raise JavaUnusable(where=where, found=f"its version is {found}", needed=NEEDED)
+    version = major(answer.stderr + answer.stdout)
+    if answer.returncode != 0 or version is None:
+        output = (answer.stderr + answer.stdout).strip().splitlines()
+        raise JavaUnusable(where=where, found=f"it does not print its version ({output[0] if output else 'no output'})", needed=NEEDED)
+    if version < NEEDED:
+        raise JavaUnusable(where=where, found=f"its version is {version}", needed=NEEDED)
     return java
 
 
-def _asked(java: Path) -> subprocess.CompletedProcess[str]:
+def _run_version(java: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
 
 
 def released(java: Path) -> int | None:
-    """The major version in the ``release`` file of the Java home, without starting Java; `None` if the file does not exist."""
+    """The major version from the Java home's ``release`` file, without starting Java; `None` without the file."""
     file = java.resolve().parents[1] / "release"
     match = re.search(r'^JAVA_VERSION="(\d+)', file.read_text(), re.MULTILINE) if file.is_file() else None
     return int(match[1]) if match else None

@@ -1,16 +1,16 @@
-"""Kafka as Tidemark uses it. Nothing here joins a Kafka consumer group, and no offset in Kafka is an authority (I7).
+"""Tidemark's use of Kafka. Nothing here joins a Kafka consumer group, and no offset in Kafka is an authority (I7).
 
 Ends are last stable offsets: beyond them, a read_committed reader would wait for an open transaction.
 
 Modules::
 
     cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
-    compiled    polls without a Python object for each message, by a file in C
+    compiled    polls without a Python object for each message, in C
     config      one set of client settings for librdkafka and the JVM's client
-    failures    what an error of Kafka means: outage, missing right, refusal
-    groups      consumer groups of Kafka: live members, offsets that are mirrored there
-    poll        what a poll finds, as columns; the poller that needs no compiler
-    producer    publishes messages, with an answer for each one
+    failures    classifies Kafka's errors: outage, missing permission, refusal
+    groups      consumer groups in Kafka: live members, offsets mirrored there
+    poll        polled records as columns; the poller that needs no compiler
+    producer    publishes messages, with a report for each one
     reader      reads `[start, end)` of one partition
     security    TLS and SASL settings in the names of both clients
     truncation  detects a truncated log by its leader epochs (KIP-320)

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from tidemark.spec import ConsumerSpec
 
 REQUEST_TIMEOUT_S = 15
-AGAIN_S = 2.0
-"""How long a request for topics may take before another client repeats it."""
-PAUSE_S = 0.2
-"""Between a request for topics that no broker answered and the next one."""
+HEDGE_S = 2.0
+"""How long to wait for a request for topics before another client repeats it."""
+RETRY_PAUSE_S = 0.2
+"""The pause after a request for topics that no broker answered."""
 FIRST_RECORDS_S = 1.0
 NO_RECORD = -1
 """Kafka's offset for a time after the last record."""
 LEADER_WAIT_S = 5.0
-"""How long a partition may be without a known leader, as it is briefly when its topic is created or its leader moves."""
+"""How long to wait for a partition's leader: it is briefly unknown when a topic is created or the leader moves."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,7 +53,7 @@ class TopicsMissing(Refused):
 
 
 @dataclass(kw_only=True, eq=False)
-class TopicNotMade(Refused):
+class TopicNotCreated(Refused):
     """The cluster refuses to create a topic. ``cause`` is its message."""
 
     topic: str
@@ -70,7 +70,7 @@ PERMANENT = timedelta(days=365_000)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A topic's setting. ``stated``: it was set for this topic; otherwise it is the broker's default."""
+    """A topic's setting. ``stated``: set for this topic; otherwise the broker's default."""
 
     value: str
     stated: bool
@@ -78,15 +78,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cleanup:
-    """What happens to a topic's records. ``retention``: how long they stay by time, `None`: permanently. ``compacted``: only the newest
-    record of each key stays, so a rewind cannot read all of them again."""
+    """A topic's retention and compaction. ``retention``: `None` is permanent. ``compacted``: only the newest record of each key stays, so a
+    rewind cannot read all records again."""
 
     retention: timedelta | None
     compacted: bool
 
 
 def cleanup_of(settings: Mapping[str, Setting]) -> Cleanup:
-    """From a topic's settings."""
+    """Reads a topic's `Cleanup` from its settings."""
     policy, milliseconds = settings["cleanup.policy"].value, int(settings["retention.ms"].value)
     permanent = "delete" not in policy or not 0 <= milliseconds < PERMANENT / timedelta(milliseconds=1)
     return Cleanup(None if permanent else timedelta(milliseconds=milliseconds), "compact" in policy)
@@ -111,8 +111,7 @@ class Topic:
 class Cluster:
     """Look-ups through one admin client. Threads may share it. Raises `BrokerUnavailable` if no broker answers.
 
-    A client remembers its brokers and keeps asking one that is down, so a client that got no answer is replaced. ``timeout_s`` is for each
-    request.
+    A client keeps asking a broker that is down, so a client without an answer is replaced. ``timeout_s`` applies to each request.
     """
 
     def __init__(self, config: KafkaConfig, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
@@ -121,7 +120,7 @@ class Cluster:
         self._retry_topics: set[str] = set()
 
     def use(self, config: KafkaConfig) -> None:
-        """Connects with these settings from now on, if they differ: a password may have changed."""
+        """Switches to these settings if they differ: a password may have changed."""
         if config != self._config:
             self._config, self._client = config, None
 
@@ -141,8 +140,8 @@ class Cluster:
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
 
     def subscribed(self, spec: ConsumerSpec) -> Sequence[str]:
-        """The topics that the spec names, which may not exist, or those that its pattern matches, without retry and failed topics: a record
-        that fails in two consumers would be read from each other's again and again."""
+        """The topics that the spec names, which may not exist, or that its pattern matches. Omits retry and failed topics: two consumers
+        would otherwise keep rereading each other's failed records."""
         if spec.topics:
             return spec.topics
         matching = self.matching(spec.topic_pattern or "")
@@ -151,41 +150,43 @@ class Cluster:
             return matching
         retrying = groups_with_retries()
         retrying |= {spec.group} if spec.retry.delays else set()
-        left_out = {name for name, group in suspects.items() if group in retrying or self._holds_retries(name)}
-        return [name for name in matching if name not in left_out]
+        excluded = {name for name, group in suspects.items() if group in retrying or self._holds_retries(name)}
+        return [name for name in matching if name not in excluded]
 
     def _holds_retries(self, name: str) -> bool:
-        """Whether the last records of a topic have Tidemark's headers. `False` if there are none, or if it may not be read."""
-        if name not in self._retry_topics and any(_has_our_headers(self._config, part, log) for part, log in self._logs_of(name).items()):
+        """Whether the last records of a topic have Tidemark's headers. `False` for an empty or unreadable topic."""
+        if name not in self._retry_topics and any(
+            _has_our_headers(self._config, part, log) for part, log in self._readable_logs(name).items()
+        ):
             self._retry_topics.add(name)
         return name in self._retry_topics
 
-    def _logs_of(self, name: str) -> dict[TopicPartition, Log]:
+    def _readable_logs(self, name: str) -> dict[TopicPartition, Log]:
         try:
             return self.logs(part for topic in self.topics([name]) for part in topic.all())
         except (NotAllowed, TopicsMissing):
             return {}
 
     def brokers(self) -> list[str]:
-        """The addresses that the brokers advertise, ``host:port``, by their ids."""
+        """The brokers' advertised addresses, ``host:port``, in the order of their ids."""
         from confluent_kafka import KafkaException
 
         try:
-            found = self.admin().list_topics(timeout=self._timeout_s).brokers
+            brokers = self.admin().list_topics(timeout=self._timeout_s).brokers
         except KafkaException as error:
             raise self._failed(error, "DESCRIBE") from error
-        return [f"{found[number].host}:{found[number].port}" for number in sorted(found)]
+        return [f"{brokers[number].host}:{brokers[number].port}" for number in sorted(brokers)]
 
     def topics(self, names: Iterable[str], *, missing_ok: bool = False) -> list[Topic]:
-        """The topics of these names. Raises `NotAllowed` with all topics that may not be described, and `TopicsMissing` with all that do
-        not exist. ``missing_ok``: omits those instead."""
+        """The topics with these names. Raises `NotAllowed` with all topics that may not be described, and `TopicsMissing` with all that do
+        not exist. ``missing_ok`` omits missing topics instead."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        wanted = list(dict.fromkeys(names))
-        if not wanted:
+        distinct = list(dict.fromkeys(names))
+        if not distinct:
             return []
-        found, missing, denied = [], [], []
-        for name, future in self._describe(TopicCollection(wanted)).items():
+        topics, missing, denied = [], [], []
+        for name, future in self._describe(TopicCollection(distinct)).items():
             try:
                 described = future.result()
             except KafkaException as error:
@@ -197,23 +198,23 @@ class Cluster:
                     raise self._failed(error, "DESCRIBE", [name]) from error
             else:
                 racks = tuple(tuple(node.rack for node in part.replicas) for part in described.partitions)
-                found.append(Topic(name, str(described.topic_id), len(described.partitions), racks))
+                topics.append(Topic(name, str(described.topic_id), len(described.partitions), racks))
         if denied:
             raise NotAllowed(topics=sorted(denied), operation="DESCRIBE", servers=self.servers)
         if missing and not missing_ok:
             raise TopicsMissing(topics=sorted(missing), servers=self.servers)
-        return found
+        return topics
 
     def visible(self, names: Iterable[str]) -> tuple[list[Topic], set[str]]:
-        """The existing topics among these, and the names that the cluster's ACLs hide: such topics may or may not exist."""
-        wanted = list(names)
+        """The existing topics among ``names``, and the names that ACLs hide, which may or may not exist."""
+        requested = list(names)
         try:
-            return self.topics(wanted, missing_ok=True), set()
+            return self.topics(requested, missing_ok=True), set()
         except NotAllowed as error:
-            return self.topics([name for name in wanted if name not in error.topics], missing_ok=True), set(error.topics)
+            return self.topics([name for name in requested if name not in error.topics], missing_ok=True), set(error.topics)
 
     def logs(self, partitions: Iterable[TopicPartition], *, known: Mapping[TopicPartition, Log] | None = None) -> dict[TopicPartition, Log]:
-        """The current log of each partition. For partitions in ``known``, looks up only the end."""
+        """The current log of each partition. Looks up only the end for partitions in ``known``."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
@@ -230,85 +231,85 @@ class Cluster:
         """The log start offset of each partition."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        found = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return {partition: offset for partition, (offset, _) in found.items()}
+        offsets = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return {partition: offset for partition, (offset, _) in offsets.items()}
 
     def stable_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The last stable offset of each partition. All transactions below it have ended."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        found = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        return {partition: offset for partition, (offset, _) in found.items()}
+        offsets = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return {partition: offset for partition, (offset, _) in offsets.items()}
 
     def high_watermarks(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The end of each partition including open transactions."""
+        """The end of each partition, open transactions included."""
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         level = IsolationLevel.READ_UNCOMMITTED
-        found = self._offsets(partitions, OffsetSpec.latest(), level=level)  # type: ignore[no-untyped-call]
-        return {partition: offset for partition, (offset, _) in found.items()}
+        offsets = self._offsets(partitions, OffsetSpec.latest(), level=level)  # type: ignore[no-untyped-call]
+        return {partition: offset for partition, (offset, _) in offsets.items()}
 
     def offsets_for_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        """The first offset of each partition whose record has this timestamp or a later one. Partitions without one are omitted."""
+        """The offset of each partition's first record with this timestamp or a later one. Omits partitions without such a record."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), or_none=True)
-        return {partition: offset for partition, (offset, _) in found.items() if offset != NO_RECORD}
+        offsets = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), or_none=True)
+        return {partition: offset for partition, (offset, _) in offsets.items() if offset != NO_RECORD}
 
     def times_at(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The timestamp (ms) of the first committed record at or after each position. Omitted if none arrives within a second."""
+        """The timestamp (ms) of the first committed record at or after each position. Omits partitions without one within a second."""
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as Wire
 
         consumer = connected(Consumer, {**self._config, **SETTINGS, "fetch.message.max.bytes": "65536"})
-        found: dict[TopicPartition, int] = {}
+        times: dict[TopicPartition, int] = {}
         try:
             consumer.assign([Wire(part.topic, part.partition, offset) for part, offset in positions.items()])
             until = time.monotonic() + FIRST_RECORDS_S
-            while len(found) < len(positions) and time.monotonic() < until:
+            while len(times) < len(positions) and time.monotonic() < until:
                 for message in consumer.consume(len(positions), 0.05):
                     if message.error() is None:
                         part = TopicPartition(str(message.topic()), int(message.partition() or 0))
-                        if part not in found:
-                            found[part] = message.timestamp()[1]
+                        if part not in times:
+                            times[part] = message.timestamp()[1]
                             consumer.pause([Wire(part.topic, part.partition)])
         except KafkaException as error:
             raise self._failed(error, "READ", {part.topic for part in positions}) from error
         finally:
             consumer.close()
-        return found
+        return times
 
     def group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offsets that a consumer group has committed to Kafka, without partitions that it has none of.
+        """A consumer group's offsets in Kafka. Omits partitions without one.
 
-        A consumer asks, because ``AdminClient.list_consumer_group_offsets`` (confluent-kafka 2.16) may crash the process for a group that
-        does not exist. It never joins the group and commits nothing.
+        Uses a consumer, because ``AdminClient.list_consumer_group_offsets`` (confluent-kafka 2.16) may crash the process for a group that
+        does not exist. The consumer never joins the group and commits nothing.
         """
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as Wire
 
-        wanted = [Wire(part.topic, part.partition) for part in partitions]
+        requested = [Wire(part.topic, part.partition) for part in partitions]
         settings = {**self._config, "group.id": group, "enable.auto.commit": "false", "log_level": "0"}
         with contextlib.closing(connected(Consumer, settings)) as consumer:
             try:
-                answers = consumer.committed(wanted, timeout=self._timeout_s) if wanted else []
+                answers = consumer.committed(requested, timeout=self._timeout_s) if requested else []
             except KafkaException as error:
-                raise self._failed(error, "DESCRIBE", {part.topic for part in wanted}) from error
+                raise self._failed(error, "DESCRIBE", {part.topic for part in requested}) from error
         return {TopicPartition(part.topic, part.partition): part.offset for part in answers if part.error is None and part.offset >= 0}
 
     def settings(self, topics: Iterable[str]) -> dict[str, dict[str, Setting]]:
         """All settings of each topic, by Kafka's names. Raises `NotAllowed` with all topics whose settings may not be read, and
-        `BrokerUnavailable` also for a topic that does not exist."""
+        `BrokerUnavailable` even for a missing topic."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
 
-        asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-        if not asked:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        if not resources:
             return {}
-        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
+        futures = self.admin().describe_configs(resources, request_timeout=self._timeout_s)
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
-        found, denied = {}, []
+        settings, denied = {}, []
         for resource, future in futures.items():
             try:
                 entries = future.result()
@@ -317,79 +318,79 @@ class Cluster:
                     raise self._failed(error, "DESCRIBE_CONFIGS", [resource.name]) from error
                 denied.append(resource.name)
             else:
-                found[resource.name] = {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in entries.items()}
+                settings[resource.name] = {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in entries.items()}
         if denied:
             raise NotAllowed(topics=sorted(denied), operation="DESCRIBE_CONFIGS", servers=self.servers)
-        return found
+        return settings
 
     def create(self, topic: str, partitions: int, replication: int | None, settings: Mapping[str, str]) -> bool:
         """Creates a topic and returns once it is visible. ``replication``: `None` is the broker's default.
 
-        Returns `False` if the topic already existed. Raises `NotAllowed` or `TopicNotMade`.
+        Returns `False` if the topic already existed. Raises `NotAllowed` or `TopicNotCreated`.
         """
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
-        (future,) = self.admin().create_topics([wanted], request_timeout=self._timeout_s).values()
-        made = True
+        request = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
+        (future,) = self.admin().create_topics([request], request_timeout=self._timeout_s).values()
+        created = True
         try:
             future.result()
         except KafkaException as error:
-            made = False
+            created = False
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 failed = self._failed(error, "CREATE", [topic])
-                lasts = isinstance(failed, BrokerUnavailable) and error.args[0].code() > 0 and not error.args[0].retriable()
-                if lasts or isinstance(failed, KafkaRefuses):
-                    raise TopicNotMade(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
+                permanent = isinstance(failed, BrokerUnavailable) and error.args[0].code() > 0 and not error.args[0].retriable()
+                if permanent or isinstance(failed, KafkaRefuses):
+                    raise TopicNotCreated(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
                 raise failed from error
-        seen = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.05))
+        visible = Retrying(retry=retry_if_result(lambda topics: not topics), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.05))
         try:
-            seen(lambda: self.topics([topic], missing_ok=True))
+            visible(lambda: self.topics([topic], missing_ok=True))
         except RetryError as error:
             raise BrokerUnavailable(cause=f"{self.servers}: {topic} was created but is not visible") from error
-        return made
+        return created
 
     def _offsets(
         self, partitions: Iterable[TopicPartition], spec: Any, *, or_none: bool = False, level: Any = None
     ) -> dict[TopicPartition, tuple[int, int | None]]:
-        """The offset from each partition's leader, with its leader epoch. An invalid offset (librdkafka's -1001) is requested again.
+        """Each partition's offset from its leader, with the leader epoch. Requests an invalid offset (librdkafka's -1001) again.
 
-        ``or_none``: `NO_RECORD` is valid. ``level``: the isolation level (default: READ_COMMITTED).
+        ``or_none``: accepts `NO_RECORD`. ``level``: the isolation level (default: READ_COMMITTED).
         """
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka import TopicPartition as Wire
 
-        asked = {Wire(part.topic, part.partition): spec for part in partitions}
-        if not asked:
+        requests = {Wire(part.topic, part.partition): spec for part in partitions}
+        if not requests:
             return {}
 
-        def ask() -> dict[TopicPartition, tuple[int, int | None]]:
+        def request() -> dict[TopicPartition, tuple[int, int | None]]:
             futures: dict[Wire, Future[Any]] = self.admin().list_offsets(
-                asked, isolation_level=level or IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
+                requests, isolation_level=level or IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
             )
-            found = {}
+            offsets = {}
             for part, future in futures.items():
-                partition, answer = TopicPartition(part.topic, part.partition), self._answer(future)
+                partition, answer = TopicPartition(part.topic, part.partition), self._result(future)
                 if answer.offset < 0 and not (or_none and answer.offset == NO_RECORD):
                     raise _NoOffset(partition=partition, answer=answer.offset)
                 epoch = answer.leader_epoch
-                found[partition] = (answer.offset, epoch if epoch is not None and epoch >= 0 else None)
-            return found
+                offsets[partition] = (answer.offset, epoch if epoch is not None and epoch >= 0 else None)
+            return offsets
 
         retrying = Retrying(
-            retry=retry_if_exception(_for_a_moment), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.1), reraise=True
+            retry=retry_if_exception(_is_transient), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.1), reraise=True
         )
         try:
-            return retrying(ask)
+            return retrying(request)
         except _NoOffset as error:
             self._client = None
             raise BrokerUnavailable(cause=f"{self.servers}: {error}") from error
         except KafkaException as error:
-            raise self._failed(error, "DESCRIBE", {part.topic for part in asked}) from error
+            raise self._failed(error, "DESCRIBE", {part.topic for part in requests}) from error
 
-    def _answer(self, future: Future[Any]) -> Any:
-        """A client that has met an election may keep the leaders that it knew for minutes, so that the next question needs another one."""
+    def _result(self, future: Future[Any]) -> Any:
+        """Returns the future's result. Drops the client after an error: it may keep outdated leaders for minutes after an election."""
         from confluent_kafka import KafkaException
 
         try:
@@ -399,32 +400,32 @@ class Cluster:
             raise
 
     def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
-        """The answers for these topics, all complete.
+        """Requests these topics' descriptions and returns the completed futures.
 
-        librdkafka asks the broker that the client's metadata names as controller. If that broker is down, it waits for it, although the
-        others are healthy; a new client may do the same, until the cluster has noticed. So while there is no answer, this asks again with
-        another client every `AGAIN_S`. The first client that gets an answer is kept.
+        librdkafka asks the broker that the client's metadata names as controller, and waits for it even if it is down and the others are
+        healthy. A new client may do the same until the cluster has noticed. So, without an answer, this asks again with another client
+        every `HEDGE_S`, and keeps the first client that gets an answer.
         """
         until = time.monotonic() + self._timeout_s
         tries: dict[Future[Any], tuple[AdminClient, dict[str, Future[Any]]]] = {}
         while True:
-            client, left = self.admin(), until - time.monotonic()
-            futures = client.describe_topics(names, request_timeout=max(left, AGAIN_S))
+            client, remaining_s = self.admin(), until - time.monotonic()
+            futures = client.describe_topics(names, request_timeout=max(remaining_s, HEDGE_S))
             tries[next(iter(futures.values()))] = client, futures
-            ended = wait(tries, AGAIN_S, FIRST_COMPLETED).done
+            ended = wait(tries, HEDGE_S, FIRST_COMPLETED).done
             for client, futures in [tries.pop(first) for first in ended]:
                 wait(futures.values())  # one request: they complete together
                 if not any(map(_unanswered, futures.values())):
                     self._client = client
                     return futures
-            if left <= AGAIN_S:
+            if remaining_s <= HEDGE_S:
                 wait(futures.values())
                 return futures
             self._client = None
-            time.sleep(PAUSE_S if ended else 0)
+            time.sleep(RETRY_PAUSE_S if ended else 0)
 
     def admin(self) -> AdminClient:
-        """The client. The next call may return another one."""
+        """The admin client; the next call may return another one."""
         client = self._client
         if client is None:
             from confluent_kafka.admin import AdminClient
@@ -451,11 +452,11 @@ class _NoOffset(Exception):
     answer: int
 
     def __str__(self) -> str:
-        return f"the answer for {self.partition} is {self.answer}, which is not an offset: the leader is not known yet"
+        return f"no offset for {self.partition} ({self.answer}): its leader is not known yet"
 
 
-def _for_a_moment(error: BaseException) -> bool:
-    """Whether this is a transient error of a partition whose leader is changing."""
+def _is_transient(error: BaseException) -> bool:
+    """Whether the error passes once the partition has a leader."""
     from confluent_kafka import KafkaError, KafkaException
 
     if isinstance(error, _NoOffset):
@@ -463,18 +464,18 @@ def _for_a_moment(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in (
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_LEADER_EPOCH,  # the broker has older metadata than the client, as briefly after a restart
+        KafkaError.UNKNOWN_LEADER_EPOCH,  # after a restart, the broker briefly has older metadata than the client
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError._NOENT,  # noqa: SLF001 - the partition has no leader
     )
 
 
 _LOOK_BACK = 100
-"""Offsets before the end of a log: compaction and transactions leave some without a record."""
+"""How many offsets before the end of a log to read: compaction and transactions leave some without a record."""
 
 
 def _has_our_headers(config: KafkaConfig, partition: TopicPartition, log: Log) -> bool:
-    """Whether the last of the records at the end of a log has Tidemark's headers."""
+    """Whether the last record of a log has Tidemark's headers."""
     names: list[list[str]] = []
     start = max(log.start, log.end - _LOOK_BACK)
     try:

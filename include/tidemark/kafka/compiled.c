@@ -1,7 +1,7 @@
 /* Copies messages of librdkafka into the buffers of Arrow columns. See compiled.py, which calls these functions.
  *
- * Nothing is allocated here. librdkafka's functions come as pointers, and of its structs only the public message is read,
- * so that neither its headers nor the library itself are needed to compile this file.
+ * Allocates nothing. librdkafka's functions are passed as pointers, and only its public message struct is read, so this file
+ * compiles without librdkafka's headers and library.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@ struct message {
     void *internal;
 };
 
-/* librdkafka's functions that are used, by their names without "rd_kafka_". */
+/* The librdkafka functions in use, without the prefix "rd_kafka_". */
 struct client {
     void (*message_destroy)(struct message *);
     int64_t (*message_timestamp)(const struct message *, int *type);
@@ -32,12 +32,12 @@ struct client {
     const char *(*topic_name)(const void *topic);
 };
 
-/* What `sort` found. */
+/* The result of `sort`. */
 struct sorted {
     int64_t records; /* left at the front */
     int64_t errors;
-    int64_t last; /* offset of the last record, kept or not; -1: there is none */
-    int64_t leader_epoch; /* of the last record that is kept; -1: unknown */
+    int64_t last; /* offset of the last record, kept or not; -1: none */
+    int64_t leader_epoch; /* of the last kept record; -1: unknown */
     int64_t bytes;
 };
 
@@ -130,7 +130,7 @@ void tidemark_sort(const struct client *client, struct message **messages, struc
         found->leader_epoch = client->message_leader_epoch(messages[found->records - 1]);
 }
 
-/* How many of the messages, at least one, have at most `limit` bytes together, and how much space a chunk of them needs.
+/* Returns how many messages, at least one, fit into `limit` bytes, and measures the space that their chunk needs.
  * Sets the bits of messages with headers, and of those with a header name that is not UTF-8, whose headers are omitted. Looking for
  * headers is slow in librdkafka, so the bits save the second look. */
 int64_t tidemark_measure(const struct client *client, struct message **messages, int64_t count, int64_t limit, struct sizes *sizes,
@@ -177,7 +177,7 @@ int64_t tidemark_measure(const struct client *client, struct message **messages,
     return at;
 }
 
-/* Fills the columns with the messages that were measured, and destroys these. */
+/* Fills the columns with the measured messages, and destroys these. */
 void tidemark_copy(const struct client *client, struct message **messages, int64_t count, const struct sizes *sizes,
                    struct columns *to) {
     clear_bits(to->key.valid, count);
@@ -212,7 +212,7 @@ void tidemark_copy(const struct client *client, struct message **messages, int64
     }
 }
 
-/* Destroys the messages that are left. */
+/* Destroys the remaining messages. */
 void tidemark_discard(const struct client *client, struct message **messages, int64_t count) {
     for (int64_t at = 0; at < count; at++) {
         struct message *message = messages[at];

@@ -1,8 +1,8 @@
 """The fast poller: librdkafka's messages become Arrow columns without a Python object for each.
 
-Uses the librdkafka that confluent-kafka brings, through `ctypes`: public functions of its C API and the public struct of a message.
-``compiled.c`` does the copying. The C compiler of the machine compiles it at first use, into the cache that all projects share
-(``TIDEMARK_CACHE``), in a file that is named after its contents. Where this cannot be done, `tidemark.kafka.poll.MessagePoller` reads.
+Uses confluent-kafka's librdkafka through `ctypes`: public functions of its C API and the public struct of a message. ``compiled.c`` copies
+the messages. The machine's C compiler compiles it at first use, into the cache that all projects share (``TIDEMARK_CACHE``), under a name
+derived from its contents. Where that fails, `tidemark.kafka.poll.MessagePoller` reads instead.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "consumer_close": (ctypes.c_int, (_P,)),
     "destroy": (None, (_P,)),
 }
-"""Functions of librdkafka, without their prefix, that are called from here."""
-_PASSED_ON = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all", "topic_name")
-"""Those that ``compiled.c`` calls, in the order of its ``struct client``."""
-_OWN: dict[str, tuple[Any, tuple[Any, ...]]] = {
+"""The librdkafka functions that this module calls, without their prefix: result and argument types."""
+_CALLED_BY_C = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all", "topic_name")
+"""The librdkafka functions that ``compiled.c`` calls, in the order of its ``struct client``."""
+_C_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sort": (None, (_P, _P, _P, _I64, ctypes.c_char_p, ctypes.c_int32, _I64, _P)),
     "measure": (_I64, (_P, _P, _I64, _I64, _P, _P, _P)),
     "copy": (None, (_P, _P, _I64, _P, _P)),
@@ -76,7 +76,7 @@ _OWN: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class _Message(ctypes.Structure):
-    """The beginning and the offset of librdkafka's ``rd_kafka_message_t``."""
+    """The public fields of librdkafka's ``rd_kafka_message_t``, up to ``offset``."""
 
     _fields_ = (
         ("error", ctypes.c_int),
@@ -117,75 +117,75 @@ class _Columns(ctypes.Structure):
 
 
 class Library:
-    """librdkafka and ``compiled.c``, loaded. Raises `OSError` or `AttributeError` if they do not fit."""
+    """The loaded librdkafka and ``compiled.c``. Raises `OSError` or `AttributeError` if they do not fit."""
 
     def __init__(self, compiled: Path) -> None:
         from confluent_kafka import cimpl
 
-        kafka = ctypes.CDLL(cimpl.__file__)  # also finds what it is linked with: exactly the librdkafka in use
+        kafka = ctypes.CDLL(cimpl.__file__)  # also resolves the symbols of the librdkafka that it is linked with
         own = ctypes.CDLL(str(compiled))
-        self.client = (_P * len(_PASSED_ON))(*(ctypes.cast(getattr(kafka, f"rd_kafka_{name}"), _P).value for name in _PASSED_ON))
-        self.kafka = {name: _declared(getattr(kafka, f"rd_kafka_{name}"), *of) for name, of in _FUNCTIONS.items()}
-        self.own = {name: _declared(getattr(own, f"tidemark_{name}"), *of) for name, of in _OWN.items()}
+        self.client = (_P * len(_CALLED_BY_C))(*(ctypes.cast(getattr(kafka, f"rd_kafka_{name}"), _P).value for name in _CALLED_BY_C))
+        self.kafka = {name: _declare(getattr(kafka, f"rd_kafka_{name}"), *of) for name, of in _FUNCTIONS.items()}
+        self.own = {name: _declare(getattr(own, f"tidemark_{name}"), *of) for name, of in _C_FUNCTIONS.items()}
 
 
-def _declared(function: Any, result: Any, arguments: Sequence[Any]) -> Any:
+def _declare(function: Any, result: Any, arguments: Sequence[Any]) -> Any:
     function.restype, function.argtypes = result, arguments
     return function
 
 
 def library_for(settings: KafkaConfig) -> Library | None:
-    """`library`, unless confluent-kafka adds to what librdkafka does with these settings: OAuth's tokens, the places of plugins."""
+    """`library`; `None` for settings that need confluent-kafka's own code: OAuth tokens, plugin paths."""
     mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or ""
     if mechanism.upper() == "OAUTHBEARER" or "plugin.library.paths" in settings:
-        _log_not_compiled()
+        _log_uncompiled()
         return None
     return library()
 
 
 @functools.cache
-def _log_not_compiled() -> None:
+def _log_uncompiled() -> None:
     log.info("messages are read without the compiled reader, which takes more CPU cause=OAUTHBEARER and plugins need confluent-kafka")
 
 
 @functools.cache
 def library() -> Library | None:
-    """Compiles ``compiled.c`` unless the cache has it. `None` if that fails; says why, once in a process."""
+    """Loads ``compiled.c``, compiled now or earlier. `None` if that fails; logs the reason once per process."""
     try:
         source = resources.files("tidemark.kafka").joinpath(SOURCE).read_bytes()
         about = (source, *FLAGS, sysconfig.get_platform(), platform.libc_ver()[0])
         key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         folder = cache() / "compiled"
-        made = folder / f"reader-{key}.so"
-        with contextlib.suppress(OSError):  # it is not there, or damaged
-            return Library(made)
+        target = folder / f"reader-{key}.so"
+        with contextlib.suppress(OSError):  # missing or damaged
+            return Library(target)
         with contextlib.ExitStack() as ends:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 fresh = tempfile.mkdtemp(prefix=".", dir=folder)
-            except OSError:  # a cache that cannot be written: for this process only
+            except OSError:  # the cache is not writable: compile for this process only
                 fresh = tempfile.mkdtemp()
             ends.callback(shutil.rmtree, fresh, ignore_errors=True)
-            return Library(_compiled(source, Path(fresh), made))
+            return Library(_compile(source, Path(fresh), target))
     except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home directory
         log.warning("messages are read without the compiled reader, which takes more CPU cause=%s", error)
         return None
 
 
-def _compiled(source: bytes, fresh: Path, made: Path) -> Path:
-    """Compiles in the folder ``fresh`` and moves the result to ``made`` if it may. Several processes may do so at a time."""
-    compiler = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
+def _compile(source: bytes, fresh: Path, target: Path) -> Path:
+    """Compiles in the folder ``fresh`` and moves the result to ``target`` if the cache is writable. Safe for concurrent processes."""
+    compiler = shlex.split(os.environ.get("CC", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
     if not compiler:
-        raise FileNotFoundError(f"there is no C compiler ({', '.join(COMPILERS)}), and {made} does not exist")
-    text, result = fresh / SOURCE, fresh / made.name
+        raise FileNotFoundError(f"there is no C compiler ({', '.join(COMPILERS)}), and {target} does not exist")
+    text, result = fresh / SOURCE, fresh / target.name
     text.write_bytes(source)
-    done = subprocess.run([*compiler, *FLAGS, "-o", str(result), str(text)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if done.returncode != 0:
-        raise OSError(f"{compiler[0]} failed: {' '.join(done.stderr.split())[-TEXT_BYTES:]}")
+    run = subprocess.run([*compiler, *FLAGS, "-o", str(result), str(text)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if run.returncode != 0:
+        raise OSError(f"{compiler[0]} failed: {' '.join(run.stderr.split())[-TEXT_BYTES:]}")
     with result.open("rb") as file:
         os.fsync(file.fileno())
-    if fresh.parent == made.parent:
-        return result.replace(made)
+    if fresh.parent == target.parent:
+        return result.replace(target)
     return result
 
 
@@ -198,58 +198,58 @@ class CompiledPoller:
         self._errors = (_P * MESSAGES_A_POLL)()
         self._queue = None
         self._partition = b"", 0
-        self._handle: int | None = self._connected(settings)
+        self._handle: int | None = self._connect(settings)
         self._kafka["poll_set_consumer"](self._handle)
         self._queue = self._kafka["queue_get_consumer"](self._handle)
 
-    def _connected(self, settings: KafkaConfig) -> int:
-        said = ctypes.create_string_buffer(TEXT_BYTES)
+    def _connect(self, settings: KafkaConfig) -> int:
+        error_text = ctypes.create_string_buffer(TEXT_BYTES)
         conf = self._kafka["conf_new"]()
         for name, value in settings.items():
-            if self._kafka["conf_set"](conf, name.encode(), value.encode(), said, TEXT_BYTES) != 0:
+            if self._kafka["conf_set"](conf, name.encode(), value.encode(), error_text, TEXT_BYTES) != 0:
                 self._kafka["conf_destroy"](conf)
-                raise unusable(_text(said.value))
-        handle = self._kafka["new"](CONSUMER, conf, said, TEXT_BYTES)
+                raise unusable(_text(error_text.value))
+        handle = self._kafka["new"](CONSUMER, conf, error_text, TEXT_BYTES)
         if not handle:
             self._kafka["conf_destroy"](conf)
-            raise unusable(f"Failed to create consumer: {_text(said.value)}")
+            raise unusable(f"Failed to create consumer: {_text(error_text.value)}")
         return int(handle)
 
     def assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
         self._discard()
         topic = partition.topic.encode()
         self._partition = topic, partition.partition
-        wanted = self._kafka["topic_partition_list_new"](1)
+        partitions = self._kafka["topic_partition_list_new"](1)
         try:
-            one = self._kafka["topic_partition_list_add"](wanted, topic, partition.partition)
-            self._kafka["topic_partition_list_set_offset"](wanted, topic, partition.partition, start)
+            entry = self._kafka["topic_partition_list_add"](partitions, topic, partition.partition)
+            self._kafka["topic_partition_list_set_offset"](partitions, topic, partition.partition, start)
             if leader_epoch is not None:
-                self._kafka["topic_partition_set_leader_epoch"](one, leader_epoch)
-            if (error := self._kafka["assign"](self._handle, wanted)) != 0:
+                self._kafka["topic_partition_set_leader_epoch"](entry, leader_epoch)
+            if (error := self._kafka["assign"](self._handle, partitions)) != 0:
                 raise BrokerUnavailable(cause=_text(self._kafka["err2str"](error)))
         finally:
-            self._kafka["topic_partition_list_destroy"](wanted)
+            self._kafka["topic_partition_list_destroy"](partitions)
 
     def unassign(self) -> None:
         self._kafka["assign"](self._handle, None)
 
     def poll(self, count: int, end: int) -> Polled:
         count = min(count, MESSAGES_A_POLL)
-        self._discard()  # what the caller did not want
-        taken = self._kafka["consume_batch_queue"](self._queue, int(POLL_S * 1000), self._messages, count)
-        if taken < 0:
+        self._discard()  # messages that the caller did not read
+        received = self._kafka["consume_batch_queue"](self._queue, int(POLL_S * 1000), self._messages, count)
+        if received < 0:
             raise BrokerUnavailable(cause=_text(self._kafka["err2str"](self._kafka["last_error"]())))
-        if taken == 0:
+        if received == 0:
             return Polled()
-        found = _Sorted()
-        self._own["sort"](self._client, self._messages, self._errors, taken, *self._partition, end, ctypes.byref(found))
+        result = _Sorted()
+        self._own["sort"](self._client, self._messages, self._errors, received, *self._partition, end, ctypes.byref(result))
         return Polled(
-            self._chunks(found.records),
-            found.records,
-            found.last if found.last >= 0 else None,
-            found.leader_epoch if found.leader_epoch >= 0 else None,
-            found.bytes,
-            [self._failure(number) for number in range(found.errors)],
+            self._chunks(result.records),
+            result.records,
+            result.last if result.last >= 0 else None,
+            result.leader_epoch if result.leader_epoch >= 0 else None,
+            result.bytes,
+            [self._failure(number) for number in range(result.errors)],
         )
 
     def _failure(self, number: int) -> PollError:
@@ -327,8 +327,8 @@ def _headers(count: int, valid: pa.Buffer, ends: pa.Buffer, columns: _Columns, n
     none = columns.without_headers
     if none == count:
         return pa.nulls(count, type_)
-    own = [names.array(pa.string(), 0), values.array(pa.binary(), columns.header_value.nulls)]
-    pairs = pa.Array.from_buffers(type_.value_type, names.count, [None], 0, children=own)
+    children = [names.array(pa.string(), 0), values.array(pa.binary(), columns.header_value.nulls)]
+    pairs = pa.Array.from_buffers(type_.value_type, names.count, [None], 0, children=children)
     return pa.Array.from_buffers(type_, count, [valid if none else None, ends], none, children=[pairs])
 
 
@@ -338,5 +338,5 @@ def _bits(count: int) -> pa.Buffer:
     return pa.allocate_buffer((count + 7) // 8)
 
 
-def _text(said: bytes | None) -> str:
-    return (said or b"").decode("utf-8", "replace")
+def _text(text: bytes | None) -> str:
+    return (text or b"").decode("utf-8", "replace")

@@ -16,7 +16,7 @@ KafkaConfig = Mapping[str, str]
 OURS = frozenset(
     {"group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "isolation.level", "enable.partition.eof"}
 )
-"""Settings that decide what is read and committed. Tidemark sets them; a user's value could lose or duplicate records."""
+"""Settings that determine which records are read and committed. Only Tidemark sets them: a user's value could lose or duplicate records."""
 
 SAME_IN_THE_JVM = frozenset(
     {
@@ -30,7 +30,7 @@ SAME_IN_THE_JVM = frozenset(
 
 
 def checked(config: Mapping[str, object]) -> dict[str, str]:
-    """The settings as strings with librdkafka's names. Raises `BadInput` if ``bootstrap.servers`` is missing or one of `OURS` is set.
+    """Returns the settings as strings under librdkafka's names. Raises `BadInput` without ``bootstrap.servers`` or if one of `OURS` is set.
 
     Security settings may also have the JVM's names (``sasl.jaas.config``, ``ssl.truststore.location``), see `to_librdkafka`.
     """
@@ -53,7 +53,7 @@ def checked(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def jvm(config: KafkaConfig) -> dict[str, str]:
-    """The settings for the JVM's client (Spark's connector): those of `SAME_IN_THE_JVM`, and security as translated by `to_jvm`.
+    """Returns the settings for the JVM's client (Spark's connector): those of `SAME_IN_THE_JVM`, and security as translated by `to_jvm`.
 
     Omits settings that only librdkafka has (queue sizes, callbacks, statistics). Raises `BadInput` for a security setting without a
     counterpart, because omitting it would change how the client connects.
@@ -71,10 +71,10 @@ def connected(make: Callable[[Any], Client], settings: Mapping[str, str]) -> Cli
         raise unusable(error.args[0].str()) from None
 
 
-def unusable(said: str) -> BadInput:
-    """The error for settings that librdkafka refuses, with its words."""
+def unusable(error_text: str) -> BadInput:
+    """The error for settings that librdkafka refuses, with librdkafka's own text."""
     fix = "Correct the Kafka settings (TIDEMARK_KAFKA_CONFIG, or the extra of the Kafka connection)."
-    return BadInput(what="Kafka settings", found=said, fix=fix)
+    return BadInput(what="Kafka settings", found=error_text, fix=fix)
 
 
 def _text(value: object) -> str:

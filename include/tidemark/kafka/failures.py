@@ -1,4 +1,4 @@
-"""What an error of Kafka means: an outage, a right that is missing, or a request that Kafka refuses."""
+"""Classifies Kafka's errors: an outage, a missing permission, or a refused request."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FINAL = {
     "UNSUPPORTED_FOR_MESSAGE_FORMAT",
     "UNSUPPORTED_VERSION",
 }
-"""With those that begin with ``INVALID_``, answers that no later try changes. All others count as outages: librdkafka's own errors,
-elections, quotas, and failed authentication too, because credentials are replaced while runs go on."""
+"""Permanent errors, besides those that begin with ``INVALID_``. All others count as outages: librdkafka's own errors, elections, quotas,
+and failed authentication, because credentials are replaced during runs."""
 
 
 @dataclass(kw_only=True, eq=False)
 class NotAllowed(Refused):
-    """The cluster's ACLs do not allow an operation on these topics, or on what else ``topics`` names."""
+    """The cluster's ACLs do not allow an operation on these topics, or on another resource that ``topics`` names."""
 
     kafka_name = "TOPIC_AUTHORIZATION_FAILED"
     topics: list[str]
@@ -39,7 +39,7 @@ class NotAllowed(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class KafkaRefuses(Refused):
-    """Kafka answered, and no later try gets another answer. ``name``: Kafka's name of the error."""
+    """Kafka refuses the request, and would refuse it again. ``name``: Kafka's name of the error."""
 
     name: str
     cause: str
@@ -50,7 +50,7 @@ class KafkaRefuses(Refused):
 
 
 def failure_of(error: KafkaError, servers: str, operation: str, topics: Iterable[str] = ()) -> TidemarkError:
-    """The error to raise for ``operation`` (its name in an ACL) on these topics, or on the cluster."""
+    """The exception for ``operation`` (its name in an ACL) on these topics, or on the cluster."""
     if is_denial(error):
         return NotAllowed(topics=sorted(topics) or ["the cluster"], operation=operation, servers=servers)
     if error.name().startswith("INVALID_") or error.name() in _FINAL:

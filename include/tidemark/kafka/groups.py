@@ -1,6 +1,6 @@
-"""Consumer groups as Kafka has them: their live members, and offsets that are committed from outside.
+"""Kafka's own consumer groups: their live members, and offsets committed without joining them.
 
-Kafka accepts offsets from outside while a group has no members. Tidemark never joins such a group.
+Kafka accepts such offsets while a group has no members. Tidemark never joins a group in Kafka.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 SHOWN = 5
-"""Maximum number of members that a text names."""
+"""How many members a message names at most."""
 
 
 @dataclass(kw_only=True, eq=False)
 class GroupInUse(Refused):
-    """The group has live members in Kafka, which alone may commit its offsets. ``members`` is empty if they are not known."""
+    """Only the group's live members in Kafka may commit its offsets. ``members`` is empty if they are unknown."""
 
     kafka_name = "NON_EMPTY_GROUP"
     group: str
@@ -56,7 +56,7 @@ class GroupNotAllowed(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Offsets that were sent to a group. ``client`` lives as long as its answer is awaited."""
+    """Offsets sent to a group. ``client`` must live until the answer arrives."""
 
     group: str
     offsets: Mapping[TopicPartition, int]
@@ -65,7 +65,7 @@ class Commit:
     answer: Future[Any]
 
     def wait(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Returns once Kafka has stored the offsets. Raises `GroupInUse`, `GroupNotAllowed`, `NotAllowed` or `BrokerUnavailable`."""
+        """Waits until Kafka has stored the offsets. Raises `GroupInUse`, `GroupNotAllowed`, `NotAllowed` or `BrokerUnavailable`."""
         from confluent_kafka import KafkaException
 
         try:
@@ -80,22 +80,22 @@ class Commit:
 
 
 def commit(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> Commit:
-    """Sends offsets (each the next to read) to a group, which may be new. Does not wait for the answer. Raises `BrokerUnavailable`."""
+    """Sends the next offsets to read to a group, which may be new, without waiting for the answer. Raises `BrokerUnavailable`."""
     from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
     from confluent_kafka import TopicPartition as Wire
 
     client = cluster.admin()
-    wanted = [Wire(part.topic, part.partition, offset) for part, offset in sorted(offsets.items())]
-    asked = [ConsumerGroupTopicPartitions(group, wanted)]
+    positions = [Wire(part.topic, part.partition, offset) for part, offset in sorted(offsets.items())]
+    requests = [ConsumerGroupTopicPartitions(group, positions)]
     try:
-        (answer,) = client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_TIMEOUT_S).values()
+        (answer,) = client.alter_consumer_group_offsets(requests, request_timeout=REQUEST_TIMEOUT_S).values()
     except KafkaException as error:
         raise _translated(error.args[0], group, "READ", cluster.servers) from error
     return Commit(group, dict(offsets), cluster.servers, client, answer)
 
 
 def members(cluster: Cluster, group: str) -> list[str]:
-    """The live members of a group as ``client id at host``; empty also if it does not exist.
+    """The live members of a group as ``client id at host``; empty for a missing group.
 
     Raises `GroupNotAllowed` or `BrokerUnavailable`.
     """
@@ -103,7 +103,7 @@ def members(cluster: Cluster, group: str) -> list[str]:
 
     (future,) = cluster.admin().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S).values()
     try:
-        return [f"{one.client_id} at {one.host.lstrip('/')}" for one in future.result().members]
+        return [f"{member.client_id} at {member.host.lstrip('/')}" for member in future.result().members]
     except KafkaException as error:
         raise _translated(error.args[0], group, "DESCRIBE", cluster.servers) from error
 
@@ -123,7 +123,7 @@ def delete(cluster: Cluster, group: str) -> bool:
 
 
 def named(members: Sequence[str]) -> str:
-    """Members in a text: `` (app-1 at 10.0.0.7)``; empty if none is known."""
+    """The members for a message: `` (app-1 at 10.0.0.7)``; empty without members."""
     more = f" and {len(members) - SHOWN} more" if len(members) > SHOWN else ""
     return f" ({', '.join(members[:SHOWN])}{more})" if members else ""
 

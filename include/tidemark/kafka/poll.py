@@ -1,4 +1,4 @@
-"""What a poll of one partition finds, as columns. The poller here goes through confluent-kafka's messages; `compiled` has the fast one.
+"""Polls one partition's records as columns. The poller here uses confluent-kafka's messages; `compiled` has the fast one.
 
 A *chunk* is a `pyarrow.RecordBatch` of `chunk_schema`: records of one partition, in the order of the log.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 MESSAGES_A_POLL = 10_000
 BYTES_A_POLL = 16 * 1024 * 1024
-"""Approximate bytes passed on at a time. A worker holds several copies of them on their way into the COPY."""
+"""Approximate bytes of a chunk. A worker holds several copies of it on the way into the COPY."""
 POLL_S = 0.2
-"""How long a poll waits for its last message. Short, because near the end it never comes."""
+"""How long a poll waits for its last message. Short, because near the end of the log it never arrives."""
 NO_MOMENT = -1
-"""Kafka's timestamp of a record that has none, even if the timestamp type claims one."""
-_given_headers = operator.methodcaller("headers")
+"""Kafka's timestamp of a record without one, even if its timestamp type claims one."""
+_read_headers = operator.methodcaller("headers")
 """If a name is not valid UTF-8, confluent-kafka 2.16 leaves an exception *and* a list with a hole, and reading the list crashes.
 A direct call hides the exception once Python 3.11 has specialised it; this way it is always raised. Never call it twice on such a message.
 """
@@ -34,35 +34,35 @@ A direct call hides the exception once Python 3.11 has specialised it; this way 
 
 @dataclass(frozen=True, slots=True)
 class PollError:
-    """An error that came in place of a message, with librdkafka's code and text. ``offset``: `None` if unknown."""
+    """An error in place of a message, with librdkafka's code and text. ``offset``: `None` if unknown."""
 
     code: int
-    said: str
+    text: str
     offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """``chunks``: the records below the end of the range. Iterate it before the next poll."""
+    """The result of a poll. ``chunks``: the records below the end of the range; iterate it before the next poll."""
 
     chunks: Iterable[pa.RecordBatch] = ()
     records: int = 0
     last: int | None = None
     """The offset of the last record; it may lie beyond the end of the range."""
     leader_epoch: int | None = None
-    """Of the last record below the end."""
+    """The leader epoch of the last record below the end."""
     bytes: int = 0
     failures: Sequence[PollError] = ()
 
 
 class Poller(Protocol):
-    """A consumer of one partition after the other. Not for several threads."""
+    """A consumer of one partition at a time, for one thread."""
 
     def assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
-        """Reads this partition from now on, and nothing of the one before."""
+        """Switches to this partition and drops the previous one."""
 
     def unassign(self) -> None:
-        """Fetches nothing more. What was polled stays valid."""
+        """Stops fetching. Polled records stay valid."""
 
     def poll(self, count: int, end: int) -> Polled:
         """Waits up to `POLL_S` for ``count`` messages. Drops records from ``end`` on. Raises `BrokerUnavailable`."""
@@ -77,8 +77,8 @@ def header_type() -> pa.DataType:
 
 
 def chunk_schema() -> pa.Schema:
-    """``millis``: milliseconds since 1970, `NO_MOMENT` for none. ``headers``: null for none, and for those that cannot be read because a
-    name is not valid UTF-8; then ``unreadable`` is true."""
+    """The columns of a chunk. ``millis``: milliseconds since 1970, or `NO_MOMENT`. ``headers``: null for none, and for unreadable ones,
+    whose names are not all valid UTF-8; then ``unreadable`` is true."""
     import pyarrow as pa
 
     return pa.schema(
@@ -94,9 +94,9 @@ def chunk_schema() -> pa.Schema:
 
 
 def chunk_of(messages: Sequence[Message]) -> pa.RecordBatch:
-    """Messages of confluent-kafka as a chunk. Columns are built with ``map`` because it calls without a Python frame.
+    """Converts confluent-kafka's messages to a chunk, with ``map``, which calls without a Python frame.
 
-    Call it once for a message, see `_given_headers`.
+    Call it once for a message, see `_read_headers`.
     """
     import numpy as np
     import pyarrow as pa
@@ -117,7 +117,7 @@ def chunk_of(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 class MessagePoller:
-    """Polls with confluent-kafka, which makes Python objects of messages."""
+    """Polls with confluent-kafka, which creates a Python object per message."""
 
     def __init__(self, settings: KafkaConfig) -> None:
         from confluent_kafka import Consumer
@@ -144,16 +144,15 @@ class MessagePoller:
             messages = self._consumer.consume(count, POLL_S)
         except KafkaException as error:
             raise BrokerUnavailable(cause=str(error)) from error
-        messages = [each for each in messages if each.topic() is None or self._is_assigned(each)]
+        messages = [message for message in messages if message.topic() is None or self._is_assigned(message)]
         failures = []
         if any(map(Message.error, messages)):
-            failures = [
-                PollError(failure.code(), failure.str(), each.offset()) for each in messages if (failure := each.error()) is not None
-            ]
-            messages = [each for each in messages if each.error() is None]
+            failed = [(message, failure) for message in messages if (failure := message.error()) is not None]
+            failures = [PollError(failure.code(), failure.str(), message.offset()) for message, failure in failed]
+            messages = [message for message in messages if message.error() is None]
         last = messages[-1].offset() if messages else None
         if last is not None and last >= end:
-            messages = [each for each in messages if (each.offset() or 0) < end]
+            messages = [message for message in messages if (message.offset() or 0) < end]
         if not messages:
             return Polled(last=last, failures=failures)
         size = sum(map(len, messages))
@@ -161,7 +160,7 @@ class MessagePoller:
         return Polled(chunks, len(messages), last, messages[-1].leader_epoch(), size, failures)
 
     def _is_assigned(self, message: Message) -> bool:
-        """Not said of a partition that was read before."""
+        """False for leftovers of an earlier assignment."""
         return message.partition() == self._partition.partition and message.topic() == self._partition.topic
 
     def close(self) -> None:
@@ -169,27 +168,27 @@ class MessagePoller:
 
 
 def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """The messages, up to `BYTES_A_POLL` of them at a time, at least one. Those that it has passed on can be freed."""
-    left = list(reversed(messages))
+    """Splits the messages into parts of up to `BYTES_A_POLL`, at least one message each. Keeps no reference to yielded parts."""
+    remaining = list(reversed(messages))
     del messages
-    while left:
-        part, size = [left.pop()], 0
-        while left and (size := size + len(part[-1])) + len(left[-1]) <= BYTES_A_POLL:
-            part.append(left.pop())
+    while remaining:
+        part, size = [remaining.pop()], 0
+        while remaining and (size := size + len(part[-1])) + len(remaining[-1]) <= BYTES_A_POLL:
+            part.append(remaining.pop())
         yield part
 
 
 def _headers(messages: Sequence[Message]) -> tuple[list[Any], Any]:
-    """The headers of each message, `None` for none, and which ones cannot be read."""
+    """The headers of each message, `None` for none, and a mask of unreadable ones."""
     import numpy as np
 
     headers: list[Any] = []
     unreadable = np.zeros(len(messages), dtype=bool)
-    left = iter(messages)
+    remaining = iter(messages)
     while True:
         try:
-            for given in map(_given_headers, left):
-                headers.append(given or None)
+            for pairs in map(_read_headers, remaining):
+                headers.append(pairs or None)
         except (SystemError, UnicodeDecodeError):
             unreadable[len(headers)] = True
             headers.append(None)

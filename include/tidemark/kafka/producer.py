@@ -1,4 +1,4 @@
-"""Publishes messages within a known time, and reports the outcome of each."""
+"""Publishes messages within a limited time, and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
 
 DELIVERY_MS = 6_000
-"""How long a message is tried. The publisher holds row locks meanwhile, and a rewind waits 10 s for those."""
+"""How long delivery of a message is attempted. The publisher holds row locks meanwhile, and a rewind waits 10 s for them."""
 ANSWER_S = DELIVERY_MS / 1000 + 1.0
-"""Within this time, every message has an answer."""
+"""The time within which every message has a report."""
 
 SETTINGS = {
     "enable.idempotence": "true",  # implies acks=all: an acknowledged message is stored once, in order
     "message.timeout.ms": str(DELIVERY_MS),
-    "message.max.bytes": "1000000000",  # the topic's own limit decides, with an answer for each message
+    "message.max.bytes": "1000000000",  # the topic's own limit decides, with a report for each message
     "compression.type": "lz4",  # the topic's limit applies after compression, so what fit the origin compressed must fit here
-    "topic.metadata.propagation.max.ms": "3000",  # with the default of 30 s, a deleted topic would give no answer in time
+    "topic.metadata.propagation.max.ms": "3000",  # with the default of 30 s, a deleted topic would not be reported in time
     "linger.ms": "5",
-    "log_level": "0",  # everything important comes as a delivery report
+    "log_level": "0",  # important errors arrive as delivery reports
 }
-SERVED_AFTER = 500
-"""After so many messages, delivery reports are taken: with each one it would cost as much as a report."""
+POLL_EVERY = 500
+"""How many messages to produce between polls for delivery reports: a poll costs about as much as a report."""
 ALONE = {"batch.num.messages": "1", "linger.ms": "0", "compression.type": "zstd"}
 """Each message in its own batch, so that a bad message does not affect others."""
 
@@ -40,7 +40,7 @@ class DeliveryStatus(Enum):
     BLOCKED = "blocked"
     """Cannot publish to this topic: it does not exist, or ACLs forbid it."""
     UNKNOWN = "unknown"
-    """Unknown outcome: no answer, or one that is not about the message. It may or may not be stored."""
+    """No report, or one that is not about the message: it may or may not be stored."""
 
 
 class Outgoing(NamedTuple):
@@ -61,7 +61,7 @@ class DeliveryReport(NamedTuple):
     text: str = ""
 
 
-SILENCE = DeliveryReport(DeliveryStatus.UNKNOWN, text="the broker did not answer")
+NO_ANSWER = DeliveryReport(DeliveryStatus.UNKNOWN, text="the broker did not answer")
 
 
 class Publisher:
@@ -73,7 +73,7 @@ class Publisher:
         self._denied = False
 
     def connect(self) -> Producer:
-        """Starts connecting if it has not yet. A message that is produced in the first 0.1 s is delayed by 0.5 s."""
+        """Returns the client, connecting it if necessary. A message produced in its first 0.1 s is delayed by 0.5 s."""
         from confluent_kafka import Producer as Make
 
         if self._client is None:
@@ -84,8 +84,7 @@ class Publisher:
     def publish(self, messages: Iterable[Outgoing]) -> Iterator[DeliveryReport]:
         """Publishes the messages and yields a report for each, in order, within about `ANSWER_S`. Never raises broker errors.
 
-        Takes each message when it is its turn, so that they need not all exist. Reports of stored messages come while others are still
-        being published.
+        Consumes ``messages`` lazily. Yields reports of stored messages while others are still being published.
         """
         from confluent_kafka import KafkaException
 
@@ -93,13 +92,13 @@ class Publisher:
         reports: list[DeliveryReport] = []
         yielded = 0
         for number, message in enumerate(messages):
-            reports.append(SILENCE)
-            note = functools.partial(_note, reports, number)
+            reports.append(NO_ANSWER)
+            on_delivery = functools.partial(_record, reports, number)
             try:
-                self._produce(client, message, note, until)
+                self._produce(client, message, on_delivery, until)
             except KafkaException as error:
                 reports[number] = _failed(error.args[0])
-            if number % SERVED_AFTER == 0:
+            if number % POLL_EVERY == 0:
                 self._serve(client, 0.0)
                 while yielded < len(reports) and reports[yielded].answer is DeliveryStatus.STORED:
                     yield reports[yielded]
@@ -108,20 +107,20 @@ class Publisher:
             client.purge()  # no answer in time: the messages must not be sent later
             self._serve_all(client, time.monotonic() + 1.0)
         if self._denied:
-            nowhere = DeliveryReport(DeliveryStatus.BLOCKED, text="WRITE is not allowed on it or on any other topic")
-            reports = [nowhere if report.answer is DeliveryStatus.UNKNOWN else report for report in reports]
+            blocked = DeliveryReport(DeliveryStatus.BLOCKED, text="WRITE is not allowed on it or on any other topic")
+            reports = [blocked if report.answer is DeliveryStatus.UNKNOWN else report for report in reports]
         if any(report.answer in (DeliveryStatus.UNKNOWN, DeliveryStatus.BLOCKED) for report in reports):
             self._client = None  # it may have failed permanently, and it caches authorization errors
         yield from reports[yielded:]
 
     def _serve_all(self, client: Producer, until: float) -> bool:
-        """Takes delivery reports until all have arrived; `False`: not in time. ``flush`` would not survive a fatal error."""
-        while len(client) and (left := until - time.monotonic()) > 0:
-            self._serve(client, min(left, 0.1))
+        """Polls until all delivery reports have arrived; `False`: not in time. ``flush`` would not survive a fatal error."""
+        while len(client) and (remaining_s := until - time.monotonic()) > 0:
+            self._serve(client, min(remaining_s, 0.1))
         return not len(client)
 
     def _serve(self, client: Producer, timeout_s: float) -> None:
-        """Takes delivery reports. A fatal error is raised here once, for example that a producer that may write nowhere gets no id."""
+        """Polls for delivery reports. A fatal error is raised here once, for example if a producer without any WRITE gets no id."""
         from confluent_kafka import KafkaError as Code
         from confluent_kafka import KafkaException
 
@@ -130,7 +129,7 @@ class Publisher:
         except KafkaException as error:
             self._denied |= error.args[0].code() == Code.CLUSTER_AUTHORIZATION_FAILED
 
-    def _produce(self, client: Producer, message: Outgoing, note: Any, until: float) -> None:
+    def _produce(self, client: Producer, message: Outgoing, on_delivery: Any, until: float) -> None:
         while True:
             try:
                 client.produce(
@@ -139,7 +138,7 @@ class Publisher:
                     message.key,
                     partition=message.partition,
                     headers=[*message.headers],
-                    on_delivery=note,
+                    on_delivery=on_delivery,
                 )
             except BufferError:
                 if time.monotonic() > until:
@@ -150,7 +149,7 @@ class Publisher:
 
 
 class Publishers:
-    """Both kinds of publisher, to be kept for repeated use."""
+    """Both kinds of publisher, for repeated use."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self.together = Publisher(config)
@@ -158,7 +157,7 @@ class Publishers:
         """For messages that were refused in a batch with others."""
 
 
-def _note(reports: list[DeliveryReport], number: int, error: KafkaError | None, message: Any) -> None:
+def _record(reports: list[DeliveryReport], number: int, error: KafkaError | None, message: Any) -> None:
     reports[number] = DeliveryReport(DeliveryStatus.STORED, message.offset()) if error is None else _failed(error)
 
 

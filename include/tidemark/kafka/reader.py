@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FIRST_POLL = 16
-"""Messages of a topic's first poll, when the size of its records is not known yet. At the broker's default limit of 1 MB a batch, they have
+"""Messages of a topic's first poll, when the size of its records is unknown. At the broker's default limit of 1 MB a batch, they fill
 `BYTES_A_POLL`."""
 SILENCE_S = 60
 """How long to wait for a message, an end of partition or an error that ends the read."""
@@ -40,7 +40,7 @@ SETTINGS = {
     "fetch.max.bytes": "67108864",
     "fetch.wait.max.ms": "5",  # a request that waits at the log's end delays the next partition's; more requests cost the broker CPU
     "check.crcs": "true",
-    "log_level": "0",  # everything important comes as an error event; the rest would be noise from every worker
+    "log_level": "0",  # important errors arrive as events; the rest would be noise from every worker
 }
 
 
@@ -107,15 +107,15 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, l
 
 
 class Reader:
-    """Reads range after range with one client: connecting takes longer than reading a small range. Not for several threads."""
+    """Reads ranges with one client, because connecting takes longer than reading a small range. For one thread."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._settings = {**config, **SETTINGS}
         self._idle: Poller | None = None
         self._ahead: Begin | None = None
-        """What the idle client fetches already."""
+        """The range that the idle client already fetches."""
         self._sizes: dict[str, int] = {}
-        """Messages to ask for in a poll, by topic."""
+        """Messages per poll, by topic."""
 
     def close(self) -> None:
         if self._idle is not None:
@@ -128,9 +128,8 @@ class Reader:
         """Yields the committed records of ``[start, end)`` in order, in chunks of up to `MESSAGES_A_POLL` records and about `BYTES_A_POLL`.
 
         A chunk has the columns of `tidemark.kafka.poll.chunk_schema`. ``end`` must not lie beyond the last stable offset. ``leader_epoch``:
-        an epoch in which the log reached ``end``; a record of a later epoch shows that the log was truncated since. ``then``: where the
-        next range begins; it is fetched as soon as this one has been read. A client whose read was left before its end, or failed, is not
-        used again.
+        an epoch in which the log reached ``end``; a record of a later epoch shows that the log was truncated since. ``then``: the start of
+        the next range, which is fetched as soon as this one has been read. A client is not reused after an unfinished or failed read.
 
         Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, `NotDecompressed`, and `BrokerUnavailable` after
         `SILENCE_S` without progress.
@@ -152,16 +151,16 @@ class Reader:
 def _chunks(
     poller: Poller, partition: TopicPartition, start: int, end: int, leader_epoch: int | None, sizes: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
-    heard = time.monotonic()
-    trouble = "no message arrived"
+    progress_at = time.monotonic()
+    last_error = "no message arrived"
     position = start
     while True:
-        wanted = sizes.get(partition.topic, FIRST_POLL)
-        polled = poller.poll(min(wanted, end - position), end)  # not more than are left: it waits for the last one
+        poll_size = sizes.get(partition.topic, FIRST_POLL)
+        polled = poller.poll(min(poll_size, end - position), end)  # never more than remain: it would wait for them
         done = polled.last is not None and polled.last + 1 >= end
         for failure in polled.failures if not done else ():
-            done, said = _read_up_to(failure, partition, start, end)
-            trouble = said or trouble
+            done, error_text = _read_up_to(failure, partition, start, end)
+            last_error = error_text or last_error
             if done:
                 break
         if done:
@@ -174,36 +173,36 @@ def _chunks(
             position = min(polled.last + 1, end - 1)
             sizes[partition.topic] = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // (polled.bytes // polled.records + 1)))
             yield from polled.chunks
-            heard = time.monotonic()  # time that the caller takes does not count as silence
+            progress_at = time.monotonic()  # the caller's own time does not count as silence
         if done:
             return
-        if time.monotonic() - heard > SILENCE_S:
-            raise BrokerUnavailable(cause=f"no progress in {partition} below offset {end} for {SILENCE_S} s: {trouble}")
+        if time.monotonic() - progress_at > SILENCE_S:
+            raise BrokerUnavailable(cause=f"no progress in {partition} below offset {end} for {SILENCE_S} s: {last_error}")
 
 
 def _poller(settings: KafkaConfig) -> Poller:
-    if (known := compiled.library_for(settings)) is None:
+    if (library := compiled.library_for(settings)) is None:
         return MessagePoller(settings)
-    return compiled.CompiledPoller(known, settings)
+    return compiled.CompiledPoller(library, settings)
 
 
 def _read_up_to(failure: PollError, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
-    """Whether the client's error means that everything below ``end`` was read, and its text if it may be transient.
+    """Returns whether the client's error means that everything below ``end`` was read, and its text if it may be transient.
 
     Raises `RangeGone`, `NotAllowed`, `BatchDamaged` or `NotDecompressed`.
     """
     from confluent_kafka import KafkaError
 
-    code, said, at = failure.code, failure.said, failure.offset or 0
+    code, text, at = failure.code, failure.text, failure.offset or 0
     if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
         return at >= end, None
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART):  # noqa: SLF001
-        raise RangeGone(partition=partition, start=start, end=end, cause=said)
+        raise RangeGone(partition=partition, start=start, end=end, cause=text)
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise NotAllowed(topics=[partition.topic], operation="READ", servers="Kafka")
     if code in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG):  # noqa: SLF001
         if at < end:
             kind = NotDecompressed if code == KafkaError._BAD_COMPRESSION else BatchDamaged  # noqa: SLF001
-            raise kind(partition=str(partition), offset=failure.offset, cause=said)
+            raise kind(partition=str(partition), offset=failure.offset, cause=text)
         return True, None
-    return False, said
+    return False, text

@@ -11,7 +11,7 @@
 | ``ssl.endpoint.identification.algorithm=none`` | the same, empty |
 
 Both directions are exact or refused, because omitting a security setting would change how the client connects. No error shows a value that
-may be secret. Pure functions; no file is read.
+may be secret. The functions are pure and read no file.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ _NAMES = "Use sasl.username, sasl.password, ssl.ca.location, ssl.certificate.loc
 
 
 def to_librdkafka(settings: Mapping[str, str]) -> dict[str, str]:
-    """``settings`` with the JVM's names replaced by librdkafka's. Settings that do not concern security stay unchanged.
+    """Returns ``settings`` with the JVM's names replaced by librdkafka's. Other settings stay unchanged.
 
     Raises `BadInput` for a JVM setting without an exact equivalent in librdkafka, and if both names are used with different values.
     """
-    given = dict(settings)
-    made: dict[str, str] = {}
-    if strangers := sorted(JVM_ONLY.intersection(given)):
-        raise _bad(strangers[0], "librdkafka, which reads offsets and records, does not have this setting", _NAMES)
-    if "sasl.jaas.config" in given:
-        made |= _login(given.pop("sasl.jaas.config"), given.get("sasl.mechanism") or given.get("sasl.mechanisms"))
-    made |= _trust(given) | _keys(given)
-    if given.get("ssl.endpoint.identification.algorithm") == "":
-        given["ssl.endpoint.identification.algorithm"] = "none"
-    if len({given[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in given}) > 1:
+    remaining = dict(settings)
+    translated: dict[str, str] = {}
+    if unsupported := sorted(JVM_ONLY.intersection(remaining)):
+        raise _bad(unsupported[0], "librdkafka, which reads offsets and records, does not have this setting", _NAMES)
+    if "sasl.jaas.config" in remaining:
+        translated |= _login(remaining.pop("sasl.jaas.config"), remaining.get("sasl.mechanism") or remaining.get("sasl.mechanisms"))
+    translated |= _trust(remaining) | _keys(remaining)
+    if remaining.get("ssl.endpoint.identification.algorithm") == "":
+        remaining["ssl.endpoint.identification.algorithm"] = "none"
+    if len({remaining[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in remaining}) > 1:
         raise _bad("sasl.mechanism", "sasl.mechanisms, its other name, has a different value", "Remove one of them.")
-    for name, value in made.items():
-        if given.get(name, value) != value:
+    for name, value in translated.items():
+        if remaining.get(name, value) != value:
             raise _bad(name, "the JVM's name for it is set too, with a different value", "Remove one of them.")
-    return given | made
+    return remaining | translated
 
 
 def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
-    """The security settings of ``config`` with the names of the JVM's client.
+    """Returns the security settings of ``config`` under the names of the JVM's client.
 
     Raises `BadInput` for a setting without a counterpart.
     """
@@ -97,10 +97,10 @@ def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
     used |= {"ssl.endpoint.identification.algorithm", "sasl.mechanism", "sasl.mechanisms"}
     for part in (_jaas(config, mechanism), _truststore(config), _keystore(config)):
         used |= part.keys()
-        result |= {name: value for made in part.values() for name, value in made.items()}
-    if strangers := sorted(name for name in config if name.startswith(("ssl.", "sasl.")) and name not in used):
+        result |= {name: value for settings in part.values() for name, value in settings.items()}
+    if unsupported := sorted(name for name in config if name.startswith(("ssl.", "sasl.")) and name not in used):
         raise _bad(
-            strangers[0],
+            unsupported[0],
             "Spark's connector does not have this setting",
             "Use ssl.ca.location, sasl.mechanism, sasl.username and sasl.password, or write the transform in the Arrow form.",
         )
@@ -117,7 +117,7 @@ def quoted(text: str) -> str:
 
 
 def _login(jaas: str, mechanism: str | None) -> dict[str, str]:
-    """User and password of a JAAS line with one login module."""
+    """The user and password of a JAAS line with one login module."""
     name = "sasl.jaas.config"
     fix = 'Write one login module, `... required username="..." password="...";`, or sasl.username and sasl.password.'
     match = _JAAS.fullmatch(jaas)
@@ -127,63 +127,63 @@ def _login(jaas: str, mechanism: str | None) -> dict[str, str]:
     if module not in _MODULES:
         raise _bad(name, f"its login module is {module}, which has no counterpart in librdkafka", fix)
     if mechanism not in _MODULES[module]:
-        found = f"its login module is {module}, but sasl.mechanism is {mechanism or 'missing'}"
-        raise _bad(name, found, f"Set sasl.mechanism to {' or '.join(_MODULES[module])}.")
-    strangers = sorted(options.keys() - {"username", "password"})
-    if strangers or len(options) != 2:
-        raise _bad(name, f"its option {strangers[0]} has no counterpart" if strangers else "username or password is missing", fix)
+        problem = f"its login module is {module}, but sasl.mechanism is {mechanism or 'missing'}"
+        raise _bad(name, problem, f"Set sasl.mechanism to {' or '.join(_MODULES[module])}.")
+    unsupported = sorted(options.keys() - {"username", "password"})
+    if unsupported or len(options) != 2:
+        raise _bad(name, f"its option {unsupported[0]} has no counterpart" if unsupported else "username or password is missing", fix)
     return {"sasl.username": options["username"], "sasl.password": options["password"]}
 
 
 def _unquoted(value: str) -> str:
-    """A JAAS value, unquoted as by the JVM's tokenizer."""
+    """Unquotes a JAAS value like the JVM's tokenizer."""
     if value[0] not in "\"'":
         return value
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)) if found[1][0] in "01234567" else _LETTERS.get(found[1], found[1]), value[1:-1])
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)) if match[1][0] in "01234567" else _LETTERS.get(match[1], match[1]), value[1:-1])
 
 
-def _trust(given: dict[str, str]) -> dict[str, str]:
-    """Removes the JVM's truststore from ``given`` and returns it with librdkafka's names."""
-    kind = given.pop("ssl.truststore.type", None)
-    made = {
-        ours: given.pop(theirs)
+def _trust(settings: dict[str, str]) -> dict[str, str]:
+    """Removes the JVM's truststore from ``settings`` and returns it under librdkafka's names."""
+    kind = settings.pop("ssl.truststore.type", None)
+    translated = {
+        ours: settings.pop(theirs)
         for theirs, ours in (("ssl.truststore.location", "ssl.ca.location"), ("ssl.truststore.certificates", "ssl.ca.pem"))
-        if theirs in given
+        if theirs in settings
     }
-    if made and (kind or "JKS").upper() != "PEM":
+    if translated and (kind or "JKS").upper() != "PEM":
         raise _bad(
             "ssl.truststore.type",
             f"it is {kind or 'missing, which means JKS'}, but librdkafka reads certificates only as PEM",
             "Export the CA's certificate with keytool -exportcert -rfc, set ssl.truststore.type to PEM and "
             "ssl.truststore.location to that file (or ssl.ca.location alone).",
         )
-    return made
+    return translated
 
 
-def _keys(given: dict[str, str]) -> dict[str, str]:
-    """Removes the JVM's key store from ``given`` and returns it with librdkafka's names.
+def _keys(settings: dict[str, str]) -> dict[str, str]:
+    """Removes the JVM's key store from ``settings`` and returns it under librdkafka's names.
 
     Without a type, ``ssl.keystore.location`` is librdkafka's own setting: PKCS12.
     """
-    kind = (given.pop("ssl.keystore.type", None) or "").upper()
+    kind = (settings.pop("ssl.keystore.type", None) or "").upper()
     if kind not in ("", "PEM", "PKCS12"):
         raise _bad("ssl.keystore.type", f"it is {kind}, which librdkafka cannot read", "Convert the key store to PKCS12 or PEM.")
     texts = {"ssl.keystore.certificate.chain": "ssl.certificate.pem", "ssl.keystore.key": "ssl.key.pem"}
-    found = sorted(texts.keys() & given.keys())
+    present = sorted(texts.keys() & settings.keys())
     if kind != "PEM":
-        if found:
-            raise _bad("ssl.keystore.type", f"{found[0]} is given, but the type is not PEM", "Set ssl.keystore.type to PEM.")
+        if present:
+            raise _bad("ssl.keystore.type", f"{present[0]} is given, but the type is not PEM", "Set ssl.keystore.type to PEM.")
         return {}
-    made = {texts[name]: given.pop(name) for name in found}
-    if "ssl.keystore.password" in given:
+    translated = {texts[name]: settings.pop(name) for name in present}
+    if "ssl.keystore.password" in settings:
         raise _bad("ssl.keystore.password", "a PEM file has no key store password", "Set the key's password in ssl.key.password.")
-    if "ssl.keystore.location" in given:
-        file = given.pop("ssl.keystore.location")
-        made |= {"ssl.certificate.location": file, "ssl.key.location": file}
-    return made
+    if "ssl.keystore.location" in settings:
+        file = settings.pop("ssl.keystore.location")
+        translated |= {"ssl.certificate.location": file, "ssl.key.location": file}
+    return translated
 
 
-# ---- to the JVM's names: the settings made, by the setting they are made of
+# ---- to the JVM's names: the JVM's settings by the librdkafka setting that they replace
 
 
 def _jaas(config: Mapping[str, str], mechanism: str | None) -> dict[str, dict[str, str]]:
@@ -197,28 +197,28 @@ def _jaas(config: Mapping[str, str], mechanism: str | None) -> dict[str, dict[st
             "Set it to PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.",
         )
     user, password = quoted(config.get("sasl.username", "")), quoted(config.get("sasl.password", ""))
-    made = {"sasl.jaas.config": f"{module} required username={user} password={password};"}
-    return {"sasl.username": made, "sasl.password": made}
+    jaas = {"sasl.jaas.config": f"{module} required username={user} password={password};"}
+    return {"sasl.username": jaas, "sasl.password": jaas}
 
 
 def _truststore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
     if config.get("ssl.ca.location") == "probe":
         raise _bad("ssl.ca.location", "it is probe, which only librdkafka supports", "Set it to the file with the CA's certificate.")
-    made: dict[str, dict[str, str]] = {}
+    translated: dict[str, dict[str, str]] = {}
     for ours, theirs in (("ssl.ca.location", "ssl.truststore.location"), ("ssl.ca.pem", "ssl.truststore.certificates")):
         if ours in config:
-            made[ours] = {"ssl.truststore.type": "PEM", theirs: config[ours]}
-    if len(made) > 1:
+            translated[ours] = {"ssl.truststore.type": "PEM", theirs: config[ours]}
+    if len(translated) > 1:
         raise _bad("ssl.ca.pem", "ssl.ca.location is set too, but the JVM's client takes only one of them", "Remove one of them.")
-    return made
+    return translated
 
 
 def _keystore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    made: dict[str, dict[str, str]] = {}
+    translated: dict[str, dict[str, str]] = {}
     if "ssl.keystore.location" in config:
         for name in ("ssl.keystore.location", "ssl.keystore.password"):
             if name in config:
-                made[name] = {"ssl.keystore.type": "PKCS12", name: config[name]}
+                translated[name] = {"ssl.keystore.type": "PKCS12", name: config[name]}
     files = [config[name] for name in ("ssl.certificate.location", "ssl.key.location") if name in config]
     if files and (len(files) != 2 or files[0] != files[1]):
         raise _bad(
@@ -227,13 +227,13 @@ def _keystore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
             "Put both into one PEM file (key in PKCS#8) and set both to it, or write the transform in the Arrow form.",
         )
     if files:
-        one = {"ssl.keystore.type": "PEM", "ssl.keystore.location": files[0]}
-        made |= {"ssl.certificate.location": one, "ssl.key.location": one}
+        pem = {"ssl.keystore.type": "PEM", "ssl.keystore.location": files[0]}
+        translated |= {"ssl.certificate.location": pem, "ssl.key.location": pem}
     for ours, theirs in (("ssl.certificate.pem", "ssl.keystore.certificate.chain"), ("ssl.key.pem", "ssl.keystore.key")):
         if ours in config:
-            made[ours] = {"ssl.keystore.type": "PEM", theirs: config[ours]}
-    return made
+            translated[ours] = {"ssl.keystore.type": "PEM", theirs: config[ours]}
+    return translated
 
 
-def _bad(name: str, found: str, fix: str) -> BadInput:
-    return BadInput(what=f"Kafka setting {name}", found=found, fix=fix)
+def _bad(name: str, problem: str, fix: str) -> BadInput:
+    return BadInput(what=f"Kafka setting {name}", found=problem, fix=fix)

@@ -1,9 +1,9 @@
 """The embedded stack: Postgres, one Kafka broker and, on request, a schema registry on loopback, for the demo and the tests, behind
 ``tidemark local``.
 
-It owns one folder (`tidemark.project.state()`), the servers that run on it, and the cache of jars. It keeps none of the invariants
-itself, but durability, on which I1 stands: Postgres' ``fsync`` and Kafka's retention stay at their defaults.
-Killed servers, and a start killed half-way, are recovered by the next ``up``.
+It owns one folder (`tidemark.project.state()`), the servers that run on it, and the cache of jars. It guarantees no invariant itself
+except durability, on which I1 depends: Postgres' ``fsync`` and Kafka's retention stay at their defaults. The next ``up`` recovers killed
+servers, and a start killed half-way.
 
 Modules::
 
@@ -20,7 +20,7 @@ Modules::
     postgres           the Postgres server
     processes          processes that outlive the command that started them
     registry_server    the schema registry
-    server             what the servers share: start, readiness, stop
+    server             the servers' common base: start, readiness, stop
     stack              `LocalStack`: the servers in one folder
 """
 
@@ -36,7 +36,7 @@ __all__ = ["LocalStack", "ServerState", "ServerStatus"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: the Spark driver takes `tidemark.jvm.jars` where the packages of the servers are not installed."""
+    """Imports lazily: the Spark driver uses `tidemark.jvm.jars` where the servers' packages are not installed."""
     if name not in __all__:
         raise AttributeError(name)
     from tidemark.local import server, stack

@@ -37,9 +37,9 @@ class SystemUser:
 
 
 def server_account() -> SystemUser | None:
-    """None for an ordinary caller; for root the user `NAME`, created if it does not exist.
+    """The user `NAME` for root, created if necessary; None for an ordinary caller.
 
-    Raises `FolderUnusable` if it cannot be created.
+    Raises `FolderUnusable` if the user cannot be created.
     """
     if os.geteuid() != 0:
         return None
@@ -48,12 +48,12 @@ def server_account() -> SystemUser | None:
             entry = pwd.getpwnam(NAME)
             return SystemUser(name=NAME, uid=entry.pw_uid, gid=entry.pw_gid)
         except KeyError:
-            made = _make()
-        if made:
+            problem = _create_user()
+        if problem:
             time.sleep(0.1)  # another process may be creating it, or hold the lock of the user database
     raise FolderUnusable(
         folder=Path.cwd(),
-        cause=f"Postgres refuses to run as root, and its user {NAME} could not be created: {made}",
+        cause=f"Postgres refuses to run as root, and its user {NAME} could not be created: {problem}",
         fix="Run as an ordinary user, or create the user yourself.",
     )
 
@@ -67,25 +67,25 @@ def own_uids() -> set[int]:
     return uids
 
 
-def _make() -> str:
-    """Create the user; return an empty text, or why it failed."""
+def _create_user() -> str:
+    """Creates the user. Returns the error text, empty on success."""
     useradd = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if useradd is None:
         return "useradd was not found"
-    done = subprocess.run([useradd, "--system", "--user-group", "--no-create-home", NAME], capture_output=True, text=True, check=False)
-    return done.stderr.strip() or f"useradd ended with {done.returncode}" if done.returncode else ""
+    process = subprocess.run([useradd, "--system", "--user-group", "--no-create-home", NAME], capture_output=True, text=True, check=False)
+    return process.stderr.strip() or f"useradd ended with {process.returncode}" if process.returncode else ""
 
 
 def check_reachable(account: SystemUser, *paths: Path) -> None:
-    """Return if the account can enter all folders above ``paths``; raises `FolderUnusable` with the folder that it cannot enter.
+    """Raises `FolderUnusable`, with the folder, unless the account can enter all folders above ``paths``.
 
-    The permissions of folders outside the stack are never changed: opening /root to all users is the owner's decision.
+    Never changes permissions of folders outside the stack: opening /root to all users is the owner's decision.
     """
     for path in paths:
-        tried = subprocess.run(["/bin/sh", "-c", 'test -x "$1"', "sh", path], cwd="/", check=False, **account.switch())
-        if tried.returncode == 0:
+        probe = subprocess.run(["/bin/sh", "-c", 'test -x "$1"', "sh", path], cwd="/", check=False, **account.switch())
+        if probe.returncode == 0:
             continue
-        barrier = next((folder for folder in reversed(path.resolve().parents) if not _passes(account, folder)), path)
+        barrier = next((folder for folder in reversed(path.resolve().parents) if not _can_enter(account, folder)), path)
         mode = stat.S_IMODE(barrier.stat().st_mode)
         raise FolderUnusable(
             folder=path,
@@ -94,7 +94,7 @@ def check_reachable(account: SystemUser, *paths: Path) -> None:
         )
 
 
-def _passes(account: SystemUser, folder: Path) -> bool:
+def _can_enter(account: SystemUser, folder: Path) -> bool:
     status = folder.stat()
     if status.st_uid == account.uid:
         return bool(status.st_mode & stat.S_IXUSR)

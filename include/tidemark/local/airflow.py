@@ -7,7 +7,7 @@ Four processes, each in its own process group, and a metadata database that the 
         ├─ dag-processor ── parsers
         └─ triggerer
 
-All its state is in one folder, Airflow's home: ``state.json`` (port, processes), ``secrets.json`` and ``passwords.json`` (owner only),
+All state is in one folder, Airflow's home: ``state.json`` (port, processes), ``secrets.json`` and ``passwords.json`` (owner only),
 ``logs/`` (one file per process, and Airflow's own logs). A process is identified by pid and start time; its descendants by a mark in their
 environment, which survives dead parents and new sessions. So `LocalAirflow.up` cleans up after a killed run, and `LocalAirflow.down` leaves
 no process behind.
@@ -50,17 +50,17 @@ PROCESSES: Mapping[str, tuple[str, ...]] = {
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
-"""The four processes and their arguments. `airflow_settings.QUICK` says why there are no log servers."""
+"""The four processes and their arguments. `airflow_settings.QUICK` explains why there are no log servers."""
 STOP_ORDER = ((("scheduler",), 8), (("dag-processor", "triggerer"), 4), (("api-server",), 8))
 """The processes to stop, step by step, and the seconds from SIGTERM to SIGKILL.
 
 Tasks report their end to the api-server, so it stops last: otherwise the scheduler's supervisors wait many seconds for it. A scheduler ends
-within 3 s if its tasks' ``on_kill`` ends them; a task without one keeps running, and its scheduler too. A triggerer ends within 2 s, or
-after 10 s if it misses the end of its child, which is not worth waiting for.
+within 3 s if its tasks' ``on_kill`` ends them; a task without one keeps running, and so does its scheduler. A triggerer ends within 2 s, or
+within 10 s if it misses the end of its child, which is not worth the wait.
 """
 UP_TIMEOUT_S = 120
 """The first start of a fresh installation compiles all of Airflow; later starts take 7 s."""
-KILL_PATIENCE_S = 10
+KILL_TIMEOUT_S = 10
 
 Report = Callable[[str], None]
 
@@ -77,7 +77,7 @@ class PortTaken(Refused):
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One of the four processes: ``pid`` is None if it does not run; ``healthy`` means that it has sent a recent heartbeat."""
+    """One of the four processes: ``pid`` is None if it does not run; ``healthy``: it has sent a recent heartbeat."""
 
     name: str
     pid: int | None
@@ -98,7 +98,7 @@ class AirflowStatus:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What outlives this Python process, as ``state.json`` holds it."""
+    """The state that outlives this Python process, in ``state.json``."""
 
     port: int | None = None
     fingerprint: str = ""
@@ -107,7 +107,7 @@ class _State:
 
 
 def _silent(_: str) -> None:
-    """The default report, which discards its text."""
+    """Discards the report."""
 
 
 class LocalAirflow:
@@ -125,7 +125,7 @@ class LocalAirflow:
         plugins: Path | None,
         port: int | None = None,
     ) -> None:
-        """All four processes, and so every task, get ``env``. ``port`` defaults to the last one used, or any free one."""
+        """All four processes, and so all tasks, get ``env``. ``port`` defaults to the last one used, or any free one."""
         self.folder = folder.absolute()
         self.metadata_url = metadata_url
         self.env = dict(env)
@@ -160,7 +160,7 @@ class LocalAirflow:
 
     @property
     def url(self) -> str:
-        """The api-server's URL; known from the first `up` on."""
+        """The api-server's URL, available after the first `up`."""
         return f"http://127.0.0.1:{self._known_port()}"
 
     @property
@@ -170,33 +170,33 @@ class LocalAirflow:
         return settings.Secrets.of(self.folder).admin_password
 
     def client(self) -> AirflowClient:
-        """A client signed in as the admin; the caller closes it."""
+        """A client for the admin; the caller closes it."""
         return AirflowClient(self.url, user=self.user, password=self.password)
 
     def up(self, report: Report = _silent) -> None:
-        """Start what does not run and return when all four are healthy. Does nothing if they are and their settings have not changed.
+        """Starts missing processes and waits until all four are healthy. Does nothing if they are and their settings have not changed.
 
-        A dead process is started again after its remaining children have been ended. If the settings changed, all four restart.
+        Starts a dead process again after ending its remaining children. If the settings changed, all four restart.
         Raises `PortTaken`, and `AirflowUnavailable` with the end of the log if a process dies or does not become healthy.
         """
         with self._lock():
             state = self._state()
-            wanted = self.port or state.port
-            if wanted is None or state.fingerprint != settings.fingerprint(self._own(wanted)):
-                dead = list(PROCESSES)
+            port = self.port or state.port
+            if port is None or state.fingerprint != settings.fingerprint(self._overlay(port)):
+                missing = list(PROCESSES)
             else:
-                dead = [name for name in PROCESSES if not self._running(name)]
-            if dead:
-                self._stop(dead, report)
-                dead = self._claim_port(dead, report)
+                missing = [name for name in PROCESSES if not self._running(name)]
+            if missing:
+                self._stop(missing, report)
+                missing = self._claim_port(missing, report)
                 self._migrate(report)
-                report(f"Airflow: starting {', '.join(dead)}")
-            for name in dead:
+                report(f"Airflow: starting {', '.join(missing)}")
+            for name in missing:
                 self._launch(name)
-            self._await_healthy(PROCESSES)
+            self._wait_healthy(PROCESSES)
 
     def down(self, report: Report = _silent) -> None:
-        """Stop all four and everything that they started, even in other sessions: SIGTERM first, then SIGKILL."""
+        """Stops all four and all of their descendants, even in other sessions: SIGTERM first, then SIGKILL."""
         if not self.folder.exists():
             return
         with self._lock():
@@ -204,54 +204,54 @@ class LocalAirflow:
             self._store(replace(self._state(), processes={}))
 
     def has_died(self) -> bool:
-        """Whether it was started, not stopped, and one of the four no longer runs, as after a long outage of the database."""
+        """Whether Airflow was started and not stopped, but one of the four no longer runs, as after a long outage of the database."""
         return bool(self._state().processes) and not all(self._running(name) for name in PROCESSES)
 
     def is_as_started(self) -> bool:
         """Whether `up` would use the settings of the last start."""
         state = self._state()
-        return state.port is not None and state.fingerprint == settings.fingerprint(self._own(state.port))
+        return state.port is not None and state.fingerprint == settings.fingerprint(self._overlay(state.port))
 
     def kill(self, process: str) -> None:
-        """SIGKILL the process group of one of the four, as a crash would, and return when the group is gone.
+        """Kills the process group of one of the four, as a crash would, and waits until the group is gone.
 
-        Processes that have left the group (a driver in its own session) are left to the guards under test.
+        Leaves processes outside the group (a driver in its own session) to the guards under test.
         """
-        group = self._group(_known(process))
+        group = self._group(_checked(process))
         if group is None:
             return
         members = [member for member in self._family(process) if processes.group_of(member) == group]  # a dying process shows no mark
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        if not processes.wait_gone(members, KILL_PATIENCE_S):
-            raise AirflowUnavailable(process=process, cause=f"its process group {group} survived SIGKILL for {KILL_PATIENCE_S} s")
+        if not processes.wait_gone(members, KILL_TIMEOUT_S):
+            raise AirflowUnavailable(process=process, cause=f"its process group {group} survived SIGKILL for {KILL_TIMEOUT_S} s")
 
     def start(self, process: str) -> None:
-        """Start one of the four again and return when it is healthy. Unlike `up`, leaves its predecessor's processes running, but ends
+        """Starts one of the four again and waits until it is healthy. Unlike `up`, leaves its predecessor's processes running, but ends
         their database sessions."""
         with self._lock():
-            if not self._running(_known(process)):
+            if not self._running(_checked(process)):
                 self._launch(process)
-            self._await_healthy([process])
+            self._wait_healthy([process])
 
     def status(self) -> AirflowStatus:
-        """Which of the four run, and which are healthy."""
+        """The four processes' current status."""
         state = self._state()
         healthy = self._healthy()
-        found = []
+        statuses = []
         for name in PROCESSES:
             runs = self._running(name)
-            found.append(ProcessStatus(name=name, pid=state.processes[name].pid if runs else None, healthy=runs and name in healthy))
-        return AirflowStatus(url=None if state.port is None else self.url, processes=tuple(found))
+            statuses.append(ProcessStatus(name=name, pid=state.processes[name].pid if runs else None, healthy=runs and name in healthy))
+        return AirflowStatus(url=None if state.port is None else self.url, processes=tuple(statuses))
 
     # State
 
     def _state(self) -> _State:
         try:
-            found = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+            stored = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return _State()
-        return _State(**{**found, "processes": {name: Started(**started) for name, started in found["processes"].items()}})
+        return _State(**{**stored, "processes": {name: Started(**started) for name, started in stored["processes"].items()}})
 
     def _store(self, state: _State) -> None:
         settings.write_private(self.folder / "state.json", json.dumps(asdict(state)))
@@ -264,7 +264,7 @@ class LocalAirflow:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _own(self, port: int) -> dict[str, str]:
+    def _overlay(self, port: int) -> dict[str, str]:
         return settings.overlay(
             folder=self.folder,
             port=port,
@@ -283,28 +283,28 @@ class LocalAirflow:
 
     # Starting
 
-    def _claim_port(self, dead: list[str], report: Report) -> list[str]:
-        """Store the port; return the processes to start, which are all four if the port had to change."""
+    def _claim_port(self, names: list[str], report: Report) -> list[str]:
+        """Stores the port. Returns the processes to start: all four if the port had to change."""
         state = self._state()
         port = self.port or state.port
-        if "api-server" in dead and (port is None or not ports.is_free(port)):
+        if "api-server" in names and (port is None or not ports.is_free(port)):
             if self.port is not None:
                 raise PortTaken(port=self.port)
             self._stop(PROCESSES, report)
-            dead, port = list(PROCESSES), ports.find_free()
+            names, port = list(PROCESSES), ports.find_free()
         assert port is not None, "the api-server runs, so its port was stored"
-        self._store(replace(state, port=port, fingerprint=settings.fingerprint(self._own(port))))
-        return dead
+        self._store(replace(state, port=port, fingerprint=settings.fingerprint(self._overlay(port))))
+        return names
 
     def _migrate(self, report: Report) -> None:
-        """Migrate the metadata database to this Airflow's schema, unless this version has already done so."""
+        """Migrates the metadata database to this Airflow's schema, unless this version has already done so."""
         version = importlib.metadata.version("apache-airflow")
-        if (found := metadata.revision(self.metadata_url)) and self._state().schema == f"{version} {found}":
+        if (revision := metadata.revision(self.metadata_url)) and self._state().schema == f"{version} {revision}":
             return
         report("Airflow: preparing the metadata database")
         log = self.folder / "logs" / "db-migrate.log"
         with log.open("wb") as output:
-            done = subprocess.run(
+            process = subprocess.run(
                 settings.command("db", "migrate"),
                 env=self._environment("db-migrate"),
                 cwd=self.folder,
@@ -313,13 +313,13 @@ class LocalAirflow:
                 stderr=subprocess.STDOUT,
                 check=False,
             )
-        if done.returncode:
-            cause = f"`airflow db migrate` ended with {done.returncode}"
+        if process.returncode:
+            cause = f"`airflow db migrate` ended with {process.returncode}"
             raise AirflowUnavailable(process="metadata database", cause=cause, log=processes.tail(log))
         self._store(replace(self._state(), schema=f"{version} {metadata.revision(self.metadata_url)}"))
 
     def _environment(self, process: str) -> dict[str, str]:
-        return settings.environment(os.environ, self._own(self._known_port()), process=process)
+        return settings.environment(os.environ, self._overlay(self._known_port()), process=process)
 
     def _launch(self, name: str) -> None:
         metadata.end_sessions(self.metadata_url, name)
@@ -336,12 +336,12 @@ class LocalAirflow:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        process.returncode = 0  # nothing waits for it; without this, Popen warns when it is collected
+        process.returncode = 0  # nothing waits for it; otherwise Popen would warn at garbage collection
         state = self._state()
         started = Started.now(process.pid)
         self._store(replace(state, processes={**state.processes, name: started}))
 
-    def _await_healthy(self, names: Iterable[str]) -> None:
+    def _wait_healthy(self, names: Iterable[str]) -> None:
         deadline = time.monotonic() + UP_TIMEOUT_S
         while missing := [name for name in names if name not in self._healthy()]:
             for name in missing:
@@ -353,7 +353,7 @@ class LocalAirflow:
             time.sleep(POLL_S)
 
     def _healthy(self) -> set[str]:
-        """Those of the four that run and have sent a heartbeat since they were started.
+        """The running processes that have sent a heartbeat since their start.
 
         Airflow only checks the time of the last heartbeat: a killed scheduler, or its successor, counts as healthy for 30 s.
         """
@@ -368,48 +368,48 @@ class LocalAirflow:
         healthy = {"api-server"} if answer["metadatabase"]["status"] == "healthy" else set()
         for name in ("scheduler", "dag-processor", "triggerer"):
             key = name.replace("-", "_")
-            beat = answer[key][f"latest_{key}_heartbeat"]
-            if answer[key]["status"] == "healthy" and beat and self._running(name):
-                since = datetime.fromtimestamp(state.processes[name].created, UTC)
-                if datetime.fromisoformat(beat) > since:
+            heartbeat = answer[key][f"latest_{key}_heartbeat"]
+            if answer[key]["status"] == "healthy" and heartbeat and self._running(name):
+                started_at = datetime.fromtimestamp(state.processes[name].created, UTC)
+                if datetime.fromisoformat(heartbeat) > started_at:
                     healthy.add(name)
         return healthy
 
     # Stopping
 
     def _stop(self, names: Iterable[str], report: Report) -> None:
-        """Stop ``names`` and everything that they started: SIGTERM in `STOP_ORDER`, then SIGKILL to everything with the mark."""
+        """Stops ``names`` and their descendants: SIGTERM in `STOP_ORDER`, then SIGKILL to every process with the mark."""
         names = set(names)
         if any(self._family(name) for name in names):
             report(f"Airflow: stopping {', '.join(name for name in PROCESSES if name in names)}")
-        for together, patience_s in STOP_ORDER:
-            asked = [name for name in together if name in names and self._running(name)]
-            family = [member for name in asked for member in self._family(name)]
-            for name in asked:
-                self._ask_to_end(name)
-            processes.wait_gone(family, patience_s)
-            for name in names.intersection(together):
-                self._sweep(name)
+        for step, timeout_s in STOP_ORDER:
+            running = [name for name in step if name in names and self._running(name)]
+            family = [member for name in running for member in self._family(name)]
+            for name in running:
+                self._terminate(name)
+            processes.wait_gone(family, timeout_s)
+            for name in names.intersection(step):
+                self._kill_family(name)
 
-    def _ask_to_end(self, name: str) -> None:
-        """Send SIGTERM, to the scheduler's whole group: supervisors pass it to their tasks, for which the scheduler would otherwise wait.
+    def _terminate(self, name: str) -> None:
+        """Sends SIGTERM; for the scheduler, to its whole group: supervisors pass it to their tasks, for which the scheduler waits.
 
-        The others stop their children themselves, and would wait longer for a child that got a signal from elsewhere.
+        The others stop their children themselves, and wait longer for a child that got a signal from elsewhere.
         """
         pid = self._state().processes[name].pid
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if name == "scheduler" else os.kill)(pid, signal.SIGTERM)
 
-    def _sweep(self, name: str) -> None:
-        """SIGKILL everything with the mark of ``name`` until nothing is left."""
-        deadline = time.monotonic() + KILL_PATIENCE_S
+    def _kill_family(self, name: str) -> None:
+        """Sends SIGKILL to every process with the mark of ``name`` until none is left."""
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         while family := self._family(name):
             for member in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
             if not processes.wait_gone(family, deadline - time.monotonic()):
                 pids = ", ".join(str(member.pid) for member in family)
-                raise AirflowUnavailable(process=name, cause=f"some of its processes {pids} survived SIGKILL for {KILL_PATIENCE_S} s")
+                raise AirflowUnavailable(process=name, cause=f"some of its processes {pids} survived SIGKILL for {KILL_TIMEOUT_S} s")
 
     # Processes
 
@@ -418,11 +418,11 @@ class LocalAirflow:
         return started is not None and started.runs()
 
     def _family(self, name: str) -> list[psutil.Process]:
-        """``name`` and all live processes that it started in this folder."""
+        """The process ``name`` and all of its live descendants in this folder."""
         return processes.family(settings.mark(name, self.folder))
 
     def _group(self, name: str) -> int | None:
-        """The process group of ``name`` if any member is left. Its leader may be dead; the number alone may by now be another group's."""
+        """The process group of ``name`` if any member is left. The leader may be dead, and another group may have reused the number."""
         started = self._state().processes.get(name)
         if started is None or started.pid not in {processes.group_of(member) for member in self._family(name)}:
             return None
@@ -432,7 +432,7 @@ class LocalAirflow:
         return self.folder / "logs" / f"{name}.log"
 
 
-def _known(process: str) -> str:
+def _checked(process: str) -> str:
     if process not in PROCESSES:
         raise BadInput(what="process of the local Airflow", found=process, fix=f"Write one of {', '.join(PROCESSES)}.")
     return process

@@ -1,7 +1,7 @@
 """A client for the parts of Airflow's REST API that start, watch and repair runs.
 
-A refused connection is retried for a few seconds; a request that may have arrived is repeated only if it changes nothing.
-An answer 4xx raises `AirflowRefused`; 5xx or no answer raises `AirflowUnavailable`.
+Retries a refused connection for a few seconds, and a request that may have arrived only if it changes nothing. A 4xx response raises
+`AirflowRefused`; 5xx or none raises `AirflowUnavailable`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tenacity
 from tidemark.errors import Refused, Unavailable
 
 CONNECT_ATTEMPTS = 5
-FRESH = httpx.Limits(keepalive_expiry=2.0)
-"""Airflow's server closes a connection that is idle for 5 s, maybe just when the next request is on its way."""
+CONNECTION_LIMITS = httpx.Limits(keepalive_expiry=2.0)
+"""Closes idle connections before Airflow's server does, after 5 s, perhaps just as the next request is sent."""
 POLL_S = 0.3
 FINISHED = frozenset({"success", "failed"})
 """The final states of a run."""
@@ -28,12 +28,12 @@ _LOG_FRAME = frozenset(
     {"event", "timestamp", "level", "logger", "filename", "lineno", "error_detail"}
     | {"dag_id", "run_id", "task_id", "map_index", "try_number", "ti_id"}
 )
-"""Fields of a log event that the caller knows already or that are printed in another way."""
+"""Fields of a log event that the caller knows or that are printed in another way."""
 
 
 @dataclass(kw_only=True, eq=False)
 class AirflowUnavailable(Unavailable):
-    """Airflow or one of its processes does not work; ``log`` is the end of the process' log, if known."""
+    """Airflow or one of its processes is not available; ``log`` is the end of the process's log, if known."""
 
     process: str
     cause: str
@@ -45,7 +45,7 @@ class AirflowUnavailable(Unavailable):
 
 @dataclass(kw_only=True, eq=False)
 class AirflowRefused(Refused):
-    """Airflow answered a request with a client error; ``detail`` is Airflow's text."""
+    """Airflow rejected a request with a client error; ``detail`` is Airflow's text."""
 
     request: str
     status: int
@@ -98,7 +98,7 @@ class AssetEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFailure:
-    """A DAG file that could not be read, and its stack trace."""
+    """A DAG file that could not be imported, and its stack trace."""
 
     file: str
     trace: str
@@ -111,7 +111,7 @@ class AirflowClient:
         self._user = user
         self._password = password
         self._http = httpx.Client(
-            base_url=url, timeout=30, limits=FRESH, trust_env=False
+            base_url=url, timeout=30, limits=CONNECTION_LIMITS, trust_env=False
         )  # a proxy from the environment cannot reach loopback
 
     def __enter__(self) -> Self:
@@ -130,24 +130,24 @@ class AirflowClient:
         return token
 
     def get(self, path: str, **params: Any) -> Any:
-        """The JSON answer to ``GET /api/v2/<path>``."""
-        return self._signed("GET", path, params=params).json()
+        """The JSON response to ``GET /api/v2/<path>``."""
+        return self._send_signed("GET", path, params=params).json()
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer to ``POST /api/v2/<path>``."""
-        return self._signed("POST", path, json=body).json()
+        """The JSON response to ``POST /api/v2/<path>``."""
+        return self._send_signed("POST", path, json=body).json()
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer to ``PATCH /api/v2/<path>``."""
-        return self._signed("PATCH", path, json=body).json()
+        """The JSON response to ``PATCH /api/v2/<path>``."""
+        return self._send_signed("PATCH", path, json=body).json()
 
     def health(self) -> Mapping[str, Mapping[str, str | None]]:
-        """The answer of ``/api/v2/monitor/health``, by component; needs no sign-in and is not retried."""
-        answer: Mapping[str, Mapping[str, str | None]] = self._once("GET", "/api/v2/monitor/health").json()
+        """The response of ``/api/v2/monitor/health``, by component. Needs no sign-in and is not retried."""
+        answer: Mapping[str, Mapping[str, str | None]] = self._send_once("GET", "/api/v2/monitor/health").json()
         return answer
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
-        """Return when the DAG processor has stored ``dag_id``. Raises `AirflowUnavailable` with the import errors on a timeout."""
+        """Waits until the DAG processor has stored ``dag_id``. Raises `AirflowUnavailable` with the import errors after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -169,7 +169,7 @@ class AirflowClient:
         self.patch(f"dags/{quote(dag_id)}", {"is_paused": True})
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run and return its id."""
+        """Starts a run and returns its id."""
         body = {"logical_date": None, "conf": dict(conf or {})}  # without a logical date, any number of runs can be started
         run_id: str = self.post(f"dags/{quote(dag_id)}/dagRuns", body)["dag_run_id"]
         return run_id
@@ -181,11 +181,11 @@ class AirflowClient:
 
     def runs(self, dag_id: str) -> list[Mapping[str, Any]]:
         """The last 100 runs of a DAG as Airflow returns them, newest first."""
-        found: list[Mapping[str, Any]] = self.get(f"dags/{quote(dag_id)}/dagRuns", order_by="-run_after", limit=100)["dag_runs"]
-        return found
+        runs: list[Mapping[str, Any]] = self.get(f"dags/{quote(dag_id)}/dagRuns", order_by="-run_after", limit=100)["dag_runs"]
+        return runs
 
     def wait(self, dag_id: str, run_id: str, timeout_s: float) -> str:
-        """Wait for a run to end and return its state, success or failed. Raises `RunUnfinished` after ``timeout_s``."""
+        """Waits for a run's end and returns its state, success or failed. Raises `RunUnfinished` after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while (state := self.run(dag_id, run_id)) not in FINISHED:
             if time.monotonic() > deadline:
@@ -196,16 +196,16 @@ class AirflowClient:
 
     def task_instances(self, dag_id: str, run_id: str) -> list[TaskInstance]:
         """The latest try of every task of a run, mapped ones included."""
-        found = self.get(f"{_run(dag_id, run_id)}/taskInstances", limit=1000)["task_instances"]
-        return [_task_instance(task) for task in found]
+        tasks = self.get(f"{_run(dag_id, run_id)}/taskInstances", limit=1000)["task_instances"]
+        return [_task_instance(task) for task in tasks]
 
     def task_instance(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance:
         return _task_instance(self.get(_task(dag_id, run_id, task_id, map_index)))
 
     def tries(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[TaskInstance]:
         """Every try of one task, oldest first."""
-        found = self.get(f"{_task(dag_id, run_id, task_id, map_index)}/tries")["task_instances"]
-        return sorted((_task_instance(task) for task in found), key=lambda task: task.try_number)
+        tries = self.get(f"{_task(dag_id, run_id, task_id, map_index)}/tries")["task_instances"]
+        return sorted((_task_instance(task) for task in tries), key=lambda task: task.try_number)
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
         """The XCom value that a task pushed under ``key``."""
@@ -218,11 +218,11 @@ class AirflowClient:
         return "\n".join(_log_line(entry) for entry in answer["content"])
 
     def mark(self, state: str, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> None:
-        """Mark a task as failed or success, as in the UI. A running task notices at its next heartbeat and is not retried."""
+        """Marks a task as failed or success, as in the UI. A running task notices at its next heartbeat and is not retried."""
         self.patch(_task(dag_id, run_id, task_id, map_index), {"new_state": state})
 
     def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str], *, downstream: bool = True) -> None:
-        """Clear tasks of a run so that they run again, by default with all downstream tasks."""
+        """Clears tasks of a run so that they run again, by default with all downstream tasks."""
         body = {
             "dry_run": False,
             "dag_run_id": run_id,
@@ -234,9 +234,9 @@ class AirflowClient:
         self.post(f"dags/{quote(dag_id)}/clearTaskInstances", body)
 
     def import_errors(self) -> list[ImportFailure]:
-        """The DAG files that could not be read."""
-        found = self.get("importErrors", limit=100)["import_errors"]
-        return [ImportFailure(file=failure["filename"], trace=failure["stack_trace"]) for failure in found]
+        """The DAG files that could not be imported."""
+        failures = self.get("importErrors", limit=100)["import_errors"]
+        return [ImportFailure(file=failure["filename"], trace=failure["stack_trace"]) for failure in failures]
 
     def asset_events(self, uri: str) -> list[AssetEvent]:
         """The events of the asset with exactly this URI, oldest first; none if no DAG names the asset."""
@@ -244,7 +244,7 @@ class AirflowClient:
         ids = [asset["id"] for asset in assets if asset["uri"] == uri]
         if not ids:
             return []
-        found = self.get("assets/events", asset_id=ids[0], order_by="timestamp", limit=1000)["asset_events"]
+        events = self.get("assets/events", asset_id=ids[0], order_by="timestamp", limit=1000)["asset_events"]
         return [
             AssetEvent(
                 uri=uri,
@@ -254,10 +254,10 @@ class AirflowClient:
                 source_run_id=event["source_run_id"],
                 extra=event["extra"] or {},
             )
-            for event in found
+            for event in events
         ]
 
-    def _signed(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _send_signed(self, method: str, path: str, **options: Any) -> httpx.Response:
         if "Authorization" not in self._http.headers:
             self._http.headers["Authorization"] = f"Bearer {self.token()}"
         try:
@@ -270,16 +270,16 @@ class AirflowClient:
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         never_sent = (httpx.ConnectError, httpx.ConnectTimeout)
-        again = (httpx.TransportError,) if method == "GET" else never_sent
+        retried = (httpx.TransportError,) if method == "GET" else never_sent
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error.__cause__, again)),
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error.__cause__, retried)),
             stop=tenacity.stop_after_attempt(CONNECT_ATTEMPTS),
             wait=tenacity.wait_exponential(multiplier=0.1, max=2),
             reraise=True,
         )
-        return retrying(self._once, method, path, **options)
+        return retrying(self._send_once, method, path, **options)
 
-    def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _send_once(self, method: str, path: str, **options: Any) -> httpx.Response:
         request = f"{method} {path}"
         try:
             answer = self._http.request(method, path, **options)
@@ -308,20 +308,20 @@ def _detail(answer: httpx.Response) -> str:
         return answer.text[:500]
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def _task_instance(found: Mapping[str, Any]) -> TaskInstance:
+def _task_instance(task: Mapping[str, Any]) -> TaskInstance:
     return TaskInstance(
-        task_id=found["task_id"],
-        map_index=found["map_index"],
-        rendered_map_index=found.get("rendered_map_index"),
-        state=found["state"],
-        try_number=found["try_number"],
-        hostname=found.get("hostname"),
-        start=_moment(found["start_date"]),
-        end=_moment(found["end_date"]),
+        task_id=task["task_id"],
+        map_index=task["map_index"],
+        rendered_map_index=task.get("rendered_map_index"),
+        state=task["state"],
+        try_number=task["try_number"],
+        hostname=task.get("hostname"),
+        start=_parse_time(task["start_date"]),
+        end=_parse_time(task["end_date"]),
     )
 
 
@@ -329,5 +329,5 @@ def _log_line(entry: str | Mapping[str, Any]) -> str:
     if isinstance(entry, str):
         return entry
     fields = [f"{name}={value}" for name, value in entry.items() if name not in _LOG_FRAME]
-    raised = [f"\n{error['exc_type']}: {error['exc_value']}" for error in entry.get("error_detail") or ()]
-    return " ".join([str(entry["event"]), *fields]) + "".join(raised)
+    errors = [f"\n{error['exc_type']}: {error['exc_value']}" for error in entry.get("error_detail") or ()]
+    return " ".join([str(entry["event"]), *fields]) + "".join(errors)

@@ -1,4 +1,4 @@
-"""Access to the local Airflow's metadata database for starting its processes."""
+"""Accesses the local Airflow's metadata database when its processes start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tidemark import db
 from tidemark.local import airflow_settings as settings
 
-END_PATIENCE_MS = 10_000
+TERMINATE_TIMEOUT_MS = 10_000
 
 
 def revision(url: str) -> str | None:
@@ -23,15 +23,15 @@ def revision(url: str) -> str | None:
 
 
 def end_sessions(url: str, process: str) -> None:
-    """End the sessions, and their transactions, that a predecessor of ``process`` left open.
+    """Ends the sessions, and their transactions, that a predecessor of ``process`` left open.
 
-    A task inherits the sockets of its scheduler. If it survives a killed scheduler, Postgres sees no disconnect: an open transaction stays
-    open and keeps the lock that every scheduler needs to queue tasks.
+    A task inherits its scheduler's sockets. If it survives a killed scheduler, Postgres sees no disconnect: an open transaction stays open
+    and keeps the lock that every scheduler needs to queue tasks.
     """
     with _transaction(url) as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s",
-            (END_PATIENCE_MS, settings.session_name(process)),
+            (TERMINATE_TIMEOUT_MS, settings.session_name(process)),
         )
 
 

@@ -42,16 +42,16 @@ class Started:
 
 def family(mark: str) -> list[psutil.Process]:
     """All other live processes with this ``mark``."""
-    found = []
+    members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone meanwhile
             if process.pid != os.getpid() and process.environ().get(settings.MARK) == mark and alive(process):
-                found.append(process)
-    return found
+                members.append(process)
+    return members
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs. A zombie does not; our own zombies are reaped here."""
+    """Whether the process runs. Zombies do not; reaps this process's own."""
     try:
         if process.status() != psutil.STATUS_ZOMBIE:
             return process.is_running()
@@ -63,7 +63,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def group_of(process: psutil.Process) -> int | None:
-    """Its process group; None if it is gone."""
+    """The process group; None if the process is gone."""
     try:
         return os.getpgid(process.pid)
     except ProcessLookupError:
@@ -71,10 +71,10 @@ def group_of(process: psutil.Process) -> int | None:
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
-    """Wait until none of them runs; False if some still do after ``timeout_s``."""
+    """Waits until all processes have ended; False if some still run after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
-    left = list(processes)
-    while left := [process for process in left if alive(process)]:
+    remaining = list(processes)
+    while remaining := [process for process in remaining if alive(process)]:
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)

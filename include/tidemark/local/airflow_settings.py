@@ -1,6 +1,6 @@
 """Settings of the local Airflow's processes: environment variables, connections, generated secrets.
 
-Everything except `Secrets.of` and `write_private` is pure. Airflow is not imported: it only runs in its own processes.
+All functions except `Secrets.of` and `write_private` are pure. Airflow is not imported: it only runs in its own processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 ADMIN = "admin"
 MARK = "TIDEMARK_LOCAL_AIRFLOW"
-"""Set to ``<process>:<folder>`` for each of the four; all descendants inherit it, so they can be found and ended."""
+"""The variable with ``<process>:<folder>``, which all descendants of the four inherit, so that they can be found and ended."""
 PARALLELISM = 8
 
 QUICK: Mapping[str, str] = {
@@ -50,7 +50,7 @@ QUICK: Mapping[str, str] = {
     "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": "9",
     "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": "9",
 }
-"""Settings that make it small and quick. ``env`` of `overlay` can override these, but not the identity settings there."""
+"""Settings for a small, fast Airflow. ``env`` of `overlay` can override these, but not the identity settings there."""
 
 _DROPPED_PREFIXES = ("AIRFLOW", "_AIRFLOW", "PYTEST_")
 _DROPPED = {
@@ -69,7 +69,7 @@ def localhost() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
-    """Generated once for a folder; the four processes must agree on them across restarts."""
+    """Secrets generated once per folder; the four processes share them across restarts."""
 
     admin_password: str
     jwt_secret: str
@@ -87,19 +87,19 @@ class Secrets:
         """
         path = folder / "secrets.json"
         if not path.exists():
-            made = cls(
+            generated = cls(
                 admin_password=secrets.token_urlsafe(12),
                 jwt_secret=secrets.token_hex(32),  # 64 characters: Airflow warns below the length of a SHA-512 key
                 api_secret_key=secrets.token_hex(32),
                 fernet_key=base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             )
-            write_private(folder / "passwords.json", json.dumps({ADMIN: made.admin_password}))
-            write_private(path, json.dumps(asdict(made)))
+            write_private(folder / "passwords.json", json.dumps({ADMIN: generated.admin_password}))
+            write_private(path, json.dumps(asdict(generated)))
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace ``path`` atomically with a file that only its owner can read."""
+    """Replaces ``path`` atomically with a file that only its owner can read."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.touch(mode=0o600)
     draft.write_text(text, encoding="utf-8")
@@ -142,17 +142,17 @@ def environment(base: Mapping[str, str], own: Mapping[str, str], *, process: str
     ``PATH`` starts with the folder of the running Python, so that tasks find its commands. Loopback bypasses any proxy, because tasks talk
     to the api-server there.
     """
-    kept = {name: value for name, value in base.items() if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED}
+    inherited = {name: value for name, value in base.items() if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED}
     commands = str(Path(sys.executable).parent)
-    rest = [entry for entry in {**kept, **own}.get("PATH", os.defpath).split(os.pathsep) if entry != commands]
-    direct = ",".join(filter(None, [kept.get("NO_PROXY") or kept.get("no_proxy"), "127.0.0.1,localhost"]))
-    told = {
+    rest = [entry for entry in {**inherited, **own}.get("PATH", os.defpath).split(os.pathsep) if entry != commands]
+    direct = ",".join(filter(None, [inherited.get("NO_PROXY") or inherited.get("no_proxy"), "127.0.0.1,localhost"]))
+    forced = {
         "PATH": os.pathsep.join([commands, *rest]),
         "NO_PROXY": direct,
         "no_proxy": direct,
         "PGAPPNAME": session_name(process),  # not in the URL, because asyncpg reads it too and would reject it
     }
-    return {**kept, **own, **told, MARK: mark(process, own["AIRFLOW_HOME"])}
+    return {**inherited, **own, **forced, MARK: mark(process, own["AIRFLOW_HOME"])}
 
 
 def mark(process: str, folder: Path | str) -> str:
@@ -160,12 +160,12 @@ def mark(process: str, folder: Path | str) -> str:
 
 
 def session_name(process: str) -> str:
-    """The ``application_name`` of the process' database sessions."""
+    """The ``application_name`` of the process's database sessions."""
     return f"airflow {process}"
 
 
 def fingerprint(own: Mapping[str, str]) -> str:
-    """A hash of the settings; if it differs from the stored one, the processes must restart."""
+    """A hash of the settings; the processes must restart if it differs from the stored one."""
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 

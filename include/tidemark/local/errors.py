@@ -1,4 +1,4 @@
-"""Errors of the embedded stack; each text says what was found and what to do."""
+"""Errors of the embedded stack; each text has the cause and the fix."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class RunningOnAnotherPort(Refused):
 
     server: str
     port: int
-    asked: int
+    requested: int
 
     def __str__(self) -> str:
-        return f"{self.server} runs on port {self.port}, not on {self.asked}. To move it: tidemark local down, then up again."
+        return f"{self.server} runs on port {self.port}, not on {self.requested}. To move it: tidemark local down, then up again."
 
 
 @dataclass(kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from tidemark.local.errors import FolderBusy
 
 
 def make(folder: Path) -> None:
-    """Create the folder unless it exists. Only its owner has access; root's folder can be entered, but not listed, by the server's user.
+    """Creates the folder unless it exists. Only its owner has access, but the server's user may enter root's folder.
 
     An existing folder keeps its permissions. Raises `FolderUnusable` if it cannot be created or written.
     """
@@ -32,7 +32,7 @@ _FIX = "Choose another folder with --folder or TIDEMARK_STATE."
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which ends with the process at the latest. Raises `FolderBusy` at once if another command holds it."""
+    """Holds the folder's lock, at most until the process ends. Raises `FolderBusy` at once if another command holds it."""
     path = folder / "lock"
     while True:
         try:

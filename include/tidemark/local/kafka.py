@@ -1,6 +1,6 @@
-"""One Kafka 4 process that is broker and controller (KRaft), on loopback, sized for a laptop.
+"""One Kafka 4 process, broker and controller (KRaft), on loopback, sized for a laptop.
 
-Its working directory is its folder, and its settings use paths relative to it, so that no character in the path can break them.
+It runs in its folder, and its settings use relative paths, so that no character in the path can break them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SETTINGS = {
     "share.coordinator.state.topic.num.partitions": "4",
     # do not wait for further members of a new group
     "group.initial.rebalance.delay.ms": "0",
-    # 9 s by default. After kill -9, the broker registers again when its old session has expired, and must do so before it looks for
-    # transactions that timed out, 10 s after its start: it drops the markers of those that it ends without leaders, and they stay open
+    # 9 s by default. After kill -9, the broker registers again when its old session has expired, which must precede its check for timed-out
+    # transactions, 10 s after its start: without leaders, it drops the markers of the transactions that it ends, and they stay open
     "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "500",
     # a mistyped topic is an error, not a new topic
@@ -52,7 +52,7 @@ _SETTINGS = {
 
 
 def cluster_id() -> str:
-    """16 random bytes in Kafka's encoding. As in Kafka's ``Uuid.randomUuid``, never with a leading dash: it would be an option."""
+    """16 random bytes in Kafka's encoding. As in Kafka's ``Uuid.randomUuid``, never with a leading dash, which would begin an option."""
     random = secrets.token_bytes(16)
     return base64.urlsafe_b64encode(bytes([random[0] & 0x7F]) + random[1:]).decode().rstrip("=")
 
@@ -71,7 +71,7 @@ class Kafka(Server):
         broker_jars(report)
 
     def bootstrap_servers(self) -> str:
-        """The address for clients. Raises `NotUp` if the broker does not run."""
+        """The clients' address. Raises `NotUp` if the broker does not run."""
         return f"{ports.HOST}:{self.port()}"
 
     def answers(self) -> bool:
@@ -99,11 +99,11 @@ class Kafka(Server):
         return processes.run(command, folder=self.folder, limit_s=_FORMAT_LIMIT_S, account=None, environment=os.environ)
 
     def _launch(self, port: int) -> int:
-        known = self.remembered()
-        controller_port = known.controller_port
+        saved = self.remembered()
+        controller_port = saved.controller_port
         if controller_port is None or controller_port == port or not ports.is_free(controller_port):
-            controller_port = ports.find_free(besides={port})
-        self.remember(replace(known, controller_port=controller_port))
+            controller_port = ports.find_free(exclude={port})
+        self.remember(replace(saved, controller_port=controller_port))
         self._write_settings("server.properties", port=port, controller_port=controller_port, data=self.data.name)
         command = [*self._java(_HEAP, self.signature.argument), "kafka.Kafka", "server.properties"]
         return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)

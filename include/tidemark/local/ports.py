@@ -8,12 +8,12 @@ from collections.abc import Collection
 
 HOST = "127.0.0.1"
 _CHOICE = range(20_000, 30_000)
-"""Below the range that systems use for outgoing connections, so that a port is still free at the next start."""
+"""Below the range of outgoing connections, so that a port is still free at the next start."""
 _TRIES = 100
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port now. Connections in TIME_WAIT do not count, because they do not stop the servers."""
+    """Whether a server could listen on the port now. Ignores connections in TIME_WAIT, which do not hinder the servers."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -23,11 +23,11 @@ def is_free(port: int) -> bool:
         return True
 
 
-def find_free(*, besides: Collection[int] = ()) -> int:
-    """A free port that is not in ``besides``."""
+def find_free(*, exclude: Collection[int] = ()) -> int:
+    """A free port that is not in ``exclude``."""
     for _ in range(_TRIES):
         port = secrets.choice(_CHOICE)
-        if port not in besides and is_free(port):
+        if port not in exclude and is_free(port):
             return port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((HOST, 0))

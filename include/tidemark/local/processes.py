@@ -1,7 +1,7 @@
 """Starts processes that outlive the command, and finds them again in a later command.
 
-A process is identified by its program and one argument that is unique to it, never by its pid alone, which may belong to another process
-after a reboot. The pid of the last start is only the first candidate.
+A process is identified by its program and one unique argument, never by its pid alone, which may belong to another process after a reboot.
+The pid of the last start is only the first candidate.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _SHELL = '"$@" </dev/null >&2 & echo $!'
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Identifies a process by its user, the name of its program and one whole argument of its command line. Any user can choose the last
-    two for a process of his own."""
+    """Identifies a process by its program's name and one whole argument, and by its user, because any user can choose the former two."""
 
     program: str
     argument: str
@@ -35,8 +34,8 @@ class Signature:
     def fits(self, process: psutil.Process) -> bool:
         try:
             command = process.cmdline()
-            named = bool(command) and Path(command[0]).name == self.program and self.argument in command
-            return named and process.uids().real in own_uids() and not gone(process)
+            matches = bool(command) and Path(command[0]).name == self.program and self.argument in command
+            return matches and process.uids().real in own_uids() and not gone(process)
         except psutil.Error:
             return False
 
@@ -51,8 +50,8 @@ def find(signature: Signature, pid: int | None) -> psutil.Process | None:
         else:
             if signature.fits(process):
                 return process
-    found = [process for process in psutil.process_iter() if signature.fits(process)]
-    return min(found, key=lambda process: process.create_time(), default=None)
+    matches = [process for process in psutil.process_iter() if signature.fits(process)]
+    return min(matches, key=lambda process: process.create_time(), default=None)
 
 
 def _private(path: str, flags: int) -> int:
@@ -62,8 +61,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: SystemUser | None, environment: Mapping[str, str]) -> int:
-    """Start a process in its own session, with its output in ``log``, and return its pid. It survives the caller. Only this user reads
-    the log: a server quotes rows in it."""
+    """Starts a process that survives the caller, in its own session and with its output in ``log``, and returns its pid. Only this user
+    can read the log, because servers quote rows in it."""
     with open(log, "ab", opener=_private) as output:
         shell = subprocess.run(
             ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)],
@@ -82,9 +81,9 @@ def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: Sy
 def run(
     command: Sequence[str | Path], *, folder: Path, limit_s: float, account: SystemUser | None, environment: Mapping[str, str]
 ) -> str | None:
-    """Run a program to its end. Return None if it succeeded, else its output, which may be empty."""
+    """Runs a program to its end. Returns None on success, else the output, which may be empty."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -101,7 +100,7 @@ def run(
         return f"{Path(command[0]).name} took longer than {limit_s:g} s and was ended"
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror}"
-    return None if done.returncode == 0 else done.stdout
+    return None if process.returncode == 0 else process.stdout
 
 
 def alive(pid: int) -> bool:
@@ -112,7 +111,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether it has ended. A zombie counts as ended: in a container without an init process it may never be reaped."""
+    """Whether the process has ended. A zombie counts as ended: in a container without an init process it may never be reaped."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -120,7 +119,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def wait_gone(process: psutil.Process, limit_s: float) -> bool:
-    """Wait for its end; False if it still runs after ``limit_s``."""
+    """Waits for the process's end; False if it still runs after ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while not gone(process):
         if time.monotonic() > deadline:
@@ -139,7 +138,7 @@ def log_end(path: Path) -> list[str]:
         return []
 
 
-def telling_lines(lines: Sequence[str], count: int = 12) -> str:
+def relevant_lines(lines: Sequence[str], count: int = 12) -> str:
     """The ``count`` most useful lines: around the last line with an error, else the last ones."""
     errors = [number for number, line in enumerate(lines) if " ERROR " in line or "FATAL: " in line or line.startswith("Exception")]
     start = max(0, errors[-1] - _BEFORE if errors else len(lines) - count)

@@ -1,4 +1,4 @@
-"""One schema registry with the API of Confluent's, on loopback: Apicurio Registry with its embedded database (H2) in a file."""
+"""A schema registry with Confluent's API on loopback: Apicurio Registry with its embedded database (H2) in a file."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class RegistryServer(Server):
         registry_jars(report)
 
     def url(self) -> str:
-        """The URL for clients of Confluent's registry. Raises `NotUp` if it does not run."""
+        """The URL for clients of Confluent's registry. Raises `NotUp` if the registry does not run."""
         return f"http://{ports.HOST}:{self.port()}{_API}"
 
     def runs(self) -> bool:
         return self.process() is not None
 
     def was_started(self) -> bool:
-        """Whether it has been started since the last reset."""
+        """Whether the registry has been started since the last reset."""
         return self.data.exists()
 
     def answers(self) -> bool:
@@ -58,7 +58,7 @@ class RegistryServer(Server):
         match = re.search(r'name="apicurio-registry-app" rev="([0-9.]+[0-9])', recipe)
         return match[1] if match else None
 
-    def passing(self, lines: str) -> bool:
+    def is_transient(self, lines: str) -> bool:
         return "seems to be in use by another process" in lines
 
     def _initialise(self, fresh: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`LocalStack`: one Postgres, one Kafka broker and, on request, one schema registry whose state is one folder."""
+"""`LocalStack`: one Postgres, one Kafka broker and, on request, one schema registry, with all state in one folder."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ class LocalStack:
         return (self.registry, self.kafka, self.postgres)  # the slowest one first
 
     def up(self, report: Report = _silent, *, registry: bool = False) -> None:
-        """Start what does not run and return when all servers answer; ``report`` gets the steps.
+        """Starts missing servers and waits until all answer; ``report`` gets the steps.
 
-        Without ``registry``, the schema registry stays as it is. If the call fails, it stops what it started. Raises the errors of
+        Without ``registry``, the schema registry stays as it is. Stops the servers that it started if it fails. Raises the errors of
         `tidemark.local.errors`.
         """
-        wanted = [server for server in self._servers if registry or server is not self.registry]
-        self._make_folders(wanted)
+        servers = [server for server in self._servers if registry or server is not self.registry]
+        self._make_folders(servers)
         with state_folder.held(self.folder):
-            missing = [server for server in wanted if not server.adopt()]
-            self._start(missing, report, wanted)
+            missing = [server for server in servers if not server.adopt()]
+            self._start(missing, report, servers)
             self.postgres.create_database(DATABASE)
             report("already up" if not missing else "up")
 
     def down(self) -> None:
-        """Stop all servers and wait for their end. Does nothing if none runs."""
+        """Stops all servers and wait for their end. Does nothing if none runs."""
         if self.folder.is_dir():
             with state_folder.held(self.folder):
                 self._stop()
 
     def reset(self) -> None:
-        """Stop all servers and delete their data, ports and password. Other files in the folder stay."""
+        """Stops all servers and delete their data, ports and password. Other files in the folder stay."""
         if not self.folder.is_dir():
             return
         with state_folder.held(self.folder):
             self._stop()
             for server in self._servers:
-                if (server.folder / "server.json").exists():  # our folder, not one that happens to have the same name
-                    shutil.rmtree(server.data, ignore_errors=True)  # first, so that a reset that is killed here can be repeated
+                if (server.folder / "server.json").exists():  # otherwise not our folder, but one of the same name
+                    shutil.rmtree(server.data, ignore_errors=True)  # first, so that a reset killed here can be repeated
                     shutil.rmtree(server.folder)
                 elif server.folder.is_dir():
                     with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ class LocalStack:
             self.folder.rmdir()
 
     def status(self) -> list[ServerStatus]:
-        """The current status of Postgres, Kafka and, once it was started, the schema registry. Changes nothing and takes no lock."""
+        """The status of Postgres, Kafka and, after its first start, the schema registry. Changes nothing and takes no lock."""
         return [self.postgres.status(), self.kafka.status(), *([self.registry.status()] if self.registry.was_started() else [])]
 
     def env(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class LocalStack:
         return variables
 
     def create_database(self, name: str) -> str:
-        """The URL of the database ``name``, created unless it exists. Raises `NotUp` if Postgres does not run."""
+        """Creates the database ``name`` unless it exists, and returns its URL. Raises `NotUp` if Postgres does not run."""
         self.postgres.create_database(name)
         return self.postgres.url(name)
 
@@ -92,7 +92,7 @@ class LocalStack:
         self._start_one(self.postgres)
 
     def stop_postgres(self, *, immediate: bool = False) -> None:
-        """Stop in Postgres' fast mode, or in immediate mode, after which the next start recovers as after a crash."""
+        """Stops Postgres in fast mode, or in immediate mode, after which the next start recovers as after a crash."""
         with state_folder.held(self.folder):
             if immediate:
                 self.postgres.stop_immediately()
@@ -100,7 +100,7 @@ class LocalStack:
                 self.postgres.stop()
 
     def kill_postgres(self) -> None:
-        """SIGKILL; its status is died until it is started again."""
+        """Sends SIGKILL; the status is died until the next start."""
         with state_folder.held(self.folder):
             self.postgres.kill()
 
@@ -112,7 +112,7 @@ class LocalStack:
             self.kafka.stop()
 
     def kill_kafka(self) -> None:
-        """SIGKILL; its status is died until it is started again."""
+        """Sends SIGKILL; the status is died until the next start."""
         with state_folder.held(self.folder):
             self.kafka.kill()
 
@@ -128,28 +128,28 @@ class LocalStack:
         with state_folder.held(self.folder):
             self._start([] if server.adopt() else [server], _silent, [server])
 
-    def _start(self, missing: Sequence[Server], report: Report, wanted: Sequence[Server]) -> None:
-        """Start ``missing`` in parallel, then wait until all ``wanted`` servers answer."""
-        for server in wanted:
+    def _start(self, missing: Sequence[Server], report: Report, servers: Sequence[Server]) -> None:
+        """Starts ``missing`` in parallel, then waits until all ``servers`` answer."""
+        for server in servers:
             server.check_asked_port(running=server not in missing)
         for server in reversed(missing):  # Postgres first: fetching the jars of the others is wasted if it cannot start
             server.prepare(report)
-        begun: list[Server] = []
+        started: list[Server] = []
         try:
             for server in missing:
-                begun.append(server)
-                server.start(report, besides=self._ports_besides(server))
-            for server in wanted:
-                server.wait(report, besides=self._ports_besides(server))
+                started.append(server)
+                server.start(report, exclude=self._ports_of_others(server))
+            for server in servers:
+                server.wait(report, exclude=self._ports_of_others(server))
         except BaseException:
-            for server in begun:
+            for server in started:
                 server.stop()
             raise
 
-    def _ports_besides(self, server: Server) -> set[int]:
+    def _ports_of_others(self, server: Server) -> set[int]:
         others = [other for other in self._servers if other is not server]
-        known = [(other.asked_port, other.remembered().port, other.remembered().controller_port) for other in others]
-        return {port for ports in known for port in ports if port is not None}
+        assigned = [(other.requested_port, other.remembered().port, other.remembered().controller_port) for other in others]
+        return {port for ports in assigned for port in ports if port is not None}
 
     def _stop(self) -> None:
         for server in self._servers:
@@ -161,7 +161,7 @@ class LocalStack:
         state_folder.make(self.folder)
         for server in servers:
             state_folder.make(server.folder)
-            if server is not self.postgres:  # it may run as another user, and keeps its data to itself
+            if server is not self.postgres:  # which may run as another user, and protects its data itself
                 server.folder.chmod(0o700)
 
     @contextlib.contextmanager

@@ -1,12 +1,12 @@
-"""``tidemark metrics serve``: what Prometheus scrapes.
+"""``tidemark metrics serve``: metrics for Prometheus.
 
 Modules::
 
-    ledger     what was committed since the process began: counters
-    state      what is pending, lost, rewound and validated now: gauges
+    ledger     counters of commits since the process began
+    state      gauges of pending, lost, rewound and validated records
     families   the metrics, by name, with their labels
     serve      the process: samples the ends of all consumers' topics, and answers scrapes
 
-A scrape reads Postgres only, in one transaction. Kafka is asked by the process itself, every 30 s, so that a scrape never waits for it.
-If the database does not answer, a scrape has `tidemark_up` with 0 and nothing else.
+A scrape reads Postgres only, in one transaction. The process itself queries Kafka, every 30 s, so that a scrape never waits for it.
+Without the database, a scrape has nothing but `tidemark_up` with 0.
 """

@@ -1,4 +1,4 @@
-"""The metrics by name. Those of positions and lag have the names of kafka-lag-exporter, so that its dashboards and rules work."""
+"""Builds the metrics. Positions and lag have the names of kafka-lag-exporter, so that its dashboards and rules work."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from tidemark.offsets.lag import GroupLag, Lag
 
 HEALTHS = [health for health in Health if health not in OF_THE_PAGE]
 PARTITIONS = 20_000
-"""With more partitions than this in all groups together, no metric has a label ``topic`` or ``partition``."""
+"""The most partitions in all groups together for which metrics have the labels ``topic`` and ``partition``."""
 
 
 def of_work(totals: Mapping[str, Totals]) -> Iterator[Metric]:
-    """Counters, from 0 when the process begins."""
+    """Counters of committed work, from 0 when the process begins."""
     records = CounterMetricFamily("tidemark_records", "Records of committed slices, by outcome.", labels=["group", "outcome"])
-    made = CounterMetricFamily("tidemark_rows", "Rows that commits wrote to the sink.", labels=["group"])
+    rows = CounterMetricFamily("tidemark_rows", "Rows that commits wrote to the sink.", labels=["group"])
     deleted = CounterMetricFamily("tidemark_deleted_rows", "Of these, rows that delete their key's row.", labels=["group"])
     commits = HistogramMetricFamily("tidemark_commit_seconds", "Duration of commits, from BEGIN to the ledger row.", labels=["group"])
     attempts = CounterMetricFamily("tidemark_attempts", "Attempts that ended, by result.", labels=["group", "result"])
-    for group, one in sorted(totals.items()):
+    for group, group_totals in sorted(totals.items()):
         for outcome in OUTCOMES:
-            records.add_metric([group, outcome], one.records[outcome])
-        made.add_metric([group], one.rows)
-        deleted.add_metric([group], one.deleted)
+            records.add_metric([group, outcome], group_totals.records[outcome])
+        rows.add_metric([group], group_totals.rows)
+        deleted.add_metric([group], group_totals.deleted)
         limits = (*COMMIT_BUCKETS_S, float("inf"))
-        counts = accumulate(one.slower_than[limit] for limit in limits)
+        counts = accumulate(group_totals.slower_than[limit] for limit in limits)
         buckets = [("+Inf" if limit == float("inf") else str(limit), count) for limit, count in zip(limits, counts, strict=True)]
-        commits.add_metric([group], buckets=buckets, sum_value=one.commit_seconds)
-        for result, count in sorted(one.attempts.items()):
+        commits.add_metric([group], buckets=buckets, sum_value=group_totals.commit_seconds)
+        for result, count in sorted(group_totals.attempts.items()):
             attempts.add_metric([group, result], count)
-    yield from (records, made, deleted, commits, attempts)
+    yield from (records, rows, deleted, commits, attempts)
 
 
 def of_state(state: GroupStates) -> Iterator[Metric]:
@@ -64,7 +64,7 @@ def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
 
 
 Field = Callable[[Lag], float | None]
-"""A number of a lag; `None` is unknown, and has no sample."""
+"""Reads a number of a lag; `None` is unknown, and has no sample."""
 
 OF_PARTITIONS: Mapping[str, tuple[str, Field]] = {
     "kafka_consumergroup_group_offset": ("Position: the offset of the next record to read.", lambda lag: lag.position),
@@ -89,18 +89,18 @@ OF_GROUPS: Mapping[str, tuple[str, Field]] = {
 
 
 def of_lag(groups: Sequence[GroupLag]) -> Iterator[Metric]:
-    """``groups`` with their topics and partitions, if these are to be shown."""
+    """Gauges of lag. ``groups`` include their topics and partitions if these are shown."""
     for name, (text, field) in OF_GROUPS.items():
-        yield _lags(name, text, ["group"], [one.lag for one in groups], field)
-    topics = [topic for one in groups for topic in one.topics]
+        yield _lags(name, text, ["group"], [group.lag for group in groups], field)
+    topics = [topic for group in groups for topic in group.topics]
     text = "Records to read, in all partitions of the topic."
     yield _lags("kafka_consumergroup_group_topic_sum_lag", text, ["group", "topic"], topics, lambda lag: lag.records)
     healths = GaugeMetricFamily("tidemark_health", "1 for the group's health, 0 for the others.", labels=["group", "health"])
-    for one in groups:
+    for group in groups:
         for health in HEALTHS:
-            healths.add_metric([one.lag.group, health], float(one.lag.health is health))
+            healths.add_metric([group.lag.group, health], float(group.lag.health is health))
     yield healths
-    partitions = [partition for one in groups for partition in one.partitions]
+    partitions = [partition for group in groups for partition in group.partitions]
     for name, (text, field) in OF_PARTITIONS.items():
         yield _lags(name, text, ["group", "topic", "partition"], partitions, field)
     newest: dict[tuple[str | None, int | None], Lag] = {}

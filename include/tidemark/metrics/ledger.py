@@ -1,4 +1,4 @@
-"""Counts what is committed while the metrics process runs, from the rows that the ledger has gained since the last scrape."""
+"""Counts commits while the metrics process runs, from the rows added to the ledger since the last scrape."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.metrics", "metrics.sql")
 
 SETTLED = timedelta(minutes=5)
-"""A row whose time is older than this is visible, or never will be: a commit ends right after its ledger row, or within a minute."""
+"""A row older than this is visible, or never will be: a commit ends right after its ledger row, or within a minute."""
 OUTCOMES = ("loaded", "skipped", "retried", "failed", "unaccounted")
 COMMIT_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 @dataclass
 class Totals:
-    """What one group has done since the process began."""
+    """A group's totals since the process began."""
 
     records: Counter[str] = field(default_factory=Counter)
-    """By outcome. A record that is tried again counts again."""
+    """Records by outcome. A retried record counts again."""
     rows: int = 0
     deleted: int = 0
-    """Of ``rows``: those that delete."""
+    """The deleting ones of ``rows``."""
     commits: int = 0
     commit_seconds: float = 0.0
     slower_than: Counter[float] = field(default_factory=Counter)
-    """Commits by the first of `COMMIT_BUCKETS_S` that they do not exceed; ``inf``: they exceed all."""
+    """Commits by the smallest of `COMMIT_BUCKETS_S` that they do not exceed, or ``inf``."""
     attempts: Counter[str] = field(default_factory=Counter)
-    """By how they ended: ``committed``, or the kind of the error: ``refused``, ``fenced``, ``unavailable``, ``broken``."""
+    """Attempts by result: ``committed``, or the kind of the error: ``refused``, ``fenced``, ``unavailable``, ``broken``."""
 
 
 class LedgerTotals:
-    """The totals of each group. Ids are given in the order of insertion, not of commit, so recent rows are read again and known by id."""
+    """The totals of each group. Ids follow the order of insertion, not of commit, so recent rows are reread and recognized by id."""
 
     def __init__(self) -> None:
         self.totals: defaultdict[str, Totals] = defaultdict(Totals)
@@ -48,7 +48,7 @@ class LedgerTotals:
         self._attempts: dict[int, datetime] = {}
 
     def read(self, cur: Cursor) -> None:
-        """Adds what was committed since the last call. The first call counts nothing."""
+        """Adds the commits since the last call. The first call counts nothing."""
         cur.execute(SQL["newest"])
         (newest,) = rows(cur)
         first = self._after is None or self._since is None

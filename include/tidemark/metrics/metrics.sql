@@ -1,11 +1,11 @@
--- Statements of the metrics process. They lock nothing, and read what has changed or what is pending, never a whole history.
+-- Statements of the metrics process. They lock nothing, and read only changed or pending rows, never a whole history.
 
 -- name: newest
--- Where counting begins: all that was committed before is known.
+-- The start of counting: all earlier commits are known.
 SELECT coalesce(max(batch_id), 0) - 10000 AS batch_id, clock_timestamp() AS now FROM tidemark.batch;
 
 -- name: batches
--- Batches after a given one. Those that a rewind has cut from others were counted with these.
+-- Batches after a given one, without those that a rewind has cut from others, with which they were counted.
 SELECT batch_id, grp.name AS group, committed_at, extract(epoch FROM committed_at - began_at)::double precision AS seconds,
        loaded, skipped, retried, failed, unaccounted, sink_rows, deleted, drained
   FROM tidemark.batch JOIN tidemark.consumer_group owner USING (group_id)

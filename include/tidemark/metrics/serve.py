@@ -1,4 +1,4 @@
-"""The metrics process: samples the ends of topics in turn, and answers scrapes from Postgres."""
+"""The metrics process: samples the end offsets of topics periodically, and answers scrapes from Postgres."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tidemark.offsets import lag
 log = logging.getLogger(__name__)
 
 
-class FromPostgres(Collector):
-    """Reads everything anew for each scrape, in one transaction. Scrapes wait for each other."""
+class PostgresCollector(Collector):
+    """Reads all metrics for each scrape, in one transaction. Scrapes wait for each other."""
 
     def __init__(self, database_url: DatabaseUrl) -> None:
         self._url = database_url
@@ -34,12 +34,12 @@ class FromPostgres(Collector):
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("tidemark_up", "Whether the database answered this scrape.")
         try:
-            found = self._read()
+            metrics = self._read()
         except TidemarkError as error:
             log.warning("database not read error=%s", error)
-            found = []
-        up.add_metric([], float(bool(found)))
-        yield from (up, *found)
+            metrics = []
+        up.add_metric([], float(bool(metrics)))
+        yield from (up, *metrics)
 
     def _read(self) -> list[Metric]:
         with self._lock, session(self._url, application="tidemark metrics") as connection, transaction(connection) as cur:
@@ -50,10 +50,10 @@ class FromPostgres(Collector):
 def serve(
     database_url: DatabaseUrl, host: str, port: int, every: timedelta, sample: Callable[[], None], ready: Callable[[int], None]
 ) -> None:
-    """Answers scrapes until SIGTERM or SIGINT, and calls ``sample`` every so often. Call it in the main thread.
+    """Answers scrapes until SIGTERM or SIGINT, and calls ``sample`` at the interval ``every``. Call it in the main thread.
 
-    ``ready`` gets the port once it answers: that of ``port``, or a free one if that is 0. An outage of Kafka or Postgres is logged; it does
-    not end the process. Raises `BadInput` if the address cannot be used.
+    ``ready`` gets the port once the server answers: ``port``, or a free one if that is 0. Logs outages of Kafka or Postgres and continues.
+    Raises `BadInput` if the address cannot be used.
     """
     ended = threading.Event()
 
@@ -61,13 +61,13 @@ def serve(
         ended.set()
 
     registry = CollectorRegistry()
-    registry.register(FromPostgres(database_url))
+    registry.register(PostgresCollector(database_url))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         fix = "Choose another with --host and --port."
         raise BadInput(what=f"{host}:{port}", found=f"the address cannot be used: {error.strerror or error}", fix=fix) from None
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous_handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         ready(server.server_port)
         while True:
@@ -81,5 +81,5 @@ def serve(
         server.shutdown()
         server.server_close()
         thread.join()
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg2.errors
 
-from tidemark.db import complaint, rows, statements
+from tidemark.db import data_error, rows, statements
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
 from tidemark.records.outcome import RecordCounts
 from tidemark.records.ranges import Claim, Epoch, Generation, Slice, TopicPartition
@@ -247,7 +247,7 @@ def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicParti
     try:
         cur.execute(SQL["end_writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})
     except psycopg2.errors.InsufficientPrivilege as error:
-        raise SessionNotEnded(partition=partition, message=complaint(error).message) from None
+        raise SessionNotEnded(partition=partition, message=data_error(error).message) from None
     return len(cur.fetchall())
 
 

@@ -2,6 +2,6 @@
 
 Modules::
 
-    outcome    what a transform may return for a record, and the counts
+    outcome    outcomes of records, and their counts
     ranges     partitions, claims, slices, and the plan of a batch
 """

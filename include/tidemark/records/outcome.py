@@ -1,4 +1,4 @@
-"""Outcomes of the records of a slice: what a transform returns, and what the ledger counts (I3)."""
+"""Outcomes of a slice's records: the transform's output, and the ledger's counts (I3)."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 ERROR_TEXT_LIMIT = 10_000
 DETAIL = "\nDETAIL: "
-"""Separates an error's text from what quotes values. Logs and errors stop before it."""
+"""Separates an error's text from its detail, which quotes values. Logs and errors stop before it."""
 GIVEN = ("kafka_topic", "kafka_partition", "kafka_offset")
-"""The lineage columns that a transform gets and returns; the topic's id and the sequence number are added later."""
+"""The lineage columns of a transform's input and output; the topic's id and the sequence number are added later."""
 OPTIONAL = ("disposition", "error")
-"""Columns that a transform may add: what should become of a record, and why. The sink does not store them."""
+"""Columns that a transform may add: a record's disposition and its reason. The sink does not store them."""
 ONLY = ""
 """The name of a consumer's only sink."""
 DELETED = "kafka_deleted"
-"""The column of rows that says which ones delete their key's row; missing if none does."""
+"""The column of rows that marks those that delete their key's row; missing if none does."""
 ABSENT = "kafka_absent".ljust(64, "_")
-"""The column of rows that says which of the table's columns with a default a record has nothing for, as bits in the columns' order; missing
-if the rows have values, or nulls, for all. The name is longer than that of a column can be."""
+"""The column of rows with bits, in the columns' order, for the table's columns with a default that a record lacks; missing if the rows have
+values, or nulls, for all. Longer than any name of a column in Postgres."""
 
 
 class Disposition(IntEnum):
-    """What happens to a record. The values are those in `Tally`'s array, where 0 means not mentioned."""
+    """The treatment of a record. The values are those in `Tally`'s array, where 0 means not mentioned."""
 
     LOAD = 1
     SKIP = 2
     RETRY = 3
     FAIL = 4
     HELD = 5
-    """Not tried, because another record of its key waits. Transforms cannot return this."""
+    """Not tried because another record of its key waits. Transforms cannot return this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TransformOutput:
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """The outcomes of a slice's offsets, counted; together they add up to its span (I3)."""
+    """Counts of a slice's offsets by outcome, which add up to its span (I3)."""
 
     loaded: int
     skipped: int
@@ -71,9 +71,9 @@ class RecordCounts:
     failed: int
     unaccounted: int
     sink_rows: int
-    """Rows that were written, including those that delete."""
+    """Written rows, including deleting ones."""
     deleted: int = 0
-    """Of ``sink_rows``: rows that delete."""
+    """The deleting ones of ``sink_rows``."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,7 +98,7 @@ def reject(offset: int, disposition: Disposition, error: str | None, error_type:
 
 
 def quoting(text: str, detail: str | None) -> str:
-    """An error's text with what quotes values on a line of its own, as psql prints it. `None`: the text alone."""
+    """An error's text with its detail, which quotes values, on a line of its own, as psql prints it. `None`: the text alone."""
     return text if detail is None else f"{text}{DETAIL}{detail}"
 
 
@@ -107,36 +107,36 @@ def only(rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
     return {ONLY: rows}
 
 
-def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> TransformOutput:
+def without(output: TransformOutput, offsets: Collection[int], part: Slice) -> TransformOutput:
     """The output without these records of ``part``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def kept(rows: pa.RecordBatch) -> pa.RecordBatch:
-        gone = pc.is_in(pa.array(row_offsets(rows, part)), value_set=pa.array(sorted(offsets), pa.int64()))
-        return rows.filter(pc.invert(gone))
+    def retained(rows: pa.RecordBatch) -> pa.RecordBatch:
+        removed = pc.is_in(pa.array(row_offsets(rows, part)), value_set=pa.array(sorted(offsets), pa.int64()))
+        return rows.filter(pc.invert(removed))
 
     return TransformOutput(
-        {sink: kept(rows) if rows.num_rows else rows for sink, rows in judged.rows.items()},
-        [offset for offset in judged.skipped if offset not in offsets],
-        [reject_ for reject_ in judged.rejects if reject_.offset not in offsets],
+        {sink: retained(rows) if rows.num_rows else rows for sink, rows in output.rows.items()},
+        [offset for offset in output.skipped if offset not in offsets],
+        [reject_ for reject_ in output.rejects if reject_.offset not in offsets],
     )
 
 
-def skipping(judged: TransformOutput, offsets: Set[int], part: Slice) -> TransformOutput:
-    """The output with these records of ``part`` skipped, whatever became of them. Others of ``offsets`` are not mentioned in it."""
-    said = {*judged.skipped, *(reject_.offset for reject_ in judged.rejects)}
-    for rows in judged.rows.values():
-        said.update(row_offsets(rows, part).tolist())
-    gone = said & offsets
-    if not gone:
-        return judged
-    kept = without(judged, gone, part)
-    return TransformOutput(kept.rows, [*kept.skipped, *sorted(gone)], kept.rejects)
+def skipping(output: TransformOutput, offsets: Set[int], part: Slice) -> TransformOutput:
+    """The output with these records of ``part`` skipped, whatever their outcome. Ignores ``offsets`` that the output does not mention."""
+    mentioned = {*output.skipped, *(reject_.offset for reject_ in output.rejects)}
+    for rows in output.rows.values():
+        mentioned.update(row_offsets(rows, part).tolist())
+    skipped = mentioned & offsets
+    if not skipped:
+        return output
+    remaining = without(output, skipped, part)
+    return TransformOutput(remaining.rows, [*remaining.skipped, *sorted(skipped)], remaining.rejects)
 
 
 def lineage_as(rows: pa.RecordBatch, kinds: Sequence[pa.DataType], part: Slice) -> list[pa.Array]:
-    """The rows' topic, partition and offset as these types. Raises `BadOutput`, which quotes no value, where a cast fails."""
+    """The rows' topic, partition and offset as these types. Raises `BadOutput`, which quotes no value, if a cast fails."""
     import pyarrow as pa
 
     arrays = []
@@ -157,7 +157,7 @@ def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:
     topic, partition, offset = lineage_as(rows, (pa.string(), pa.int64(), pa.int64()), part)
     if topic.null_count or partition.null_count or offset.null_count:
         raise BadOutput(part=part, problem=f"a row has no lineage: {', '.join(GIVEN[:-1])} or {GIVEN[-1]} is null.")
-    strangers = pc.or_(pc.not_equal(topic, part.partition.topic), pc.not_equal(partition, part.partition.partition))
-    if pc.any(strangers).as_py():
+    foreign = pc.or_(pc.not_equal(topic, part.partition.topic), pc.not_equal(partition, part.partition.partition))
+    if pc.any(foreign).as_py():
         raise BadOutput(part=part, problem="a row belongs to another partition. The transform must not move rows between partitions.")
     return offset.to_numpy(zero_copy_only=False)

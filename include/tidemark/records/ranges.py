@@ -1,4 +1,4 @@
-"""The half-open ranges of offsets that a batch reads, computed from numbers alone."""
+"""The half-open ranges of offsets that a batch reads, as pure values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from itertools import accumulate
 from typing import NewType
 
 Generation = NewType("Generation", int)
-"""A number given to one owner only; a newer owner has a greater one."""
+"""A number that only one owner ever has; newer owners have greater ones."""
 Epoch = NewType("Epoch", int)
 """A partition's fencing token: a commit must present the epoch in the partition's row."""
 
 RECORDS_A_TASK = 100_000
-"""Fewer records than this are not worth a separate Spark task and transaction: 64 tasks of 20,000 records cost 30 % more than 8 large
-ones."""
+"""The records that are worth a separate Spark task and transaction: 64 tasks of 20,000 records cost 30 % more than 8 large ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,7 +48,7 @@ class Claim:
     position: int
     epoch: Epoch
     drained: bool = False
-    """Whether it belongs to a retry topic, whose records come from other partitions and are tried again."""
+    """Whether the partition belongs to a retry topic, whose records come from other partitions and are tried again."""
     leader_epoch: int | None = None
     """Kafka's leader epoch in which the log reached the position; see `Log`. `None`: unknown."""
 
@@ -85,18 +84,18 @@ def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_rec
     """The slices of the next batch, ordered by partition; empty if every position has reached its end.
 
     At most ``max_records`` offsets in total, one slice per partition. If there is more to read, the partitions with the largest backlogs
-    are chosen, as many as can get `RECORDS_A_TASK` each, and share the batch evenly. Partitions of retry topics all get a share, so that
-    a backlog of one delay does not hold up the other delays.
+    share the batch evenly, as many as can get `RECORDS_A_TASK` each. All partitions of retry topics get a share, so that a backlog of one
+    delay does not hold up the others.
     """
-    todo = {claim: ends[claim.partition] - claim.position for claim in claims if ends.get(claim.partition, 0) > claim.position}
-    chosen = sorted(todo, key=lambda claim: (-todo[claim], claim.partition))
-    if sum(todo.values()) > max_records:
-        needs = list(accumulate(0 if claim.drained else min(todo[claim], RECORDS_A_TASK) for claim in chosen))
-        chosen = chosen[: max(1, sum(need <= max_records for need in needs))]
+    backlog = {claim: ends[claim.partition] - claim.position for claim in claims if ends.get(claim.partition, 0) > claim.position}
+    chosen = sorted(backlog, key=lambda claim: (-backlog[claim], claim.partition))
+    if sum(backlog.values()) > max_records:
+        needs = list(accumulate(0 if claim.drained else min(backlog[claim], RECORDS_A_TASK) for claim in chosen))
+        chosen = chosen[: max(1, sum(total <= max_records for total in needs))]
     slices = []
     budget = max_records
-    for left, claim in zip(range(len(chosen), 0, -1), reversed(chosen), strict=True):  # smallest first: the others share what it leaves
-        size = min(todo[claim], budget // left)
+    for left, claim in zip(range(len(chosen), 0, -1), reversed(chosen), strict=True):  # smallest first: the others share the rest
+        size = min(backlog[claim], budget // left)
         budget -= size
         if size:
             slices.append(Slice(claim.partition, claim.topic_id, claim.position, claim.position + size, claim.epoch, claim.drained))

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import REDRIVE_LOCK, kept_open, on_behalf, rows, statements, transaction
+from tidemark.db import REDRIVE_LOCK, kept_open, rows, set_audit_actor, statements, transaction
 from tidemark.errors import BadInput, Refused, Unavailable
 from tidemark.retry.admin import add_action, begin_change, group_key
 from tidemark.retry.filter import Filter, RecordState, statement
@@ -215,7 +215,7 @@ def apply(
     target = _target(cluster, spec, known)
     with _alone(connection, spec.group) as group_id:  # ②
         with transaction(connection) as cur:  # ③
-            on_behalf(cur, by)
+            set_audit_actor(cur, by)
             cur.execute(SQL["start"], {"redrive_id": redrive_id, "approved_by": approved_by})
             if cur.fetchone() is None:
                 return _preview(cur, redrive_id)
@@ -248,7 +248,7 @@ def stop(connection: Connection, redrive_id: int, *, reason: str, by: str) -> Re
     """Stops a redrive after its current portion; `apply` continues it. A redrive that is not running is left unchanged."""
     why, known = check_reason(reason), read(connection, redrive_id)
     with transaction(connection) as cur:
-        on_behalf(cur, by, why)
+        set_audit_actor(cur, by, why)
         cur.execute(SQL["stop"], {"redrive_id": redrive_id})
         if cur.rowcount:
             add_action(cur, group_key(cur, known.group)["group_id"], "STOP", known.filter, why, by, records=known.planned)
@@ -313,7 +313,7 @@ def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], b
         cur.execute(SQL["count_sent"], {**values, "records": sent})
         last = sent + passed_over < values["records"]
         if last:
-            on_behalf(cur, by)
+            set_audit_actor(cur, by)
             cur.execute(SQL["end"], values)
     return _Done(sent, passed_over, last)
 

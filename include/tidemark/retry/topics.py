@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BadInput, Refused
-from tidemark.kafka.cluster import Cluster, Setting, Topic, TopicNotMade
+from tidemark.kafka.cluster import Cluster, Setting, Topic, TopicNotCreated
 from tidemark.kafka.failures import NotAllowed
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
@@ -141,7 +141,7 @@ def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], large
                 made.add(one.name)
         except NotAllowed as error:
             denied[one.name] = error.operation
-        except TopicNotMade as error:
+        except TopicNotCreated as error:
             problems[one.name] = [str(error)]
     there |= visible(cluster, [one.name for one in asked if one.name not in {*there, *denied, *problems}])[0] if create else {}
     settings_now, hidden = _settings(cluster, list(there))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
 
-from tidemark.db import REWIND_LOCK, complaint, rows, statements, transaction
+from tidemark.db import REWIND_LOCK, data_error, rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -166,7 +166,7 @@ def apply(
             with guards.errors_as(lambda message: RowsStay(table=", ".join(group.table for group in plan.groups), message=message)):
                 cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # so that deferred constraints fail here, not at ⑪
     except psycopg2.errors.InsufficientPrivilege as error:
-        raise RewindNotAllowed(rewind_id=rewind_id, message=complaint(error).message) from None
+        raise RewindNotAllowed(rewind_id=rewind_id, message=data_error(error).message) from None
     _mirror(connection, cluster_of, specs.values())
     for group, part in done:
         log.info(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import complaint, in_users_function, is_outage, rows, statements
+from tidemark.db import data_error, in_users_function, is_outage, rows, statements
 from tidemark.errors import Refused
 from tidemark.sink.table import quoted, quoted_table
 from tidemark.text.wording import counted
@@ -142,7 +142,7 @@ def errors_as(as_error: Callable[[str], Refused]) -> Iterator[None]:
     except psycopg2.Error as error:
         if is_outage(error) or error.pgcode is None or (error.pgcode == "42501" and not in_users_function(error)):
             raise  # a missing privilege is reported elsewhere
-        raise as_error(complaint(error).message) from None
+        raise as_error(data_error(error).message) from None
 
 
 _FIX = "Let it return OLD, or disable it during the rewind."

@@ -26,7 +26,7 @@ from tidemark.db import (
     answering,
     connect,
     is_outage,
-    may_be_of_a_row,
+    may_be_row_error,
     read_url,
     session,
     transaction,
@@ -225,7 +225,7 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
             try:
                 connection.commit()
             except psycopg2.Error as error:
-                if may_be_of_a_row(error) or not is_outage(error):
+                if may_be_row_error(error) or not is_outage(error):
                     raise translated(error, target.tables, parts[0], of_rows=True) from None
                 log.warning("commit outcome unknown, reading the row slice=%s cause=%s", parts[0], str(error).strip())
                 _require_committed(target, parts[0], error)

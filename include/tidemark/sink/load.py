@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import complaint, computed, is_outage, may_be_of_a_row, statements, unavailable
+from tidemark.db import computed, data_error, is_outage, may_be_row_error, statements, unavailable
 from tidemark.errors import Broken, DatabaseUnavailable, Refused, TidemarkError
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
@@ -404,10 +404,10 @@ def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool)
 
     Raise the result ``from None``: a traceback shows causes, and Postgres' own text quotes values.
     """
-    of_rows = of_rows and may_be_of_a_row(error) and error.pgcode != "22P04"
+    of_rows = of_rows and may_be_row_error(error) and error.pgcode != "22P04"
     if is_outage(error) and not of_rows:
         return unavailable(error)
-    said = complaint(error)
+    said = data_error(error)
     text = said.message
     if error.pgcode in NOT_FOUND:
         text += " Triggers and functions run with search_path pg_catalog: qualify names with schemas, or ALTER FUNCTION … SET search_path."

@@ -1,4 +1,4 @@
-"""Checks of single values. Each returns the checked value, or raises `NotThis` with what is wrong and what to write."""
+"""Checks of single values. Each returns the checked value, or raises `InvalidValue` with the problem and the fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemark.text.wording import nearest
 CONSUMER_NAME_LIMIT = 241
 """Maximum length of a consumer's name: Airflow allows 250 characters in a dag id, and ``consume__`` takes nine."""
 KAFKA_NAME_LIMIT = 249
-"""Maximum length of a topic's name (Kafka's ``Topic.MAX_NAME_LENGTH``), and of a group's, because topics are named after groups."""
+"""Maximum length of a topic's name (Kafka's ``Topic.MAX_NAME_LENGTH``), and of a group's, which names its retry topics."""
 POSTGRES_NAME_LIMIT = 63
 """Maximum bytes of an identifier: Postgres truncates longer ones (``NAMEDATALEN - 1``)."""
 SINK_NAME_LIMIT = 40
@@ -44,18 +44,18 @@ _KAFKA_FIX = f'use letters, digits, ".", "_" and "-", at most {KAFKA_NAME_LIMIT}
 _TABLE_FIX = "write schema.table in lower case, as Postgres names it without quotes"
 
 
-class NotThis(PydanticCustomError):
-    """A value is refused. ``clause`` continues the sentence that its path begins ("is not ..."); ``fix`` says what to write."""
+class InvalidValue(PydanticCustomError):
+    """A value is refused. ``clause`` continues the sentence that the value's path begins ("is not ..."); ``fix`` says what to write."""
 
-    def __new__(cls, clause: str, fix: str) -> NotThis:
-        return super().__new__(cls, "not_this", "refused", {"clause": clause, "fix": fix})
+    def __new__(cls, clause: str, fix: str) -> InvalidValue:
+        return super().__new__(cls, "invalid_value", "refused", {"clause": clause, "fix": fix})
 
 
 def consumer_name(name: str) -> str:
     if not _KAFKA_NAME.fullmatch(name):
-        raise NotThis("is not a consumer's name", 'rename the file: letters, digits, ".", "_" and "-"')
+        raise InvalidValue("is not a consumer's name", 'rename the file: letters, digits, ".", "_" and "-"')
     if len(name) > CONSUMER_NAME_LIMIT:
-        raise NotThis(f"is too long for a consumer's name: {len(name)} characters", f"rename the file: at most {CONSUMER_NAME_LIMIT}")
+        raise InvalidValue(f"is too long for a consumer's name: {len(name)} characters", f"rename the file: at most {CONSUMER_NAME_LIMIT}")
     return name
 
 
@@ -65,19 +65,19 @@ def group_id(text: str) -> str:
 
 def topic_name(text: str) -> str:
     if text in (".", ".."):
-        raise NotThis("is not a topic's name", 'Kafka refuses "." and ".."')
+        raise InvalidValue("is not a topic's name", 'Kafka refuses "." and ".."')
     return _kafka_name(text, "a topic's name")
 
 
 def topic_pattern(text: str) -> str:
     if not text:
-        raise NotThis("is empty", "write a regular expression that matches whole topic names: flights-.*")
+        raise InvalidValue("is empty", "write a regular expression that matches whole topic names: flights-.*")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise NotThis(f"is not a regular expression ({error})", "write one that matches whole topic names: flights-.*") from error
+        raise InvalidValue(f"is not a regular expression ({error})", "write one that matches whole topic names: flights-.*") from error
     return text
 
 
@@ -91,7 +91,7 @@ def transform_name(text: str) -> str:
     elif "/" in module:
         fix = f"write {module.replace('/', '.')}:{function}"
     if not colon or module.endswith(".py") or not _dotted(module) or not _dotted(function) or "." in function:
-        raise NotThis("is not module:function", fix)
+        raise InvalidValue("is not module:function", fix)
     return text
 
 
@@ -99,20 +99,20 @@ def table_name(text: str) -> str:
     """``schema.table``. The schema defaults to ``public``."""
     parts = text.split(".")
     if len(parts) > 2:
-        raise NotThis("is not a table's name", "write schema.table; the connection says which database")
+        raise InvalidValue("is not a table's name", "write schema.table; the connection says which database")
     for part in parts:
         _identifier(part, "a table's name", _TABLE_FIX)
     schema, table = parts if len(parts) == 2 else ("public", parts[0])
     if schema == "tidemark":
-        raise NotThis("is in Tidemark's own schema", "put the table in a schema of your own")
+        raise InvalidValue("is in Tidemark's own schema", "put the table in a schema of your own")
     if schema.startswith("pg_") or schema == "information_schema":
-        raise NotThis("is in a schema of Postgres itself", "put the table in a schema of your own")
+        raise InvalidValue("is in a schema of Postgres itself", "put the table in a schema of your own")
     return f"{schema}.{table}"
 
 
 def sink_name(text: str) -> str:
     if len(text) > SINK_NAME_LIMIT:
-        raise NotThis("is too long for a sink's name", f"use at most {SINK_NAME_LIMIT} characters")
+        raise InvalidValue("is too long for a sink's name", f"use at most {SINK_NAME_LIMIT} characters")
     return _identifier(text, "a sink's name", "use lower-case letters, digits and _")
 
 
@@ -122,35 +122,35 @@ def column_name(text: str) -> str:
 
 def connection_id(text: str) -> str:
     if not _CONNECTION_ID.fullmatch(text):
-        raise NotThis("is not a connection id", "write the id of an Airflow connection: tidemark_postgres")
+        raise InvalidValue("is not a connection id", "write the id of an Airflow connection: tidemark_postgres")
     return text
 
 
 def duration(value: object) -> timedelta:
     if not isinstance(value, str):
-        raise NotThis("is not a duration", DURATION_FIX)
+        raise InvalidValue("is not a duration", DURATION_FIX)
     try:
         return parse_duration(value)
     except BadInput as error:
-        raise NotThis("is not a duration", error.fix) from error
+        raise InvalidValue("is not a duration", error.fix) from error
 
 
-def some_time(length: timedelta) -> timedelta:
+def positive_time(length: timedelta) -> timedelta:
     if not length:
-        raise NotThis("is zero", "write a duration longer than zero: 30s, 5m, 1h")
+        raise InvalidValue("is zero", "write a duration longer than zero: 30s, 5m, 1h")
     return length
 
 
 def exception_name(text: str) -> str:
     """The name of a built-in exception, or ``module.Class``. Whether the class exists is checked when the transform is loaded."""
     if not _dotted(text):
-        raise NotThis("is not the name of an exception", "write ValueError, or module.Class for one of your own")
+        raise InvalidValue("is not the name of an exception", "write ValueError, or module.Class for one of your own")
     if "." not in text:
-        known = [name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)]
-        if text not in known:
-            near = nearest(text, known)
+        builtin_names = [name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)]
+        if text not in builtin_names:
+            near = nearest(text, builtin_names)
             fix = f"write {near}, or module.Class for one of your own" if near else "write module.Class for an exception of your own"
-            raise NotThis("is not a built-in exception", fix)
+            raise InvalidValue("is not a built-in exception", fix)
     return text
 
 
@@ -159,13 +159,15 @@ def assignor(text: str) -> str:
     if text in ASSIGNORS or (colon and _dotted(module) and name.isidentifier()):
         return text
     near = nearest(text, ASSIGNORS)
-    raise NotThis("is not an assignment strategy", f"write {near}" if near else f"write one of {', '.join(ASSIGNORS)}, or module:Class")
+    raise InvalidValue(
+        "is not an assignment strategy", f"write {near}" if near else f"write one of {', '.join(ASSIGNORS)}, or module:Class"
+    )
 
 
 def listener(text: str) -> str:
     module, colon, name = text.partition(":")
     if not (colon and _dotted(module) and name.isidentifier()):
-        raise NotThis("is not a listener", "write module:Class of your RebalanceListener")
+        raise InvalidValue("is not a listener", "write module:Class of your RebalanceListener")
     return text
 
 
@@ -174,7 +176,7 @@ def schedule(text: str) -> str:
     if text.startswith("@"):
         if text not in PRESETS:
             near = nearest(text, PRESETS)
-            raise NotThis("is not an Airflow preset", f"write {near}" if near else f"write one of {', '.join(PRESETS)}")
+            raise InvalidValue("is not an Airflow preset", f"write {near}" if near else f"write one of {', '.join(PRESETS)}")
         return text
     return _cron(text)
 
@@ -184,18 +186,18 @@ def timezone(text: str) -> str:
         ZoneInfo(text)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         near = nearest(text, available_timezones())
-        raise NotThis("is not a time zone", f"write {near}" if near else "write a name like Europe/Berlin or UTC") from error
+        raise InvalidValue("is not a time zone", f"write {near}" if near else "write a name like Europe/Berlin or UTC") from error
     return text
 
 
 @functools.cache
 def _cron(text: str) -> str:
-    """Five cron fields. Cached, because this check takes two thirds of the time to read a file, and consumers share schedules."""
+    """Five cron fields. Cached, because this check takes two thirds of a file's loading time, and consumers share schedules."""
     if len(text) > _CRON_LIMIT:
-        raise NotThis(f"is a schedule of more than {_CRON_LIMIT} characters", _CRON_FIX)
+        raise InvalidValue(f"is a schedule of more than {_CRON_LIMIT} characters", _CRON_FIX)
     fields = text.split()
     if len(fields) != len(_CRON_FIELDS):
-        raise NotThis(f"is not a cron schedule: it has {len(fields)} of 5 fields", _CRON_FIX)
+        raise InvalidValue(f"is not a cron schedule: it has {len(fields)} of 5 fields", _CRON_FIX)
     from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
     for index, name in enumerate(_CRON_FIELDS):
@@ -205,11 +207,11 @@ def _cron(text: str) -> str:
                 raise CroniterBadCronError(fields[index])
             croniter.expand(alone)
         except (CroniterBadCronError, ValueError, IndexError, KeyError, AttributeError) as error:
-            raise NotThis(f'is not a cron schedule: the {name} is "{fields[index][:40]}"', _CRON_FIX) from error
+            raise InvalidValue(f'is not a cron schedule: the {name} is "{fields[index][:40]}"', _CRON_FIX) from error
     try:
         croniter(text, datetime(2026, 1, 1, tzinfo=UTC)).get_next(datetime)
     except (CroniterBadDateError, CroniterBadCronError, OverflowError) as error:
-        raise NotThis("never comes due", "write a day that exists in its month") from error
+        raise InvalidValue("never comes due", "write a day that exists in its month") from error
     return text
 
 
@@ -217,18 +219,18 @@ def partition_numbers(value: object) -> Ranges:
     """``0-2`` or ``0,4,7-9``. YAML reads a single partition as a number."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str):
-        raise NotThis("is not a list of partitions", 'write 0-2, or "0,4,7-9" in quotes')
+        raise InvalidValue("is not a list of partitions", 'write 0-2, or "0,4,7-9" in quotes')
     try:
         return ranges(text)
     except BadInput as error:
-        raise NotThis("is not a list of partitions", f"{error.fix[0].lower()}{error.fix[1:].rstrip('.')}") from error
+        raise InvalidValue("is not a list of partitions", f"{error.fix[0].lower()}{error.fix[1:].rstrip('.')}") from error
 
 
 def suite_name(text: str) -> str:
     if text.endswith((".json", ".yaml", ".yml", ".py")):
-        raise NotThis("is a file, not a suite", f"write {text.rsplit('.', 1)[0]}")
+        raise InvalidValue("is a file, not a suite", f"write {text.rsplit('.', 1)[0]}")
     if not _KAFKA_NAME.fullmatch(text):
-        raise NotThis("is not a suite's name", "write the name of a file in include/expectations, without its extension")
+        raise InvalidValue("is not a suite's name", "write the name of a file in include/expectations, without its extension")
     return text
 
 
@@ -240,68 +242,70 @@ def path(text: str) -> str:
         or (first.startswith("$") and first not in ("$key", "$value", "$timestamp", "$change"))
         or (first == "$timestamp" and rest)
     ):
-        raise NotThis("is not a field", "write the names of fields with dots between them: place.country, $key.id, or $timestamp")
+        raise InvalidValue("is not a field", "write the names of fields with dots between them: place.country, $key.id, or $timestamp")
     return text
 
 
 def alternatives(value: object) -> tuple[object, ...]:
     """One value, or a list of values."""
-    found = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not found or not all(each is None or isinstance(each, str | int | float) for each in found):
-        raise NotThis("is not a value or a list of values", "write text, numbers, true, false or null")
-    return found
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not values or not all(item is None or isinstance(item, str | int | float) for item in values):
+        raise InvalidValue("is not a value or a list of values", "write text, numbers, true, false or null")
+    return values
 
 
 def schema_file(text: str) -> str:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", text) or ".." in text.split("/"):
-        raise NotThis("is not a schema's file", "write the name of a file in include/schemas: order.avsc")
+        raise InvalidValue("is not a schema's file", "write the name of a file in include/schemas: order.avsc")
     return text
 
 
-def given(value: object) -> object:
-    """For optional keys that must not be empty: ``offset_reset: null`` is too similar to ``offset_reset: none``."""
+def not_null(value: object) -> object:
+    """Refuses null for optional keys: ``offset_reset: null`` is too similar to ``offset_reset: none``."""
     if value is None:
-        raise NotThis("is empty", "write a value, or remove the key")
+        raise InvalidValue("is empty", "write a value, or remove the key")
     return value
 
 
-def some_text(text: str) -> str:
+def non_blank(text: str) -> str:
     if not text.strip():
-        raise NotThis("is empty", "write some text, or remove it")
+        raise InvalidValue("is empty", "write some text, or remove it")
     return text
 
 
 def role_name(text: str) -> str:
-    """The name of a role in Airflow. No comma, because ``TIDEMARK_ROLES`` separates roles by commas."""
+    """The name of an Airflow role, without commas, which separate roles in ``TIDEMARK_ROLES``."""
     if not text.strip() or text != text.strip() or "," in text or not text.isprintable():
-        raise NotThis("is not a role's name", "write the name of a role in Airflow, without commas: team-orders")
+        raise InvalidValue("is not a role's name", "write the name of a role in Airflow, without commas: team-orders")
     if len(text) > ROLE_NAME_LIMIT:
-        raise NotThis(f"is too long for a role's name: {len(text)} characters", f"write the name of a role, at most {ROLE_NAME_LIMIT}")
+        raise InvalidValue(f"is too long for a role's name: {len(text)} characters", f"write the name of a role, at most {ROLE_NAME_LIMIT}")
     return text
 
 
 def spark_value(value: object) -> str:
-    """A setting as spark-submit takes it: numbers and booleans become text."""
+    """A setting in spark-submit's form: numbers and booleans become text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise NotThis("is not text, a number or true/false", "write one value, in quotes if in doubt")
+    raise InvalidValue("is not text, a number or true/false", "write one value, in quotes if in doubt")
 
 
 def _kafka_name(text: str, what: str) -> str:
     if not _KAFKA_NAME.fullmatch(text):
-        raise NotThis(f"is not {what}", _KAFKA_FIX)
+        raise InvalidValue(f"is not {what}", _KAFKA_FIX)
     if len(text) > KAFKA_NAME_LIMIT:
-        raise NotThis(f"is too long for {what}: {len(text)} characters", _KAFKA_FIX)
+        raise InvalidValue(f"is too long for {what}: {len(text)} characters", _KAFKA_FIX)
     return text
 
 
 def _identifier(text: str, what: str, fix: str) -> str:
     if not _IDENTIFIER.fullmatch(text):
-        raise NotThis(f"is not {what}", fix)
+        raise InvalidValue(f"is not {what}", fix)
     if len(text) > POSTGRES_NAME_LIMIT:
-        raise NotThis(f"is not {what}: it has {len(text)} bytes", f"use at most {POSTGRES_NAME_LIMIT} bytes; Postgres truncates the rest")
+        raise InvalidValue(
+            f"is not {what}: it has {len(text)} bytes", f"use at most {POSTGRES_NAME_LIMIT} bytes; Postgres truncates the rest"
+        )
     return text
 
 

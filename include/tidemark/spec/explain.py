@@ -1,4 +1,4 @@
-"""Turns Pydantic's errors into Tidemark's texts. For every key: what it must be, and what to write."""
+"""Turns Pydantic's errors into Tidemark's messages: for every key, the expected value and the fix."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tidemark.text.wording import nearest, quoted
 
 _NAMES = 'letters, digits, ".", "_" and "-"'
 _CONNECTION = ("is not a connection id", "write the id of an Airflow connection: tidemark_postgres")
-_WORDS: dict[str, tuple[str, str]] = {
-    # key: (text for a value of the wrong type or out of range; what to write instead). [] is any entry, * any key.
+_TEXTS: dict[str, tuple[str, str]] = {
+    # key: (message for a value of the wrong type or out of range, fix). [] is any entry, * any key.
     "group": ("is not a group id", f"use {_NAMES}, in quotes if it is a number"),
     "description": ("is not text", "write text, in quotes if in doubt"),
     "topics": ("is not a list of topics", "write a list: [flights]"),
@@ -122,9 +122,9 @@ _REQUIRED = {
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], places: Places) -> list[Problem]:
-    """One problem for each of Pydantic's errors, at most `MAX_PROBLEMS`. Pydantic's own texts are never shown."""
+    """Translates Pydantic's errors to problems, at most `MAX_PROBLEMS`. Never shows Pydantic's own messages."""
     errors = error.errors(include_url=False)[:MAX_PROBLEMS]
-    return [_problem(each["type"], each["loc"], each.get("ctx", {}), data, places) for each in errors]
+    return [_problem(item["type"], item["loc"], item.get("ctx", {}), data, places) for item in errors]
 
 
 def _problem(kind: str, path: KeyPath, context: dict[str, Any], data: Mapping[str, Any], places: Places) -> Problem:
@@ -133,30 +133,30 @@ def _problem(kind: str, path: KeyPath, context: dict[str, Any], data: Mapping[st
     pattern = _pattern(path)
     if kind == "missing":
         return places.problem(path, f"{key_text(path)} is missing", _REQUIRED[pattern])
-    clause, fix = (context["clause"], context["fix"]) if kind == "not_this" else _WORDS[pattern]
-    if kind != "not_this":
+    clause, fix = (context["clause"], context["fix"]) if kind == "invalid_value" else _TEXTS[pattern]
+    if kind != "invalid_value":
         fix = _fix_for(pattern, _value(data, path)) or fix
-    found = "" if SECRET.search(key_text(path)) else f": {places.found(path)}"
-    return places.problem(path, f"{key_text(path)} {clause}{found}", fix)
+    value = "" if SECRET.search(key_text(path)) else f": {places.describe(path)}"
+    return places.problem(path, f"{key_text(path)} {clause}{value}", fix)
 
 
 def unknown_key(path: KeyPath, places: Places) -> Problem:
-    """Suggests the known key of this name in another place, else the closest key of this mapping, else all of this mapping's keys."""
+    """Suggests the known key of this name elsewhere in the file, else this mapping's closest key, else all of its keys."""
     *above, last = path
     inside = key_text(tuple(above))
     message = f"unknown key {quoted(str(last))}{f' in {inside}' if inside else ''}"
-    known = _keys(tuple(above))
-    near = next((key for key in _WORDS if key.rpartition(".")[2] == last), None) or nearest(str(last), known)
+    known_keys = _keys(tuple(above))
+    near = next((key for key in _TEXTS if key.rpartition(".")[2] == last), None) or nearest(str(last), known_keys)
     if near:
         return places.problem(path, f'{message}; did you mean "{near}"?', "", at_key=True)
-    return places.problem(path, message, f"remove it; known keys are {', '.join(known)}", at_key=True)
+    return places.problem(path, message, f"remove it; known keys are {', '.join(known_keys)}", at_key=True)
 
 
 def _fix_for(pattern: str, value: Any) -> str | None:
-    """A fix that contains the user's value, if a single word was written instead of a list or a mapping."""
+    """A fix that contains the user's value, for a single word in place of a list or a mapping."""
     if not isinstance(value, str) or not value or len(value) > 60:
         return None
-    if f"{pattern}[]" in _WORDS:
+    if f"{pattern}[]" in _TEXTS:
         return f"write a list: [{value}]"
     return (
         f"write {{table: {value}}}" if pattern in ("sink", "sinks.*") else f"write {{suite: {value}}}" if pattern == "validation" else None
@@ -172,9 +172,9 @@ def _keys(above: KeyPath) -> tuple[str, ...]:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    for each in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            return each
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
     return None
 
 

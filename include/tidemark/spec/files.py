@@ -28,7 +28,7 @@ _ENDINGS = (".yaml", ".yml")
 
 @dataclass(slots=True)
 class _Loaded:
-    """A file while it is loaded: its spec if valid, its problems, and the group that it claims (known even if the rest is invalid)."""
+    """A file while it is loaded: its spec if valid, its problems, and its group, even if the rest is invalid."""
 
     name: str
     parsed: Parsed
@@ -42,9 +42,9 @@ class _Loaded:
 
 
 def load_consumer(path: Path) -> ConsumerSpec:
-    """The consumer that one file declares. Raises `SpecInvalid` with all problems of the file.
+    """Loads the consumer of one file. Raises `SpecInvalid` with all problems of the file.
 
-    `read_folder`, `load_consumers` and `find_consumer` also find conflicts between files, such as two that claim the same group.
+    `read_folder`, `load_consumers` and `find_consumer` also detect conflicts between files, such as two that claim the same group.
     """
     loaded = _load(path)
     if loaded.spec is None:
@@ -64,7 +64,7 @@ def load_consumers(folder: Path | None = None) -> dict[str, ConsumerSpec]:
 
 
 def consumer_names(folder: Path | None = None) -> list[str]:
-    """The names of a folder's consumers, sorted. Does not read the files. Raises `BadInput` if the folder does not exist."""
+    """The names of a folder's consumers, sorted, without reading the files. Raises `BadInput` if the folder does not exist."""
     return sorted({path.stem for path in _paths(folder or project.consumers())})
 
 
@@ -77,12 +77,12 @@ def read_folder(
     the same name (``a.yaml`` and ``a.yml``). Raises `BadInput` if the folder does not exist.
     """
     loaded = _read(folder or project.consumers(), only)
-    good = {one.name: one.spec for one in loaded if one.spec is not None and not one.problems}
-    return good, [one.error() for one in loaded if one.problems]
+    good = {file.name: file.spec for file in loaded if file.spec is not None and not file.problems}
+    return good, [file.error() for file in loaded if file.problems]
 
 
 def groups_with_retries(folder: Path | None = None) -> set[str]:
-    """The groups of the project's consumers that have retry topics; of a file with problems, the group that it seems to have."""
+    """The groups of the project's consumers with retry topics; for invalid files, the groups that they seem to have."""
     try:
         good, bad = read_folder(folder)
     except BadInput:
@@ -91,21 +91,21 @@ def groups_with_retries(folder: Path | None = None) -> set[str]:
 
 
 def groups_into(table: str, spec: ConsumerSpec) -> list[str]:
-    """The groups of all consumers beside this one that write into a table, and its own, sorted."""
+    """The groups of this consumer and of all others in its folder that write to a table, sorted."""
     folder = spec.source.path.parent
     good = read_folder(folder)[0] if folder.is_dir() else {}
-    return sorted({spec.group} | {each.group for each in good.values() if table in each.table_names})
+    return sorted({spec.group} | {other.group for other in good.values() if table in other.table_names})
 
 
 def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:
     """The consumer of this name. Raises `UnknownConsumer`, which suggests the closest name, or `SpecInvalid` for this file's problems."""
     folder = folder or project.consumers()
-    mine = _read(folder, lambda each: each == name)
-    if not mine:
+    selected = _read(folder, lambda candidate: candidate == name)
+    if not selected:
         raise UnknownConsumer(consumer=name, folder=folder, known=tuple(consumer_names(folder)))
-    if mine[0].spec is None or mine[0].problems:
-        raise mine[0].error()
-    return mine[0].spec
+    if selected[0].spec is None or selected[0].problems:
+        raise selected[0].error()
+    return selected[0].spec
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -119,17 +119,17 @@ def _paths(folder: Path) -> list[Path]:
 def _read(folder: Path, only: Callable[[str], bool]) -> list[_Loaded]:
     """The selected consumers, by name. Reads other files only if they may claim the same group."""
     paths = _paths(folder)
-    mine = [_load(path) for path in paths if only(path.stem)]
-    groups = {one.group for one in mine if one.group is not None}
+    selected = [_load(path) for path in paths if only(path.stem)]
+    groups = {file.group for file in selected if file.group is not None}
     alike = ("".join("[._]" if each in "._" else re.escape(each) for each in group).encode(errors="replace") for group in groups)
     named = re.compile(rb"(?<![\w.-])(%s)(?![\w.-])" % b"|".join(alike))
     others = [_load(path) for path in paths if not only(path.stem) and (path.stem in groups or _may_claim(path, named))]
-    _cross_check(sorted([*mine, *others], key=lambda one: one.name))
-    return sorted(mine, key=lambda one: one.name)
+    _cross_check(sorted([*selected, *others], key=lambda file: file.name))
+    return sorted(selected, key=lambda file: file.name)
 
 
 def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
-    """Whether this file may claim a group that ``named`` matches. The text contains the group's name literally, unless it has escapes."""
+    """Whether this file may claim a group that ``named`` matches: its text contains the group's name literally, or has escapes."""
     try:
         text = beginning(path)
     except OSError:
@@ -138,31 +138,33 @@ def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
 
 
 def _cross_check(loaded: list[_Loaded]) -> None:
-    """Adds problems between files: same name, same group, retry topics that Kafka takes for the same."""
+    """Adds problems between files: the same name, the same group, or retry topics that collide in Kafka."""
     names: defaultdict[str, list[_Loaded]] = defaultdict(list)
     groups: defaultdict[str, list[_Loaded]] = defaultdict(list)
-    for one in loaded:
-        names[one.name].append(one)
-        if one.group is not None:
-            groups[one.group].append(one)
+    for file in loaded:
+        names[file.name].append(file)
+        if file.group is not None:
+            groups[file.group].append(file)
     for same in names.values():
-        for one in same if len(same) > 1 else ():
-            others = _files(same, one)
-            one.problems.append(one.parsed.places.problem((), f'the consumer "{one.name}" is also declared in {others}', "rename one file"))
+        for file in same if len(same) > 1 else ():
+            others = _other_files(same, file)
+            message = f'the consumer "{file.name}" is also declared in {others}'
+            file.problems.append(file.parsed.places.problem((), message, "rename one file"))
     for group, same in groups.items():
-        for one in same if len({each.name for each in same}) > 1 else ():
-            others = _files(same, one)
+        for file in same if len({each.name for each in same}) > 1 else ():
+            others = _other_files(same, file)
             fix = "give each consumer its own group"
-            one.problems.append(one.parsed.places.problem(("group",), f'the group "{group}" is also claimed by {others}', fix))
+            file.problems.append(file.parsed.places.problem(("group",), f'the group "{group}" is also claimed by {others}', fix))
     alike: defaultdict[str, list[_Loaded]] = defaultdict(list)
-    for one in loaded:
-        if one.spec is not None and one.spec.retry.delays:
-            alike[one.spec.group.replace(".", "_")].append(one)
+    for file in loaded:
+        if file.spec is not None and file.spec.retry.delays:
+            alike[file.spec.group.replace(".", "_")].append(file)
     for same in alike.values():
-        for one in same if len({each.group for each in same}) > 1 else ():
-            message = f'the retry topics of group "{one.group}" and of that in {_files(same, one)} have the same names but for "." and "_"'
+        for file in same if len({each.group for each in same}) > 1 else ():
+            others = _other_files(same, file)
+            message = f'the retry topics of group "{file.group}" and of that in {others} have the same names but for "." and "_"'
             fix = "rename one group: Kafka does not create topics whose names differ only in these"
-            one.problems.append(one.parsed.places.problem(("group",), message, fix))
+            file.problems.append(file.parsed.places.problem(("group",), message, fix))
 
 
 def _load(path: Path) -> _Loaded:
@@ -170,12 +172,12 @@ def _load(path: Path) -> _Loaded:
     loaded = _Loaded(name=path.stem, parsed=parsed, problems=parsed.problems)
     try:
         checks.consumer_name(path.stem)
-    except checks.NotThis as error:
+    except checks.InvalidValue as error:
         context = error.context or {}
         loaded.problems.append(parsed.places.problem_at(0, 0, 0, "", f'"{path.stem}" {context["clause"]}', context["fix"]))
     if parsed.data is not None:
         try:
-            _judge(loaded, parsed.data)
+            _validate(loaded, parsed.data)
         except Exception as error:
             log.exception("file not checked file=%s", path)
             loaded.spec = None
@@ -184,22 +186,23 @@ def _load(path: Path) -> _Loaded:
     return loaded
 
 
-def _judge(loaded: _Loaded, data: Mapping[str, object]) -> None:
+def _validate(loaded: _Loaded, data: Mapping[str, object]) -> None:
     places = loaded.parsed.places
     unread = tuple(loaded.problems)  # values that could not be read; do not report them twice
     loaded.problems += [unknown_key((key,), places) for key in FILLED_IN if key in data]
     findings = islice(rules.findings({"group": loaded.name, **data}), MAX_PROBLEMS)
-    loaded.problems += [places.problem(one.path, one.message, one.fix, at_key=one.at_key) for one in findings]
+    loaded.problems += [places.problem(finding.path, finding.message, finding.fix, at_key=finding.at_key) for finding in findings]
     values = {"group": loaded.name, **data, "name": loaded.name, "source": places.source}
     loaded.group = values["group"] if isinstance(values["group"], str) else None
     try:
         spec = ConsumerSpec.model_validate(values)
     except ValidationError as error:
         refused = {(problem.key, problem.line, problem.column) for problem in unread}
-        loaded.problems += [one for one in explain(error, data, places) if (one.key, one.line, one.column) not in refused]
+        explained = explain(error, data, places)
+        loaded.problems += [problem for problem in explained if (problem.key, problem.line, problem.column) not in refused]
     else:
         loaded.spec = None if loaded.problems else spec
 
 
-def _files(same: list[_Loaded], one: _Loaded) -> str:
-    return ", ".join(each.parsed.places.source.path.name for each in same if each is not one)
+def _other_files(files: list[_Loaded], file: _Loaded) -> str:
+    return ", ".join(other.parsed.places.source.path.name for other in files if other is not file)

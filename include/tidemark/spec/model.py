@@ -1,6 +1,6 @@
 """The keys of a consumer's file, with their types and defaults, as frozen values.
 
-Checks of single values are attached to their types here. Rules that span several keys are in `rules`, the texts for wrong types in
+Checks of single values are attached to their types here. Rules that span several keys are in `rules`, messages for wrong types in
 `explain`.
 """
 
@@ -30,10 +30,10 @@ class SinkMode(StrEnum):
 
 
 class Deletes(StrEnum):
-    """What a record does that deletes a key's row in an upsert sink."""
+    """The effect of a deleting record in an upsert sink."""
 
     REFUSE = "refuse"
-    """It is a failed record."""
+    """The record fails."""
     HARD = "hard"
     """The row is removed."""
     SOFT = "soft"
@@ -41,12 +41,12 @@ class Deletes(StrEnum):
 
 
 class Evolve(StrEnum):
-    """What a run does if the table lacks columns."""
+    """The reaction of a run to missing columns in the table."""
 
     NONE = "none"
-    """It is refused."""
+    """The run is refused."""
     ADD = "add"
-    """It adds them."""
+    """The run adds the columns."""
 
 
 class OffsetReset(StrEnum):
@@ -68,7 +68,7 @@ class RunMode(StrEnum):
 
 
 class Envelope(StrEnum):
-    """What is around the row in a value."""
+    """The structure around the row in a value."""
 
     DEBEZIUM = "debezium"
     """Change data: the row before and after the change, the operation and its source."""
@@ -101,10 +101,10 @@ class Approval(StrEnum):
 
 
 class Encoding(StrEnum):
-    """What the bytes of a key or value are."""
+    """The encoding of a key or value."""
 
     BYTES = "bytes"
-    """Whatever the transform takes them for."""
+    """Bytes that the transform interprets."""
     STRING = "string"
     """Text in UTF-8."""
     JSON = "json"
@@ -118,13 +118,13 @@ class Encoding(StrEnum):
 
 
 Duration = Annotated[timedelta, BeforeValidator(checks.duration)]
-SomeTime = Annotated[Duration, AfterValidator(checks.some_time)]
-Text = Annotated[str, AfterValidator(checks.some_text)]
-Tag = Annotated[str, AfterValidator(checks.some_text), Field(max_length=100)]  # airflow.models.dag.TAG_MAX_LEN
+PositiveTime = Annotated[Duration, AfterValidator(checks.positive_time)]
+Text = Annotated[str, AfterValidator(checks.non_blank)]
+Tag = Annotated[str, AfterValidator(checks.non_blank), Field(max_length=100)]  # airflow.models.dag.TAG_MAX_LEN
 Role = Annotated[str, AfterValidator(checks.role_name)]
 FieldPath = Annotated[str, AfterValidator(checks.path)]
 ConnectionId = Annotated[str, AfterValidator(checks.connection_id)]
-_GIVEN = BeforeValidator(checks.given)
+_NOT_NULL = BeforeValidator(checks.not_null)
 
 
 class _Part(BaseModel):
@@ -141,15 +141,15 @@ class Sink(_Part):
     mode: Annotated[SinkMode, Field(strict=False)] = SinkMode.APPEND
     """``append``: each batch adds rows. ``upsert``: the last record of a key wins."""
     key: tuple[Annotated[str, AfterValidator(checks.column_name)], ...] = ()
-    """The columns that identify the row in an upsert. Only with ``mode: upsert``."""
+    """The columns that identify a row. Only with ``mode: upsert``."""
     deletes: Annotated[Deletes, Field(strict=False)] = Deletes.REFUSE
-    """What a record that deletes does: ``hard`` removes the row of its key, ``soft`` sets the row's column ``kafka_deleted``, ``refuse``
+    """The effect of a deleting record: ``hard`` removes the row of its key, ``soft`` sets the row's column ``kafka_deleted``, ``refuse``
     fails the record. Only with ``mode: upsert``."""
     evolve: Annotated[Evolve, Field(strict=False)] = Evolve.NONE
-    """What a run does if the table lacks columns that it would write: ``add`` adds them, nullable, before the first commit; ``none``
-    refuses the run. A run never drops a column or changes its type."""
+    """The reaction of a run to missing columns in the table: ``add`` adds them, nullable, before the first commit; ``none`` refuses the
+    run. A run never drops a column or changes its type."""
     error_detail: bool = False
-    """Whether the text of a failed record may quote values of its rows: Postgres' DETAIL, and a value that does not fit its column."""
+    """Whether a failed record's error text may quote values of its rows: Postgres' DETAIL, and a value that does not fit its column."""
 
     @property
     def schema_name(self) -> str:
@@ -161,29 +161,29 @@ class Sink(_Part):
 
 
 class Format(_Part):
-    """What keys and values are. They are decoded first. See ``docs/formats.md``."""
+    """The encoding of keys and values, which are decoded before the transform. See ``docs/formats.md``."""
 
     value: Annotated[Encoding, Field(strict=False)] = Encoding.BYTES
     """``bytes``, ``string``, ``json``, ``json_schema``, ``avro`` or ``protobuf``."""
     key: Annotated[Encoding, Field(strict=False)] = Encoding.BYTES
     """As ``value``."""
-    value_schema: Annotated[Annotated[str, AfterValidator(checks.schema_file)] | None, _GIVEN] = None
-    """A file in ``include/schemas`` with the schema of all values: ``.avsc`` or ``.proto``. None: the registry has their schemas."""
-    key_schema: Annotated[Annotated[str, AfterValidator(checks.schema_file)] | None, _GIVEN] = None
+    value_schema: Annotated[Annotated[str, AfterValidator(checks.schema_file)] | None, _NOT_NULL] = None
+    """A file in ``include/schemas`` with the schema of all values: ``.avsc`` or ``.proto``. None: the registry has the schemas."""
+    key_schema: Annotated[Annotated[str, AfterValidator(checks.schema_file)] | None, _NOT_NULL] = None
     """As ``value_schema``, for the keys."""
-    value_message: Annotated[Text | None, _GIVEN] = None
-    """The full name of the Protobuf message that the values are. None: the first one of the schema."""
-    key_message: Annotated[Text | None, _GIVEN] = None
+    value_message: Annotated[Text | None, _NOT_NULL] = None
+    """The full name of the values' Protobuf message. None: the first one of the schema."""
+    key_message: Annotated[Text | None, _NOT_NULL] = None
     """As ``value_message``, for the keys."""
-    envelope: Annotated[Annotated[Envelope, Field(strict=False)] | None, _GIVEN] = None
+    envelope: Annotated[Annotated[Envelope, Field(strict=False)] | None, _NOT_NULL] = None
     """``debezium``: the values are change data, whose rows are loaded and deleted. See ``docs/changes.md``."""
-    placeholder: Annotated[Text | None, _GIVEN] = None
-    """Debezium's ``unavailable.value.placeholder``, if the connector has another one than the default. Such a value fails its record."""
+    placeholder: Annotated[Text | None, _NOT_NULL] = None
+    """Debezium's ``unavailable.value.placeholder``, if the connector does not use the default. Such a value fails its record."""
 
     @property
     def uses_registry(self) -> bool:
-        asked = (self.value if self.value_schema is None else None, self.key if self.key_schema is None else None)
-        return Encoding.AVRO in asked or Encoding.PROTOBUF in asked
+        encodings = (self.value if self.value_schema is None else None, self.key if self.key_schema is None else None)
+        return Encoding.AVRO in encodings or Encoding.PROTOBUF in encodings
 
 
 class ConnectionIds(_Part):
@@ -200,7 +200,7 @@ class ConnectionIds(_Part):
 
 
 class BreakerSettings(_Part):
-    """Limits on failures in a slice. If one is exceeded, the whole slice is abandoned and nothing of it is stored."""
+    """Limits on failures in a slice. A slice that exceeds one is abandoned, and nothing of it is stored."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Maximum share of a slice's records that may be handed to retry or failed."""
@@ -222,15 +222,15 @@ class RetryTopics(_Part):
 
 
 class RetrySettings(_Part):
-    """How records that failed are tried again."""
+    """Settings for retries of failed records."""
 
-    delays: tuple[SomeTime, ...] = ()
-    """How long a failed record waits before each new try."""
-    budget: SomeTime | None = None
-    """No try starts later than this after the record's first failure. None: only the delays limit it."""
+    delays: tuple[PositiveTime, ...] = ()
+    """How long a failed record waits before each retry."""
+    budget: PositiveTime | None = None
+    """No retry starts later than this after the record's first failure. None: only the delays limit retries."""
     per_second: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of records per second that a drain tries. None: no limit."""
-    breaker: Annotated[BreakerSettings | None, _GIVEN] = None
+    """Maximum number of records per second that a drain retries. None: no limit."""
+    breaker: Annotated[BreakerSettings | None, _NOT_NULL] = None
     order: Annotated[RetryOrder, Field(strict=False)] = RetryOrder.NONE
     """``key``: while a record waits, later records of its key are held. ``none``: they are loaded."""
     max_held: Annotated[int, Field(ge=1)] = 10_000
@@ -252,10 +252,10 @@ class Batch(_Part):
 class Validation(_Part):
     """Validation with Great Expectations. If omitted, only the conservation check runs."""
 
-    suite: Annotated[Annotated[str, AfterValidator(checks.suite_name)] | None, _GIVEN] = None
+    suite: Annotated[Annotated[str, AfterValidator(checks.suite_name)] | None, _NOT_NULL] = None
     """The suite's file in ``include/expectations``, without its extension. Required with ``sink``."""
     suites: Mapping[str, Annotated[str, AfterValidator(checks.suite_name)]] = Field(default_factory=dict)
-    """With ``sinks``: the suite of each of them. Sinks without a suite pass."""
+    """With ``sinks``: the suite of each sink. Sinks without a suite pass."""
     on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.BLOCK
     """The reaction to a failed critical expectation. ``block``: nothing is published. ``report``: the asset event is published anyway.
     ``rewind``: as ``block``, and the run is rewound once, so that the next run reads it again."""
@@ -263,39 +263,39 @@ class Validation(_Part):
 
 def _approval(value: object) -> object:
     if value not in tuple(Approval):
-        raise checks.NotThis("is not an approval setting", "write required or none")
+        raise checks.InvalidValue("is not an approval setting", "write required or none")
     return value
 
 
-def _yes_or_no(value: object) -> object:
+def _boolean(value: object) -> object:
     if not isinstance(value, bool):
-        raise checks.NotThis("is not true or false", "write true or false")
+        raise checks.InvalidValue("is not true or false", "write true or false")
     return value
 
 
 def _mapping(value: object) -> object:
     if not isinstance(value, Mapping | BaseModel):
-        raise checks.NotThis("is not a mapping", "write {approval: required}, or remove the key")
+        raise checks.InvalidValue("is not a mapping", "write {approval: required}, or remove the key")
     return value
 
 
 class Objectives(_Part):
-    """What a consumer promises. The DAG ``watch`` fails the consumer's task once when an objective is missed. At least one is required."""
+    """A consumer's objectives. The DAG ``watch`` fails the consumer's task once when one is missed. At least one is required."""
 
-    lag: SomeTime | None = None
+    lag: PositiveTime | None = None
     """Maximum age of the first record that is not yet committed."""
     failed: Annotated[int, Field(ge=0)] | None = None
-    """Maximum number of failed records that nobody has redriven or discarded."""
-    freshness: SomeTime | None = None
-    """Maximum time for which records of a partition wait without any commit, or for which nobody has looked whether they do."""
+    """Maximum number of failed records that are neither redriven nor discarded."""
+    freshness: PositiveTime | None = None
+    """Maximum time for which a partition's records wait without a commit, or without a check of whether they wait."""
 
 
 class RewindSettings(_Part):
     """Approval of rewinds in Airflow."""
 
     approval: Annotated[Approval, Field(strict=False), BeforeValidator(_approval)] = Approval.REQUIRED
-    """Whether a person must approve a rewind that was planned in Airflow."""
-    own: Annotated[bool, BeforeValidator(_yes_or_no)] = True
+    """Whether a person must approve a rewind planned in Airflow."""
+    own: Annotated[bool, BeforeValidator(_boolean)] = True
     """Whether the requester of a rewind may approve it."""
 
 
@@ -319,8 +319,8 @@ class AirflowSettings(_Part):
     """Number of retries of each task."""
     retry_delay: Duration = timedelta(seconds=30)
     """Delay before the first retry. It doubles with each further retry, up to 5 minutes."""
-    execution_timeout: SomeTime | None = None
-    """How long a try of the task ``consume`` may take. None: no limit."""
+    execution_timeout: PositiveTime | None = None
+    """Maximum duration of a try of the task ``consume``. None: no limit."""
     pool: Annotated[Text, Field(max_length=256)] | None = None
     """The Airflow pool of the tasks. None: Airflow's default pool."""
 
@@ -331,14 +331,14 @@ class SparkSettings(_Part):
     conf: Mapping[str, Annotated[str, BeforeValidator(checks.spark_value)]] = Field(default_factory=dict)
     """Additional Spark settings, by name."""
     shared: bool = True
-    """Whether small runs that Airflow starts share one Spark application. A consumer with settings in ``conf`` has its own in any case."""
+    """Whether small runs that Airflow starts share one Spark application. A consumer with settings in ``conf`` always has its own."""
 
     def __hash__(self) -> int:
         return hash((frozenset(self.conf.items()), self.shared))
 
 
 class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(checks.partition_numbers)]]]):
-    """The partitions of each topic that a consumer reads. It ignores the topics' other partitions."""
+    """The partitions of each topic that a consumer reads, ignoring all others."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -364,36 +364,36 @@ class ConsumerSpec(_Part):
 
     group: Annotated[str, AfterValidator(checks.group_id)]
     """The consumer group. Its positions are stored under this name."""
-    description: Annotated[str | None, _GIVEN] = None
-    """A text for people. Airflow shows it with the DAG."""
+    description: Annotated[str | None, _NOT_NULL] = None
+    """A description, which Airflow shows with the DAG."""
     topics: tuple[Annotated[str, AfterValidator(checks.topic_name)], ...] = ()
     """The topics to read. Exactly one of this and ``topic_pattern`` is required."""
-    topic_pattern: Annotated[Annotated[str, AfterValidator(checks.topic_pattern)] | None, _GIVEN] = None
+    topic_pattern: Annotated[Annotated[str, AfterValidator(checks.topic_pattern)] | None, _NOT_NULL] = None
     """A Python regular expression that must match the whole topic name."""
-    partitions: Annotated[FixedPartitions | None, _GIVEN] = None
+    partitions: Annotated[FixedPartitions | None, _NOT_NULL] = None
     """Fixed partitions, as in Kafka's ``assign``. None: all partitions, including those added later."""
     format: Format = Format()
-    transform: Annotated[Annotated[str, AfterValidator(checks.transform_name)] | None, _GIVEN] = None
+    transform: Annotated[Annotated[str, AfterValidator(checks.transform_name)] | None, _NOT_NULL] = None
     """``module:function``. See `tidemark.transform`. None: the fields of the value become columns of the same names."""
     columns: Mapping[Annotated[str, AfterValidator(checks.column_name)], FieldPath] = Field(default_factory=dict)
-    """Without ``transform``: columns that get another field, such as ``country: place.country``, ``$key`` or ``$timestamp``;
-    ``$change.source.ts_ms`` of change data."""
+    """Without ``transform``: columns whose field has another name, such as ``country: place.country``, ``$key`` or ``$timestamp``; for
+    change data, also ``$change.source.ts_ms``."""
     drop: tuple[FieldPath, ...] = ()
     """Without ``transform``: fields that do not become columns."""
     skip_if: Mapping[FieldPath, Annotated[Any, AfterValidator(checks.alternatives)]] = Field(default_factory=dict)
-    """Without ``transform``: records are skipped if each of these fields has the value, or one of the values, given for it."""
-    flatten: Annotated[Text | None, _GIVEN] = None
+    """Without ``transform``: skips records in which each of these fields has its value, or one of its values, listed here."""
+    flatten: Annotated[Text | None, _NOT_NULL] = None
     """Without ``transform``: fields of nested records become columns, with this text between the names. None: a nested record becomes one
     JSON column."""
-    sink: Annotated[Sink | None, _GIVEN] = None
+    sink: Annotated[Sink | None, _NOT_NULL] = None
     """Exactly one of this and ``sinks`` is required."""
     sinks: Mapping[str, Sink] = Field(default_factory=dict)
-    """Several tables, by the names that the transform gives them. A batch loads them in this order, in one transaction."""
+    """Several tables, by the transform's names for them. A batch loads them in this order, in one transaction."""
     mirror: bool = False
     """Whether positions are also published to Kafka under the group's name, for Kafka's tools. Nothing reads them back."""
     connections: ConnectionIds = ConnectionIds()
     retry: RetrySettings = RetrySettings()
-    offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _GIVEN] = None
+    offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _NOT_NULL] = None
     """Where to read if a partition has no position yet, or its position is out of range, as with Kafka's ``auto.offset.reset``. None: a
     partition without a position starts at its earliest record, and a position out of range is refused."""
     assignment: tuple[Annotated[str, AfterValidator(checks.assignor)], ...] = ("cooperative-sticky",)
@@ -405,25 +405,25 @@ class ConsumerSpec(_Part):
     run: Annotated[RunMode, Field(strict=False)] = RunMode.BOUNDED
     """``bounded``: a run reads what is in the topics when it starts, then ends. ``continuous``: it reads for ``run_for``, then until the
     next run has taken over."""
-    run_for: SomeTime = timedelta(minutes=15)
+    run_for: PositiveTime = timedelta(minutes=15)
     """How long a continuous run lasts, and how often one starts."""
     batch: Batch = Batch()
     schedule: Annotated[str, AfterValidator(checks.schedule)] | None = None
     """Five cron fields or one of Airflow's presets. None: runs are started manually."""
     timezone: Annotated[str, AfterValidator(checks.timezone)] | None = None
-    """Of the schedule, by its name in the IANA database. None: Airflow's ``core.default_timezone``."""
-    validation: Annotated[Validation | None, _GIVEN] = None
-    slo: Annotated[Objectives | None, _GIVEN] = None
-    """Objectives that the DAG ``watch`` watches. None: it does not watch the consumer."""
+    """The schedule's time zone, by its name in the IANA database. None: Airflow's ``core.default_timezone``."""
+    validation: Annotated[Validation | None, _NOT_NULL] = None
+    slo: Annotated[Objectives | None, _NOT_NULL] = None
+    """Objectives that the DAG ``watch`` checks. None: it does not check the consumer."""
     rewind: Annotated[RewindSettings, BeforeValidator(_mapping)] = RewindSettings()
-    access: Annotated[Access | None, _GIVEN] = None
+    access: Annotated[Access | None, _NOT_NULL] = None
     """None: Airflow's permissions apply, until another consumer has this key; then administrators only."""
     airflow: AirflowSettings = AirflowSettings()
     spark: SparkSettings = SparkSettings()
 
     @property
     def tables(self) -> Mapping[str, Sink]:
-        """The sinks by name, in the order in which rows are loaded. The only one of a consumer with ``sink`` has the name `ONLY`."""
+        """The sinks by name, in load order. The sink of a consumer with ``sink`` has the name `ONLY`."""
         return self.sinks or ({} if self.sink is None else {ONLY: self.sink})
 
     @property
@@ -442,7 +442,7 @@ class ConsumerSpec(_Part):
 
     @property
     def shown_tables(self) -> str:
-        """The names of the tables, for people."""
+        """Table names for display."""
         return ", ".join(self.table_names)
 
     @property
@@ -459,24 +459,24 @@ class ConsumerSpec(_Part):
 
     @property
     def fixed(self) -> Scope:
-        """The partitions that the file fixes. Empty (everything) if it fixes none."""
+        """The partitions that the file fixes; empty (everything) without ``partitions``."""
         return Scope() if self.partitions is None else self.partitions.scope
 
     def __hash__(self) -> int:
         return hash((self.name, self.group))
 
     def names(self, partition: TopicPartition) -> bool:
-        """Whether the file names this partition, or matches its topic: positions of others are left from earlier versions of it."""
+        """Whether the file names this partition, or matches its topic. Positions of others are leftovers of earlier specs."""
         by_name = partition.topic in self.topics or bool(self.topic_pattern and re.fullmatch(self.topic_pattern, partition.topic))
         return by_name and self.fixed.covers(partition)
 
     def problem(self, path: KeyPath, message: str, fix: str) -> Problem:
-        """A problem of this file found after loading, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
+        """A problem detected after loading, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
         return self.source.problem(path, message, fix)
 
     def invalid(self, *problems: Problem) -> SpecInvalid:
         """The error that reports these problems of this consumer."""
-        return SpecInvalid(consumers=(self.name,), problems=tuple(sorted(problems, key=lambda one: (one.line, one.column))))
+        return SpecInvalid(consumers=(self.name,), problems=tuple(sorted(problems, key=lambda problem: (problem.line, problem.column))))
 
 
 FILLED_IN = ("name", "source", "only")

@@ -1,4 +1,4 @@
-"""Reads what is still readable of an invalid consumer's file, so that its DAG keeps schedule, owner and tags, and drains know its group."""
+"""Reads the valid part of an invalid consumer's file, so that its DAG keeps schedule, owner and tags, and drains know its group."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def partial_spec(path: Path) -> ConsumerSpec:
     """The spec of a file, with defaults for invalid values. Never raises, whatever the file contains.
 
     If the file is not valid YAML, each top-level key that is valid by itself is read. The consumer must not run: missing values are
-    made up, and rules that span several keys are not checked.
+    placeholders, and rules that span several keys are not checked.
     """
     parsed = read(path)
     try:
         return _partial(path, parsed)
-    except Exception:  # noqa: BLE001 - whatever it is, it must not keep other files from being loaded
+    except Exception:  # noqa: BLE001 - no error may keep other files from being loaded
         return ConsumerSpec.model_validate({"group": UNKNOWN, **_REQUIRED, "name": path.stem, "source": parsed.places.source})
 
 
@@ -37,25 +37,25 @@ def _partial(path: Path, parsed: Parsed) -> ConsumerSpec:
     data = dict(_blocks(parsed) if parsed.data is None else parsed.data)
     try:
         group = checks.group_id(path.stem)
-    except checks.NotThis:
+    except checks.InvalidValue:
         group = UNKNOWN
     while True:
         try:
             return ConsumerSpec.model_validate({"group": group, **_REQUIRED, **data, "name": path.stem, "source": parsed.places.source})
         except ValidationError as error:
-            for one in error.errors(include_url=False, include_context=False, include_input=False):
-                data = _without(data, one["loc"])
+            for problem in error.errors(include_url=False, include_context=False, include_input=False):
+                data = _without(data, problem["loc"])
 
 
 def _blocks(parsed: Parsed) -> Iterator[tuple[str, Any]]:
-    """The top-level keys that are valid YAML by themselves, in a file that is not."""
+    """The top-level keys that are valid YAML by themselves, in an invalid file."""
     source = parsed.places.source
     for block in _TOP_LEVEL_KEY.split(source.text):
         yield from (parse(Source(source.path, block)).data or {}).items()
 
 
 def _without(values: Mapping[str, Any], place: tuple[int | str, ...]) -> dict[str, Any]:
-    """``values`` without the innermost mapping entry on the path ``place``."""
+    """Removes the innermost mapping entry on the path ``place``."""
     key, *rest = place
     inner = values.get(str(key))
     if rest and isinstance(inner, Mapping) and rest[0] in inner:

@@ -14,21 +14,21 @@ KeyPath = tuple[str | int, ...]
 """The path to a value in the file: ``("retry", "delays", 2)`` is ``retry.delays[2]``."""
 
 SECRET = re.compile(r"(?i)password|secret|token")
-"""Keys whose values must not be in a file and are never printed."""
+"""Keys whose values do not belong in a file and are never printed."""
 
 _SECRET_VALUE = re.compile(r"(?i)((?:password|secret|token)[^\s:=]{0,100}\s{0,100}[:=]\s*)(.*)")
 MAX_PROBLEMS = 100
-"""At most this many problems of each kind are explained for a file."""
-_LINE_LIMIT = 150  # maximum characters shown of the user's line; longer lines are cut around the place
-_BEFORE_PLACE = 60  # how many of them come before the place
+"""The maximum number of problems of each kind that are explained for a file."""
+_LINE_LIMIT = 150  # characters shown of the user's line; longer lines are cut around the problem
+_BEFORE_PLACE = 60  # characters shown before the problem
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem and its place.
 
-    ``line`` and ``column`` count from 1, in characters. ``length`` is the number of wrong characters, or 0 if the problem is not a piece
-    of text. ``fix`` says what to write instead. It is empty if the message says so already ("did you mean ...").
+    ``line`` and ``column`` count from 1, in characters. ``length`` is the number of wrong characters, or 0 if no text is wrong. ``fix``
+    says what to write instead; it is empty if the message already does ("did you mean ...").
     """
 
     file: Path
@@ -39,7 +39,7 @@ class Problem:
     message: str
     fix: str
     text: str
-    """The line itself. Values of keys that name a secret are masked."""
+    """The line, with the values of secret keys masked."""
 
     def __str__(self) -> str:
         head = f"{shown(self.file)}:{self.line}:{self.column}: {self.message}"
@@ -54,15 +54,15 @@ class Problem:
 
 @dataclass(kw_only=True, eq=False)
 class SpecInvalid(Refused):
-    """Consumers were not loaded, because their files have problems."""
+    """Consumers were not loaded because their files have problems."""
 
     consumers: tuple[str, ...]
-    """Those that were not loaded. A file with nothing but an ``access`` that is not in force still makes its consumer."""
+    """The consumers that were not loaded. A file whose only problem is an ``access`` without effect is still loaded."""
     problems: tuple[Problem, ...]
 
     @property
     def name(self) -> str:
-        """The name of the first consumer, which is the only one if one file was read."""
+        """The first consumer's name: the only one if one file was read."""
         return self.consumers[0]
 
     def __str__(self) -> str:
@@ -102,13 +102,13 @@ def key_text(path: KeyPath) -> str:
 
 
 def masked(line: str) -> str:
-    """``line`` made safe to show: secrets become asterisks, and each character, including a tab, takes one column."""
+    """Makes ``line`` safe to show: secrets become asterisks, and each character, including a tab, takes one column."""
     clean = "".join(char if char.isprintable() else " " for char in line)
     return _SECRET_VALUE.sub(lambda match: match[1] + "*" * len(match[2]), clean)
 
 
 def shown(path: Path) -> str:
-    """``path`` relative to the project's folder, if it is in it."""
+    """``path``, relative to the project's folder if it lies there."""
     try:
         return str(path.resolve().relative_to(project.root()))
     except (ValueError, OSError):
@@ -116,7 +116,7 @@ def shown(path: Path) -> str:
 
 
 def _around(text: str, column: int) -> tuple[str, int]:
-    """At most `_LINE_LIMIT` characters of a line around a column, and the column within them."""
+    """Cuts a line to `_LINE_LIMIT` characters around a column. Returns the part, and the column within it."""
     if len(text) <= _LINE_LIMIT:
         return text, column
     start = max(0, column - 1 - _BEFORE_PLACE)

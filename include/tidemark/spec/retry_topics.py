@@ -24,14 +24,14 @@ def failed_topic(group: str) -> str:
 
 
 FIRST_HEADER = "tidemark.group"
-"""The first header that Tidemark adds to a record in such a topic."""
+"""The first header that Tidemark adds to a record in a retry topic or a failed topic."""
 _NAME = re.compile(r"(?P<group>.+)\.(?:retry\.(?:\d+[smhd]|now)|failed)")
 
 
 def group_of(topic: str) -> str | None:
-    """The group whose retry topic or failed topic this would be, by its name."""
-    found = _NAME.fullmatch(topic)
-    return found["group"] if found else None
+    """The group of a topic that is named like a retry topic or a failed topic."""
+    match = _NAME.fullmatch(topic)
+    return match["group"] if match else None
 
 
 def is_own(group: str, topic: str) -> bool:

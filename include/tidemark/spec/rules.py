@@ -1,6 +1,6 @@
 """Rules that span several keys. Pure functions over the file's raw mapping.
 
-They work on unchecked values, so that all problems of a file are reported at once: a wrong ``members`` does not hide a missing ``topics``.
+They work on unchecked values, so that a file's problems are all reported at once: a wrong ``members`` does not hide a missing ``topics``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import nearest, quoted
 
 HANDOVER = timedelta(minutes=2)
-"""Extra time that a continuous run needs until the next one has taken over."""
+"""How much longer than ``run_for`` a continuous run may last until the next one has taken over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A broken rule: place, message and fix. ``at_key``: the problem is the key, not its value."""
+    """A broken rule. ``at_key``: the problem is the key, not its value."""
 
     path: KeyPath
     message: str
@@ -33,11 +33,11 @@ class Breach:
 
 
 def findings(data: Mapping[str, Any]) -> Iterator[Breach]:
-    yield from _where_records_come_from(data)
+    yield from _record_source(data)
     yield from _fixed_partitions(data)
     yield from _sinks(data)
     yield from _suites(data)
-    yield from _how_it_runs(data)
+    yield from _run_mode(data)
     yield from _lists(data)
     yield from _retries(data)
     yield from _order(data)
@@ -50,11 +50,11 @@ def findings(data: Mapping[str, Any]) -> Iterator[Breach]:
     yield from _change_data(data)
 
 
-def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Breach]:
-    both = ("topics" in data) + ("topic_pattern" in data)
-    if both == 2:
+def _record_source(data: Mapping[str, Any]) -> Iterator[Breach]:
+    count = ("topics" in data) + ("topic_pattern" in data)
+    if count == 2:
         yield Breach(("topic_pattern",), "topics and topic_pattern are both given", "keep one of them", at_key=True)
-    if both == 0:
+    if count == 0:
         yield Breach(("topics",), "topics is missing", "name what to read: topics: [flights], or topic_pattern: flights-.*")
 
 
@@ -66,8 +66,8 @@ def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Breach]:
         fix = "name the topics, topics: [flights], or remove the key"
         yield Breach(("partitions",), "partitions cannot be combined with topic_pattern", fix, at_key=True)
     if isinstance(members, int) and members > 1:
-        said = f"partitions cannot be combined with {members} members"
-        yield Breach(("partitions",), said, "remove the key, or write members: 1", at_key=True)
+        message = f"partitions cannot be combined with {members} members"
+        yield Breach(("partitions",), message, "remove the key, or write members: 1", at_key=True)
     if not isinstance(topics, tuple):
         return
     names = [topic for topic in topics if isinstance(topic, str)]
@@ -88,7 +88,7 @@ def _sinks(data: Mapping[str, Any]) -> Iterator[Breach]:
     if "sink" not in data and "sinks" not in data:
         yield Breach(("sink",), "sink is missing", "name the table for the rows: sink: {table: schema.table}")
     if "sinks" not in data:
-        yield from _one_sink(data, ("sink",))
+        yield from _sink(data, ("sink",))
         return
     sinks = data["sinks"]
     if "transform" not in data:
@@ -102,26 +102,26 @@ def _sinks(data: Mapping[str, Any]) -> Iterator[Breach]:
     for name in sinks:
         try:
             checks.sink_name(str(name))
-        except checks.NotThis as error:
-            wrong = error.context or {}
-            yield Breach(("sinks", name), f"{quoted(str(name))} {wrong['clause']}", wrong["fix"], at_key=True)
-        yield from _one_sink(data, ("sinks", name))
+        except checks.InvalidValue as error:
+            context = error.context or {}
+            yield Breach(("sinks", name), f"{quoted(str(name))} {context['clause']}", context["fix"], at_key=True)
+        yield from _sink(data, ("sinks", name))
         table = _at(data, ("sinks", name, "table"))
         if isinstance(table, str):
             full = table if "." in table else f"public.{table}"
             if (other := tables.setdefault(full, name)) != name:
-                said = f"sinks.{name} and sinks.{other} have the same table"
-                yield Breach(("sinks", name, "table"), said, "give each sink a table of its own")
+                message = f"sinks.{name} and sinks.{other} have the same table"
+                yield Breach(("sinks", name, "table"), message, "give each sink a table of its own")
 
 
-def _one_sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Breach]:
+def _sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Breach]:
     sink, name = _at(data, path), key_text(path)
     if not isinstance(sink, Mapping):
         return
     upsert = sink.get("mode") == "upsert"
     if upsert and sink.get("key", ()) == ():
-        said = f"{name}.key is {'empty' if 'key' in sink else 'missing'}"
-        yield Breach((*path, "key"), said, "upsert needs the columns of a unique index: key: [flight_id]")
+        message = f"{name}.key is {'empty' if 'key' in sink else 'missing'}"
+        yield Breach((*path, "key"), message, "upsert needs the columns of a unique index: key: [flight_id]")
     if not upsert and "key" in sink and sink.get("mode", "append") == "append":
         yield Breach((*path, "key"), f"{name}.key has no use in an append sink", "remove the key", at_key=True)
     deletes = sink.get("deletes", "refuse") != "refuse"
@@ -131,29 +131,29 @@ def _one_sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Breach]:
     if not upsert and deletes:
         yield Breach((*path, "deletes"), f"{name}.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
     value = _at(data, ("format", "value"))
-    if sink.get("evolve") == "add" and "transform" not in data and value in _STRUCTURED and value not in _OF_SCHEMAS:
+    if sink.get("evolve") == "add" and "transform" not in data and value in _STRUCTURED and value not in _SCHEMA_SUFFIXES:
         fix = "remove the key, and add columns with ALTER TABLE"
         yield Breach((*path, "evolve"), f"{name}.evolve needs a schema, and {value} is read without one", fix)
 
 
 def _suites(data: Mapping[str, Any]) -> Iterator[Breach]:
-    said, sinks = data.get("validation"), data.get("sinks")
-    if not isinstance(said, Mapping):
+    validation, sinks = data.get("validation"), data.get("sinks")
+    if not isinstance(validation, Mapping):
         return
     if sinks is None:
-        if "suites" in said:
+        if "suites" in validation:
             fix = "name the suite of the table: suite: name"
             yield Breach(("validation", "suites"), "validation.suites has no use without sinks", fix, at_key=True)
-        elif "suite" not in said:
+        elif "suite" not in validation:
             yield Breach(("validation", "suite"), "validation.suite is missing", "name the suite: suite: name")
         return
-    if "suite" in said:
+    if "suite" in validation:
         fix = "write a suite for each sink: suites: {orders: orders, lines: order_lines}"
         yield Breach(("validation", "suite"), "validation.suite has no use with sinks", fix, at_key=True)
-    elif not said.get("suites"):
+    elif not validation.get("suites"):
         fix = "write a suite for each sink: suites: {orders: orders, lines: order_lines}"
         yield Breach(("validation", "suites"), "validation.suites is missing", fix)
-    suites = said.get("suites")
+    suites = validation.get("suites")
     if isinstance(suites, Mapping) and isinstance(sinks, Mapping):
         for name in suites:
             if name not in sinks:
@@ -162,7 +162,7 @@ def _suites(data: Mapping[str, Any]) -> Iterator[Breach]:
                 yield Breach(("validation", "suites", name), f"{quoted(str(name))} is none of sinks", fix, at_key=True)
 
 
-def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Breach]:
+def _run_mode(data: Mapping[str, Any]) -> Iterator[Breach]:
     if "timezone" in data and data.get("schedule") is None:
         yield Breach(("timezone",), "timezone has no use without a schedule", "remove the key, or write a schedule", at_key=True)
     if data.get("run", "bounded") == "bounded" and "run_for" in data:
@@ -172,17 +172,17 @@ def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Breach]:
     if "schedule" in data:
         fix = "remove the key, and set the length of each run with run_for"
         yield Breach(("schedule",), "schedule has no use with run: continuous, where one run follows the other", fix, at_key=True)
-    limit, lasts = _length(_at(data, ("airflow", "execution_timeout"))), _length(data.get("run_for", "15m"))
-    if limit and lasts and limit < lasts + HANDOVER:
+    limit, run_for = _length(_at(data, ("airflow", "execution_timeout"))), _length(data.get("run_for", "15m"))
+    if limit and run_for and limit < run_for + HANDOVER:
         where = ("airflow", "execution_timeout")
-        fix = f"write {format_duration(lasts + HANDOVER)} or more, or a shorter run_for"
+        fix = f"write {format_duration(run_for + HANDOVER)} or more, or a shorter run_for"
         yield Breach(where, f"{key_text(where)} ends a continuous run before the next one can take over", fix)
 
 
 def _length(value: Any) -> timedelta | None:
     try:
         return parse_duration(value) if isinstance(value, str) else None
-    except BadInput:  # reported by the check of that value
+    except BadInput:  # the value's own check reports it
         return None
 
 
@@ -215,15 +215,15 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 def _retries(data: Mapping[str, Any]) -> Iterator[Breach]:
     delays = _at(data, ("retry", "delays"))
-    lengths = [_length(each) for each in delays] if isinstance(delays, tuple) else []
-    known = [length for length in lengths if length is not None]
+    lengths = [_length(delay) for delay in delays] if isinstance(delays, tuple) else []
+    valid = [length for length in lengths if length is not None]
     for key in ("budget", "per_second", "order", "topics"):
         if _at(data, ("retry", key)) is not None and not delays:
-            said = f"retry.{key} has no use without retry.delays"
-            yield Breach(("retry", key), said, "write delays: [5m, 30m, 1h], or remove the key", at_key=True)
+            message = f"retry.{key} has no use without retry.delays"
+            yield Breach(("retry", key), message, "write delays: [5m, 30m, 1h], or remove the key", at_key=True)
     budget = _length(_at(data, ("retry", "budget")))
-    if budget and known and budget < known[0]:
-        fix = f"write {format_duration(sum(known, timedelta()))} for the whole ladder, or more than the first delay"
+    if budget and valid and budget < valid[0]:
+        fix = f"write {format_duration(sum(valid, timedelta()))} for the whole ladder, or more than the first delay"
         yield Breach(("retry", "budget"), "retry.budget is shorter than the first delay, so nothing would be tried again", fix)
     breaker = _at(data, ("retry", "breaker"))
     if isinstance(breaker, Mapping):
@@ -247,8 +247,8 @@ def _retries(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 def _order(data: Mapping[str, Any]) -> Iterator[Breach]:
     if _at(data, ("retry", "max_held")) is not None and _at(data, ("retry", "order")) != "key":
-        said = "retry.max_held has no use without retry.order: key"
-        yield Breach(("retry", "max_held"), said, "write order: key, or remove the key", at_key=True)
+        message = "retry.max_held has no use without retry.order: key"
+        yield Breach(("retry", "max_held"), message, "write order: key, or remove the key", at_key=True)
 
 
 def _spark_conf(data: Mapping[str, Any]) -> Iterator[Breach]:
@@ -263,8 +263,8 @@ def _spark_conf(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 def _approval(data: Mapping[str, Any]) -> Iterator[Breach]:
     if _at(data, ("rewind", "own")) is False and _at(data, ("rewind", "approval")) == "none":
-        said = "rewind.own: false has no use with rewind.approval: none"
-        yield Breach(("rewind", "own"), said, "write approval: required, or remove the key", at_key=True)
+        message = "rewind.own: false has no use with rewind.approval: none"
+        yield Breach(("rewind", "own"), message, "write approval: required, or remove the key", at_key=True)
 
 
 def _access(data: Mapping[str, Any]) -> Iterator[Breach]:
@@ -292,29 +292,29 @@ def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 def _schema_files(data: Mapping[str, Any]) -> Iterator[Breach]:
-    said = data.get("format")
-    if not isinstance(said, Mapping):
+    format_ = data.get("format")
+    if not isinstance(format_, Mapping):
         return
     for side in ("value", "key"):
         for name in (f"{side}_schema", f"{side}_message"):
-            suffixes = _OF_SCHEMAS if name.endswith("schema") else {"protobuf": ".proto"}
-            if name in said and said.get(side) not in suffixes:
+            suffixes = _SCHEMA_SUFFIXES if name.endswith("schema") else {"protobuf": ".proto"}
+            if name in format_ and format_.get(side) not in suffixes:
                 message = f"{name} is given, but {side} is not {' or '.join(suffixes)}"
                 yield Breach(("format", name), message, f"write {side}: {next(iter(suffixes))}, or remove {name}", at_key=True)
-        file, suffix = said.get(f"{side}_schema"), _OF_SCHEMAS.get(str(said.get(side)))
+        file, suffix = format_.get(f"{side}_schema"), _SCHEMA_SUFFIXES.get(str(format_.get(side)))
         if isinstance(file, str) and suffix and not file.endswith(suffix):
-            message = f"{side} is {said[side]}, but {side}_schema is no {suffix} file"
+            message = f"{side} is {format_[side]}, but {side}_schema is no {suffix} file"
             yield Breach(("format", f"{side}_schema"), message, f"name a {suffix} file in include/schemas")
 
 
-_OF_SCHEMAS = {"avro": ".avsc", "protobuf": ".proto"}
+_SCHEMA_SUFFIXES = {"avro": ".avsc", "protobuf": ".proto"}
 _STRUCTURED = ("json", "json_schema", "avro", "protobuf")
 """Formats whose fields can become columns."""
 
 
 def _without_code(data: Mapping[str, Any]) -> Iterator[Breach]:
-    said = data.get("format")
-    value = said.get("value") if isinstance(said, Mapping) else None
+    format_ = data.get("format")
+    value = format_.get("value") if isinstance(format_, Mapping) else None
     if "transform" not in data:
         if value not in _STRUCTURED and "columns" not in data:
             fix = (
@@ -322,7 +322,7 @@ def _without_code(data: Mapping[str, Any]) -> Iterator[Breach]:
                 "load each value as a whole: columns: {payload: $value}"
             )
             yield Breach(("transform",), "transform is missing", fix)
-        elif value not in _OF_SCHEMAS and "flatten" in data:
+        elif value not in _SCHEMA_SUFFIXES and "flatten" in data:
             fix = "name the fields in columns: {country: place.country}"
             yield Breach(("flatten",), f"flatten needs a schema, and {value} is read without one", fix, at_key=True)
         return
@@ -332,8 +332,8 @@ def _without_code(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 
 def _change_data(data: Mapping[str, Any]) -> Iterator[Breach]:
-    said = data.get("format")
-    if not isinstance(said, Mapping) or "envelope" not in said:
+    format_ = data.get("format")
+    if not isinstance(format_, Mapping) or "envelope" not in format_:
         fix = "write format: {value: avro, key: avro, envelope: debezium}, or name another field"
         columns, skip_if = (data[key] if isinstance(data.get(key), Mapping) else {} for key in ("columns", "skip_if"))
         for place, path in [
@@ -344,7 +344,7 @@ def _change_data(data: Mapping[str, Any]) -> Iterator[Breach]:
                 yield Breach(place, "$change needs format.envelope", fix, at_key=place[0] == "skip_if")
         return
     for side in ("value", "key"):
-        if said.get(side) not in _CHANGES:
+        if format_.get(side) not in _CHANGES:
             yield Breach(("format", side), f"format.{side} of change data is not {' or '.join(_CHANGES)}", f"write {side}: avro, or json")
     if "transform" in data:
         fix = "remove transform, or remove envelope and read the whole envelope in the transform"

@@ -49,13 +49,13 @@ class Scope:
 
     @classmethod
     def parse(cls, words: Iterable[str], *, what: str = "scope") -> Scope:
-        """The scope that the words name. A word may contain several items, separated by spaces. No words mean ``all``.
+        """Parses words, each of which may contain several items, separated by spaces. No words mean ``all``.
 
-        Raises `BadInput` with all invalid items; ``what`` is its subject.
+        Raises `BadInput` with all invalid items; ``what`` is the error's subject.
         """
-        asked = [word for text in words for word in text.split()]
+        entries = [word for text in words for word in text.split()]
         items, bad = [], []
-        for word in asked:
+        for word in entries:
             if word == ALL:
                 continue
             match = _ITEM.fullmatch(word)
@@ -68,9 +68,9 @@ class Scope:
                 bad.append((quoted(word), error.fix))
         if bad:
             fixes = list(dict.fromkeys(fix or f"Write {ALL}, flights, or flights:0,1,5-9." for _, fix in bad))
-            found = f"{_listed([word for word, _ in bad])} {'does' if len(bad) == 1 else 'do'} not name topics or partitions"
-            raise BadInput(what=what, found=found, fix=" ".join(fixes))
-        if items and ALL in asked:
+            problem = f"{_listed([word for word, _ in bad])} {'does' if len(bad) == 1 else 'do'} not name topics or partitions"
+            raise BadInput(what=what, found=problem, fix=" ".join(fixes))
+        if items and ALL in entries:
             raise BadInput(what=what, found=f"{ALL} is next to {_listed([str(item) for item in items])}", fix="Write one or the other.")
         return cls(tuple(dict.fromkeys(items)))
 
@@ -78,23 +78,23 @@ class Scope:
         return not self.items or any(item.covers(partition) for item in self.items)
 
     def select(self, partitions: Iterable[TopicPartition], *, what: str = "scope") -> list[TopicPartition]:
-        """Those of ``partitions`` that the scope names, in order.
+        """The ``partitions`` in this scope, in order.
 
-        Raises `BadInput` with all that it names beyond ``partitions``, and with the existing ones; ``what`` is its subject.
+        Raises `BadInput` if the scope names others, and lists them and the existing ones; ``what`` is the error's subject.
         """
-        there = sorted(set(partitions))
+        existing = sorted(set(partitions))
         by_topic: dict[str, list[int]] = defaultdict(list)
-        for partition in there:
+        for partition in existing:
             by_topic[partition.topic].append(partition.partition)
-        gone = [text for item in self.items for text in missing(item, by_topic)]
-        if gone:
+        absent = [text for item in self.items for text in missing(item, by_topic)]
+        if absent:
             shown = _listed([f"{topic}:{spans(numbers)}" for topic, numbers in sorted(by_topic.items())])
             guess = next((near for item in self.items if item.topic not in by_topic and (near := nearest(item.topic, by_topic))), None)
-            meant = f"Did you mean {guess}? " if guess else ""
-            fix = f"{meant}The group reads {shown}." if there else "The group reads no partitions."
-            verb = "is" if len(gone) == 1 else "are"
-            raise BadInput(what=what, found=f"{_listed(gone)} {verb} not among the group's partitions", fix=fix)
-        return [partition for partition in there if self.covers(partition)]
+            hint = f"Did you mean {guess}? " if guess else ""
+            fix = f"{hint}The group reads {shown}." if existing else "The group reads no partitions."
+            verb = "is" if len(absent) == 1 else "are"
+            raise BadInput(what=what, found=f"{_listed(absent)} {verb} not among the group's partitions", fix=fix)
+        return [partition for partition in existing if self.covers(partition)]
 
     def __str__(self) -> str:
         return " ".join(map(str, self.items)) or ALL
@@ -109,7 +109,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def ranges(text: str) -> Ranges:
-    """The partitions that ``0,1,5-9`` names, in order. Raises `BadInput`."""
+    """Parses the partitions of ``0,1,5-9``, sorted. Raises `BadInput`."""
     if not _RANGES.fullmatch(text):
         raise BadInput(what="partitions", found=f"{quoted(text)} is not a list of partitions", fix="Write 0-2, or 0,4,7-9.")
     pairs = [(int(first), int(last or first)) for first, _, last in (part.partition("-") for part in text.split(","))]
@@ -120,17 +120,17 @@ def ranges(text: str) -> Ranges:
 
 
 def missing(item: Item, by_topic: Mapping[str, Sequence[int]]) -> list[str]:
-    """What the item names but does not exist, as text."""
+    """The topic or partitions of the item that do not exist, as text."""
     if item.topic not in by_topic:
         return [str(item)]
-    there = set(by_topic[item.topic])
-    gone = []
+    existing = set(by_topic[item.topic])
+    absent = []
     for first, last in item.partitions:
-        if last - first >= 2 * len(there) + _SHOWN:  # most of it does not exist; do not loop over a billion numbers
-            gone.append(f"{item.topic}:{first}-{last}")
-        elif numbers := [number for number in range(first, last + 1) if number not in there]:
-            gone.append(f"{item.topic}:{spans(numbers)}")
-    return gone
+        if last - first >= 2 * len(existing) + _SHOWN:  # mostly nonexistent: do not loop over a billion numbers
+            absent.append(f"{item.topic}:{first}-{last}")
+        elif numbers := [number for number in range(first, last + 1) if number not in existing]:
+            absent.append(f"{item.topic}:{spans(numbers)}")
+    return absent
 
 
 def _listed(words: list[str]) -> str:

@@ -19,7 +19,7 @@ from tidemark.spec.problem import KeyPath, Problem, key_text, masked
 from tidemark.text.wording import quoted
 
 MAX_BYTES = 1_000_000  # far more than any declaration needs; keeps a wrong file (a dump, an archive) out of the parser
-MAX_VALUES = 5_000  # keys, values and items of lists, all together; each takes a moment in every process that reads the file
+MAX_VALUES = 5_000  # keys, values and list items together; each costs time in every process that reads the file
 MAX_TEXT = 10_000  # characters of one key or value
 MAX_DEPTH = 50  # levels of nesting; the declaration has four
 
@@ -31,19 +31,19 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")}
 _NUMBERS = {_TAG + "int", _TAG + "float"}
-MAX_DIGITS = 40  # characters of a number; Python takes minutes to read a long one, or refuses to write it
+MAX_DIGITS = 40  # characters of a number; Python takes minutes to parse a long one, or refuses to print it
 _AS_WRITTEN = {("skip_if",)}
-"""Keys whose values may be of any type, so that nothing else notices that ``NO`` is false and ``12:30`` is 750."""
+"""Keys with values of any type, where no later check notices that ``NO`` is false and ``12:30`` is 750."""
 _CORE = (
     (re.compile("(true|True|TRUE|false|False|FALSE)"), "bool"),
     (re.compile("[-+]?(0|[1-9][0-9]*)"), "int"),
     (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), "float"),
     (re.compile("0o[0-7]+|0x[0-9a-fA-F]+"), "int"),
 )
-"""What YAML 1.2 takes plain text for, if not for text or null."""
+"""The types that YAML 1.2 gives to plain text, besides text and null."""
 _PLAIN = "put the value in quotes"
 _SYNTAX = (
-    # part of the parser's text, the message, the fix, whether to point at the start of the broken construct
+    # part of the parser's message, our message, the fix, whether to point at the start of the broken construct
     ("that cannot start any token", "is not YAML: a plain value cannot begin with this character", _PLAIN, False),
     ("did not find expected alphabetic or numeric character", "is not YAML: * and & begin an alias or an anchor", _PLAIN, True),
     ("expected a single document", "has several documents (---)", "write one consumer per file", False),
@@ -67,7 +67,7 @@ _SYNTAX = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A consumer's file: its path and its text. Small and hashable; the tree is parsed again when a place is needed."""
+    """A consumer's file: its path and text. Small and hashable; the tree is parsed again when a place is needed."""
 
     path: Path
     text: str = field(repr=False)
@@ -81,7 +81,7 @@ class Source:
 
 
 class Places:
-    """Finds the place of a path in a file. Holds the composed tree, if the file could be parsed."""
+    """Locates paths in a file. Holds the composed tree if the file could be parsed."""
 
     def __init__(self, source: Source, root: Node | None) -> None:
         self.source = source
@@ -94,7 +94,7 @@ class Places:
         return self.problem_at(line, column, length, key_text(path), message, fix)
 
     def problem_at(self, line: int, column: int, length: int, key: str, message: str, fix: str) -> Problem:
-        """A problem at a line and column (both from 0), moved to the nearest character in the file."""
+        """A problem at a line and column (both from 0), clamped to the nearest character of the file."""
         line = min(line, len(self._lines) - 1)
         while length and line and not self._lines[line].strip():  # past the end: show the last line that is not blank
             line -= 1
@@ -106,8 +106,8 @@ class Places:
             self._masked[line] = masked(text)
         return Problem(self.source.path, line + 1, column + 1, length, key, message, fix, self._masked[line])
 
-    def found(self, path: KeyPath) -> str:
-        """The value as the user wrote it, for a message."""
+    def describe(self, path: KeyPath) -> str:
+        """Formats the user's value for a message."""
         node = self._node(path)[1]
         match node:
             case MappingNode():
@@ -123,7 +123,7 @@ class Places:
         return "nothing"
 
     def _node(self, path: KeyPath) -> tuple[Node | None, Node | None, Node | None]:
-        """(key node, value node, innermost node that exists) of a path."""
+        """The key node, the value node and the innermost existing node of a path."""
         key: Node | None = None
         node = self._root
         for part in path:
@@ -155,7 +155,7 @@ class Places:
 
 @dataclass(slots=True)
 class Parsed:
-    """The result of reading a file: its mapping (None if it has none), its places, and the problems of its YAML."""
+    """The result of reading a file: its mapping if it has one, its places, and its YAML problems."""
 
     places: Places
     data: Mapping[str, Any] | None = None
@@ -167,16 +167,18 @@ def read(path: Path) -> Parsed:
     try:
         raw = beginning(path)
     except OSError as error:
-        return _hopeless(Source(path, ""), 0, 0, 0, f"cannot be read: {error.strerror or error}", "check the path and its permissions")
+        return _unparsable(Source(path, ""), 0, 0, 0, f"cannot be read: {error.strerror or error}", "check the path and its permissions")
     if len(raw) > MAX_BYTES:
-        return _hopeless(Source(path, ""), 0, 0, 0, f"is not a consumer's file: it has more than {MAX_BYTES:,} bytes", "split the consumer")
+        return _unparsable(
+            Source(path, ""), 0, 0, 0, f"is not a consumer's file: it has more than {MAX_BYTES:,} bytes", "split the consumer"
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = _BREAK.split(raw[: error.start].decode("utf-8-sig", "replace"))
         source = Source(path, raw.decode("utf-8", "replace").removeprefix("\ufeff"))
         byte = raw[error.start]
-        return _hopeless(source, len(before) - 1, len(before[-1]), 1, f"is not UTF-8: byte 0x{byte:02x}", "save the file as UTF-8")
+        return _unparsable(source, len(before) - 1, len(before[-1]), 1, f"is not UTF-8: byte 0x{byte:02x}", "save the file as UTF-8")
     return parse(Source(path, text))
 
 
@@ -187,22 +189,22 @@ def beginning(path: Path) -> bytes:
 
 
 def parse(source: Source) -> Parsed:
-    """Like `read`, for text that is already loaded."""
+    """Parses text that is already loaded; otherwise like `read`."""
     control = _UNPRINTABLE.search(source.text)
     if control:
         before = _BREAK.split(source.text[: control.start()])
         message = f"is not YAML: control character {quoted(control[0])[1:-1]}"
-        return _hopeless(source, len(before) - 1, len(before[-1]), 1, message, "remove it")
+        return _unparsable(source, len(before) - 1, len(before[-1]), 1, message, "remove it")
     try:
         root = _compose(source.text)
     except yaml.MarkedYAMLError as error:
         return _syntax(source, error)
     if root is None:
-        return _hopeless(source, 0, 0, 0, "is empty", "declare a consumer: topics, transform, sink")
+        return _unparsable(source, 0, 0, 0, "is empty", "declare a consumer: topics, transform, sink")
     if not isinstance(root, MappingNode):
         kind = "a list" if isinstance(root, SequenceNode) else "a plain value"
         line, column = root.start_mark.line, root.start_mark.column
-        return _hopeless(source, line, column, 1, f"is {kind}, not a mapping", "write keys and values: topics: [flights]")
+        return _unparsable(source, line, column, 1, f"is {kind}, not a mapping", "write keys and values: topics: [flights]")
     parsed = Parsed(Places(source, root))
     parsed.data = _Builder(parsed).build(root, ())
     return parsed
@@ -307,7 +309,7 @@ def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node] | Non
 
 
 def _is_ambiguous(node: ScalarNode) -> bool:
-    """Whether YAML 1.1, which PyYAML reads, and YAML 1.2 take a plain value for different types or numbers."""
+    """Whether YAML 1.1, which PyYAML reads, and YAML 1.2 read a plain value as different types or numbers."""
     kind = node.tag.removeprefix(_TAG)
     core = next((kind for pattern, kind in _CORE if pattern.fullmatch(node.value)), "str")
     return kind not in ("null", core) or (kind == "int" and not _CORE[1][0].fullmatch(node.value))
@@ -323,28 +325,28 @@ def _scalar(node: ScalarNode) -> Any:
 
 
 def _syntax(source: Source, error: yaml.MarkedYAMLError) -> Parsed:
-    said = f"{error.context or ''} {error.problem or ''}".strip()
-    line, column = _counted(error.problem_mark or error.context_mark)
+    error_text = f"{error.context or ''} {error.problem or ''}".strip()
+    line, column = _line_and_column(error.problem_mark or error.context_mark)
     text = source.lines()[line] if line < len(source.lines()) else ""
     if "\t" in text[: column + 1] and not text[:column].strip():
-        return _hopeless(source, line, text.index("\t"), 1, "is not YAML: the line is indented with a tab", "indent with spaces")
-    if "mapping values are not allowed" in said:
-        first = ":" not in text[:column]  # then the line is not a value with a colon in it, but is in the wrong place
+        return _unparsable(source, line, text.index("\t"), 1, "is not YAML: the line is indented with a tab", "indent with spaces")
+    if "mapping values are not allowed" in error_text:
+        first = ":" not in text[:column]  # the line is in the wrong place, rather than a value that contains a colon
         fix = "begin keys in one column, and end the key before it with a colon" if first else _PLAIN
-        return _hopeless(source, line, column, 1, f"is not YAML: {'this' if first else 'a second'} colon cannot stand here", fix)
+        return _unparsable(source, line, column, 1, f"is not YAML: {'this' if first else 'a second'} colon cannot stand here", fix)
     for part, clause, fix, at_start in _SYNTAX:
-        if part in said:
+        if part in error_text:
             if at_start and error.context_mark:
-                line, column = _counted(error.context_mark)
-            return _hopeless(source, line, column, 1, clause, fix)
-    return _hopeless(source, line, column, 1, f"is not YAML: {error.problem or said}", "fix the line, or the one before it")
+                line, column = _line_and_column(error.context_mark)
+            return _unparsable(source, line, column, 1, clause, fix)
+    return _unparsable(source, line, column, 1, f"is not YAML: {error.problem or error_text}", "fix the line, or the one before it")
 
 
-def _counted(mark: Any) -> tuple[int, int]:
+def _line_and_column(mark: Any) -> tuple[int, int]:
     return (mark.line, mark.column) if mark else (0, 0)
 
 
-def _hopeless(source: Source, line: int, column: int, length: int, clause: str, fix: str) -> Parsed:
-    """The result for a file that cannot be parsed because of this problem."""
+def _unparsable(source: Source, line: int, column: int, length: int, clause: str, fix: str) -> Parsed:
+    """The result for a file that this problem makes unparsable."""
     places = Places(source, None)
     return Parsed(places, None, [places.problem_at(line, column, length, "", f"the file {clause}", fix)])

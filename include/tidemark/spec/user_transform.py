@@ -52,7 +52,7 @@ _NAMES = {"records": Form.SPARK, "df": Form.SPARK, "batch": Form.ARROW, "record"
 """The form that the name of an untyped first parameter implies."""
 
 
-class _Unclear(Exception):
+class _UnclearForm(Exception):
     """The form cannot be determined or is not supported. Holds the message and the fix."""
 
     def __init__(self, message: str, fix: str) -> None:
@@ -62,9 +62,9 @@ class _Unclear(Exception):
 
 
 def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
-    """Imports the consumer's function, with ``folders`` at the front of ``sys.path`` in this order. They stay there, once each.
+    """Imports the consumer's function. Puts ``folders`` at the front of ``sys.path`` in this order, and leaves them there.
 
-    A consumer without code has none: see `tidemark.values.fields.transform_of`.
+    For a consumer without code, see `tidemark.values.fields.transform_of`.
 
     Raises `SpecInvalid` if the module or the function does not exist, if importing it raises (with the place in the user's file), if its
     form cannot be determined, or if its form does not support ``retry.order``.
@@ -77,66 +77,69 @@ def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         functions = [each for each, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module_name]
         near = nearest(name, functions) or (functions[0] if len(functions) == 1 else None)
         fix = f"write {module_name}:{near}" if near else f"write a function of this name in {_place(module)}"
-        raise _refused(spec, ("transform",), f'transform: module {module_name} has no function "{name}"', fix)
+        raise _invalid(spec, ("transform",), f'transform: module {module_name} has no function "{name}"', fix)
     try:
         form = form_of(function)
-    except _Unclear as unclear:
-        raise _refused(spec, ("transform",), f"transform: {spec.transform} {unclear.message}", unclear.fix) from None
+    except _UnclearForm as unclear:
+        raise _invalid(spec, ("transform",), f"transform: {spec.transform} {unclear.message}", unclear.fix) from None
     if form is Form.SPARK and spec.retry.order is RetryOrder.KEY:
         message = f"retry.order: {spec.transform} has the Spark form, whose rows do not show which key they come from"
-        raise _refused(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
+        raise _invalid(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
     return Transform(form, function, module_name, name)
 
 
 def load_permanent(spec: ConsumerSpec, folders: Sequence[Path]) -> tuple[type[Exception], ...]:
-    """The exception classes that ``retry.permanent`` names. Raises `SpecInvalid` for those that do not exist or are not exceptions."""
+    """The exception classes that ``retry.permanent`` names. Raises `SpecInvalid` for a missing class or one that is not an exception."""
     return tuple(_exception(spec, index, name, folders) for index, name in enumerate(spec.retry.permanent))
 
 
 def form_of(function: object) -> Form:
     """The form of a transform: from the type of its first parameter or of its result, else from the first parameter's name."""
     first, returned = _signature(function)
-    given = _form_of_annotation(first.annotation, function)
-    made = _form_of_annotation(_of_each(returned), function)
-    if given is None and made in (Form.SPARK, Form.ARROW):
-        return made
+    by_input = _form_of_annotation(first.annotation, function)
+    by_result = _form_of_annotation(_element_type(returned), function)
+    if by_input is None and by_result in (Form.SPARK, Form.ARROW):
+        return by_result
     by_name = _NAMES.get(first.name)
-    if given is None and made is Form.FUNCTION and by_name not in (None, Form.FUNCTION):
-        raise _Unclear(f'takes "{first.name}" as the {by_name} form does, but its result is typed otherwise', _ANNOTATE)
-    form = given or by_name or made
+    if by_input is None and by_result is Form.FUNCTION and by_name not in (None, Form.FUNCTION):
+        raise _UnclearForm(f'takes "{first.name}" as the {by_name} form does, but its result is typed otherwise', _ANNOTATE)
+    form = by_input or by_name or by_result
     if form is None:
-        raise _Unclear(f'takes "{first.name}", which does not show the form', _ANNOTATE)
-    if made is not None and made is not form:
-        raise _Unclear(f"takes what the {form} form takes and returns what the {made} form returns", "use types of one form for both")
+        raise _UnclearForm(f'takes "{first.name}", which does not show the form', _ANNOTATE)
+    if by_result is not None and by_result is not form:
+        raise _UnclearForm(
+            f"takes what the {form} form takes and returns what the {by_result} form returns", "use types of one form for both"
+        )
     if form is not Form.FUNCTION and inspect.isgeneratorfunction(function):
-        raise _Unclear("yields", "return one result; only the form record: Record may yield its rows")
+        raise _UnclearForm("yields", "return one result; only the form record: Record may yield its rows")
     return form
 
 
 def _signature(function: object) -> tuple[inspect.Parameter, object]:
     """The parameter that gets the input, and the annotation of the result."""
     if not callable(function):
-        raise _Unclear(f"is not a function but {type(function).__name__}", "name a function")
+        raise _UnclearForm(f"is not a function but {type(function).__name__}", "name a function")
     if isinstance(function, type):
-        raise _Unclear("is a class", "name a function")
+        raise _UnclearForm("is a class", "name a function")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise _Unclear("is async", "write a plain function: def, not async def")
+        raise _UnclearForm("is async", "write a plain function: def, not async def")
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
-        raise _Unclear("has no readable signature", "wrap it in a function of your own") from None
-    positional = [each for each in signature.parameters.values() if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        raise _UnclearForm("has no readable signature", "wrap it in a function of your own") from None
+    parameters = signature.parameters.values()
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if not positional:
-        raise _Unclear("takes no parameter", "let it take one: record: Record, batch: pa.RecordBatch or records: DataFrame")
-    needed = [each.name for each in positional[1:] if each.default is each.empty]
-    needed += [each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
-    if needed:
-        raise _Unclear(f"needs more than one parameter: {', '.join(needed)}", "give all but the first one a default")
+        raise _UnclearForm("takes no parameter", "let it take one: record: Record, batch: pa.RecordBatch or records: DataFrame")
+    required = [each.name for each in positional[1:] if each.default is each.empty]
+    required += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    if required:
+        raise _UnclearForm(f"needs more than one parameter: {', '.join(required)}", "give all but the first one a default")
     return positional[0], signature.return_annotation
 
 
-def _of_each(annotation: object) -> object:
-    """The type of the results in a dict of them; any other type as it is."""
+def _element_type(annotation: object) -> object:
+    """The value type of a dict by sink name; any other type unchanged."""
     if isinstance(annotation, str):
         match = re.fullmatch(r"[\"']?(?:\w+\.)*(?:dict|Dict|Mapping)\[str, *(.+)\][\"']?", annotation.strip())
         return match[1] if match else annotation
@@ -145,7 +148,7 @@ def _of_each(annotation: object) -> object:
 
 
 def _form_of_annotation(annotation: object, function: object) -> Form | None:
-    """The form that a type implies. None if there is no type."""
+    """The form that a type implies; None without a type."""
     if annotation is inspect.Parameter.empty:
         return None
     if isinstance(annotation, str):
@@ -153,20 +156,20 @@ def _form_of_annotation(annotation: object, function: object) -> Form | None:
     module, name = _module_and_name(annotation)
     if name == "DataFrame":
         if any(module == foreign or module.startswith(f"{foreign}.") for foreign in _FOREIGN_FRAMES):
-            raise _Unclear(f"has the type {module}.DataFrame", "take a pyspark.sql.DataFrame, or a pa.RecordBatch and its to_pandas()")
+            raise _UnclearForm(f"has the type {module}.DataFrame", "take a pyspark.sql.DataFrame, or a pa.RecordBatch and its to_pandas()")
         return Form.SPARK
     if name == "RecordBatch":
         return Form.ARROW
     if name == "Table" and module.partition(".")[0] in ("", "pa", "pyarrow"):
-        raise _Unclear("has the type pa.Table", "take and return a pa.RecordBatch")
-    if name != "Record" and any(wanted in str(annotation) for wanted in ("RecordBatch", "DataFrame")):
-        raise _Unclear(f"has the type {_plain(annotation)}", "write the type itself: pa.RecordBatch or DataFrame")
+        raise _UnclearForm("has the type pa.Table", "take and return a pa.RecordBatch")
+    if name != "Record" and any(other in str(annotation) for other in ("RecordBatch", "DataFrame")):
+        raise _UnclearForm(f"has the type {_plain(annotation)}", "write the type itself: pa.RecordBatch or DataFrame")
     return Form.FUNCTION
 
 
 def _resolved(text: str, function: object) -> object:
-    """The object that a dotted name refers to in the function's module. Returns the text if it refers to nothing, as for names that are
-    only imported for type checking."""
+    """The object that a dotted name refers to in the function's module; the name itself if it is unbound, for example if it is only
+    imported for type checking."""
     value: Any = None
     for index, part in enumerate(text.split(".")):
         names = getattr(inspect.unwrap(function), "__globals__", {}) if callable(function) else {}
@@ -193,22 +196,22 @@ def _exception(spec: ConsumerSpec, index: int, name: str, folders: Sequence[Path
     path = ("retry", "permanent", index)
     module_name, _, class_name = name.rpartition(".")
     module = _import(spec, path, module_name, folders) if module_name else builtins
-    found = getattr(module, class_name, None)
-    if isinstance(found, type) and issubclass(found, Exception):
-        return found
+    candidate = getattr(module, class_name, None)
+    if isinstance(candidate, type) and issubclass(candidate, Exception):
+        return candidate
     message = f'retry.permanent[{index}]: {module.__name__} has no exception "{class_name}"'
     kinds = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, Exception)]
     near = nearest(class_name, kinds)
-    raise _refused(spec, path, message, f"write {module.__name__}.{near}" if near else "name a class that is an Exception")
+    raise _invalid(spec, path, message, f"write {module.__name__}.{near}" if near else "name a class that is an Exception")
 
 
 def _import(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequence[Path]) -> ModuleType:
     import_from(folders)
-    mine = _file_in(name, folders)
-    if mine is not None and name.partition(".")[0] in sys.stdlib_module_names:
+    own_file = _file_in(name, folders)
+    if own_file is not None and name.partition(".")[0] in sys.stdlib_module_names:
         top = name.partition(".")[0]
-        message = f"{path[0]}: {shown(mine)} has the name of the standard library's module {top}"
-        raise _refused(spec, path, message, "rename the file")
+        message = f"{path[0]}: {shown(own_file)} has the name of the standard library's module {top}"
+        raise _invalid(spec, path, message, "rename the file")
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
@@ -216,9 +219,9 @@ def _import(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequence[Path
         raise
     except BaseException as error:
         raise _import_failed(spec, path, name, folders, error) from error
-    if mine is not None and module.__file__ and Path(module.__file__).resolve() != mine.resolve():
-        message = f"{path[0]}: {name} is {shown(Path(module.__file__))}, which hides {shown(mine)}"
-        raise _refused(spec, path, message, "rename your file")
+    if own_file is not None and module.__file__ and Path(module.__file__).resolve() != own_file.resolve():
+        message = f"{path[0]}: {name} is {shown(Path(module.__file__))}, which hides {shown(own_file)}"
+        raise _invalid(spec, path, message, "rename your file")
     return module
 
 
@@ -228,27 +231,27 @@ def _import_failed(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequen
         near = nearest(name, modules)
         places = ", ".join(shown(folder) for folder in folders) or "sys.path"
         fix = f"write {near}" if near else f"put {name.replace('.', '/')}.py into {places}"
-        return _refused(spec, path, f'{path[0]}: module "{error.name}" not found', fix)
-    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return _refused(spec, path, f"{path[0]}: importing {name} raised {said}", f"fix {_user_line(error, folders)}")
+        return _invalid(spec, path, f'{path[0]}: module "{error.name}" not found', fix)
+    error_text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return _invalid(spec, path, f"{path[0]}: importing {name} raised {error_text}", f"fix {_user_line(error, folders)}")
 
 
 def _user_line(error: BaseException, folders: Sequence[Path]) -> str:
-    """The innermost line of the user's files in the error's traceback."""
+    """The traceback's innermost line in the user's files."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{shown(Path(error.filename))}:{error.lineno}: {(error.text or '').strip()}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     roots = [folder.resolve() for folder in folders]
-    mine = [frame for frame in frames if any(Path(frame.filename).resolve().is_relative_to(root) for root in roots)]
-    last = (mine or frames)[-1]
+    own = [frame for frame in frames if any(Path(frame.filename).resolve().is_relative_to(root) for root in roots)]
+    last = (own or frames)[-1]
     return f"{shown(Path(last.filename))}:{last.lineno}: {last.line}"
 
 
 def import_from(folders: Sequence[Path]) -> None:
-    """Puts these folders at the front of ``sys.path``, once each. Changes nothing if they are already there."""
-    wanted = list(dict.fromkeys(str(folder.resolve()) for folder in folders))
-    if sys.path[: len(wanted)] != wanted:
-        sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]
+    """Puts these folders at the front of ``sys.path``, once each. Does nothing if they are already there."""
+    entries = list(dict.fromkeys(str(folder.resolve()) for folder in folders))
+    if sys.path[: len(entries)] != entries:
+        sys.path[:] = entries + [entry for entry in sys.path if entry not in entries]
 
 
 def _file_in(name: str, folders: Sequence[Path]) -> Path | None:
@@ -264,5 +267,5 @@ def _place(module: ModuleType) -> str:
     return shown(Path(module.__file__)) if module.__file__ else module.__name__
 
 
-def _refused(spec: ConsumerSpec, path: KeyPath, message: str, fix: str) -> SpecInvalid:
+def _invalid(spec: ConsumerSpec, path: KeyPath, message: str, fix: str) -> SpecInvalid:
     return spec.invalid(spec.problem(path, message, fix))

@@ -1,12 +1,12 @@
-"""What operators type and read: times, durations, reasons, and how numbers and names are written.
+"""Text that operators type and read: times, durations, reasons, numbers and names.
 
-Pure functions, which know neither Kafka nor Postgres.
+Pure functions, independent of Kafka and Postgres.
 
 Modules::
 
     duration    durations such as `30s` and `5m`
-    moment      times and ISO 8601 durations as people write them
-    problems    everything that is wrong with a request, reported at once
-    storable    what a column of Postgres can hold
+    moment      times and ISO 8601 durations
+    problems    collects all problems of a request, to report them at once
+    storable    values that a Postgres column can hold
     wording     quotes, escapes and counts
 """

@@ -1,4 +1,4 @@
-"""Durations as users write them, a whole number and a unit: ``30s``, ``5m``, ``1h``, ``2d``."""
+"""Parses and formats users' durations, a whole number and a unit: ``30s``, ``5m``, ``1h``, ``2d``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemark.errors import BadInput
 
 _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # seconds in a unit, the longest first
 LONGEST = timedelta(days=3_650)
-"""Ten years. A longer duration is likely a mistake, and adding it to a date could overflow."""
+"""Ten years. A longer duration is likely a mistake, and could overflow when added to a date."""
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 FIX = "write a number and a unit without a space: 30s, 5m, 1h"
 

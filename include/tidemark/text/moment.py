@@ -1,4 +1,4 @@
-"""Times and durations as people write them. A local time that exists twice or not at all is refused, with both readings."""
+"""Parses and formats users' times and durations. Refuses a local time that occurs twice or not at all, and names both readings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """Kafka's timestamps start here. Negative ones have special meanings (-1 is latest, -2 is earliest)."""
 EXAMPLE = "2026-03-29T14:00:00+02:00"
 NEAR, LIKENESS = 3, 0.75
-"""How many zones with a similar name to suggest, and how similar the name must be."""
+"""How many zones with similar names to suggest, and how similar the names must be."""
 
 _MOMENT = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)(?:[Tt ](?P<time>\d\d:\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?)?"
@@ -49,9 +49,9 @@ def parse_moment(text: str, zone: str | None = None) -> datetime:
         moment = _in_zone(text, local, _zone(zone))
     else:
         moment = _at_offset(text, local, match["offset"])
-        if zone is not None and (there := _zone(zone)).utcoffset(moment.astimezone(there)) != moment.utcoffset():
-            says = f"has the offset {match['offset']}, but in {zone} it is {_reading(moment.astimezone(there))} then"
-            raise _bad_moment(text, says, "Give only the offset or only the zone.")
+        if zone is not None and (named_zone := _zone(zone)).utcoffset(moment.astimezone(named_zone)) != moment.utcoffset():
+            problem = f"has the offset {match['offset']}, but in {zone} it is {_reading(moment.astimezone(named_zone))} then"
+            raise _bad_moment(text, problem, "Give only the offset or only the zone.")
     try:
         moment = moment.astimezone(UTC)
     except OverflowError:
@@ -64,16 +64,16 @@ def parse_moment(text: str, zone: str | None = None) -> datetime:
 def parse_iso_duration(text: str) -> timedelta:
     """Parses an ISO 8601 duration (``PnDTnHnMnS``, as Kafka reads it, and ``PnW``). Raises `BadInput`.
 
-    Refuses months and years, whose lengths vary, and negative durations, which would point to the future. The error says what to write.
+    Refuses months and years, whose lengths vary, and negative durations, which would point to the future. The error names the fix.
     """
-    asked = text.strip()
-    if asked.startswith(("-", "+")) or re.search(r"[-+]\d", asked):
+    stripped = text.strip()
+    if stripped.startswith(("-", "+")) or re.search(r"[-+]\d", stripped):
         raise _bad_duration(text, "has a sign", f"{_DURATION_FIX}; it is always the time before the plan is made.")
-    if _CALENDAR.match(asked):
+    if _CALENDAR.match(stripped):
         raise _bad_duration(text, "contains months or years, whose lengths vary", "Write days: P30D, P365D.")
-    if not _DURATION.fullmatch(asked):
-        raise _bad_duration(text, "is not a duration", f"{_near_duration(asked) or _DURATION_FIX}.")
-    length = to_timedelta(asked.upper().replace(",", "."))
+    if not _DURATION.fullmatch(stripped):
+        raise _bad_duration(text, "is not a duration", f"{_near_duration(stripped) or _DURATION_FIX}.")
+    length = to_timedelta(stripped.upper().replace(",", "."))
     if length is None or length > LONGEST:
         fix = "Write a shorter one. To read all that Kafka still has, use to-earliest."
         raise _bad_duration(text, f"is longer than {LONGEST.days} days", fix)
@@ -117,7 +117,7 @@ def _at_offset(text: str, local: datetime, offset: str) -> datetime:
 
 
 def _in_zone(text: str, local: datetime, zone: zoneinfo.ZoneInfo) -> datetime:
-    """Converts a local time, if it occurred exactly once in the zone."""
+    """Converts a local time that occurs exactly once in the zone. Raises `BadInput` for others."""
     try:
         readings = [local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
         shown = [moment.astimezone(zone) for moment in readings]
@@ -126,9 +126,9 @@ def _in_zone(text: str, local: datetime, zone: zoneinfo.ZoneInfo) -> datetime:
     if readings[0] == readings[1]:
         return shown[0]
     twice = shown[0].replace(tzinfo=None) == local
-    says = f"{'occurs twice' if twice else 'does not exist'} in {zone.key}, where clocks go {'back' if twice else 'forward'}"
+    problem = f"{'occurs twice' if twice else 'does not exist'} in {zone.key}, where clocks go {'back' if twice else 'forward'}"
     first, second = sorted(shown, key=lambda moment: moment.timestamp())
-    raise _bad_moment(text, says, f"Write {_reading(first)}, or {_reading(second)}.")
+    raise _bad_moment(text, problem, f"Write {_reading(first)}, or {_reading(second)}.")
 
 
 @functools.cache
@@ -138,18 +138,18 @@ def _zones() -> dict[str, str]:
 
 
 def _zone(name: str) -> zoneinfo.ZoneInfo:
-    known = _zones()
-    asked = name.strip().replace(" ", "_")
-    if asked in known.values():
-        return zoneinfo.ZoneInfo(asked)
-    low = asked.lower()[:100]
-    if low in known:
-        near = [low]
+    zones = _zones()
+    stripped = name.strip().replace(" ", "_")
+    if stripped in zones.values():
+        return zoneinfo.ZoneInfo(stripped)
+    lower = stripped.lower()[:100]
+    if lower in zones:
+        near = [lower]
     else:
-        cities = {zone.rpartition("/")[2]: zone for zone in known}
-        close = difflib.get_close_matches(low.rpartition("/")[2], cities, n=NEAR, cutoff=LIKENESS)
-        near = [*difflib.get_close_matches(low, known, n=NEAR, cutoff=LIKENESS), *(cities[city] for city in close)]
-    names = list(dict.fromkeys(known[zone] for zone in near))[:NEAR]
+        cities = {zone.rpartition("/")[2]: zone for zone in zones}
+        close = difflib.get_close_matches(lower.rpartition("/")[2], cities, n=NEAR, cutoff=LIKENESS)
+        near = [*difflib.get_close_matches(lower, zones, n=NEAR, cutoff=LIKENESS), *(cities[city] for city in close)]
+    names = list(dict.fromkeys(zones[zone] for zone in near))[:NEAR]
     fix = f"Write {' or '.join(names)}." if names else "Write a name of the tz database: Europe/Berlin, America/New_York, UTC."
     raise BadInput(what="zone", found=f"{quoted(name)} is not a known time zone", fix=fix)
 
@@ -165,7 +165,7 @@ def _shown(moment: datetime) -> str:
 
 
 def to_timedelta(text: str) -> timedelta | None:
-    """Parses what `iso_duration` wrote, of any length, with Pydantic. `None` if a timedelta cannot hold it."""
+    """Parses the result of `iso_duration`, of any length, with Pydantic. `None` if a timedelta cannot hold it."""
     from pydantic import TypeAdapter, ValidationError
 
     reader: TypeAdapter[Any] = TypeAdapter(timedelta)
@@ -177,16 +177,16 @@ def to_timedelta(text: str) -> timedelta | None:
 
 
 def _near_duration(text: str) -> str | None:
-    """The likely fix if the text is a duration in the notation of consumers' files: ``2h``."""
+    """The likely fix for a duration in the notation of consumers' files: ``2h``."""
     try:
         return f"Write {iso_duration(parse_duration(text.lower().replace(' ', '')))}"
     except BadInput:
         return None
 
 
-def _bad_moment(text: str, says: str, fix: str) -> BadInput:
-    return BadInput(what="time", found=f"{quoted(text)} {says}", fix=fix)
+def _bad_moment(text: str, problem: str, fix: str) -> BadInput:
+    return BadInput(what="time", found=f"{quoted(text)} {problem}", fix=fix)
 
 
-def _bad_duration(text: str, says: str, fix: str) -> BadInput:
-    return BadInput(what="duration", found=f"{quoted(text)} {says}", fix=fix)
+def _bad_duration(text: str, problem: str, fix: str) -> BadInput:
+    return BadInput(what="duration", found=f"{quoted(text)} {problem}", fix=fix)

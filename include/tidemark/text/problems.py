@@ -18,7 +18,7 @@ REASON_CHARACTERS = 10
 
 @dataclass(kw_only=True, eq=False)
 class SeveralProblems(Refused):
-    """The input has several problems. Holds one text for each."""
+    """The input has several problems, with one text for each."""
 
     problems: tuple[str, ...]
 
@@ -32,10 +32,10 @@ class Problems:
 
     found: list[Refused] = field(default_factory=list)
 
-    def attempt(self, ask: Callable[[], T]) -> T | None:
-        """Returns what ``ask`` returns. If it raises `Refused`, stores that and returns `None`."""
+    def attempt(self, call: Callable[[], T]) -> T | None:
+        """Returns the result of ``call``. If that raises `Refused`, stores the error and returns `None`."""
         try:
-            return ask()
+            return call()
         except Refused as error:
             self.found.append(error)
         return None
@@ -57,6 +57,6 @@ def check_reason(text: str | None) -> str:
     reason = " ".join((text or "").split())
     require_storable("reason", reason)
     if len(reason) < REASON_CHARACTERS:
-        found = f"{quoted(reason)} has {len(reason)} characters" if reason else "it is missing"
-        raise BadInput(what="reason", found=found, fix=f"Say why in at least {REASON_CHARACTERS} characters; it is kept permanently.")
+        problem = f"{quoted(reason)} has {len(reason)} characters" if reason else "it is missing"
+        raise BadInput(what="reason", found=problem, fix=f"Say why in at least {REASON_CHARACTERS} characters; it is kept permanently.")
     return reason

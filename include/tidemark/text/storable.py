@@ -1,4 +1,4 @@
-"""What a column of Postgres can hold. Checked where a value enters: in a file, a form, an option or a request."""
+"""Checks that a Postgres column can hold a value, where it enters: in a file, a form, an option or a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INTEGER, BIGINT = 2**31 - 1, 2**63 - 1
 
 
 def require_storable(what: str, value: str | int | None, most: int = BIGINT) -> None:
-    """Raises `BadInput` for a negative number or one above ``most``, and for a text with NUL or half of a surrogate pair."""
+    """Raises `BadInput` for a negative number or one above ``most``, and for text with NUL or a lone surrogate."""
     if isinstance(value, int):
         if not 0 <= value <= most:
             raise BadInput(what=what, found=f"{value} is out of range", fix=f"Write a number from 0 to {most}.")

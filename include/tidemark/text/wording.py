@@ -1,4 +1,4 @@
-"""Formats names, numbers and durations for people: on a terminal, in an error, in Airflow's Markdown."""
+"""Formats names, numbers and durations for display: on a terminal, in an error, in Airflow's Markdown."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` most likely means, or None. At most a thousand known names are compared."""
+    """The known name that ``name`` most likely means, or None. Compares at most a thousand known names."""
     by_lower = {candidate.lower(): candidate for candidate in itertools.islice(known, 1000)}
     match = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.6)
     return by_lower[match[0]] if match else None
 
 
 def quoted(text: str) -> str:
-    """``text`` in double quotes, on one line, truncated if long."""
+    """Puts ``text`` in double quotes, on one line, truncated if long."""
     printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:80])
     return f'"{printable}{"…" if len(text) > 80 else ""}"'
 
 
 def visible(text: str) -> str:
-    """``text`` with escapes in place of what a terminal would obey or hide: control characters except line breaks, marks that change the
-    direction of writing, lone surrogates."""
+    """``text`` with escapes for characters that a terminal would execute or hide: control characters except line breaks, marks that change
+    the direction of writing, lone surrogates."""
     if text.isprintable():
         return text
     return "".join(repr(char)[1:-1] if unicodedata.category(char) in _OBEYED and char not in "\n\t" else char for char in text)
 
 
 def indented(text: str) -> str:
-    """`visible`, with each line but the first one indented, so that it cannot look like a first one."""
+    """`visible`, with all lines but the first indented, so that none of them looks like a first one."""
     return "\n  ".join(visible(text).splitlines())
 
 
@@ -46,8 +46,8 @@ def one_line(text: str) -> str:
 
 
 def spreadsheet_cell(value: object) -> str:
-    """A CSV cell of this value. A text that a spreadsheet would take for a formula gets an apostrophe: one that begins with a sign, also a
-    wide one, after what a spreadsheet or its import may drop, such as spaces and quotes."""
+    """The value as a CSV cell. Text that a spreadsheet would read as a formula gets an apostrophe: text that begins with a sign, even a
+    full-width one, after characters that a spreadsheet or its import may drop, such as spaces and quotes."""
     text = "" if value is None else str(value)
     begins = next((char for char in text if unicodedata.category(char) not in _DROPPED and char not in "\"'"), "")
     return f"'{text}" if text[:1] in {"\t", "\r"} or unicodedata.normalize("NFKC", begins)[:1] in {"=", "+", "-", "@"} else text
@@ -60,12 +60,12 @@ def escaped(text: str) -> str:
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """``1 record``, ``2 records``; with ``many`` for what an s does not make a plural: ``1 row refers``, ``2 rows refer``."""
+    """``1 record``, ``2 records``; ``many`` is a plural that is not formed with an s: ``1 row refers``, ``2 rows refer``."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def about(seconds: float) -> str:
-    """A rounded duration, as a person would say it."""
+    """A rounded duration, in everyday words."""
     if seconds < _MINUTE:
         return "a minute" if seconds > _MINUTE / 2 else f"{max(1, round(seconds))} s"
     if seconds < 2 * _HOUR:

@@ -64,7 +64,7 @@ SCENES: dict[tuple[GroupState, GroupState, Why], Callable[[Scene], object]] = {
     (PREPARING, COMPLETING, Why.EXPECTED_JOINED): lambda scene: delayed(scene, expected=1),
     (PREPARING, COMPLETING, Why.INITIAL_DELAY_OVER): lambda scene: (delayed(scene), scene.pass_initial_delay(), scene.tick()),
     (PREPARING, COMPLETING, Why.JOIN_OVERDUE): lambda scene: (stable(scene)[0].join(), overdue(scene)),
-    (PREPARING, EMPTY, Why.NOBODY_LEFT): lambda scene: delayed(scene).leave(),
+    (PREPARING, EMPTY, Why.LAST_MEMBER_LEFT): lambda scene: delayed(scene).leave(),
     (COMPLETING, STABLE, Why.ASSIGNED): lambda scene: completing(scene)[0].assign(),
     (STABLE, PREPARING, Why.LEADER_REJOINS): lambda scene: stable(scene)[0].join(),
     (COMPLETING, PREPARING, Why.SYNC_OVERDUE): lambda scene: (completing(scene)[1].sync(), overdue(scene)),

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 ASSIGNORS: dict[str, type[Assignor]] = {
-    one.name: one for one in (RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor, RandomAssignor)
+    assignor.name: assignor for assignor in (RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor, RandomAssignor)
 }
 """The built-in assignors, by their names in a spec's ``assignment``."""
 
@@ -55,18 +55,18 @@ def find_assignor(name: str) -> Assignor:
     if name in ASSIGNORS:
         return ASSIGNORS[name]()
     fix = f"Write one of {', '.join(ASSIGNORS)}, or module:Class of your own assignor."
-    found = find_class(name, Assignor, what="assignor", fix=fix)  # type: ignore[type-abstract]
-    problem = _unusable(found)
+    cls = find_class(name, Assignor, what="assignor", fix=fix)  # type: ignore[type-abstract]
+    problem = _problem(cls)
     if problem:
         raise BadInput(what=f"assignor {name!r}", found=problem, fix=fix)
-    return found()
+    return cls()
 
 
-def _unusable(found: type[Assignor]) -> str | None:
-    if getattr(found, "__abstractmethods__", None):
-        return f"{found.__name__} does not implement {', '.join(sorted(found.__abstractmethods__))}"
-    if not isinstance(getattr(found, "name", None), str):
-        return f"{found.__name__} has no name"
-    if found.protocol not in ("eager", "cooperative"):
-        return f"{found.__name__}.protocol is {found.protocol!r}, neither eager nor cooperative"
+def _problem(cls: type[Assignor]) -> str | None:
+    if getattr(cls, "__abstractmethods__", None):
+        return f"{cls.__name__} does not implement {', '.join(sorted(cls.__abstractmethods__))}"
+    if not isinstance(getattr(cls, "name", None), str):
+        return f"{cls.__name__} has no name"
+    if cls.protocol not in ("eager", "cooperative"):
+        return f"{cls.__name__}.protocol is {cls.protocol!r}, neither eager nor cooperative"
     return None

@@ -90,7 +90,7 @@ class Assignor(ABC):
     It must be deterministic, whatever the order of the mappings, and must not modify its input. `check_assignment` checks the result before
     it is stored.
 
-    ``protocol`` says whether members give up all partitions before a rebalance (``eager``) or only those that move (``cooperative``,
+    ``protocol``: whether members give up all partitions before a rebalance (``eager``) or only those that move (``cooperative``,
     KIP-429). A ``cooperative`` assignor must not assign a partition that one member reports as owned to another member in the same round:
     leave it unassigned, so that its owner gives it up; the next round follows immediately and assigns it.
     """

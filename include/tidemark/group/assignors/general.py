@@ -34,7 +34,7 @@ class _Balance:
         self._previous = claims.previous
         self._topic_of: list[int] = group.topic_of.tolist()
         self._owner = list(claims.owner)
-        self._lost_one = self._let_go()
+        self._freed_any = self._free_unsuitable()
         self._sizes = [0] * len(group.members)
         for member in self._owner:
             if member != NOBODY:
@@ -54,20 +54,20 @@ class _Balance:
         free = [part for part in free if shared[self._topic_of[part]]]
         every = [part for part in every if shared[self._topic_of[part]]]
         before, sizes = list(self._owner), list(self._sizes)
-        if not self._lost_one:
+        if not self._freed_any:
             self._even_out(free)
         moved = self._even_out(every)
         if moved and not fresh:
-            taking_part = self._taking_part(shared, sizes, before)
-            if _unevenness([self._sizes[m] for m in taking_part]) >= _unevenness([sizes[m] for m in taking_part]):
+            participants = self._participants(shared, sizes, before)
+            if _unevenness([self._sizes[m] for m in participants]) >= _unevenness([sizes[m] for m in participants]):
                 self._owner = before
         parts: list[list[int]] = [[] for _ in group.members]
         for part, member in enumerate(self._owner):
             parts[member].append(part)
         return parts
 
-    def _let_go(self) -> bool:
-        """Frees partitions whose owner no longer subscribes to them or is far from them; were there any?"""
+    def _free_unsuitable(self) -> bool:
+        """Frees partitions whose owner no longer subscribes to them or is far from them. Returns whether there were any."""
         lost = False
         for part, member in enumerate(self._owner):
             if member != NOBODY and (
@@ -96,14 +96,14 @@ class _Balance:
         self._pools.changed(member)
 
     def _even_out(self, parts: list[int]) -> bool:
-        """Moves partitions from larger to smaller members as long as that improves the balance; was any moved?"""
+        """Moves partitions from larger to smaller members while that improves the balance. Returns whether any moved."""
         moved_any = False
         for passes in range(1_000_000):
             moved = False
             if not self._uneven(parts):
                 break
             for part in parts:
-                target = self._better(part)
+                target = self._better_owner(part)
                 if target is not None:
                     moved |= self._move(part, target, guarded=passes >= _FREE_PASSES)
             moved_any |= moved
@@ -112,7 +112,7 @@ class _Balance:
         return moved_any
 
     def _uneven(self, parts: list[int]) -> bool:
-        """Can any partition move at all? A quick check before a pass over all of them."""
+        """Whether any partition can move at all: a quick check before a pass over all of them."""
         if not parts:
             return False
         least = [self._sizes[self._pools.least_of(audience)] for audience in range(len(self._group.audiences))]
@@ -120,7 +120,7 @@ class _Balance:
         sizes = np.array(self._sizes)[np.array(self._owner)[parts]]
         return bool(np.any(sizes > by_topic[self._group.topic_of[parts]] + 1))
 
-    def _better(self, part: int) -> int | None:
+    def _better_owner(self, part: int) -> int | None:
         """A subscriber that should have the partition instead: its previous owner, or the smallest subscriber, whatever its rack."""
         owner, topic = self._owner[part], self._topic_of[part]
         most = self._sizes[owner] - 1
@@ -144,12 +144,12 @@ class _Balance:
         self._pools.changed(target)
         return True
 
-    def _taking_part(self, shared: list[bool], sizes: list[int], owner: list[int]) -> list[int]:
-        """Members that could have gained or lost partitions: they lack some that they subscribe to, or own some that others could have."""
+    def _participants(self, shared: list[bool], sizes: list[int], owner: list[int]) -> list[int]:
+        """Members that could have gained or lost partitions: they lack subscribed partitions, or own ones that others subscribe to."""
         group = self._group
         most = [sum(group.counts[topic] for topic in topics) for topics in group.kind_topics]
-        wanted = {member for part, member in enumerate(owner) if shared[self._topic_of[part]]}
-        return [m for m in range(len(group.members)) if sizes[m] < most[group.kind_of[m]] or m in wanted]
+        owners_of_shared = {member for part, member in enumerate(owner) if shared[self._topic_of[part]]}
+        return [m for m in range(len(group.members)) if sizes[m] < most[group.kind_of[m]] or m in owners_of_shared]
 
 
 def _unevenness(sizes: list[int]) -> int:
@@ -181,7 +181,7 @@ class _Pools:
             heap.sort()
 
     def changed(self, member: int) -> None:
-        """The member's size has changed."""
+        """Records that the member's size has changed."""
         key = self._sizes[member] * self._width + member
         for heap in self._of_member[member]:
             heappush(heap, key)
@@ -219,8 +219,8 @@ class _Moves:
         """The partition to move from ``source`` to ``target``: ``part``, or one that came the opposite way."""
         if part in self._pair:
             source = self._pair[part][0]
-        came = self._moved.get((topic, target, source))
-        return max(came) if came else part
+        reverse = self._moved.get((topic, target, source))
+        return max(reverse) if reverse else part
 
     def record(self, topic: int, part: int, source: int, target: int) -> None:
         if part in self._pair:

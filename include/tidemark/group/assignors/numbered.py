@@ -20,12 +20,12 @@ class NumberedGroup:
     def __init__(self, metadata: Metadata, subscriptions: Mapping[str, Subscription], members: Sequence[str]) -> None:
         self.members = list(members)
         self.subscriptions = [subscriptions[member] for member in self.members]
-        wanted = [frozenset(subscription.topics) for subscription in self.subscriptions]
+        topic_sets = [frozenset(subscription.topics) for subscription in self.subscriptions]
         kinds: dict[frozenset[str], int] = {}
-        self.kind_of = [kinds.setdefault(topics, len(kinds)) for topics in wanted]
+        self.kind_of = [kinds.setdefault(topics, len(kinds)) for topics in topic_sets]
         """The kind of each member."""
         self.equal = len(kinds) <= 1
-        """Do all members name the same topics, including those that do not exist?"""
+        """Whether all members name the same topics, including nonexistent ones."""
 
         self.topics = sorted(topic for topic in set().union(*kinds) if topic in metadata.topics)
         self.counts = [metadata.topics[topic].partitions for topic in self.topics]

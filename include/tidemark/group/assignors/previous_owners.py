@@ -39,11 +39,11 @@ def settle(group: NumberedGroup) -> Claims:
             if not 0 <= claim.partition < count:
                 continue
             part = start + claim.partition
-            held = owner[part]
-            if held == NOBODY or generation > believed[part]:
+            current = owner[part]
+            if current == NOBODY or generation > believed[part]:
                 owner[part], believed[part] = member, generation
                 contested.discard(part)
-            elif held != member and generation == believed[part]:
+            elif current != member and generation == believed[part]:
                 contested.add(part)
             if stale and (part not in previous or generation > generations[previous[part]]):
                 previous[part] = member
@@ -53,15 +53,15 @@ def settle(group: NumberedGroup) -> Claims:
 
 
 def moving(group: NumberedGroup, after: list[int]) -> dict[int, int]:
-    """Partitions that would go to one member while another one still believes that it owns them: partition -> new member.
+    """Partitions assigned to one member while another still believes that it owns them: partition -> new member.
 
     Under a cooperative protocol they stay unassigned for one round, until their owners have given them up.
     """
-    let_go: set[int] = set()
-    kept: set[int] = set()
+    given_up: set[int] = set()
+    retained: set[int] = set()
     for member, subscription in enumerate(group.subscriptions):
         for claim in subscription.owned:
             part = group.number(claim)
             if part is not None:
-                (kept if after[part] == member else let_go).add(part)
-    return {part: after[part] for part in sorted(let_go - kept) if after[part] != NOBODY}
+                (retained if after[part] == member else given_up).add(part)
+    return {part: after[part] for part in sorted(given_up - retained) if after[part] != NOBODY}

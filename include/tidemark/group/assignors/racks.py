@@ -30,7 +30,7 @@ class Racks:
         self._near: dict[tuple[int, int], int] = {}
 
     def far(self, member: int, part: int) -> bool:
-        """Does the member have a rack, but none of the replicas is on it?"""
+        """Whether the member has a rack without any replica of the partition."""
         return self.member[member] != 0 and not self.member[member] & self.partition[part]
 
     def fewest_near_first(self, group: NumberedGroup, parts: list[int]) -> list[int]:
@@ -50,7 +50,7 @@ class Racks:
 
 
 def matter(members: set[int], partitions: list[int], *, force: bool) -> bool:
-    """Can the racks of these members and partitions change an assignment?"""
+    """Whether the racks of these members and partitions can change an assignment."""
     distinct = set(partitions)
     of_brokers = of_members = 0
     for bits in distinct:

@@ -50,15 +50,15 @@ class _Topic:
         self.racks_matter = matter(members, racks.partition[self.start : self.start + self.count], force=force)
 
     def room(self, member: int) -> int:
-        """How many more the member may take. One above the even share is allowed while larger shares are left."""
+        """How many more partitions the member may take: one above the even share while larger shares are left."""
         return max(0, self._share + (self._larger > 0) - self._taken[member])
 
     def take(self, member: int, parts: list[int]) -> None:
         self._mine[member] += parts
         self._taken[member] += len(parts)
         self._larger -= self._taken[member] > self._share
-        gone = set(parts)
-        self.free = [part for part in self.free if part not in gone] if parts != self.free[: len(parts)] else self.free[len(parts) :]
+        taken = set(parts)
+        self.free = [part for part in self.free if part not in taken] if parts != self.free[: len(parts)] else self.free[len(parts) :]
 
     def fill(self, suits: Callable[[int, int], bool]) -> None:
         """Gives each subscriber, in order, the free partitions that suit it, lowest numbers first."""
@@ -87,7 +87,7 @@ def _near_ones(topics: list[_Topic], racks: Racks) -> None:
 
 
 def _near_rows(group: list[_Topic], racks: Racks) -> None:
-    """A row is partition *n* of each topic of the group. It goes to the first member that has room and is near all of it."""
+    """Assigns rows: partition *n* of each topic of the group, to the first member that has room and is near all of them."""
     open_to = list(group[0].subscribers)
     for row in range(group[0].count):
         for member in open_to:

@@ -18,7 +18,7 @@ def check_assignment(assignor: Assignor, metadata: Metadata, subscriptions: Mapp
     exempt from this last check: it keeps the rule and knows which claims are stale. Members may get partitions of topics that they do not
     subscribe to, as in Kafka.
     """
-    given: dict[TopicPartition, str] = {}
+    owners: dict[TopicPartition, str] = {}
     for member, parts in assignment.items():
         if member not in subscriptions:
             raise _refusal(assignor, f"{member!r} got partitions but is not a member of the group", "assign partitions to members only")
@@ -26,25 +26,25 @@ def check_assignment(assignor: Assignor, metadata: Metadata, subscriptions: Mapp
             topic = metadata.topics.get(part.topic)
             if topic is None or not 0 <= part.partition < topic.partitions:
                 raise _refusal(assignor, f"{part} was assigned to {member!r} but does not exist", "assign partitions of the metadata only")
-            if part in given:
-                raise _refusal(assignor, f"{part} was assigned to {given[part]!r} and {member!r}", "assign each partition to one member")
-            given[part] = member
+            if part in owners:
+                raise _refusal(assignor, f"{part} was assigned to {owners[part]!r} and {member!r}", "assign each partition to one member")
+            owners[part] = member
     if assignor.protocol == "cooperative" and type(assignor) is not CooperativeStickyAssignor:
-        for part, holder in _let_go(subscriptions, given):
-            member = given[part]
+        for part, holder in _transferred(subscriptions, owners):
+            member = owners[part]
             if part not in subscriptions[member].owned:
-                found = f"{part} was assigned to {member!r} while {holder!r} reports it as its own"
+                problem = f"{part} was assigned to {member!r} while {holder!r} reports it as its own"
                 fix = "Under the cooperative protocol, leave it unassigned: its owner gives it up, and the next round assigns it"
-                raise _refusal(assignor, found, fix)
+                raise _refusal(assignor, problem, fix)
 
 
-def _let_go(subscriptions: Mapping[str, Subscription], given: Mapping[TopicPartition, str]) -> Iterator[tuple[TopicPartition, str]]:
-    """The partitions that one member reports but another one got, each with the member that reports it."""
+def _transferred(subscriptions: Mapping[str, Subscription], owners: Mapping[TopicPartition, str]) -> Iterator[tuple[TopicPartition, str]]:
+    """Yields partitions assigned to another member than their reported owner, each with that owner."""
     for member, subscription in subscriptions.items():
         for part in subscription.owned:
-            if given.get(part, member) != member:
+            if owners.get(part, member) != member:
                 yield part, member
 
 
-def _refusal(assignor: Assignor, found: str, fix: str) -> BadInput:
-    return BadInput(what=f"the assignor {assignor.name!r}", found=found, fix=fix[0].upper() + fix[1:] + "; nothing was stored.")
+def _refusal(assignor: Assignor, problem: str, fix: str) -> BadInput:
+    return BadInput(what=f"the assignor {assignor.name!r}", found=problem, fix=fix[0].upper() + fix[1:] + "; nothing was stored.")

@@ -16,7 +16,7 @@ from tidemark.group.assignors.racks import Racks, split
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The partitions of each member, and those that move before their owners know of it: partition -> new member."""
+    """The partitions of each member, and those that their owners must give up first: partition -> new member."""
 
     parts: list[list[int]]
     moving: dict[int, int]
@@ -33,7 +33,7 @@ def divide(group: NumberedGroup, claims: Claims, racks: Racks) -> Division:
         return Division([], {})
     shares = _Shares(group, claims)
     shares.keep(racks)
-    rest = np.flatnonzero(~shares.given).tolist()
+    rest = np.flatnonzero(~shares.assigned).tolist()
     if racks.matter:
         rest = shares.deal_near(racks.fewest_near_first(group, rest), racks)
     shares.deal(rest)
@@ -45,7 +45,7 @@ class _Shares:
         self._group = group
         self._claims = claims
         self.parts: list[list[int]] = [[] for _ in group.members]
-        self.given = np.zeros(group.total, dtype=bool)
+        self.assigned = np.zeros(group.total, dtype=bool)
         self.moving: dict[int, int] = {}
         self._taken_away = set(claims.contested)
         self._share, self._larger = divmod(group.total, len(group.members))
@@ -75,21 +75,21 @@ class _Shares:
     def _keep_one(self, member: int, owned: list[int]) -> None:
         if len(owned) < self._share:
             self._below.append(member)
-            kept = owned
+            retained = owned
         elif len(owned) >= self._most and self._larger:
             self._larger -= 1
-            kept = owned[: self._most]
+            retained = owned[: self._most]
         else:
-            kept = owned[: self._share]
+            retained = owned[: self._share]
             self._even.append(member)
-        self.parts[member] = kept
-        self.given[kept] = True
-        self._taken_away.update(owned[len(kept) :])
+        self.parts[member] = retained
+        self.assigned[retained] = True
+        self._taken_away.update(owned[len(retained) :])
 
     def deal_near(self, parts: list[int], racks: Racks) -> list[int]:
         """Assigns the partitions with a replica on the rack of a member with room; returns the rest."""
         below, even = _Ring(self._below, racks), _Queue(self._even, racks)
-        left = []
+        rest = []
         for part in parts:
             bits = split(racks.partition[part])
             member = below.next(bits)
@@ -101,21 +101,21 @@ class _Shares:
             elif self._larger and (member := even.pop(bits)) is not None:
                 self._larger -= 1
             if member is None:
-                left.append(part)
+                rest.append(part)
             else:
                 self._give(part, member)
         self._below = below.members()
         self._even = deque(even.members() if self._larger else ())
-        return left
+        return rest
 
     def deal(self, parts: list[int]) -> None:
-        """Round robin among members below the even share, then one each to those that have it."""
-        left = iter(parts)
+        """Deals round robin to members below the even share, then one each to members that have it."""
+        remaining = iter(parts)
         below = self._below
         while below:
             still = []
             for member in below:
-                part = next(left, None)
+                part = next(remaining, None)
                 if part is None:
                     return
                 self._give(part, member)
@@ -124,7 +124,7 @@ class _Shares:
                 else:
                     self._even.append(member)
             below = still
-        for part in left:
+        for part in remaining:
             self._give(part, self._even.popleft())
 
     def _give(self, part: int, member: int) -> None:
@@ -145,16 +145,16 @@ class _Ring:
 
     def next(self, bits: list[int]) -> int | None:
         """The next member in the circle on any of these racks; the search then continues after it."""
-        found: tuple[bool, int] | None = None
+        nearest: tuple[bool, int] | None = None
         for bit in bits:
             if on_rack := self._on_rack.get(bit):
                 at = bisect_left(on_rack, self._turn)
-                one = (False, on_rack[at]) if at < len(on_rack) else (True, on_rack[0])
-                found = one if found is None else min(found, one)
-        if found is None:
+                candidate = (False, on_rack[at]) if at < len(on_rack) else (True, on_rack[0])
+                nearest = candidate if nearest is None else min(nearest, candidate)
+        if nearest is None:
             return None
-        self._turn = found[1] + 1
-        return found[1]
+        self._turn = nearest[1] + 1
+        return nearest[1]
 
     def remove(self, member: int) -> None:
         self._on_rack[self._rack_of[member]].remove(member)
