@@ -304,7 +304,7 @@ def test_a_failed_record_that_cannot_be_read_again_stops_the_slice(group: Group)
         commit_slice(group.target(), part, of_all_kinds(part), lambda part, offsets: (_ for _ in ()).throw(Boom()))
     with pytest.raises(RecordsGone) as raised:
         commit_slice(group.target(), part, of_all_kinds(part), lambda part, offsets: payloads(part, sorted(offsets)[1:]))
-    assert (raised.value.wanted, raised.value.found) == (6, 5)
+    assert (raised.value.expected, raised.value.read) == (6, 5)
     assert group.counted() == BEFORE
 
 

@@ -171,7 +171,7 @@ def test_run_changes_no_type_and_adds_nothing_if_it_is_refused(orders: Orders) -
         "the table has no column place",
     ]
     assert refused.value.ddl.splitlines()[0].endswith(
-        'ALTER COLUMN "city" TYPE text; -- first drop views of the column; writes the whole table again'
+        'ALTER COLUMN "city" TYPE text; -- first drop views of the column; rewrites the whole table'
     )
     assert "place" not in columns(scenario)
     scenario.sql(refused.value.ddl.splitlines()[0])
@@ -387,7 +387,7 @@ def test_diff_of_several_tables_and_of_one_that_is_missing(scenario: Scenario) -
     assert found.returncode == 1
     orders, lines = json.loads(found.stdout)
     assert [(each["change"], each["ddl"].split(" TYPE ")[1]) for each in orders["differences"]] == [
-        ("refuse", "bigint; -- first drop views of the column; writes the whole table again")
+        ("refuse", "bigint; -- first drop views of the column; rewrites the whole table")
     ]
     assert (lines["ok"], [each["ddl"] for each in lines["differences"]]) == (False, [None])
     assert "does not exist" in lines["differences"][0]["problem"]

@@ -255,7 +255,7 @@ def test_last_stable_offset_that_does_not_move_stops_the_group(group: Sampled) -
     assert (found.records, found.open, found.open_s) == (0, 60, 19 * 60)
     assert (found.health, found.why) == (
         Health.STOPPED,
-        "60 records cannot be read: a transaction of a producer has been open for at least 19 min.",
+        "60 records cannot be read: a producer's transaction has been open for at least 19 min.",
     )
     group.sample(0, {0: 100}, 110, high_watermark=160)
     found = group.lag().lag

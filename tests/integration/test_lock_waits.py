@@ -38,6 +38,6 @@ def test_session_that_begins_after_the_first_look_is_seen(database_url: str, tmp
                 writing.execute(write, (made.group_id,))
                 assert held_by_writer(cur, **position)
                 with caplog.at_level(logging.WARNING):
-                    LockWait("position").say(cur, {**position, "class": 0})
+                    LockWait("position").report_holders(cur, {**position, "class": 0})
                 assert "held_by=tidemark/late/1 (pid" in caplog.text
             until(lambda: not held_by_writer(cur, **position))

@@ -45,7 +45,7 @@ def test_table_without_a_replica_identity_is_refused_with_the_statement_that_giv
     upsert.make_sink("id bigint NOT NULL UNIQUE, name text")
     (topic,) = upsert.spec.topics
     upsert.topics.produce(topic, [json.dumps({"id": 1, "name": "Ada"})], key=b"1")
-    with pytest.raises(SinkMismatch, match="the publication everything has the table") as refused:
+    with pytest.raises(SinkMismatch, match="the publication everything includes the table") as refused:
         upsert.run()
     upsert.sql(refused.value.ddl)
     upsert.run()

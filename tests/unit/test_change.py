@@ -15,7 +15,7 @@ import pytest
 from tests.support.encoded import batch, record, written
 
 from tidemark.formats import avro
-from tidemark.formats.connect import InvalidValue
+from tidemark.formats.connect import InvalidConnectValue
 from tidemark.formats.decoder import Decoder
 from tidemark.formats.schema import parse
 from tidemark.formats.shape import plain, resolved, type_of
@@ -152,7 +152,7 @@ def test_nanoseconds_that_postgres_does_not_store_fail_their_record(name: str) -
     assert row["error"].endswith("has more than 6 digits after the second, which Postgres does not store")
     schema = record("R", x={"type": "long", "connect.name": name})
     writer = parse(json.dumps(schema))
-    with pytest.raises(InvalidValue, match=r"^x has more than 6 digits after the second"):
+    with pytest.raises(InvalidConnectValue, match=r"^x has more than 6 digits after the second"):
         plain(avro.decode(pa.array([written(schema, {"x": 1_001})]), writer), writer)
 
 
@@ -162,7 +162,7 @@ def test_infinite_timestamp_is_no_moment(name: str, per_ms: int) -> None:
     schema = record("R", x={"type": "long", "connect.name": name})
     writer = parse(json.dumps(schema))
     for ms in (9_223_372_036_825_200, -9_223_372_036_832_400):
-        with pytest.raises(InvalidValue, match=r"^x is an infinite timestamp$"):
+        with pytest.raises(InvalidConnectValue, match=r"^x is an infinite timestamp$"):
             plain(avro.decode(pa.array([written(schema, {"x": ms * per_ms})]), writer), writer)
         (row,) = result(fields({"x": f"timestamp({3 if per_ms == 1 else 6}) without time zone"}), [envelope({"x": ms * per_ms})])
         assert row["disposition"] == "fail"

@@ -20,7 +20,7 @@ from tests.support.sampling import examples
 
 from tidemark.formats import avro
 from tidemark.formats.avro import BadDatum, decode
-from tidemark.formats.connect import InvalidValue
+from tidemark.formats.connect import InvalidConnectValue
 from tidemark.formats.decoder import Decoder, SchemasMissing, SchemaUnknown, Undecodable
 from tidemark.formats.schema import BadSchema, parse
 from tidemark.formats.shape import Unresolvable, plain, resolved, type_of
@@ -105,7 +105,7 @@ def test_nanoseconds_that_postgres_does_not_store_are_no_value(name: str) -> Non
     """They would be cut. Others of the batch are not affected, because the decoder then reads one by one."""
     schema = record("Whole", it=["null", logical("long", name)])
     node = parse(json.dumps(schema))
-    with pytest.raises(InvalidValue, match=r"^it has more than 6 digits after the second"):
+    with pytest.raises(InvalidConnectValue, match=r"^it has more than 6 digits after the second"):
         plain(decode(pa.array([written(schema, {"it": NANOS}), written(schema, {"it": NANOS + 1})], pa.binary()), node), node)
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.support.encoded import batch, framed
 
 from tidemark.formats import protobuf
-from tidemark.formats.connect import InvalidValue
+from tidemark.formats.connect import InvalidConnectValue
 from tidemark.formats.decoder import Decoder, Undecodable
 from tidemark.formats.protobuf import BadMessage, Message, compiled
 from tidemark.formats.schema import BadSchema
@@ -169,7 +169,7 @@ def test_time_has_its_microseconds(seconds: int, micros: int) -> None:
     [(0, 1, "more than 6 digits"), (-1, -999_999_999, "more than 6 digits"), (2**62, 0, "out of range"), (-(2**63), 0, "out of range")],
 )
 def test_time_that_cannot_be_stored_is_no_other_time(seconds: int, nanos: int, problem: str) -> None:
-    with pytest.raises(InvalidValue, match=problem):
+    with pytest.raises(InvalidConnectValue, match=problem):
         TIMES.decode(pa.array([time(seconds, nanos)], pa.binary()))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark import project
-from tidemark.offsets.health import OF_THE_PAGE, RANK, Dag, Health, LagFacts, LedgerFacts, Runs, judge
+from tidemark.offsets.health import PAGE_ONLY, RANK, Dag, Health, LagFacts, LedgerFacts, Runs, judge
 from tidemark.offsets.window import Trend
 
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -144,7 +144,7 @@ def test_docs_list_every_health_worst_first() -> None:
 
 
 def test_every_health_has_a_case() -> None:
-    assert {case[-1] for case in CASES} | OF_THE_PAGE == set(Health)
+    assert {case[-1] for case in CASES} | PAGE_ONLY == set(Health)
 
 
 def test_what_nobody_needs_to_see_to_has_no_way_out() -> None:

@@ -126,10 +126,10 @@ def test_counters_are_what_was_produced_and_read_whatever_was_rewound(moves: lis
         assert later.consumed >= earlier.consumed
     longest = timedelta(seconds=max(seconds for seconds, *_ in moves))
     for sample in samples:
-        assert sample.base.at <= sample.mid.at <= sample.seen.at
-        assert sample.seen.at - sample.base.at < 2 * WINDOW + 2 * longest
-        assert (sample.trend is None) == (bool(sample.seen.lag) and sample.base.at == sample.seen.at)
-        assert (sample.trend in (Trend.IDLE, Trend.KEEPING_UP)) or sample.seen.lag
+        assert sample.base.at <= sample.mid.at <= sample.observation.at
+        assert sample.observation.at - sample.base.at < 2 * WINDOW + 2 * longest
+        assert (sample.trend is None) == (bool(sample.observation.lag) and sample.base.at == sample.observation.at)
+        assert (sample.trend in (Trend.IDLE, Trend.KEEPING_UP)) or sample.observation.lag
 
 
 @given(st.timedeltas(timedelta(), timedelta(days=90)))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.retry.messages import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, Row, cut, ours, outgoing, own_headers
+from tidemark.retry.messages import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, Row, outgoing, own_headers, tidemark_headers, truncate
 
 RECORD = Row(
     failed_record_id=7, topic="flights", partition=5, record_offset=1200, record_millis=None, key=None, value=None, headers=None,
@@ -21,7 +21,7 @@ RECORD = Row(
 def test_our_headers_say_in_text_where_the_record_comes_from_and_what_happened() -> None:
     """Headers are UTF-8, with numbers in digits and times in ISO 8601. A missing value is null."""
     moment = datetime(2026, 3, 24, 13, 0, 0, 123_000, tzinfo=UTC)
-    said = dict(ours("departures", RECORD._replace(due_millis=round(moment.timestamp() * 1000), error_text="né Zürich")))
+    said = dict(tidemark_headers("departures", RECORD._replace(due_millis=round(moment.timestamp() * 1000), error_text="né Zürich")))
     assert said == {
         "tidemark.group": b"departures",
         "tidemark.record": b"7",
@@ -56,7 +56,7 @@ def test_a_record_keeps_its_partition_modulo_what_there_is(partitions: int, expe
 
 @given(st.text(), st.integers(4, 60))
 def test_a_text_is_cut_between_two_characters(text: str, size: int) -> None:
-    made = cut(text, size)
+    made = truncate(text, size)
     assert len(made.encode()) <= size
     assert made == text or (made.endswith("…") and text.startswith(made[:-1]))
 
@@ -68,7 +68,7 @@ def test_our_headers_never_take_more_than_the_room_that_is_kept_for_them() -> No
         record_millis=-210_866_803_200_000, due_millis=253_402_214_400_000,
         error_type="Ü" * 100_000, error_text="🛫" * 1_000_000,
     )  # fmt: skip
-    made = ours("g" * 255, longest)
+    made = tidemark_headers("g" * 255, longest)
     framing = 10 * len(made)
     """Two lengths of at most 5 bytes precede each header."""
     assert sum(len(name) + len(value or b"") for name, value in made) + framing <= HEADER_BYTES

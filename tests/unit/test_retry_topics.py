@@ -9,12 +9,12 @@ import pytest
 
 from tidemark.kafka.cluster import Setting, Topic
 from tidemark.retry.messages import HEADER_BYTES
-from tidemark.retry.topics import ExistingTopic, Wanted, settings_of, unfit, wanted
+from tidemark.retry.topics import ExistingTopic, RetryTopic, required_topics, settings_of, unfit
 from tidemark.spec import ConsumerSpec, load_consumer
 
 LARGEST = 1_048_588
-TIER = Wanted("departures.retry.1h", timedelta(hours=1))
-FAILED = Wanted("departures.failed", None)
+TIER = RetryTopic("departures.retry.1h", timedelta(hours=1))
+FAILED = RetryTopic("departures.failed", None)
 
 
 def spec_of(folder: Path, retry: str = "retry: {delays: [5m, 5m, 30m, 30m, 30m, 1h]}") -> ConsumerSpec:
@@ -23,7 +23,7 @@ def spec_of(folder: Path, retry: str = "retry: {delays: [5m, 5m, 30m, 30m, 30m, 
     return load_consumer(file)
 
 
-def found(one: Wanted, *, partitions: int = 1, copies: int = 1, stated: bool = True, **changed: str) -> ExistingTopic:
+def found(one: RetryTopic, *, partitions: int = 1, copies: int = 1, stated: bool = True, **changed: str) -> ExistingTopic:
     """A topic as Tidemark creates it, except for what was changed."""
     values = settings_of(one, LARGEST) | {"min.insync.replicas": "1"} | {name.replace("_", "."): text for name, text in changed.items()}
     racks = ((None,) * copies,) * partitions
@@ -32,15 +32,15 @@ def found(one: Wanted, *, partitions: int = 1, copies: int = 1, stated: bool = T
 
 def test_one_topic_for_each_distinct_delay_one_for_tries_at_once_and_the_failed_topic(tmp_path: Path) -> None:
     """Scenario 1. Without a ladder there is only the topic for redrives, and only on request."""
-    tail = [one.name.removeprefix("departures.") for one in wanted(spec_of(tmp_path))]
+    tail = [one.name.removeprefix("departures.") for one in required_topics(spec_of(tmp_path))]
     assert tail == ["retry.5m", "retry.30m", "retry.1h", "retry.now", "failed"]
     without = spec_of(tmp_path, "")
-    assert wanted(without) == ()
-    assert [one.name for one in wanted(without, now=True)] == ["departures.retry.now"]
+    assert required_topics(without) == ()
+    assert [one.name for one in required_topics(without, now=True)] == ["departures.retry.now"]
 
 
-@pytest.mark.parametrize("one", [TIER, FAILED, Wanted("departures.retry.now", timedelta())])
-def test_what_tidemark_makes_is_fit(tmp_path: Path, one: Wanted) -> None:
+@pytest.mark.parametrize("one", [TIER, FAILED, RetryTopic("departures.retry.now", timedelta())])
+def test_what_tidemark_makes_is_fit(tmp_path: Path, one: RetryTopic) -> None:
     assert unfit(found(one), spec_of(tmp_path), LARGEST) == []
 
 
@@ -59,7 +59,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("one", "changed", "words"), WRONG)
 def test_a_setting_that_loses_or_delays_records_is_told_with_what_to_set(
-    tmp_path: Path, one: Wanted, changed: dict[str, str], words: str
+    tmp_path: Path, one: RetryTopic, changed: dict[str, str], words: str
 ) -> None:
     (problem,) = unfit(found(one, **changed), spec_of(tmp_path), LARGEST)
     assert words in problem

@@ -22,7 +22,7 @@ from tidemark.kafka.failures import NotAllowed
 from tidemark.quality import load_suite, validated_view, validated_view_ddl
 from tidemark.quality.view import hidden_groups
 from tidemark.records.outcome import ONLY
-from tidemark.retry.topics import ensure_topics, wanted
+from tidemark.retry.topics import ensure_topics, required_topics
 from tidemark.sink.table import Difference, SinkMismatch, SinkMissing, create_ddl, data_fields, offers
 from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
 from tidemark.spec.files import groups_into
@@ -272,5 +272,5 @@ def _check_retry_topics(report: CheckReport, _folders: Sequence[Path], _schema: 
         return
     create = report.spec.retry.topics.create
     existing = {retry.topic.name for retry in ensure_topics(Cluster(kafka_config()), report.spec, now=True, missing_ok=create)}
-    if missing := [topic.name for topic in wanted(report.spec, now=True) if topic.name not in existing]:
+    if missing := [topic.name for topic in required_topics(report.spec, now=True) if topic.name not in existing]:
         report.notes.append(f"retry topics to be created on demand: {', '.join(missing)}")

@@ -37,7 +37,7 @@ from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import one_line
 
 if TYPE_CHECKING:
-    from tidemark.retry.admin import Headers, Payload, Whole
+    from tidemark.retry.admin import Headers, Payload, RecordDetails
     from tidemark.retry.filter import Filter
     from tidemark.retry.topics import ExistingTopic
     from tidemark.worker.decoding import Shown
@@ -201,7 +201,7 @@ def topics(
     for retry_topic in existing:
         values = _topic_json(retry_topic)
         retention = "permanently" if values["retention_s"] is None else _days(values["retention_s"])
-        created = "made" if retry_topic.made else ""
+        created = "made" if retry_topic.created else ""
         table.add_row(values["topic"], str(values["partitions"]), _delay(retry_topic), retention, created)
     stdout.print(table)
 
@@ -450,16 +450,16 @@ def _topic_json(existing: ExistingTopic) -> dict[str, Any]:
     return {
         "topic": existing.topic.name,
         "partitions": existing.topic.partitions,
-        "delay": existing.wanted.delay,
+        "delay": existing.retry_topic.delay,
         "retention_s": None if retention_ms < 0 else retention_ms / 1000,
-        "made": existing.made,
+        "made": existing.created,
     }
 
 
 def _delay(existing: ExistingTopic) -> str:
     from tidemark.text.duration import format_duration
 
-    return "-" if not existing.wanted.delay else format_duration(existing.wanted.delay)
+    return "-" if not existing.retry_topic.delay else format_duration(existing.retry_topic.delay)
 
 
 def _seconds(length: timedelta) -> str:
@@ -470,7 +470,7 @@ def _days(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
-def _record_json(record: Whole, payload: Payload) -> dict[str, Any]:
+def _record_json(record: RecordDetails, payload: Payload) -> dict[str, Any]:
     from tidemark.retry.admin import payload_json
 
     return {
@@ -486,7 +486,7 @@ def _record_json(record: Whole, payload: Payload) -> dict[str, Any]:
     }
 
 
-def _print_record(record: Whole, payload: Payload, as_: As, decoded: Mapping[str, Shown]) -> None:
+def _print_record(record: RecordDetails, payload: Payload, as_: As, decoded: Mapping[str, Shown]) -> None:
     row = record.row
     due = f", due {minute(row['due_at'])} UTC" if row["due_at"] else ""
     retry_topic = "" if row["hop_topic"] is None else f", {row['hop_topic']}"

@@ -359,7 +359,9 @@ def _claim(
             ended = store.end_writers(cur, claimant.group_id, topic_id, log_.partition)
             if not ended:  # held by a rewind, or by another session that is not a writer
                 group_id = claimant.group_id if backfill is None else backfill.group_id
-                wait.say(cur, {"class": REWIND_LOCK, "group_id": group_id, "topic_id": topic_id, "partition": log_.partition.partition})
+                wait.report_holders(
+                    cur, {"class": REWIND_LOCK, "group_id": group_id, "topic_id": topic_id, "partition": log_.partition.partition}
+                )
         if ended:
             log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", claimant.group, log_.partition, ended)
 

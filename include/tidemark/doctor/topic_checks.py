@@ -15,7 +15,7 @@ from tidemark.kafka.groups import GroupNotAllowed
 from tidemark.offsets import store
 from tidemark.offsets.store import Position
 from tidemark.records.ranges import TopicPartition
-from tidemark.retry.topics import largest_of, look_at, wanted
+from tidemark.retry.topics import inspect_topics, largest_of, required_topics
 from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import about, counted
 
@@ -145,11 +145,11 @@ def _join_names(partitions: Sequence[TopicPartition], most: int = 5) -> str:
 
 
 def _retry_topics(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
-    topics = wanted(spec)
+    topics = required_topics(spec)
     if not topics:
         return
     subject = f"{spec.name}: retry topics"
-    look = look_at(cluster, spec, topics, largest_of(cluster, spec, missing_ok=True), create=False)
+    look = inspect_topics(cluster, spec, topics, largest_of(cluster, spec, missing_ok=True), create=False)
     for name, operation in look.denied.items():
         yield failure(subject, f"{name}: {operation} is not allowed", "Ask for an ACL that allows it.")
     for name, problems in look.problems.items():
@@ -159,4 +159,4 @@ def _retry_topics(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
         yield failure(subject, f"missing: {names}", f"Create them: tidemark retries topics {spec.name} --create")
     elif not look.denied and not look.problems:
         waiting = f"; {counted(len(look.missing), 'topic')} will be created when needed" if look.missing else ""
-        yield ok(subject, f"{counted(len(look.found), 'topic')}{waiting}")
+        yield ok(subject, f"{counted(len(look.readable), 'topic')}{waiting}")

@@ -1,9 +1,9 @@
 """Plans and applies erasures, in one transaction each, while the group runs.
 
-A plan and its application find rows by the same condition: in the sink, in archives of rewinds and among overwritten rows. Failed
-records and examples of validations are found by the lineage of these rows. A person who is named by the key of messages is the condition
-that a row's record has that key. Applying removes what is found, stores per batch what the ledger counts and the sink lacks since, and
-suppresses the records (`tidemark.sink.suppressed`), so that no replay brings the rows back.
+A plan and its application find rows by the same condition: in the sink, in archives of rewinds and among overwritten rows. The lineage of
+these rows leads to failed records and examples of validations. A message key is a condition too: that a row's record has this key.
+Applying removes all matches, stores for each batch how many of its counted rows are gone, and suppresses the records
+(`tidemark.sink.suppressed`), so that no replay restores the rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ErasureState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """An erasure with what its plan found; once applied, with what it removed."""
+    """An erasure with its plan's counts; once applied, with the numbers removed."""
 
     erasure_id: int
     group_id: int
@@ -62,11 +62,11 @@ class Erasure:
     overwritten_rows: int
     failed_records: int
     examples: int
-    """Results of validations whose example rows go."""
+    """Results of validations whose example rows are removed."""
     suppressed: int
-    """Records, or keys of an upsert sink, that no replay loads again."""
+    """Records, or keys of an upsert sink, that replays skip."""
     not_suppressed: int
-    """Records found whose rows a replay makes again: they keep other rows, or are part of an aggregate."""
+    """Matching records whose rows a replay restores: they keep other rows, or are part of an aggregate."""
     reason: str
     planned_by: str
     planned_at: datetime
@@ -76,7 +76,7 @@ class Erasure:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Whose data goes: a condition over the sink's columns (SQL), or the key of messages in the consumer's topics."""
+    """The person to erase: an SQL condition over the sink's columns, or the key of messages in the consumer's topics."""
 
     where: str | None = None
     key: bytes | None = None
@@ -88,21 +88,21 @@ class Person:
         return "(kafka_topic_id, kafka_partition, kafka_offset) IN (TABLE pg_temp.tidemark_person)"
 
     def digest(self, salt: bytes) -> bytes:
-        """Slow on purpose: it names one person, and there are not that many numbers to try. A key is never equal to a condition."""
+        """Slow on purpose: the text often holds a number that could be guessed. A key never has the digest of a condition."""
         text = (self.where or "").strip().encode() if self.key is None else b"\0key\0" + self.key
         return hashlib.scrypt(text, salt=salt, n=2**14, r=8, p=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, with what it cannot remove."""
+    """A plan, with data that it cannot remove."""
 
     erasure: Erasure
     in_kafka: Sequence[InKafka]
     not_searched: int
-    """Failed records without rows, which a condition does not find."""
+    """Failed records without rows, which a condition cannot find."""
     older_rows: int
-    """Rows in the sink from before the start of the topics, which a key does not find."""
+    """Rows in the sink from before the start of the topics, which a key cannot find."""
 
 
 ReadKafka = Callable[[ConsumerSpec, bytes], Keyed]
@@ -111,7 +111,7 @@ ReadKafka = Callable[[ConsumerSpec, bytes], Keyed]
 
 @dataclass(kw_only=True, eq=False)
 class OtherCondition(Refused):
-    """The condition or the key is not the one of the plan."""
+    """The condition or the key differs from the plan's."""
 
     erasure_id: int
 
@@ -124,7 +124,7 @@ class OtherCondition(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class EraseNotAllowed(Refused):
-    """The role lacks a privilege, or row security would hide rows from it; ``message`` is Postgres' own."""
+    """The role lacks a privilege, or row security would hide rows from it. ``message`` is from Postgres."""
 
     message: str
 
@@ -135,11 +135,11 @@ class EraseNotAllowed(Refused):
 def plan(
     connection: Connection, cluster: Cluster, spec: ConsumerSpec, person: Person, read_kafka: ReadKafka, *, reason: str, by: str
 ) -> Planned:
-    """Counts what is found and stores the counts, with a salted hash of the condition or key. Removes nothing.
+    """Counts the matches and stores the counts, with a salted hash of the condition or key. Removes nothing.
 
-    Raises `BadInput` if Postgres cannot evaluate the condition, or for the key if the sink's rows belong to no single record.
+    Raises `BadInput` if Postgres cannot evaluate the condition, or for the key if the sink's rows do not belong to single records.
     """
-    sink = _one_sink(spec)
+    sink = _only_sink(spec)
     keyed = None if person.key is None else read_kafka(spec, person.key)
     with _allowed(), transaction(connection) as cur:
         group_id = group_number(cur, spec.group)
@@ -147,40 +147,40 @@ def plan(
         ids = _add_keyed(cur, group_id, person, keyed)
         salt = secrets.token_bytes(16)
         search = _Search(cur, group_id, sink.table, sink.key, person, salt)
-        found = search.count()
+        counts = search.count()
         values = {"consumer": spec.name, "sink": sink.table, "salt": salt, "digest": person.digest(salt), "reason": reason, "by": by}
-        cur.execute(SQL["add"], {**found, **values, "group_id": group_id})
+        cur.execute(SQL["add"], {**counts, **values, "group_id": group_id})
         (erasure_id,) = cur.fetchone() or (0,)
         older = 0
         if keyed is not None:
             logs = of_logs({partition: log.start for partition, log in keyed.logs.items()}, ids)
-            old = [topic_id for topic_id in search.topic_ids if topic_id not in ids.values()]
-            cur.execute(SQL["older_rows"].format(table=quoted_table(sink.table).replace("%", "%%")), {**logs, "old": old})
+            old_ids = [topic_id for topic_id in search.topic_ids if topic_id not in ids.values()]
+            cur.execute(SQL["older_rows"].format(table=quoted_table(sink.table).replace("%", "%%")), {**logs, "old": old_ids})
             (older,) = cur.fetchone() or (0,)
-        left = not_searched(cur, group_id) if person.key is None else 0
-        return Planned(_read(cur, erasure_id, None, 1)[0], in_kafka(cur, cluster, spec, group_id), left, older)
+        not_searched_records = not_searched(cur, group_id) if person.key is None else 0
+        return Planned(_read(cur, erasure_id, None, 1)[0], in_kafka(cur, cluster, spec, group_id), not_searched_records, older)
 
 
-def _one_sink(spec: ConsumerSpec) -> Sink:
-    """The consumer's only sink. Raises `BadInput`."""
+def _only_sink(spec: ConsumerSpec) -> Sink:
+    """Returns the consumer's only sink. Raises `BadInput`."""
     if len(spec.tables) > 1:
-        found = f"{spec.name} loads several tables, and rows can be erased from consumers with one table only"
-        raise BadInput(what="consumer", found=found, fix="Give each table a consumer of its own.")
+        problem = f"{spec.name} loads several tables, and rows can be erased from consumers with one table only"
+        raise BadInput(what="consumer", found=problem, fix="Give each table a consumer of its own.")
     return next(iter(spec.tables.values()))
 
 
 def apply(
     connection: Connection, spec_of: Callable[[str], ConsumerSpec], erasure_id: int, person: Person, read_kafka: ReadKafka, *, by: str
 ) -> Erasure:
-    """Removes all that is found now, or nothing, and returns the erasure with the actual numbers. Safe to repeat.
+    """Removes all current matches, or nothing, and returns the erasure with the actual numbers. Safe to repeat.
 
-    Waits a minute for rewinds and drains of the group, and ten minutes for its commits. Raises `OtherCondition`, `BadInput`, and `RowsStay`
-    if the sink keeps rows.
+    Waits up to one minute for rewinds and drains of the group, and up to ten for its commits. Raises `OtherCondition`, `BadInput`, and
+    `RowsStay` if the sink keeps rows.
     """
     with _allowed(), transaction(connection) as cur:
-        erasure, salt = _same(cur, erasure_id, person)
+        erasure, salt = _locked_erasure(cur, erasure_id, person)
     spec = spec_of(erasure.consumer)
-    sink = _one_sink(spec)
+    sink = _only_sink(spec)
     if sink.table != erasure.sink:
         raise BadInput(what="erasure", found=f"the sink was {erasure.sink} and is now {sink.table}", fix="Plan again.")
     if erasure.state is ErasureState.APPLIED:
@@ -189,7 +189,7 @@ def apply(
     key = {"group_id": erasure.group_id, "erasure_id": erasure_id}
     with _allowed(), transaction(connection) as cur:
         cur.execute(SQL["begin"], {**key, "rewinds": REWIND_LOCK, "commits": ERASE_LOCK})
-        erasure, salt = _same(cur, erasure_id, person)
+        erasure, salt = _locked_erasure(cur, erasure_id, person)
         if erasure.state is ErasureState.APPLIED:
             return erasure
         cur.execute(SQL["make_found"])
@@ -198,10 +198,10 @@ def apply(
             cur.execute(SQL["key_salt"], {"sink": sink.table})
             salt = bytes((cur.fetchone() or (secrets.token_bytes(16),))[0])
         search = _Search(cur, erasure.group_id, sink.table, sink.key, person, salt)
-        found = search.remove()
+        counts = search.remove()
         cur.execute(SQL["record"], key)
         cur.execute(SQL["suppress_keys" if search.by_row else "suppress_records"], {**key, "sink": sink.table, "salt": salt})
-        cur.execute(SQL["applied"], {**found, **key, "by": by})
+        cur.execute(SQL["applied"], {**counts, **key, "by": by})
         with guards.errors_as(lambda message: RowsStay(table=sink.table, message=message)):
             cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
         done = read(cur, erasure_id)
@@ -212,8 +212,8 @@ def apply(
     return done
 
 
-def _same(cur: Cursor, erasure_id: int, person: Person) -> tuple[Erasure, bytes]:
-    """Locks a stored erasure and returns it, with its salt. Raises `OtherCondition` unless it was planned for this person."""
+def _locked_erasure(cur: Cursor, erasure_id: int, person: Person) -> tuple[Erasure, bytes]:
+    """Locks a stored erasure and returns it with its salt. Raises `OtherCondition` unless it was planned for this person."""
     cur.execute(SQL["lock"], {"erasure_id": erasure_id})
     salt, digest = map(bytes, (cur.fetchone() or (b"", b"")))
     erasure = read(cur, erasure_id)
@@ -223,39 +223,39 @@ def _same(cur: Cursor, erasure_id: int, person: Person) -> tuple[Erasure, bytes]
 
 
 def _add_keyed(cur: Cursor, group_id: int, person: Person, keyed: Keyed | None) -> dict[str, int]:
-    """Stores which records have the key, and returns the ids of the consumer's topics. Without a key: nothing."""
+    """Stores the records of the key, and returns the ids of the consumer's topics. Does nothing without a key."""
     if keyed is None:
         return {}
     cur.execute(SQL["aggregates"], {"group_id": group_id})
     if (cur.fetchone() or (False,))[0]:
-        found = "rows of the sink belong to whole batches (aggregates), not to records, so that a key finds none"
-        raise BadInput(what="--key", found=found, fix="Use --where.")
+        problem = "rows of the sink belong to whole batches (aggregates), not to records, so that a key finds none"
+        raise BadInput(what="--key", found=problem, fix="Use --where.")
     ids = {name: store.ensure_topic(cur, name, uuid) for name, uuid in keyed.uuids.items()}
     for partition, offsets in keyed.offsets.items():
-        place = {"topic_id": ids[partition.topic], "partition": partition.partition}
-        cur.execute(SQL["add_records"], {**place, "offsets": list(offsets)})
+        partition_key = {"topic_id": ids[partition.topic], "partition": partition.partition}
+        cur.execute(SQL["add_records"], {**partition_key, "offsets": list(offsets)})
     cur.execute(SQL["add_failed"], {"group_id": group_id, "key": person.key})
     return ids
 
 
 def read(cur: Cursor, erasure_id: int) -> Erasure:
-    """A stored erasure. Raises `BadInput` if it does not exist."""
-    found = _read(cur, erasure_id, None, 1)
-    if not found:
+    """Reads a stored erasure. Raises `BadInput` if it does not exist."""
+    erasures = _read(cur, erasure_id, None, 1)
+    if not erasures:
         raise BadInput(
             what="erasure", found=f"there is no erasure {erasure_id} in this database", fix="List them with: tidemark erase list"
         )
-    return found[0]
+    return erasures[0]
 
 
 def history(connection: Connection, consumer: str | None = None, *, limit: int = 100) -> list[Erasure]:
-    """The erasures of a consumer, or all, newest first."""
+    """Reads the erasures of a consumer, or all, newest first."""
     with transaction(connection) as cur:
         return _read(cur, None, consumer, limit)
 
 
 def not_searched(cur: Cursor, group_id: int) -> int:
-    """How many records with payloads have no rows, so that no condition finds them."""
+    """Counts records with payloads but without rows, which no condition can find."""
     cur.execute(SQL["not_searched"], {"group_id": group_id})
     (count,) = cur.fetchone() or (0,)
     return int(count)
@@ -267,7 +267,7 @@ def _read(cur: Cursor, erasure_id: int | None, consumer: str | None, limit: int)
 
 
 class _Search:
-    """What is found in one transaction. ``by_row``: keys of an upsert sink are suppressed, not records: a record may have other rows."""
+    """Finds a person's data, in one transaction. ``by_row``: suppresses keys of an upsert sink, not records, which may have other rows."""
 
     def __init__(self, cur: Cursor, group_id: int, sink: str, key: Sequence[str], person: Person, salt: bytes) -> None:
         self._cur, self._group_id, self._sink, self._person = cur, group_id, sink, person
@@ -281,36 +281,36 @@ class _Search:
         return {"group_id": self._group_id, "sink": self._sink, "upsert": self.by_row, "by_row": self.by_row}
 
     def count(self) -> dict[str, int]:
-        for table, key in self._places():
+        for table, key in self._relations():
             with _condition_on(table):
                 self._cur.execute(self._filled("find", table), key)
             self._cur.execute(SQL["mark_left_over"].format(table=table), {**key, "planned": True})
-        return self._found()
+        return self._count_matches()
 
     def remove(self) -> dict[str, int]:
         cur = self._cur
-        for table, key in self._places():
+        for table, key in self._relations():
             with guards.errors_as(lambda message, table=table: RowsStay(table=table, message=message)):  # type: ignore[misc]
                 cur.execute(self._filled("remove", table), key)
             cur.execute(self._filled("left", table), key)
-            (left,) = cur.fetchone() or (0,)
-            if left:
-                kept_by = " and ".join(guards.hooks(cur, self._sink, "DELETE")) or "another session, which has added them meanwhile"
-                raise RowsStay(table=table, message=f"{left:,} rows remain, because of {kept_by}.")
+            (remaining,) = cur.fetchone() or (0,)
+            if remaining:
+                keepers = " and ".join(guards.hooks(cur, self._sink, "DELETE")) or "another session, which has added them meanwhile"
+                raise RowsStay(table=table, message=f"{remaining:,} rows remain, because of {keepers}.")
             cur.execute(SQL["mark_left_over"].format(table=table), {**key, "planned": False})
             if key["rewind_id"] is not None:
                 cur.execute(SQL["shrink_archive"], key)
-        found = self._found()
+        counts = self._count_matches()
         for name in ("remove_overwritten", "remove_deleted"):
             cur.execute(SQL[name])
         cur.execute(SQL["empty_edits"])
         for records in ("failed_record", "rewound_failed_record"):
             cur.execute(SQL["empty_failed"].format(records=records))
         cur.execute(SQL["remove_examples"])
-        return found
+        return counts
 
-    def _found(self) -> dict[str, int]:
-        """The counts, once the rows of the sink and the archives are found; finds the overwritten rows, records and keys first."""
+    def _count_matches(self) -> dict[str, int]:
+        """Counts all matches. Needs the rows of the sink and the archives; finds overwritten rows, records and keys first."""
         cur = self._cur
         with _condition_on("tidemark.rewound_row"):
             for name in ("find_overwritten", "find_deleted"):
@@ -328,8 +328,8 @@ class _Search:
             (counts[name],) = cur.fetchone() or (0,)
         return counts
 
-    def _places(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The sink and the archives of its rewinds, each as SQL and with the parameters of its statements."""
+    def _relations(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields the sink and the archives of its rewinds, as SQL, with the parameters of their statements."""
         self._cur.execute(SQL["archives"], self._key)
         archives = rows(self._cur)
         yield quoted_table(self._sink), {"place": "sink", "rewind_id": None, "topic_ids": self.topic_ids}

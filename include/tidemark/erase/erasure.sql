@@ -1,7 +1,7 @@
 -- Statements of erasures.
 
 -- name: begin
--- Waits for rewinds, drains and commits of the group, and keeps new ones out until the end of the transaction.
+-- Waits for rewinds, drains and commits of the group, and blocks new ones until the end of the transaction.
 SET LOCAL lock_timeout = '60s';
 SELECT pg_advisory_xact_lock(%(rewinds)s, %(group_id)s);
 SET LOCAL lock_timeout = '600s';
@@ -9,8 +9,8 @@ SELECT pg_advisory_xact_lock(%(commits)s, %(group_id)s);
 SET LOCAL lock_timeout = '60s';
 
 -- name: make_found
--- Refuses row security that would hide rows. ``found`` is the lineage of the rows found; ``rewind_id``: of the archive, null: the sink's or
--- overwritten; ``digest``: of an upsert sink's key; ``again``: a replay makes the row again. ``person`` has the records to suppress.
+-- Refuses row security that would hide rows. ``found`` holds the lineage of matching rows; ``rewind_id``: of the archive, null for rows of the
+-- sink and overwritten ones; ``digest``: of an upsert sink's key; ``again``: a replay restores the row. ``person`` holds the records to suppress.
 SET LOCAL row_security = off;
 CREATE TEMP TABLE tidemark_found (
     place text, rewind_id bigint, topic_id smallint, partition integer, record_offset bigint, left_over boolean,
@@ -23,7 +23,7 @@ INSERT INTO pg_temp.tidemark_person
 SELECT %(topic_id)s::smallint, %(partition)s, record_offset FROM unnest(%(offsets)s::bigint[]) record_offset;
 
 -- name: add_failed
--- Failed records of a key, before or after an edit, in the ledger and taken out of it.
+-- Failed records of a key, before or after an edit, in the ledger and removed from it.
 INSERT INTO pg_temp.tidemark_person
 SELECT topic_id, partition, record_offset FROM tidemark.failed_record record
  WHERE group_id = %(group_id)s AND (key = %(key)s OR EXISTS (SELECT FROM tidemark.failed_record_edit edit
@@ -43,7 +43,7 @@ SELECT %(place)s, %(rewind_id)s, kafka_topic_id, kafka_partition, kafka_offset, 
 );
 
 -- name: remove
--- Locks the rows; commits that are about to replace them come first or see none.
+-- Locks the rows; commits that are about to replace them finish first or find none.
 WITH gone AS (
     DELETE FROM {table} AS present
      WHERE kafka_topic_id = ANY (%(topic_ids)s::smallint[]) AND (
@@ -60,7 +60,7 @@ SELECT count(*) FROM {table} AS present
 );
 
 -- name: mark_left_over
--- Records that have other rows, which stay. ``planned``: the rows found are still there.
+-- Records with other rows, which stay. ``planned``: the matching rows still exist.
 UPDATE pg_temp.tidemark_found found SET left_over = true
   FROM (SELECT topic_id, partition, record_offset, count(*) AS rows FROM pg_temp.tidemark_found WHERE place = %(place)s GROUP BY 1, 2, 3) record
  WHERE place = %(place)s
@@ -70,7 +70,7 @@ UPDATE pg_temp.tidemark_found found SET left_over = true
            AND present.kafka_offset = record.record_offset) > CASE WHEN %(planned)s THEN record.rows ELSE 0 END;
 
 -- name: find_overwritten
--- The condition sees a kept row as a row of the sink.
+-- The condition reads a kept row as a row of the sink.
 INSERT INTO pg_temp.tidemark_found
 SELECT 'overwritten', number, kept.kafka_topic_id, kept.kafka_partition, kept.kafka_offset, false, present.digest
   FROM tidemark.rewound_row kept
@@ -80,7 +80,7 @@ SELECT 'overwritten', number, kept.kafka_topic_id, kept.kafka_partition, kept.ka
  WHERE group_id = %(group_id)s AND sink = %(sink)s;
 
 -- name: find_deleted
--- As `find_overwritten`, for deletions and the rows that they removed.
+-- Like `find_overwritten`, for deletions and the rows that they removed.
 INSERT INTO pg_temp.tidemark_found
 SELECT 'deleted', deletion_id, gone.kafka_topic_id, gone.kafka_partition, gone.kafka_offset, false, present.digest
   FROM tidemark.deletion gone
@@ -98,7 +98,7 @@ SELECT 'deleted', deletion_id, gone.kafka_topic_id, gone.kafka_partition, gone.k
 SELECT EXISTS (SELECT FROM tidemark.batch WHERE group_id = %(group_id)s AND anchor_id IS NOT NULL);
 
 -- name: mark_again
--- Rows that a replay makes again: those of whole batches, and in an append sink those of records that keep other rows.
+-- Rows that a replay restores: rows of whole batches, and in an append sink rows of records that keep other rows.
 UPDATE pg_temp.tidemark_found found SET again = true
  WHERE (left_over AND NOT %(upsert)s)
     OR EXISTS (SELECT FROM (SELECT group_id, topic_id, partition, start_offset, end_offset, anchor_id FROM tidemark.batch
@@ -108,12 +108,12 @@ UPDATE pg_temp.tidemark_found found SET again = true
                   AND found.record_offset >= start_offset AND found.record_offset < end_offset AND anchor_id IS NOT NULL);
 
 -- name: choose
--- The records of the rows found, except those that keep rows.
+-- The records of the matching rows, except records that keep other rows.
 INSERT INTO pg_temp.tidemark_person
 SELECT topic_id, partition, record_offset FROM pg_temp.tidemark_found GROUP BY 1, 2, 3 HAVING NOT bool_or(left_over OR again);
 
 -- name: count_suppressed
--- What `suppress` would store, and the records whose rows a replay makes again.
+-- The number that `suppress` would store, and of records whose rows a replay restores.
 SELECT CASE WHEN %(by_row)s THEN (SELECT count(DISTINCT (topic_id, partition, digest)) FROM pg_temp.tidemark_found WHERE NOT again)
             ELSE (SELECT count(*) FROM pg_temp.tidemark_person) END AS suppressed,
        (SELECT count(*) FROM (SELECT FROM pg_temp.tidemark_found GROUP BY topic_id, partition, record_offset HAVING bool_or(again)) record)
@@ -165,7 +165,7 @@ SELECT count(*) FILTER (WHERE place = 'sink') AS sink_rows, count(*) FILTER (WHE
   FROM pg_temp.tidemark_found;
 
 -- name: mark_failed
--- Failed records that go, in the ledger and taken out of it: the person's in every state, and settled ones of the rows found.
+-- Failed records to erase, in the ledger and removed from it: the person's in every state, and settled ones of the matching rows.
 CREATE TEMP TABLE tidemark_failed ON COMMIT DROP AS
 SELECT failed_record_id, emptied_at IS NULL AS has_payload, hop_topic, retry_number, redrives, changed_at
   FROM (SELECT failed_record_id, group_id, topic_id, partition, record_offset, state, emptied_at, hop_topic, retry_number, redrives, changed_at
@@ -194,7 +194,7 @@ UPDATE tidemark.failed_record_edit SET key = NULL, value = NULL, headers = '[]'
  WHERE failed_record_id IN (SELECT failed_record_id FROM pg_temp.tidemark_failed);
 
 -- name: empty_failed
--- Those that are not settled are discarded: their messages stay in the retry topics, and drains skip them. Locks them as drains do.
+-- Discards records that are not settled: their messages stay in the retry topics, and drains skip them. Locks them as drains do.
 WITH gone AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.{records} WHERE failed_record_id IN (SELECT failed_record_id FROM pg_temp.tidemark_failed)
      ORDER BY hop_topic_id, hop_partition, hop_offset, failed_record_id FOR UPDATE
@@ -214,7 +214,7 @@ UPDATE tidemark.validation_result result SET detail = detail #- '{observed,examp
                 WHERE validation_row.validation_id = result.validation_id AND validation_row.number = result.number);
 
 -- name: record
--- What was erased of each batch, and of those that a rewind has cut it from: an undo brings them back.
+-- The erased rows of each batch, and of batches that a rewind has removed from the ledger: an undo restores them.
 WITH RECURSIVE found AS (
     SELECT place, rewind_id, topic_id, partition, record_offset, count(*) AS rows, NOT bool_or(left_over) AS whole
       FROM pg_temp.tidemark_found WHERE place <> 'overwritten' GROUP BY 1, 2, 3, 4, 5
@@ -262,12 +262,12 @@ SELECT erasure_id, group_id, consumer, sink, state, sink_rows, archived_rows, ov
  ORDER BY erasure_id DESC LIMIT %(limit)s;
 
 -- name: not_searched
--- Records of the group that were not loaded, in the ledger or taken out of it: they have payloads but no rows.
+-- Records of the group that were not loaded, in the ledger or removed from it: they have payloads but no rows.
 SELECT (SELECT count(*) FROM tidemark.failed_record WHERE group_id = %(group_id)s AND state <> 'LOADED' AND emptied_at IS NULL)
      + (SELECT count(*) FROM tidemark.rewound_failed_record WHERE group_id = %(group_id)s AND state <> 'LOADED' AND emptied_at IS NULL);
 
 -- name: older_rows
--- Rows from the group's topics that lie before the logs: of topics that were created again, and of records that have left Kafka.
+-- Rows from the group's topics that lie before the logs: of re-created topics, and of records that are no longer in Kafka.
 SELECT (SELECT count(*) FROM {table} WHERE kafka_topic_id = ANY (%(old)s::smallint[]))
      + (SELECT coalesce(sum(found), 0)::bigint
           FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) log (topic_id, partition, start)
@@ -280,7 +280,7 @@ SELECT DISTINCT topic_id, name, kafka_uuid FROM tidemark.topic
                      UNION SELECT topic_id FROM pg_temp.tidemark_person);
 
 -- name: in_logs
--- The records found that the logs still hold, unless they were compacted: how many in each partition, and the last one.
+-- Matching records still in the logs, unless compacted: their number per partition, and the last one.
 SELECT log.topic_id, log.partition, count(*) AS messages, max(record_offset) AS last
   FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) log (topic_id, partition, start)
   JOIN (TABLE pg_temp.tidemark_person UNION SELECT topic_id, partition, record_offset FROM pg_temp.tidemark_found) record
@@ -288,8 +288,8 @@ SELECT log.topic_id, log.partition, count(*) AS messages, max(record_offset) AS 
  GROUP BY 1, 2;
 
 -- name: in_hops
--- The retry topics that failed records were published to, up to now: how many messages, and when the last one. Before a redrive a record
--- may have been in any of them.
+-- The retry topics that failed records have been published to: number of messages, and time of the last one. Before a redrive, a record may
+-- have been in any of them.
 SELECT topic, count(*) AS messages, max(changed_at) AS last
   FROM (SELECT failed_record_id, topic, changed_at FROM pg_temp.tidemark_failed
           JOIN unnest(%(topics)s::text[]) WITH ORDINALITY AS rung (topic, number) ON number <= retry_number OR redrives > 0

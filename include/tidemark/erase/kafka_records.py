@@ -1,4 +1,4 @@
-"""What Kafka holds of a person: finds the records of a message key, and says until when each topic keeps the messages found."""
+"""A person's messages in Kafka: finds the records of a key, and when the retention of each topic removes the messages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 SQL = statements("tidemark.erase", "erasure.sql")
 
-SAY_EVERY = 1_000_000
-"""Records read between two lines of progress."""
+PROGRESS_EVERY = 1_000_000
+"""Records between two lines of progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class InKafka:
-    """Messages found that a topic still holds, at most. ``until``: when its retention has removed the last one; `None`: never."""
+    """Upper bound of a person's messages in a topic. ``until``: when retention removes the last one; `None`: never."""
 
     topic: str
     messages: int
@@ -46,53 +46,55 @@ class InKafka:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """The records of a key: offsets by partition, in order, with the UUIDs of the topics and the logs that were read."""
+    """The records of a key: sorted offsets by partition, with the topics' UUIDs and the logs that were read."""
 
     uuids: Mapping[str, str]
     logs: Mapping[TopicPartition, Log]
     offsets: Mapping[TopicPartition, Sequence[int]]
 
 
-def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: bytes, say: Callable[[str], None]) -> Keyed:
-    """Reads the consumer's topics from start to end and returns the records of a key. ``say`` gets lines of progress.
+def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: bytes, on_progress: Callable[[str], None]) -> Keyed:
+    """Reads the consumer's topics from start to end and returns the records of a key. Calls ``on_progress`` with lines of text.
 
-    Needs the memory of the offsets found and of one fetch. Raises `TopicsMissing`, `RangeGone` or `BrokerUnavailable`.
+    Needs memory for the matching offsets and one fetch. Raises `TopicsMissing`, `RangeGone` or `BrokerUnavailable`.
     """
     import pyarrow.compute as pc
 
     topics = cluster.topics(cluster.subscribed(spec))
     logs = cluster.logs(partition for topic in topics for partition in topic.all())
-    found: dict[TopicPartition, list[int]] = {}
+    matches: dict[TopicPartition, list[int]] = {}
     done, total = 0, sum(log.end - log.start for log in logs.values())
     for partition, log in sorted(logs.items()):
-        said = done
+        reported = done
         for chunk in read(config, partition, log.start, log.end) if log.start < log.end else ():
-            found.setdefault(partition, []).extend(chunk["offset"].filter(pc.equal(chunk["key"], key)).to_pylist())
+            matches.setdefault(partition, []).extend(chunk["offset"].filter(pc.equal(chunk["key"], key)).to_pylist())
             at = done + chunk["offset"][-1].as_py() + 1 - log.start
-            if at - said >= SAY_EVERY:
-                said = at
-                say(f"read {at:,} of {counted(total, 'offset')}")
+            if at - reported >= PROGRESS_EVERY:
+                reported = at
+                on_progress(f"read {at:,} of {counted(total, 'offset')}")
         done += log.end - log.start
-    say(f"read {counted(done, 'offset')}, found {counted(sum(map(len, found.values())), 'record')} of the key")
-    return Keyed({topic.name: topic.kafka_uuid for topic in topics}, logs, found)
+    on_progress(f"read {counted(done, 'offset')}, found {counted(sum(map(len, matches.values())), 'record')} of the key")
+    return Keyed({topic.name: topic.kafka_uuid for topic in topics}, logs, matches)
 
 
 def in_kafka(cur: Cursor, cluster: Cluster, spec: ConsumerSpec, group_id: int) -> list[InKafka]:
-    """How many messages of the records found each topic holds, and until when. Needs the tables that a plan has filled."""
+    """Counts the matching records' messages in each topic, and computes how long they stay. Needs the tables that a plan has filled."""
     last: dict[str, tuple[int, datetime]] = {}
     cur.execute(SQL["group_topics"], {"group_id": group_id})
-    known = {(row["name"], row["kafka_uuid"]): row["topic_id"] for row in rows(cur)}
-    there = [topic for topic in cluster.topics({name for name, _ in known}, missing_ok=True) if (topic.name, topic.kafka_uuid) in known]
-    starts = cluster.log_starts(partition for topic in there for partition in topic.all())
-    ids = {topic.name: known[topic.name, topic.kafka_uuid] for topic in there}
+    topic_ids = {(row["name"], row["kafka_uuid"]): row["topic_id"] for row in rows(cur)}
+    existing = [
+        topic for topic in cluster.topics({name for name, _ in topic_ids}, missing_ok=True) if (topic.name, topic.kafka_uuid) in topic_ids
+    ]
+    starts = cluster.log_starts(partition for topic in existing for partition in topic.all())
+    ids = {topic.name: topic_ids[topic.name, topic.kafka_uuid] for topic in existing}
     cur.execute(SQL["in_logs"], of_logs(starts, ids))
     names = {topic_id: name for name, topic_id in ids.items()}
-    held = {TopicPartition(names[row["topic_id"]], row["partition"]): row for row in rows(cur)}
-    times = cluster.times_at({partition: row["last"] for partition, row in held.items()}) if held else {}
+    in_logs = {TopicPartition(names[row["topic_id"]], row["partition"]): row for row in rows(cur)}
+    times = cluster.times_at({partition: row["last"] for partition, row in in_logs.items()}) if in_logs else {}
     cur.execute(SQL["now"])
     (now,) = cur.fetchone() or (None,)
     assert isinstance(now, datetime)
-    for partition, row in held.items():
+    for partition, row in in_logs.items():
         millis = times.get(partition, -1)
         moment = now if millis < 0 else datetime.fromtimestamp(millis / 1000, UTC)
         messages, newest = last.get(partition.topic, (0, moment))
@@ -102,17 +104,17 @@ def in_kafka(cur: Cursor, cluster: Cluster, spec: ConsumerSpec, group_id: int) -
     cur.execute(SQL["in_hops"], {"topics": rungs})
     last |= {row["topic"]: (row["messages"], row["last"]) for row in rows(cur)}
     settings = cluster.settings(topic.name for topic in cluster.topics(sorted(last), missing_ok=True))
-    found = []
-    for name, said in sorted(settings.items()):
+    in_topics = []
+    for name, config in sorted(settings.items()):
         messages, newest = last[name]
-        policy, retention_ms = said["cleanup.policy"].value, int(said["retention.ms"].value)
+        policy, retention_ms = config["cleanup.policy"].value, int(config["retention.ms"].value)
         ends = None if retention_ms < 0 or "delete" not in policy else newest + timedelta(milliseconds=retention_ms)
-        found.append(InKafka(name, messages, ends, "compact" in policy))
-    return found
+        in_topics.append(InKafka(name, messages, ends, "compact" in policy))
+    return in_topics
 
 
 def of_logs(starts: Mapping[TopicPartition, int], ids: Mapping[str, int]) -> dict[str, list[int]]:
-    """Parameters of the statements that look at logs: topic ids, partitions and start offsets."""
+    """Returns the parameters of statements on logs: topic ids, partitions and start offsets."""
     parts = sorted(starts)
     return {
         "topic_ids": [ids[part.topic] for part in parts],

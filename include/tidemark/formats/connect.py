@@ -80,7 +80,7 @@ def has_nanoseconds(array: pa.Array) -> bool:
     return bool(pc.any(pc.not_equal(nanos, pc.multiply(pc.divide(nanos, 1_000), 1_000))).as_py())
 
 
-class InvalidValue(ValueError):
+class InvalidConnectValue(ValueError):
     """A value invalid for its Connect type. The text names the field and does not quote the data."""
 
 
@@ -89,15 +89,15 @@ class NotOfSchema(ValueError):
 
 
 def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
-    """Decoded Avro data, converted to the `arrow_type` of its name. Raises `InvalidValue`. ``path``: the field."""
+    """Decoded Avro data, converted to the `arrow_type` of its name. Raises `InvalidConnectValue`. ``path``: the field."""
     import pyarrow as pa
 
     try:
         return _converted(array, name, path or "it")
-    except InvalidValue:
+    except InvalidConnectValue:
         raise
     except (pa.ArrowException, ValueError):
-        raise InvalidValue(f"{path or 'it'} is out of range for {name}") from None
+        raise InvalidConnectValue(f"{path or 'it'} is out of range for {name}") from None
 
 
 def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
@@ -113,12 +113,12 @@ def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
         )
     if name in (NANO_TIME, NANO_TIMESTAMP):
         if has_nanoseconds(array):
-            raise InvalidValue(f"{path} {TOO_FINE}")
+            raise InvalidConnectValue(f"{path} {TOO_FINE}")
         array = pc.divide(array.cast(pa.int64()), 1_000)
     if _UNITS.get(name) == 1_000:
         array = pc.multiply_checked(array.cast(pa.int64()), 1_000)
     if name in (TIMESTAMP, MICRO_TIMESTAMP) and pc.any(pc.is_in(array, pa.array(_INFINITE))).as_py():
-        raise InvalidValue(f"{path} is an infinite timestamp")
+        raise InvalidConnectValue(f"{path} is an infinite timestamp")
     return array.cast(target)
 
 
@@ -131,12 +131,12 @@ def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
     if value is None:
         return None
     if isinstance(value, bool) and name in NAMES:
-        raise InvalidValue("is a boolean")
+        raise InvalidConnectValue("is a boolean")
     if name in (DATE, CONNECT_DATE):
         return (EPOCH + dt.timedelta(days=value)).date()
     if name in (NANO_TIME, NANO_TIMESTAMP):
         if value % 1_000:
-            raise InvalidValue(TOO_FINE)
+            raise InvalidConnectValue(TOO_FINE)
         return _moment(dt.timedelta(microseconds=value // 1_000), name)
     if name in _UNITS:
         return _moment(dt.timedelta(microseconds=value * _UNITS[name]), name)
@@ -176,9 +176,9 @@ MAX_DIGITS_BYTES = 65_536
 def _decimal_text(unscaled: bytes | None, scale: int | None) -> str:
     """The number as text, in a size that does not depend on the scale."""
     if unscaled is None or scale is None:
-        raise InvalidValue("has no value or no scale")
+        raise InvalidConnectValue("has no value or no scale")
     if len(unscaled) > MAX_DIGITS_BYTES:
-        raise InvalidValue(f"has more than {MAX_DIGITS_BYTES:,} bytes of digits")
+        raise InvalidConnectValue(f"has more than {MAX_DIGITS_BYTES:,} bytes of digits")
     number = Decimal(int.from_bytes(unscaled, "big", signed=True))
     sign, digits, _ = number.as_tuple()
     number = Decimal((sign, digits, -scale))

@@ -12,7 +12,7 @@ import msgspec
 
 from tidemark.errors import Refused
 from tidemark.formats import avro
-from tidemark.formats.connect import InvalidValue
+from tidemark.formats.connect import InvalidConnectValue
 from tidemark.formats.memory import CHUNK_BYTES, RECORD_BYTES, Cost, cost_of_arrow, cost_of_avro
 from tidemark.formats.protobuf import Message
 from tidemark.formats.schema import Node
@@ -356,7 +356,7 @@ def _decode_or_bisect(
         return pa.nulls(len(data), target), dict.fromkeys(
             map(int, places), Undecodable(f"it cannot be read with the newest schema: {error}")
         )
-    except InvalidValue as error:
+    except InvalidConnectValue as error:
         if len(data) == 1:
             return pa.nulls(1, target), {int(places[0]): Undecodable(f"it cannot be decoded: {error}")}
     except MemoryError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.formats.connect import InvalidValue
+from tidemark.formats.connect import InvalidConnectValue
 from tidemark.formats.schema import MAX_DEPTH, MAX_FIELDS, MAX_NAME, BadSchema, require_small
 from tidemark.formats.shape import struct_of
 from tidemark.text.wording import quoted
@@ -69,8 +69,8 @@ class Message:
     indexes: tuple[int, ...]
 
     def decode(self, data: pa.Array) -> pa.Array:
-        """Decodes messages, none of which is null, into structs. Raises `BadMessage` if one is not of this type, and `InvalidValue` for a
-        time that cannot be stored."""
+        """Decodes messages, none of which is null, into structs. Raises `BadMessage` if one is not of this type, and `InvalidConnectValue`
+        for a time that cannot be stored."""
 
         try:
             descriptor, handler = _handler(self)
@@ -355,18 +355,18 @@ def _values(array: pa.Array, field: FieldDescriptor) -> pa.Array:
 
 
 def _time(array: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
-    """Joins seconds and nanoseconds. Raises `InvalidValue`."""
+    """Joins seconds and nanoseconds. Raises `InvalidConnectValue`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     seconds, nanos = (pc.struct_field(array, name) for name in ("seconds", "nanos"))
     micros = pc.divide(nanos, 1_000)
     if pc.any(pc.not_equal(nanos, pc.multiply(micros, 1_000))).as_py():
-        raise InvalidValue(f"{name} has more than 6 digits after the second")
+        raise InvalidConnectValue(f"{name} has more than 6 digits after the second")
     try:
         return pc.add_checked(pc.multiply_checked(seconds, 1_000_000), micros.cast(pa.int64())).cast(kind)
     except pa.ArrowInvalid as error:
-        raise InvalidValue(f"{name} is out of range") from error
+        raise InvalidConnectValue(f"{name} is out of range") from error
 
 
 def _json(array: pa.Array, kind: Descriptor) -> pa.Array:

@@ -74,7 +74,7 @@ def _logical(node: Node) -> pa.DataType | None:
 
 
 def plain(array: pa.Array, node: Node, path: str = "") -> pa.Array:
-    """A decoded array in the types that ``docs/formats.md`` lists. Raises `connect.InvalidValue`, which names the field.
+    """A decoded array in the types that ``docs/formats.md`` lists. Raises `connect.InvalidConnectValue`, which names the field.
 
     Enums become text, nanoseconds become microseconds if nothing is lost, a duration becomes a struct of months, days and milliseconds. A
     union of several types becomes a struct with a field for each of them, of which one is not null.
@@ -84,7 +84,7 @@ def plain(array: pa.Array, node: Node, path: str = "") -> pa.Array:
         return _union(array, node, path)
     (node,) = node.branches
     if node.details.get("logicalType", "").endswith("timestamp-nanos") and connect.has_nanoseconds(array):
-        raise connect.InvalidValue(f"{path or 'it'} {connect.TOO_FINE}")
+        raise connect.InvalidConnectValue(f"{path or 'it'} {connect.TOO_FINE}")
     return connect.converted(_by_kind(array, node, path), node.details.get(connect.NAME, ""), path)
 
 

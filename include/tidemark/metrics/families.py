@@ -9,10 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from tidemark.metrics.ledger import COMMIT_BUCKETS_S, OUTCOMES, Totals
 from tidemark.metrics.state import GroupStates
-from tidemark.offsets.health import OF_THE_PAGE, Health
+from tidemark.offsets.health import PAGE_ONLY, Health
 from tidemark.offsets.lag import GroupLag, Lag
 
-HEALTHS = [health for health in Health if health not in OF_THE_PAGE]
+HEALTHS = [health for health in Health if health not in PAGE_ONLY]
 PARTITIONS = 20_000
 """The most partitions in all groups together for which metrics have the labels ``topic`` and ``partition``."""
 

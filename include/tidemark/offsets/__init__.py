@@ -1,7 +1,7 @@
-"""Positions of a consumer group: who may move them, and the ledger of the moves.
+"""Positions of a consumer group: their owners, and the ledger of commits.
 
 Owns the tables ``topic``, ``consumer_group``, ``partition_offset``, ``attempt``, ``batch``, ``lost_range``, ``flow``,
-``lag_partition`` and ``lag_history``, and keeps I1 (with
+``lag_partition`` and ``lag_history``, and guarantees I1 (with
 `tidemark.sink`), I2, I5 and I7. The life of a partition::
 
     (no row) --start--> free --claim--> owned at epoch n --move, move, ...--> owned --release--> free
@@ -15,13 +15,13 @@ Modules::
 
     flow     pauses, priorities and `--max-ahead`
     ends     positions compared with the ends of the topics
-    health   how a consumer does, why, and what ends it
-    lag      how far groups are behind as of their last samples
-    locks    waits for a lock, and reports its holder
+    health   a consumer's health: state, reason, fix
+    lag      lag of groups as of their last samples
+    locks    logs the holders of a lock
     mirror   publishes positions to Kafka, for its tools
-    reset    where a partition starts, and what is lost (I5)
+    reset    where a partition starts, and lost ranges (I5)
     samples  stored samples of lag, and their history
-    sampling takes a sample: asks Postgres and Kafka
-    store    the statements on positions, attempts and the ledger
+    sampling takes a sample from Postgres and Kafka
+    store    statements on positions, attempts and the ledger
     window   trend and rates of a partition
 """

@@ -1,4 +1,4 @@
-"""Positions compared with the ends of their topics, as Kafka says them now."""
+"""Compares positions with Kafka's current end offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemark.records.ranges import Log, TopicPartition
 class PartitionEnd:
     """``position`` and ``lag_records`` are `None` for a partition that was never claimed; ``end`` is the last stable offset.
 
-    ``truncated``: the records that were read up to the position are no longer in the log. How much there is to read instead is unknown.
+    ``truncated``: the log was truncated below the position, so the lag is unknown.
     """
 
     topic: str
@@ -37,25 +37,27 @@ Truncated = Callable[[Mapping[TopicPartition, tuple[int, int]]], dict[TopicParti
 def truncations(
     positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log], ask: Truncated
 ) -> dict[TopicPartition, LogTruncated]:
-    """Positions that are no longer in their log, each with the error that a run would raise. Look up ``logs`` after the positions.
+    """Returns positions that are no longer in their log, with the error that a run would raise. Read ``logs`` after the positions.
 
-    ``ask`` is called for positions whose log has elected a new leader since they were stored.
+    ``ask`` is called for positions whose log has elected a new leader since.
     """
     held = _held(positions, uuids, logs)
-    doubtful = {
+    in_doubt = {
         partition: (position.position, position.leader_epoch)
         for partition, position in held.items()
         if position.leader_epoch is not None and position.leader_epoch != logs[partition].leader_epoch
     }
-    cut = ask(doubtful)
-    found = {}
+    truncated_at = ask(in_doubt)
+    errors = {}
     for partition, position in held.items():
-        at = position.position
-        if partition in cut:
-            found[partition] = LogTruncated(partition=partition, position=at, leader_epoch=position.leader_epoch, end=cut[partition])
-        elif at > logs[partition].end:
-            found[partition] = LogTruncated(partition=partition, position=at, leader_epoch=None, end=logs[partition].end)
-    return found
+        offset = position.position
+        if partition in truncated_at:
+            errors[partition] = LogTruncated(
+                partition=partition, position=offset, leader_epoch=position.leader_epoch, end=truncated_at[partition]
+            )
+        elif offset > logs[partition].end:
+            errors[partition] = LogTruncated(partition=partition, position=offset, leader_epoch=None, end=logs[partition].end)
+    return errors
 
 
 def lags(
@@ -64,29 +66,29 @@ def lags(
     logs: Mapping[TopicPartition, Log],
     truncated: Iterable[TopicPartition],
 ) -> list[PartitionEnd]:
-    """Every current partition of the topics, ordered. ``uuids`` are by topic: positions in an earlier incarnation do not count.
+    """Returns the lag of each current partition, in order. ``uuids`` are by topic: positions in an earlier incarnation do not count.
 
     Offsets that retention removed do not count as lag: if the position is before the log start, lag counts from the log start.
     """
     held = _held(positions, uuids, logs)
-    cut = set(truncated)
+    truncated_partitions = set(truncated)
     result = []
     for partition, log in sorted(logs.items()):
         position = held.get(partition)
-        at = None if position is None else position.position
-        behind = None if at is None or partition in cut else max(0, log.end - max(at, log.start))
+        offset = None if position is None else position.position
+        lag_records = None if offset is None or partition in truncated_partitions else max(0, log.end - max(offset, log.start))
         result.append(
             PartitionEnd(
                 partition.topic,
                 partition.partition,
-                at,
+                offset,
                 log.end,
-                behind,
+                lag_records,
                 None if position is None else position.validated,
                 None if position is None else position.owner,
                 None if position is None else position.epoch,
                 None if position is None else position.committed_at,
-                partition in cut,
+                partition in truncated_partitions,
             )
         )
     return result

@@ -1,6 +1,6 @@
-"""An operator's settings for a group's reading: pauses, topic priorities, how far one topic may run ahead of the others.
+"""Flow control by operators: pauses, topic priorities, how far one topic may run ahead of the others.
 
-They are rows of ``tidemark.flow``, so that they survive rebalances and restarts. Every member reads them before each batch.
+The settings are rows of ``tidemark.flow``, so that they survive rebalances and restarts. Every member reads them before each batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FlowTarget:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """``priorities`` are by topic (default: 0)."""
+    """A group's settings. ``priorities`` are by topic (default: 0)."""
 
     paused: frozenset[FlowTarget] = frozenset()
     priorities: Mapping[str, int] = field(default_factory=dict)
@@ -45,10 +45,10 @@ class Flow:
         return any(target.covers(partition) for target in self.paused)
 
     def open(self, claims: Iterable[Claim], ends: Mapping[TopicPartition, int]) -> list[Claim]:
-        """The claims to read now: not paused, with records to read, and of the highest priority among those."""
-        todo = [claim for claim in claims if ends[claim.partition] > claim.position and not self.is_paused(claim.partition)]
-        best = max((self._priority(claim) for claim in todo), default=0)
-        return [claim for claim in todo if self._priority(claim) == best]
+        """Returns the claims to read now: the ones with the highest priority among unpaused claims with records."""
+        readable = [claim for claim in claims if ends[claim.partition] > claim.position and not self.is_paused(claim.partition)]
+        highest = max((self._priority(claim) for claim in readable), default=0)
+        return [claim for claim in readable if self._priority(claim) == highest]
 
     def bounded(
         self,
@@ -57,35 +57,36 @@ class Flow:
         times_at: Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, int]],
         offsets_for: Callable[[Collection[TopicPartition], int], Mapping[TopicPartition, int]],
     ) -> dict[TopicPartition, int]:
-        """The ends of ``claims``, limited so that none is more than `max_ahead` in event time ahead of the other topics' next records.
+        """Returns the ends of ``claims``, limited to `max_ahead` in event time ahead of the other topics' next records.
 
         ``times_at`` returns the timestamp (ms) of each partition's next record, ``offsets_for`` the first offset with a given or a later
-        timestamp. The partition that is furthest behind always has something to read. If a record before its position has a timestamp
+        timestamp. The partition that is furthest behind always has records to read: if a record before its position has a timestamp
         beyond the bound, ``offsets_for`` gives no usable limit, and its end stays unchanged.
         """
-        found = {claim.partition: ends[claim.partition] for claim in claims}
-        if self.max_ahead is None or len({partition.topic for partition in found}) < 2:
-            return found
+        claim_ends = {claim.partition: ends[claim.partition] for claim in claims}
+        if self.max_ahead is None or len({partition.topic for partition in claim_ends}) < 2:
+            return claim_ends
         times = times_at({claim.partition: claim.position for claim in claims})
         if not times:
-            return found
-        last = min(times, key=lambda partition: (times[partition], partition))
+            return claim_ends
+        furthest = min(times, key=lambda partition: (times[partition], partition))
         ahead_ms = int(self.max_ahead.total_seconds() * 1000)
-        behind = [partition for partition in found if partition.topic == last.topic]
-        limits = dict(offsets_for([partition for partition in found if partition.topic != last.topic], times[last] + ahead_ms))
-        if others := [time for partition, time in times.items() if partition.topic != last.topic]:
+        same_topic = [partition for partition in claim_ends if partition.topic == furthest.topic]
+        limits = dict(offsets_for([partition for partition in claim_ends if partition.topic != furthest.topic], times[furthest] + ahead_ms))
+        if others := [time for partition, time in times.items() if partition.topic != furthest.topic]:
             bound = min(others) + ahead_ms
-            at = {claim.partition: claim.position for claim in claims}
-            within = {last, *(one for one in behind if times.get(one, bound) < bound)}  # at least their next records are
-            limits |= {one: limit for one, limit in offsets_for(behind, bound).items() if limit > at[one] or one not in within}
-        return {partition: min(end, limits.get(partition, end)) for partition, end in found.items()}
+            position_of = {claim.partition: claim.position for claim in claims}
+            within = {furthest, *(part for part in same_topic if times.get(part, bound) < bound)}  # by their next records
+            offsets = offsets_for(same_topic, bound)
+            limits |= {part: limit for part, limit in offsets.items() if limit > position_of[part] or part not in within}
+        return {partition: min(end, limits.get(partition, end)) for partition, end in claim_ends.items()}
 
     def _priority(self, claim: Claim) -> int:
         return self.priorities.get(claim.partition.topic, 0)
 
 
 def read(cur: Cursor, group_id: int) -> Flow:
-    """A group's current settings. Locks nothing."""
+    """Reads a group's current settings. Locks nothing."""
     cur.execute(SQL["read"], {"group_id": group_id})
     paused, priorities, max_ahead = set(), {}, None
     for topic, partition, is_paused, priority, ahead in cur.fetchall():
@@ -103,7 +104,7 @@ def pause(cur: Cursor, group_id: int, targets: Iterable[FlowTarget], reason: str
 
 
 def resume(cur: Cursor, group_id: int, targets: Iterable[FlowTarget]) -> list[FlowTarget]:
-    """Ends the pauses of these targets and of everything below them; returns the pauses that were ended."""
+    """Ends the pauses of these targets and of everything below them; returns the ended pauses."""
     ended = []
     for target in targets:
         cur.execute(SQL["resume"], _key(group_id, target))

@@ -1,7 +1,7 @@
-"""How a consumer is doing: one word, why, and what ends it. Decided from what happened, without thresholds. Pure functions.
+"""A consumer's health: a state, its reason and its fix. Derived from what happened, without thresholds. Pure functions.
 
-The page, ``tidemark lag``, ``groups``, ``offsets`` and ``doctor``, the metrics and the alert rules all show what `judge` returns. That it
-needs no limits is an idea of Burrow's. docs/operating.md has the table of cases; `tests/unit/test_health.py` tries each of them.
+The page, ``tidemark lag``, ``groups``, ``offsets`` and ``doctor``, the metrics and the alert rules all show the result of `judge`. Like
+Burrow, it needs no thresholds. docs/operating.md has the table of cases, which `tests/unit/test_health.py` covers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tidemark.offsets.window import Trend
 from tidemark.text.wording import about, counted
 
 MISSED = 2
-"""A run is missed after this many times the longest time between the starts of two of the last runs. With 1, a run that is a second later
-than the ones before would be missed for that second."""
+"""A run is missed after this multiple of the longest interval between recent starts. With 1, a run that starts a second late would count as
+missed."""
 TRANSACTION = timedelta(minutes=15)
-"""Kafka ends a transaction after this time at the latest, unless ``transaction.max.timeout.ms`` of the brokers was raised."""
+"""Kafka's default ``transaction.max.timeout.ms``: brokers abort transactions that stay open longer."""
 
 
 class Health(StrEnum):
-    """Worst first. docs/operating.md says what each means and what ends it."""
+    """Worst first. docs/operating.md explains each state and its fix."""
 
     BAD_SPEC = "bad spec"
     UNREACHABLE = "unreachable"
@@ -45,8 +45,8 @@ class Health(StrEnum):
     NEW = "new"
 
 
-OF_THE_PAGE = frozenset({Health.BAD_SPEC, Health.UNREACHABLE})
-"""What is known without the database."""
+PAGE_ONLY = frozenset({Health.BAD_SPEC, Health.UNREACHABLE})
+"""States that the page derives without the database."""
 RANK = {health: rank for rank, health in enumerate(Health)}
 """0 is the worst."""
 
@@ -55,8 +55,8 @@ RANK = {health: rank for rank, health in enumerate(Health)}
 class Runs:
     """A group's last runs, without backfills. Several members of one Airflow run count as one run.
 
-    ``running_since``: start of the oldest attempt that is still running. ``state``, ``error`` and so on are those of the last attempt.
-    ``longest_pause`` is between the starts of two of the last runs, ``longest_run`` the length of the longest; `None`: too few runs.
+    ``running_since``: start of the oldest attempt that is still running. ``state``, ``error_kind`` and so on describe the last attempt.
+    ``longest_pause``: longest interval between recent starts. ``longest_run``: duration of the longest recent run. `None`: too few runs.
     """
 
     attempt_id: int | None = None
@@ -75,10 +75,10 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Dag:
-    """What only Airflow knows of a consumer's DAG. ``next_run_at``: `None` if no run is scheduled. ``queued``: a run waits to start.
+    """Airflow's facts about a consumer's DAG. ``next_run_at``: `None` if no run is scheduled. ``queued``: a run waits to start.
 
-    ``failed_run``, ``failed_at``: the last finished run and its end, if that run failed. ``stuck``: what blocks a run until somebody acts,
-    as the end of a sentence; empty if nothing does.
+    ``failed_run``, ``failed_at``: the last finished run and its end, if that run failed. ``stuck``: what blocks a run until a user acts, as
+    the end of a sentence; empty if nothing does.
     """
 
     dag_id: str
@@ -92,13 +92,13 @@ class Dag:
 
 @dataclass(frozen=True, slots=True)
 class LagFacts:
-    """What is known of the lag of a partition, or of a topic or group: sums and extremes over its partitions.
+    """The lag of a partition, or of a topic or group: sums and extremes over its partitions.
 
-    ``sampled_at``: of the oldest sample; `None`: there is none. ``waiting``: records to read in partitions that are not paused.
-    ``deleted``: records that retention has deleted before they were read. ``losing_from``, ``expires_at``: of the first unread record whose
-    reading is slower than retention; see `tidemark.offsets.window.Sample.losing_from`. ``trends``: of its partitions that are not paused.
-    ``replay``: records left to replay. ``never_claimed``, ``truncated``: numbers of partitions. ``open``, ``open_for``: records after the
-    last stable offset, and for how long that had not moved when it was last seen. ``committed_at`` is newer than the sample during a run.
+    ``sampled_at``: time of the oldest sample; `None` without samples. ``waiting``: records to read in partitions that are not paused.
+    ``deleted``: unread records that retention has deleted. ``losing_from``, ``expires_at``: of the first unread record that retention will
+    overtake; see `tidemark.offsets.window.Sample.losing_from`. ``trends``: of partitions that are not paused. ``replay``: records left to
+    replay. ``never_claimed``, ``truncated``: numbers of partitions. ``open``, ``open_for``: records after the last stable offset, and how
+    long that offset had not moved at the last sample. ``committed_at`` is newer than the sample during a run.
     """
 
     now: datetime
@@ -123,10 +123,10 @@ NEVER_RUN = LagFacts(now=datetime.max.replace(tzinfo=UTC), sampled_at=None, part
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """What a group's ledger says beyond its lag. ``failed``, ``retrying``: failed records that are given up, and that wait for a try.
+    """A group's ledger facts beyond its lag. ``failed``: records that will not be retried. ``retrying``: records that wait for a retry.
 
-    ``blocked_by``: the validation that is critical, and before whose rows the validated view stops, or the last one. ``unvalidated``: the
-    view stops before rows without a verdict. ``objectives``: how each missed objective is missed. ``pause_reason``: an operator's words.
+    ``blocked_by``: the critical validation at which the validated view stops, or the last critical one. ``unvalidated``: the view stops
+    before rows without a verdict. ``objectives``: a text for each missed objective. ``pause_reason``: as entered by the operator.
     """
 
     failed: int = 0
@@ -139,7 +139,7 @@ class LedgerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``why`` and ``fix`` are sentences. ``fix`` says what ends it; it is empty if that needs nobody."""
+    """A health state with its reason and its fix, as sentences. ``fix`` is empty if no action is needed."""
 
     health: Health
     why: str
@@ -147,8 +147,8 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class _All:
-    """All facts. ``ledger`` is `None` for a topic or a partition."""
+class _Facts:
+    """Input of the rules. ``ledger`` is `None` for a topic or a partition."""
 
     lag: LagFacts
     runs: Runs
@@ -156,39 +156,39 @@ class _All:
     ledger: LedgerFacts | None
 
 
-def judge(facts: LagFacts, runs: Runs | None = None, dag: Dag | None = None, ledger: LedgerFacts | None = None) -> Judgement:
-    """The worst that is so. ``dag``: `None` where Airflow was not asked. ``ledger``: of a group; `None` for a topic or a partition."""
-    everything = _All(facts, runs or Runs(), dag, ledger)
-    judged = (each(everything) for each in (*_LAG_ONLY, *_OTHERS) if facts.sampled_at is not None or each not in _LAG_ONLY)
-    return min((one for one in judged if one is not None), key=lambda one: RANK[one.health])
+def judge(lag: LagFacts, runs: Runs | None = None, dag: Dag | None = None, ledger: LedgerFacts | None = None) -> Judgement:
+    """Returns the worst state that applies. ``dag``: `None` without Airflow's facts. ``ledger``: `None` for a topic or a partition."""
+    facts = _Facts(lag, runs or Runs(), dag, ledger)
+    judgements = (rule(facts) for rule in (*_LAG_RULES, *_OTHER_RULES) if lag.sampled_at is not None or rule not in _LAG_RULES)
+    return min((each for each in judgements if each is not None), key=lambda judgement: RANK[judgement.health])
 
 
-def _losing(known: _All) -> Judgement | None:
-    facts = known.lag
-    if facts.deleted:
-        text = f"Retention has deleted {counted(facts.deleted, 'record')} that {_was(facts.deleted)} not read."
+def _losing(facts: _Facts) -> Judgement | None:
+    lag = facts.lag
+    if lag.deleted:
+        text = f"Retention has deleted {counted(lag.deleted, 'record')} that {_was(lag.deleted)} not read."
         return Judgement(Health.LOSING, text, "Set `offset_reset`, or rewind with `--to-earliest`; the next run records what is lost.")
-    if facts.losing_from is None or facts.expires_at is None or facts.now < facts.losing_from:
+    if lag.losing_from is None or lag.expires_at is None or lag.now < lag.losing_from:
         return None
-    left = (facts.expires_at - facts.now).total_seconds()
-    when = f"will pass the position in {about(left)}" if left > 0 else "may pass the position at any time"
+    remaining_s = (lag.expires_at - lag.now).total_seconds()
+    when = f"will pass the position in {about(remaining_s)}" if remaining_s > 0 else "may pass the position at any time"
     return Judgement(Health.LOSING, f"Retention {when}.", "Start a run at once, or raise `retention.ms` of the topic.")
 
 
-def _failed(known: _All) -> Judgement | None:
-    """The last run failed: as its attempt says or, if it made none, as Airflow says."""
-    runs, dag = known.runs, known.dag
-    if known.ledger is None or runs.running_since is not None:
+def _failed(facts: _Facts) -> Judgement | None:
+    """The last run failed, according to its attempt, or to Airflow if it had none."""
+    runs, dag = facts.runs, facts.dag
+    if facts.ledger is None or runs.running_since is not None:
         return None
     if runs.state == "FAILED":
-        return Judgement(Health.RUN_FAILED, _failure(runs), "Remove the cause; the next run goes on where this one stopped.")
+        return Judgement(Health.RUN_FAILED, _failure(runs), "Fix the cause; the next run continues where this one stopped.")
     if dag is None or dag.failed_run is None or dag.failed_at is None or (runs.began_at is not None and dag.failed_at < runs.began_at):
         return None
     if (runs.dag_id, runs.run_id) != (dag.dag_id, dag.failed_run):
         why = f"The run {dag.failed_run} of the DAG {dag.dag_id} failed before it read anything."
-    elif known.ledger.blocked_by is not None:
-        return None  # that is why it failed
-    elif known.ledger.unvalidated:
+    elif facts.ledger.blocked_by is not None:
+        return None  # reported as blocked
+    elif facts.ledger.unvalidated:
         why = (
             f"The run {dag.failed_run} of the DAG {dag.dag_id} failed before its rows had a verdict; the validated view stops before them."
         )
@@ -203,41 +203,43 @@ def _failure(runs: Runs) -> str:
     return f"Attempt {runs.attempt_id} {fenced}: {runs.error_type or 'unknown error'}: {text}".rstrip(": ")
 
 
-def _stuck(known: _All) -> Judgement | None:
-    """A run of the DAG waits, and not for its turn."""
-    if known.dag is None or not known.dag.stuck:
+def _stuck(facts: _Facts) -> Judgement | None:
+    """A run of the DAG cannot start without a user's action."""
+    if facts.dag is None or not facts.dag.stuck:
         return None
-    return Judgement(
-        Health.STOPPED, f"A run of the DAG {known.dag.dag_id} {known.dag.stuck}.", "Change that in Airflow, or delete the run."
-    )
+    return Judgement(Health.STOPPED, f"A run of the DAG {facts.dag.dag_id} {facts.dag.stuck}.", "Fix that in Airflow, or delete the run.")
 
 
-def _stopped(known: _All) -> Judgement | None:
-    facts, runs, dag = known.lag, known.runs, known.dag
-    if not facts.waiting:
+def _stopped(facts: _Facts) -> Judgement | None:
+    lag, runs, dag = facts.lag, facts.runs, facts.dag
+    if not lag.waiting:
         return None
     if runs.running_since is not None:
-        return _hung(facts, runs, runs.running_since)
+        return _hung(lag, runs, runs.running_since)
     if runs.state == "FAILED":
-        return Judgement(Health.STOPPED, _failure(runs), "Remove the cause; the next run goes on where this one stopped.")
+        return Judgement(Health.STOPPED, _failure(runs), "Fix the cause; the next run continues where this one stopped.")
     if dag is not None:
         return _unscheduled(dag)
     if runs.began_at is None:
-        return Judgement(Health.STOPPED, "Records wait, and no run has begun yet.", "Start the consumer's DAG, or `tidemark consume NAME`.")
-    if _missed(facts.now, runs):
-        return Judgement(Health.STOPPED, _since_last_run(facts.now, runs), "See in Airflow why no run begins.")
+        return Judgement(
+            Health.STOPPED, "Records wait, and no run has started yet.", "Start the consumer's DAG, or `tidemark consume NAME`."
+        )
+    if _missed(lag.now, runs):
+        return Judgement(Health.STOPPED, _since_last_run(lag.now, runs), "Check in Airflow why no run starts.")
     return None
 
 
-def _hung(facts: LagFacts, runs: Runs, since: datetime) -> Judgement | None:
-    """A run that has committed nothing for so long that, as far as the last runs tell, it should have ended and others begun."""
-    known = [length for length in (runs.longest_run, runs.longest_pause) if length is not None]
-    quiet = facts.now - max(since, facts.committed_at or since)
-    if not known or quiet <= MISSED * max(known):
+def _hung(lag: LagFacts, runs: Runs, since: datetime) -> Judgement | None:
+    """A run has committed nothing for longer than recent runs and the intervals between them suggest."""
+    durations = [length for length in (runs.longest_run, runs.longest_pause) if length is not None]
+    quiet = lag.now - max(since, lag.committed_at or since)
+    if not durations or quiet <= MISSED * max(durations):
         return None
-    longest = about(max(known).total_seconds())
-    text = f"A run has committed nothing for {about(quiet.total_seconds())}; the last runs took, or began apart, at most {longest}."
-    return Judgement(Health.STOPPED, text, "Read the log of its task. It says what it waits for.")
+    longest = about(max(durations).total_seconds())
+    text = (
+        f"A run has committed nothing for {about(quiet.total_seconds())}; recent runs, and intervals between them, took at most {longest}."
+    )
+    return Judgement(Health.STOPPED, text, "Read its task's log, which shows what it waits for.")
 
 
 def _unscheduled(dag: Dag) -> Judgement | None:
@@ -252,19 +254,19 @@ def _unscheduled(dag: Dag) -> Judgement | None:
     return None
 
 
-def _hanging(known: _All) -> Judgement | None:
-    """Nobody can read on, because a producer has left its transaction open and the broker does not end it."""
-    facts = known.lag
-    if not facts.open or facts.open_for is None or facts.open_for <= TRANSACTION:
+def _hanging(facts: _Facts) -> Judgement | None:
+    """Reading is blocked: a producer has left its transaction open, and the broker does not abort it."""
+    lag = facts.lag
+    if not lag.open or lag.open_for is None or lag.open_for <= TRANSACTION:
         return None
-    open_for = about(facts.open_for.total_seconds())
-    text = f"{counted(facts.open, 'record')} cannot be read: a transaction of a producer has been open for at least {open_for}."
+    open_for = about(lag.open_for.total_seconds())
+    text = f"{counted(lag.open, 'record')} cannot be read: a producer's transaction has been open for at least {open_for}."
     return Judgement(Health.STOPPED, text, "Find it with `kafka-transactions.sh find-hanging`, and abort it.")
 
 
 def _missed(now: datetime, runs: Runs) -> bool:
-    known = runs.began_at is not None and runs.longest_pause is not None
-    return known and runs.running_since is None and now > _missed_at(runs)
+    has_interval = runs.began_at is not None and runs.longest_pause is not None
+    return has_interval and runs.running_since is None and now > _missed_at(runs)
 
 
 def _missed_at(runs: Runs) -> datetime:
@@ -277,128 +279,128 @@ def _since_last_run(now: datetime, runs: Runs) -> str:
     assert runs.began_at is not None
     assert runs.longest_pause is not None
     pause = about(runs.longest_pause.total_seconds())
-    return f"No run has begun for {about((now - runs.began_at).total_seconds())}; the last ones began at most {pause} apart."
+    return f"No run has started for {about((now - runs.began_at).total_seconds())}; recent runs started at most {pause} apart."
 
 
-def _stalled(known: _All) -> Judgement | None:
-    if Trend.FALLING_BEHIND not in known.lag.trends or known.lag.replay:
+def _stalled(facts: _Facts) -> Judgement | None:
+    if Trend.FALLING_BEHIND not in facts.lag.trends or facts.lag.replay:
         return None
-    text = "Runs commit, but more records wait than they have read lately, and the lag grows."
-    return Judgement(Health.STALLED, text, "Run it more often, add partitions and `members`, or larger batches.")
+    text = "Runs commit, but the lag exceeds what they read recently, and grows."
+    return Judgement(Health.STALLED, text, "Run it more often, add partitions and `members`, or use larger batches.")
 
 
-def _blocked(known: _All) -> Judgement | None:
-    if known.ledger is None or known.ledger.blocked_by is None:
+def _blocked(facts: _Facts) -> Judgement | None:
+    if facts.ledger is None or facts.ledger.blocked_by is None:
         return None
-    text = f"Validation {known.ledger.blocked_by} is critical; the validated view stops before its rows."
+    text = f"Validation {facts.ledger.blocked_by} is critical; the validated view stops before its rows."
     return Judgement(Health.BLOCKED, text, "Repair the rows and run `tidemark validate NAME`, or rewind.")
 
 
-def _objective_missed(known: _All) -> Judgement | None:
-    if known.ledger is None or not known.ledger.objectives:
+def _objective_missed(facts: _Facts) -> Judgement | None:
+    if facts.ledger is None or not facts.ledger.objectives:
         return None
-    text = "; ".join(known.ledger.objectives)
+    text = "; ".join(facts.ledger.objectives)
     return Judgement(
         Health.OBJECTIVE_MISSED,
         f"{text[:1].upper()}{text[1:]}.",
-        "See what holds the runs up, or change `slo`; without `slo`, the DAG `maintain` ends it.",
+        "Find what delays the runs, or change `slo`; without `slo`, the DAG `maintain` clears it.",
     )
 
 
-def _records_failed(known: _All) -> Judgement | None:
-    if known.ledger is None or not known.ledger.failed:
+def _records_failed(facts: _Facts) -> Judgement | None:
+    if facts.ledger is None or not facts.ledger.failed:
         return None
-    return Judgement(Health.RECORDS_FAILED, "Records have failed and are not tried again.", "Redrive, edit or discard them.")
+    return Judgement(Health.RECORDS_FAILED, "Failed records will not be retried.", "Redrive, edit or discard them.")
 
 
-def _unknown(known: _All) -> Judgement | None:
-    """A lag that is not known, or a lag of 0 that was sampled before something went wrong."""
-    facts, runs = known.lag, known.runs
-    if facts.truncated:
-        text = f"The log was truncated below the position, in {counted(facts.truncated, 'partition')}."
-        return Judgement(Health.UNKNOWN, text, "The next run says what to do, and changes nothing.")
-    if facts.never_claimed:
-        text = f"{counted(facts.never_claimed, 'partition was', 'partitions were')} never claimed."
+def _unknown(facts: _Facts) -> Judgement | None:
+    """The lag is unknown, or the last sample shows no lag but predates a failure."""
+    lag, runs = facts.lag, facts.runs
+    if lag.truncated:
+        text = f"The log was truncated below the position, in {counted(lag.truncated, 'partition')}."
+        return Judgement(Health.UNKNOWN, text, "The next run changes nothing and reports what to do.")
+    if lag.never_claimed:
+        text = f"{counted(lag.never_claimed, 'partition was', 'partitions were')} never claimed."
         return Judgement(Health.UNKNOWN, text, "The next run claims what it reads.")
-    if facts.waiting or facts.paused or facts.sampled_at is None:
+    if lag.waiting or lag.paused or lag.sampled_at is None:
         return None
     sample = "Take one: `tidemark lag`."
-    if runs.state == "FAILED" and runs.running_since is None and runs.began_at is not None and facts.sampled_at < runs.began_at:
+    if runs.state == "FAILED" and runs.running_since is None and runs.began_at is not None and lag.sampled_at < runs.began_at:
         return Judgement(Health.UNKNOWN, f"Attempt {runs.attempt_id} failed, and there is no sample since.", sample)
-    if _missed(facts.now, runs) and _missed_at(runs) > facts.sampled_at:
-        return Judgement(Health.UNKNOWN, f"{_since_last_run(facts.now, runs)} There is no sample since.", sample)
+    if _missed(lag.now, runs) and _missed_at(runs) > lag.sampled_at:
+        return Judgement(Health.UNKNOWN, f"{_since_last_run(lag.now, runs)} There is no sample since.", sample)
     return None
 
 
-def _paused(known: _All) -> Judgement | None:
-    facts, ledger = known.lag, known.ledger
+def _paused(facts: _Facts) -> Judgement | None:
+    lag, ledger = facts.lag, facts.ledger
     reason = f" Reason: {ledger.pause_reason}" if ledger is not None and ledger.pause_reason else ""
-    if facts.paused:
-        some = "Paused" if facts.paused == facts.partitions else f"{counted(facts.paused, 'partition is', 'partitions are')} paused"
-        return Judgement(Health.PAUSED, f"{some} with `tidemark pause`.{reason}", "`tidemark resume NAME`")
-    if known.dag is not None and known.dag.paused and known.runs.attempt_id is not None:
-        return Judgement(Health.PAUSED, f"The DAG {known.dag.dag_id} is paused.", "Unpause it.")
+    if lag.paused:
+        scope = "Paused" if lag.paused == lag.partitions else f"{counted(lag.paused, 'partition is', 'partitions are')} paused"
+        return Judgement(Health.PAUSED, f"{scope} with `tidemark pause`.{reason}", "`tidemark resume NAME`")
+    if facts.dag is not None and facts.dag.paused and facts.runs.attempt_id is not None:
+        return Judgement(Health.PAUSED, f"The DAG {facts.dag.dag_id} is paused.", "Unpause it.")
     return None
 
 
-def _replaying(known: _All) -> Judgement | None:
-    if not known.lag.replay:
+def _replaying(facts: _Facts) -> Judgement | None:
+    if not facts.lag.replay:
         return None
-    return Judgement(Health.REPLAYING, f"{counted(known.lag.replay, 'record')} left to read again after a rewind.")
+    return Judgement(Health.REPLAYING, f"{counted(facts.lag.replay, 'record')} left to read again after a rewind.")
 
 
-def _catching_up(known: _All) -> Judgement | None:
-    if Trend.CATCHING_UP not in known.lag.trends:
+def _catching_up(facts: _Facts) -> Judgement | None:
+    if Trend.CATCHING_UP not in facts.lag.trends:
         return None
-    return Judgement(Health.CATCHING_UP, "More records wait than were read lately, and the lag shrinks.")
+    return Judgement(Health.CATCHING_UP, "The lag exceeds what was read recently, but shrinks.")
 
 
-def _retrying(known: _All) -> Judgement | None:
-    if known.ledger is None or not known.ledger.retrying:
+def _retrying(facts: _Facts) -> Judgement | None:
+    if facts.ledger is None or not facts.ledger.retrying:
         return None
     return Judgement(Health.RECORDS_WAIT, "Records wait for their next try.")
 
 
-def _running(known: _All) -> Judgement | None:
-    if known.runs.running_since is None or (known.ledger is None and not known.lag.waiting):
+def _running(facts: _Facts) -> Judgement | None:
+    if facts.runs.running_since is None or (facts.ledger is None and not facts.lag.waiting):
         return None
     return Judgement(Health.RUNNING, "A run is reading.")
 
 
-def _unvalidated(known: _All) -> Judgement | None:
-    if known.ledger is None or not known.ledger.unvalidated:
+def _unvalidated(facts: _Facts) -> Judgement | None:
+    if facts.ledger is None or not facts.ledger.unvalidated:
         return None
     text = "The validated view stops before rows without a verdict; the next validation judges them."
     return Judgement(Health.UNVALIDATED, text, "Wait for the next run, or `tidemark validate NAME`.")
 
 
-def _going(known: _All) -> Judgement:
-    facts = known.lag
-    if facts.waiting:
-        few = Trend.WAITING not in facts.trends and Trend.KEEPING_UP in facts.trends
-        return Judgement(Health.OK, "Fewer records wait than were read lately." if few else "Records wait for the next run.")
-    if facts.open:
-        return Judgement(Health.OK, f"{counted(facts.open, 'record')} of open transactions wait for their end.")
-    if facts.trends == {Trend.IDLE}:
-        return Judgement(Health.IDLE, "Nothing waits, and nothing is produced.")
-    return Judgement(Health.OK, "Nothing waits.")
+def _going(facts: _Facts) -> Judgement:
+    lag = facts.lag
+    if lag.waiting:
+        is_small = Trend.WAITING not in lag.trends and Trend.KEEPING_UP in lag.trends
+        return Judgement(Health.OK, "The lag is smaller than what was read recently." if is_small else "Records wait for the next run.")
+    if lag.open:
+        return Judgement(Health.OK, f"{counted(lag.open, 'record')} wait for open transactions to end.")
+    if lag.trends == {Trend.IDLE}:
+        return Judgement(Health.IDLE, "No lag; no new records.")
+    return Judgement(Health.OK, "No lag.")
 
 
-def _unsampled(known: _All) -> Judgement | None:
-    if known.lag.sampled_at is not None:
+def _unsampled(facts: _Facts) -> Judgement | None:
+    if facts.lag.sampled_at is not None:
         return None
-    if known.runs.state == "COMMITTED" and not known.lag.partitions:
-        return Judgement(Health.IDLE, "It reads no partition yet.")
-    if known.runs.attempt_id is not None:
+    if facts.runs.state == "COMMITTED" and not facts.lag.partitions:
+        return Judgement(Health.IDLE, "No partition to read yet.")
+    if facts.runs.attempt_id is not None:
         return Judgement(Health.UNKNOWN, "The lag is unknown: there is no sample yet.", "Take one: `tidemark lag`.")
-    paused = known.dag is not None and known.dag.paused
+    paused = facts.dag is not None and facts.dag.paused
     return Judgement(Health.NEW, "It has not run yet, and its DAG is paused." if paused else "It has not run yet.", "Start its DAG.")
 
 
-Rule = Callable[[_All], Judgement | None]
-_LAG_ONLY: Sequence[Rule] = (_losing, _stopped, _hanging, _stalled, _unknown, _replaying, _catching_up, _going)
-"""They need a sample."""
-_OTHERS: Sequence[Rule] = (
+Rule = Callable[[_Facts], Judgement | None]
+_LAG_RULES: Sequence[Rule] = (_losing, _stopped, _hanging, _stalled, _unknown, _replaying, _catching_up, _going)
+"""Rules that need a sample."""
+_OTHER_RULES: Sequence[Rule] = (
     _failed,
     _stuck,
     _blocked,

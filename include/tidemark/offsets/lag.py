@@ -1,6 +1,6 @@
-"""How far groups are behind, as of their last samples, and how they do.
+"""Lag and health of groups, as of their last samples.
 
-`groups` and `group` read Postgres only, in two queries: the CLI, the page in Airflow and the metrics all show what they return.
+`groups` and `group` read only Postgres, in two queries. The CLI, the page in Airflow and the metrics all show their results.
 `tidemark.offsets.sampling` takes samples.
 """
 
@@ -25,9 +25,9 @@ DETAILS = SQL["lag"].replace("{of}", ", topic_id, partition").replace("{sets}", 
 
 
 Dags = Callable[[], Mapping[str, Dag]]
-"""Returns what Airflow knows, by group."""
+"""Returns Airflow's facts, by group."""
 MOST = 10_000
-"""Failed records of a group are counted up to here."""
+"""Limit of the count of a group's failed records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Lag:
     topic: str | None
     partition: int | None
     health: Health
-    """Of a group, that of everything that it does; of a topic or a partition, that of reading it."""
+    """For a group, of everything it does; for a topic or a partition, of reading only."""
     why: str
     fix: str
     partitions: int
@@ -52,36 +52,36 @@ class Lag:
     known_records: int
     """Records to read in the partitions whose lag is known."""
     open: int | None
-    """Records after the last stable offset: of transactions that are open, or behind one."""
+    """Records after the last stable offset: of open transactions, or behind one."""
     open_s: float | None
-    """How long the last stable offset had stayed there when it was last seen."""
+    """How long the last stable offset had not moved, at the last sample."""
     seconds: float | None
-    """How long ago the first unread record was produced: its timestamp compared with the database's clock. 0 if nothing waits."""
+    """Age of the first unread record: its timestamp compared with the database's clock. 0 without lag."""
     clock_ahead: bool
-    """The record's timestamp is later than the database's clock, so that ``seconds`` is 0."""
+    """The record's timestamp is later than the database's clock, so ``seconds`` is 0."""
     first_unread_at: datetime | None
-    """Timestamp of that record."""
+    """Timestamp of the first unread record."""
     produced_per_s: float | None
     consumed_per_s: float | None
-    """Without moves by rewinds and resets."""
+    """Excludes moves by rewinds and resets."""
     catch_up_s: float | None
-    """How long until nothing waits, at these rates."""
+    """Time to catch up at these rates."""
     never: bool
-    """Nothing catches up at these rates: the lag grows."""
+    """At these rates, the lag grows."""
     committed_at: datetime | None
     retention_used: float | None
-    """The age of the first unread record as a share of the retention; of several partitions, the largest. 1 or more: it may be deleted."""
+    """Age of the first unread record as a share of retention; the largest of several partitions. From 1 on, it may be deleted."""
     deleted: int
-    """Records that retention has deleted before they were read; the next run stores them as lost ranges, or refuses to skip them."""
+    """Unread records that retention has deleted; the next run stores them as lost ranges, or refuses to skip them."""
     replay_records: int
-    """Records to read until the position is again where the last rewind took it from."""
+    """Records to read until the position is where it was before the last rewind."""
     replay_s: float | None
-    """How long that takes at the current rate."""
+    """Time to read them at the current rate."""
     sampled_at: datetime | None
     """Of the oldest sample."""
     age_s: float | None
     position: int | None = None
-    """Of a partition only, as the next ones."""
+    """This and the next fields: only for a partition."""
     log_start: int | None = None
     log_end: int | None = None
     replay_until: int | None = None
@@ -89,10 +89,9 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """``topics`` and ``partitions`` are empty in an overview. ``lost_ranges``, ``lost_records``: what was lost for good;
-    ``lost_unknown``: in so many of the ranges, an unknown number.
+    """A group's lag and facts. ``topics`` and ``partitions`` are empty in an overview. ``lost_unknown``: lost ranges of unknown length.
 
-    ``validation_id``, ``verdict``: the last validation of rows that are still there.
+    ``validation_id``, ``verdict``: the last validation whose rows still exist.
     """
 
     lag: Lag
@@ -108,52 +107,52 @@ class GroupLag:
 
 
 def groups(cur: Cursor, dags: Dags = dict, names: Collection[str] | None = None) -> list[GroupLag]:
-    """All groups (``names``: only these), worst first, without topics and partitions. ``dags``: called after Postgres was asked."""
+    """Reads all groups (``names``: only these), worst first, without topics and partitions. ``dags`` is called after the queries."""
     return sorted(_read(cur, [SQL["sums"], UNSUMMED], dags, names), key=worst_first)
 
 
 def everything(cur: Cursor, most_partitions: int) -> list[GroupLag]:
-    """All groups, with their topics and partitions unless these are more than ``most_partitions`` in all groups together."""
-    found = groups(cur)
-    few = sum(one.lag.partitions for one in found) <= most_partitions
-    return _read(cur, [DETAILS], dict, None) if few else found
+    """Reads all groups, with topics and partitions unless all groups together have more than ``most_partitions``."""
+    overview = groups(cur)
+    has_details = sum(each.lag.partitions for each in overview) <= most_partitions
+    return _read(cur, [DETAILS], dict, None) if has_details else overview
 
 
 def group(cur: Cursor, name: str, dag: Dag | None = None) -> GroupLag | None:
-    """A group with its topics and partitions; `None` if it does not exist."""
-    found = _read(cur, [DETAILS], lambda: {} if dag is None else {name: dag}, [name])
-    return found[0] if found else None
+    """Reads a group with its topics and partitions; `None` if it does not exist."""
+    matches = _read(cur, [DETAILS], lambda: {} if dag is None else {name: dag}, [name])
+    return matches[0] if matches else None
 
 
-def worst_first(one: GroupLag) -> tuple[int, float, int, str]:
-    """Sort key."""
-    lag = one.lag
+def worst_first(group: GroupLag) -> tuple[int, float, int, str]:
+    """Returns the sort key."""
+    lag = group.lag
     return RANK[lag.health], -(lag.seconds or 0.0), -lag.known_records, lag.group
 
 
 def _read(cur: Cursor, queries: Iterable[str], dags: Dags, names: Collection[str] | None) -> list[GroupLag]:
-    asked = {"groups": None if names is None else list(names), "most": MOST}
-    cur.execute(SQL["groups"], asked)
-    found = rows(cur)
+    params = {"groups": None if names is None else list(names), "most": MOST}
+    cur.execute(SQL["groups"], params)
+    group_rows = rows(cur)
     sums: list[dict[str, Any]] = []
     for query in queries:
-        cur.execute(query, asked)
+        cur.execute(query, params)
         sums += rows(cur)
     topics = topic_names(cur, {row["topic_id"] for row in sums if row.get("topic_id") is not None})
     by_group: dict[int, list[dict[str, Any]]] = {}
     for row in sums:
         by_group.setdefault(row["group_id"], []).append(row)
-    known = dags()
-    return [_group(row, by_group.get(row["group_id"], []), topics, known.get(row["group"])) for row in found]
+    dag_by_group = dags()
+    return [_group(row, by_group.get(row["group_id"], []), topics, dag_by_group.get(row["group"])) for row in group_rows]
 
 
 def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], dag: Dag | None) -> GroupLag:
     runs = Runs(**{field.name: row[field.name] for field in fields(Runs)})
     ledger = LedgerFacts(**{field.name: row[field.name] for field in fields(LedgerFacts)})
-    lags = [_lag(row, one, topics, runs, dag, None if one.get("topic_id") is not None else ledger) for one in sums]
-    whole = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row, runs, dag, ledger)
+    lags = [_lag(row, each, topics, runs, dag, None if each.get("topic_id") is not None else ledger) for each in sums]
+    total = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row, runs, dag, ledger)
     return GroupLag(
-        whole,
+        total,
         ledger,
         row["validation_id"],
         row["verdict"],
@@ -167,49 +166,49 @@ def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int,
 
 
 def _lag(
-    group: Mapping[str, Any], one: dict[str, Any], topics: Mapping[int, str], runs: Runs, dag: Dag | None, ledger: LedgerFacts | None
+    group: Mapping[str, Any], sums: dict[str, Any], topics: Mapping[int, str], runs: Runs, dag: Dag | None, ledger: LedgerFacts | None
 ) -> Lag:
     now = group["now"]
     facts = LagFacts(
         now=now,
-        committed_at=max((at for at in (one["committed_at"], group["committed_at"]) if at is not None), default=None),
-        trends=frozenset(trend for trend, column in _TRENDS.items() if one[column]),
-        **{field: one[field] for field in _FACTS},
+        committed_at=max((at for at in (sums["committed_at"], group["committed_at"]) if at is not None), default=None),
+        trends=frozenset(trend for trend, column in _TRENDS.items() if sums[column]),
+        **{field: sums[field] for field in _FACTS},
     )
-    judged = judge(facts, runs, dag, ledger)
-    known, produced, consumed = one["known"] or 0, *_rates(one)
+    judgement = judge(facts, runs, dag, ledger)
+    known_records, produced, consumed = sums["known"] or 0, *_rates(sums)
     seconds = None
-    if not one["unknown"] and one["timed"]:
-        seconds = 0.0 if one["next_at"] is None else (one["sampled_at"] - one["next_at"]).total_seconds()
-    left = catch_up(known, produced, consumed)
+    if not sums["unknown"] and sums["timed"]:
+        seconds = 0.0 if sums["next_at"] is None else (sums["sampled_at"] - sums["next_at"]).total_seconds()
+    remaining = catch_up(known_records, produced, consumed)
     return Lag(
         group=group["group"],
-        topic=topics.get(one["topic_id"]) if one.get("topic_id") is not None else None,
-        partition=one.get("partition"),
-        health=judged.health,
-        why=judged.why,
-        fix=judged.fix,
-        partitions=one["partitions"],
-        unknown=one["unknown"],
-        records=None if one["unknown"] else known,
-        known_records=known,
-        open=one["open"],
-        open_s=None if one["open_for"] is None else one["open_for"].total_seconds(),
+        topic=topics.get(sums["topic_id"]) if sums.get("topic_id") is not None else None,
+        partition=sums.get("partition"),
+        health=judgement.health,
+        why=judgement.why,
+        fix=judgement.fix,
+        partitions=sums["partitions"],
+        unknown=sums["unknown"],
+        records=None if sums["unknown"] else known_records,
+        known_records=known_records,
+        open=sums["open"],
+        open_s=None if sums["open_for"] is None else sums["open_for"].total_seconds(),
         seconds=None if seconds is None else max(0.0, seconds),
         clock_ahead=seconds is not None and seconds < 0,
-        first_unread_at=one["next_at"],
+        first_unread_at=sums["next_at"],
         produced_per_s=produced,
         consumed_per_s=consumed,
-        catch_up_s=None if left is None or one["unknown"] else left.total_seconds(),
-        never=grows(known, produced, consumed),
-        committed_at=one["committed_at"],
-        retention_used=one["retention_used"],
-        deleted=one["deleted"],
-        replay_records=one["replay"],
-        replay_s=bounded(one["replay"] / consumed).total_seconds() if one["replay"] and consumed else None,
-        sampled_at=one["sampled_at"],
-        age_s=max(0.0, (now - one["sampled_at"]).total_seconds()),
-        **{field: one[field] for field in _OF_PARTITION if one.get("partition") is not None},
+        catch_up_s=None if remaining is None or sums["unknown"] else remaining.total_seconds(),
+        never=grows(known_records, produced, consumed),
+        committed_at=sums["committed_at"],
+        retention_used=sums["retention_used"],
+        deleted=sums["deleted"],
+        replay_records=sums["replay"],
+        replay_s=bounded(sums["replay"] / consumed).total_seconds() if sums["replay"] and consumed else None,
+        sampled_at=sums["sampled_at"],
+        age_s=max(0.0, (now - sums["sampled_at"]).total_seconds()),
+        **{field: sums[field] for field in _OF_PARTITION if sums.get("partition") is not None},
     )
 
 
@@ -227,14 +226,15 @@ _FACTS = (
 )
 
 
-def _rates(one: dict[str, Any]) -> tuple[float | None, float | None]:
-    length = one["window_s"]
-    return (one["produced"] / length, one["consumed"] / length) if length else (None, None)
+def _rates(sums: dict[str, Any]) -> tuple[float | None, float | None]:
+    length = sums["window_s"]
+    return (sums["produced"] / length, sums["consumed"] / length) if length else (None, None)
 
 
 def _unsampled(row: Mapping[str, Any], runs: Runs, dag: Dag | None, ledger: LedgerFacts) -> Lag:
-    judged = judge(LagFacts(now=row["now"], sampled_at=None, partitions=row["partitions"]), runs, dag, ledger)
-    nothing: dict[str, Any] = {field.name: None for field in fields(Lag)}
-    known = {"group": row["group"], "health": judged.health, "why": judged.why, "fix": judged.fix, "committed_at": row["committed_at"]}
-    zero = {"partitions": row["partitions"], "unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0}
-    return Lag(**nothing | known | zero | {"replay_records": 0})
+    judgement = judge(LagFacts(now=row["now"], sampled_at=None, partitions=row["partitions"]), runs, dag, ledger)
+    unknown: dict[str, Any] = {field.name: None for field in fields(Lag)}
+    health = {"health": judgement.health, "why": judgement.why, "fix": judgement.fix}
+    values = {"group": row["group"], "committed_at": row["committed_at"], **health}
+    zeros = {"partitions": row["partitions"], "unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0}
+    return Lag(**unknown | values | zeros | {"replay_records": 0})

@@ -1,7 +1,7 @@
 """Publishes positions to Kafka under the group's name (`mirror: true`), so that Kafka's tools show them.
 
-Only after their commit, and best effort: a failure is a warning, and never delays or fails a commit. Nothing reads the offsets back (I7).
-What was missed is published with the next commit, by the next run, or by `tidemark maintain`, which looks for differences.
+Best effort, after the commit: a failure is logged as a warning, and never delays or fails a commit. Nothing reads the offsets back (I7).
+The next commit, the next run or `tidemark maintain`, which checks for differences, publishes offsets that were missed.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""How often a run publishes at most."""
+"""Minimum interval between publications of a run."""
 RENEW_S = 60.0
-"""How often a run publishes all its positions, also those that Kafka has stored before: since then, a late request of a partition's last
-owner may have replaced them."""
+"""How often a run publishes all its positions, even unchanged ones: a late request of a partition's previous owner may have replaced
+them in Kafka."""
 FINISH_S = 5.0
-"""How long the end of a run waits for Kafka to store the last positions."""
+"""How long a run waits at its end for Kafka to store the last positions."""
 
 Positions = Callable[[], Mapping[TopicPartition, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Partitions that were published, and how many of them had another offset in Kafka, or none."""
+    """Published partitions, and how many of them had a different offset in Kafka, or none."""
 
     partitions: int
     differed: int
 
 
 class Mirror:
-    """Publishes what a run has committed. ``positions`` returns the current positions of its partitions."""
+    """Publishes a run's commits. ``positions`` returns the current positions of its partitions."""
 
     def __init__(self, cluster: Cluster, group: str, positions: Positions) -> None:
         self._cluster, self._group, self._positions = cluster, group, positions
@@ -59,8 +59,8 @@ class Mirror:
         self._warned = False
 
     def publish(self) -> None:
-        """Sends what has changed since the last answer, and everything every `RENEW_S`. Never waits; does nothing within `EVERY_S`, or
-        while an answer is missing."""
+        """Sends positions that have changed since the last answer, and every `RENEW_S` all of them. Never waits; does nothing within
+        `EVERY_S`, or while an answer is outstanding."""
         early = self._sent_at is not None and time.monotonic() - self._sent_at < EVERY_S
         if early or (self._sent is not None and not self._sent.answer.done()):
             return
@@ -93,7 +93,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
-        """Logs an error: the first one of a run as a warning, because the others have the same reason."""
+        """Logs an error: the first one of a run as a warning, the others, which have the same cause, for debugging."""
         try:
             yield
         except TidemarkError as error:
@@ -116,9 +116,9 @@ def require_free(cluster: Cluster, spec: ConsumerSpec) -> None:
 
 @contextlib.contextmanager
 def mirrored(cluster: Cluster, spec: ConsumerSpec, positions: Positions) -> Iterator[Callable[[], None]]:
-    """Yields the function to call after each batch of a run. At the end, the last positions are published, also after an error.
+    """Yields the function to call after each batch of a run. At the end, also after an error, publishes the last positions.
 
-    Not if the run was fenced, because the next owner publishes its own; nor if the group was deleted.
+    Publishes nothing if the run was fenced, because the next owner publishes its own positions, or if the group was deleted.
     """
     if not spec.mirror:
         yield lambda: None
@@ -135,14 +135,14 @@ def mirrored(cluster: Cluster, spec: ConsumerSpec, positions: Positions) -> Iter
 
 
 def republish(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Drift:
-    """Publishes all positions of a group, and counts those that differed in Kafka. Waits for the answer.
+    """Publishes all positions of a group, and counts the ones that differed in Kafka. Waits for the answer.
 
     Raises `GroupInUse`, `GroupNotAllowed`, `NotAllowed` or `BrokerUnavailable`.
     """
     with transaction(connection) as cur:
-        held = store.positions(cur, spec.group)
+        positions = store.positions(cur, spec.group)
     uuids = {topic.name: topic.kafka_uuid for topic in cluster.topics(cluster.subscribed(spec), missing_ok=True)}
-    offsets = {one.partition: one.position for one in held if uuids.get(one.partition.topic) == one.kafka_uuid}
+    offsets = {each.partition: each.position for each in positions if uuids.get(each.partition.topic) == each.kafka_uuid}
     if not offsets:
         return Drift(0, 0)
     before = cluster.group_offsets(spec.group, offsets)
@@ -153,7 +153,7 @@ def republish(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> D
 
 
 def republish_or_log(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> None:
-    """As `republish` if the spec mirrors, after positions were moved: an error must not hide that they were."""
+    """Like `republish`, if the spec mirrors. Logs errors, which must not hide that positions have been moved."""
     _, failed = republish_all(connection, cluster, [spec])
     for error in failed.values():
         log.warning("positions not mirrored group=%s: %s", spec.group, error)
@@ -162,12 +162,12 @@ def republish_or_log(connection: Connection, cluster: Cluster, spec: ConsumerSpe
 def republish_all(
     connection: Connection, cluster: Cluster, specs: Iterable[ConsumerSpec]
 ) -> tuple[dict[str, Drift], dict[str, TidemarkError]]:
-    """As `republish`, of each consumer that mirrors; what was published and what failed, by consumer."""
-    done, failed = {}, {}
+    """Runs `republish` for each consumer that mirrors. Returns results and errors by consumer."""
+    drifts, failed = {}, {}
     for spec in specs:
         if spec.mirror:
             try:
-                done[spec.name] = republish(connection, cluster, spec)
+                drifts[spec.name] = republish(connection, cluster, spec)
             except TidemarkError as error:
                 failed[spec.name] = error
-    return done, failed
+    return drifts, failed

@@ -1,4 +1,4 @@
-"""Where a partition starts, and what to do when its position is no longer in the log (I5). Pure functions."""
+"""Decides where a partition starts, and how it continues if its position is no longer in the log (I5). Pure functions."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class OffsetOutOfRange(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class LogTruncated(Refused):
-    """The log was truncated below the position: its records there, now or later, are not those that were loaded.
+    """The log was truncated below the position: its records there, now or later, differ from the loaded ones.
 
-    ``leader_epoch``: the one under which the position was read, or `None`. ``end``: where the log ends now, in that epoch if it is known;
+    ``leader_epoch``: the epoch in which the position was read, or `None`. ``end``: the log's end now, in that epoch if it is known;
     `None`: the log no longer has this epoch.
     """
 
@@ -64,21 +64,21 @@ class LogTruncated(Refused):
     def __str__(self) -> str:
         epoch = "" if self.leader_epoch is None else f", which was read in leader epoch {self.leader_epoch}"
         if self.end is None:
-            left = "The log no longer has this epoch, so it is a different log"
+            remainder = "The log no longer has this epoch, so it is a different log"
         elif self.leader_epoch is None:
-            left = f"The log ends at {self.end}; the records that were read remain up to there at most"
+            remainder = f"The log ends at {self.end}; the records that were read remain up to there at most"
         else:
-            left = f"The records that were read remain up to {self.end}"
-        said = f"{self.partition}: the log was truncated below the position {self.position}{epoch}. {left}. Nothing was read."
+            remainder = f"The records that were read remain up to {self.end}"
+        summary = f"{self.partition}: the log was truncated below the position {self.position}{epoch}. {remainder}. Nothing was read."
         if self.drained:
             return (
-                f"{said} Delete the retry topic {self.partition.topic}: its waiting records are kept in Postgres and will be published "
+                f"{summary} Delete the retry topic {self.partition.topic}: its waiting records are kept in Postgres and will be published "
                 "again to a new topic."
             )
         to = "OFFSET" if self.end is None else str(self.end)
         return (
-            f"{said} To remove the rows of the lost records and continue from there: `tidemark rewind plan NAME --to-offset {to} --topic "
-            f"{self.partition.topic}:{self.partition.partition} --reason ...`."
+            f"{summary} To remove the rows of the lost records and continue from there: `tidemark rewind plan NAME --to-offset {to} "
+            f"--topic {self.partition.topic}:{self.partition.partition} --reason ...`."
         )
 
 
@@ -90,18 +90,19 @@ class TopicRecreated(Refused):
     positions: dict[int, int]
 
     def __str__(self) -> str:
-        read = ", ".join(f"{number}: {position}" for number, position in sorted(self.positions.items()))
+        offsets = ", ".join(f"{number}: {position}" for number, position in sorted(self.positions.items()))
         return (
-            f"Topic {self.topic} was deleted and created again since it was read (positions in the old topic: {read}). Nothing was read. "
-            "To continue with the new one, set offset_reset: earliest (or latest); the old one's rest is then stored as lost_range rows."
+            f"Topic {self.topic} was deleted and created again since it was read (positions in the old topic: {offsets}). Nothing was "
+            "read. To continue with the new one, set offset_reset: earliest (or latest); the old one's rest is then stored as lost_range "
+            "rows."
         )
 
 
 def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) -> int:
-    """Where a partition without a position starts. Raises `NoPosition`.
+    """Returns where a partition without a position starts. Raises `NoPosition`.
 
-    A partition that is added to a topic that the group already reads starts at its first record even under ``latest``: the records produced
-    before the group noticed the partition are not skipped.
+    A partition that is added to a topic that the group already reads starts at its first record even under ``latest``, so that records
+    produced before the group noticed it are not skipped.
     """
     if reset is OffsetReset.NONE:
         raise NoPosition(partition=log.partition)
@@ -109,7 +110,7 @@ def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) ->
 
 
 def check_position(log: Log, position: int, reset: OffsetReset | None) -> Jump | None:
-    """`None` if reading can continue at ``position``, else the jump that the spec allows. Raises `OffsetOutOfRange` or `LogTruncated`."""
+    """Returns the jump that the spec allows if ``position`` is not in the log. Raises `OffsetOutOfRange` or `LogTruncated`."""
     if log.start <= position <= log.end:
         return None
     if position > log.end:

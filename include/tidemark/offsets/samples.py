@@ -1,4 +1,4 @@
-"""Stored samples: written with their history, and read again. The statements never commit: the caller's transaction does."""
+"""Stores samples with their history, and reads them. The statements never commit: the caller's transaction does."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.offsets", "samples.sql")
 
 OF_GROUPS = SQL["lag"].replace("{of}", "").replace("{sets}", "group_id")
-"""The sums of groups, without their topics and partitions."""
+"""SQL for the sums of groups, without topics and partitions."""
 NOTE_SUMS = "INSERT INTO tidemark.lag_group " + OF_GROUPS.replace("{which}", "grp.group_id = %(group_id)s")
 
 LAG_LOCK = 0x6C61_6700  # "lag"
-"""With a group's id, the key of the advisory lock of a transaction that stores a sample."""
+"""Class of the advisory lock, on a group's id, of a transaction that stores a sample."""
 
 STEPS: Mapping[timedelta, timedelta] = {
     timedelta(minutes=1): timedelta(hours=2),
     timedelta(minutes=5): timedelta(days=1),
     timedelta(hours=1): timedelta(days=30),
 }
-"""The steps of the history, and how long each is kept. Migration 0019 and samples.sql have the same numbers."""
+"""The steps of the history, and how long each is kept. Migration 0019 and samples.sql use the same values."""
 
 Key = tuple[int, int]
 """``topic_id``, partition."""
@@ -40,8 +40,8 @@ class Moment:
     """A topic's sums in one step of the history. ``at`` is the start of the step, ``sampled_at`` the time of its last sample.
 
     ``records`` is the sum over the partitions whose lag is known; ``unknown`` counts the others. ``produced`` and ``consumed`` count
-    offsets since the first sample: the difference of two moments by the time between their samples is a rate. A difference below 0 means
-    that partitions have gone; the rate is then unknown.
+    offsets since the first sample: the difference of two moments, divided by the time between their samples, is a rate. A negative
+    difference means that partitions are gone; the rate is then unknown.
     """
 
     topic: str
@@ -65,12 +65,12 @@ class Moment:
 
 
 def step_for(period: timedelta) -> timedelta:
-    """The finest step that is kept for this long."""
-    return next((step for step, kept in STEPS.items() if period <= kept), max(STEPS))
+    """Returns the finest step that is kept for this long."""
+    return next((step for step, kept_for in STEPS.items() if period <= kept_for), max(STEPS))
 
 
 def history(cur: Cursor, group: str, period: timedelta) -> list[Moment]:
-    """A group's topics over the last ``period``, by topic, oldest first: at most 120, 288 or 720 moments of each topic."""
+    """Reads a group's history over the last ``period``, by topic, oldest first: at most 120, 288 or 720 moments per topic."""
     step_s = int(step_for(period).total_seconds())
     cur.execute(SQL["history"], {"group": group, "step_s": step_s, "period": period})
     return [Moment(**row) for row in rows(cur)]
@@ -84,14 +84,14 @@ def may_write(cur: Cursor) -> bool:
 
 
 def find_group(cur: Cursor, group: str) -> int | None:
-    """The id of a group; `None` if it does not exist."""
+    """Returns the id of a group; `None` if it does not exist."""
     cur.execute(SQL["find_group"], {"group": group})
     row = cur.fetchone()
     return None if row is None else int(row[0])
 
 
 def state(cur: Cursor, group_id: int) -> tuple[datetime, int]:
-    """The database's time, and the number of the group's last rewind."""
+    """Reads the database's time, and the number of the group's last rewind."""
     cur.execute(SQL["state"], {"group_id": group_id})
     row = cur.fetchone()
     assert row is not None
@@ -99,31 +99,33 @@ def state(cur: Cursor, group_id: int) -> tuple[datetime, int]:
 
 
 def replays(cur: Cursor, group_id: int) -> dict[Key, int]:
-    """Where the last rewind took each partition from that has not reached it again."""
+    """Reads, for partitions still replaying, the position before their last rewind."""
     cur.execute(SQL["replays"], {"group_id": group_id})
     return {(topic_id, partition): until for topic_id, partition, until in cur.fetchall()}
 
 
 def last(cur: Cursor, group_id: int) -> dict[Key, Sample]:
-    """The last sample of each partition of a group."""
+    """Reads the last sample of each partition of a group."""
     cur.execute(SQL["last_samples"], {"group_id": group_id})
     return {(row["topic_id"], row["partition"]): _sample(row) for row in rows(cur)}
 
 
-def store(cur: Cursor, group_id: int, seen: Mapping[Key, Observation], *, gone: Collection[int] = (), new_window: bool = False) -> bool:
-    """Stores what was seen of all of a group's partitions, all at the same time, adds it to the history and thins that. ``gone``: topics
-    that are no longer in Kafka.
+def store(
+    cur: Cursor, group_id: int, observations: Mapping[Key, Observation], *, gone: Collection[int] = (), new_window: bool = False
+) -> bool:
+    """Stores simultaneous observations of all of a group's partitions, adds them to the history and thins it. ``gone``: ids of topics that
+    are no longer in Kafka.
 
     Returns `False`, and stores nothing, while another process stores a sample of the group.
     """
     cur.execute(SQL["try_lock"], {"class": LAG_LOCK, "group_id": group_id})
     row = cur.fetchone()
-    if not seen or not row or not row[0]:
+    if not observations or not row or not row[0]:
         return False
-    found = advanced(cur, group_id, seen, new_window=new_window)
-    topic_ids = sorted({topic_id for topic_id, _ in seen})
-    at = max(one.at for one in seen.values())
-    execute_values(cur, SQL["write"], [_row(group_id, key, sample) for key, sample in sorted(found.items())], page_size=1000)
+    new_samples = advanced(cur, group_id, observations, new_window=new_window)
+    topic_ids = sorted({topic_id for topic_id, _ in observations})
+    at = max(each.at for each in observations.values())
+    execute_values(cur, SQL["write"], [_row(group_id, key, sample) for key, sample in sorted(new_samples.items())], page_size=1000)
     cur.execute(SQL["forget"], {"group_id": group_id, "gone": list(gone), "at": at})
     cur.execute(SQL["note_history"], {"group_id": group_id, "topic_ids": topic_ids})
     cur.execute(SQL["forget_sums"], {"group_id": group_id})
@@ -132,21 +134,21 @@ def store(cur: Cursor, group_id: int, seen: Mapping[Key, Observation], *, gone: 
     return True
 
 
-def advanced(cur: Cursor, group_id: int, seen: Mapping[Key, Observation], *, new_window: bool = False) -> dict[Key, Sample]:
-    """What was seen, compared with the last samples. Stores nothing. Drops what is older than the last sample of its partition."""
-    before = last(cur, group_id)
-    at, applied_no = max(one.at for one in seen.values()), max(one.applied_no for one in seen.values())
+def advanced(cur: Cursor, group_id: int, observations: Mapping[Key, Observation], *, new_window: bool = False) -> dict[Key, Sample]:
+    """Returns the samples that follow the last ones. Stores nothing. Drops observations older than their partition's last sample."""
+    last_samples = last(cur, group_id)
+    at, applied_no = max(each.at for each in observations.values()), max(each.applied_no for each in observations.values())
     cur.execute(SQL["moves"], {"group_id": group_id, "applied_no": applied_no, "at": at})
-    moved = {(topic_id, partition): by for topic_id, partition, by in cur.fetchall()}
+    moves = {(topic_id, partition): by for topic_id, partition, by in cur.fetchall()}
     return {
-        key: advance(before.get(key), one, moved.get(key, 0), new_window=new_window)
-        for key, one in seen.items()
-        if key not in before or before[key].seen.at < one.at
+        key: advance(last_samples.get(key), each, moves.get(key, 0), new_window=new_window)
+        for key, each in observations.items()
+        if key not in last_samples or last_samples[key].observation.at < each.at
     }
 
 
 def thin(cur: Cursor, group_id: int | None = None) -> int:
-    """Deletes history that is older than its step is kept for; of all groups if ``group_id`` is `None`. Returns the number of rows."""
+    """Deletes history past the retention of its step, of all groups if ``group_id`` is `None`. Returns the number of rows."""
     cur.execute(SQL["thin"], {"group_id": group_id})
     return cur.rowcount
 
@@ -156,7 +158,7 @@ def topic_names(cur: Cursor, topic_ids: Iterable[int]) -> dict[int, str]:
     return dict(cur.fetchall())
 
 
-_SEEN = (
+_OBSERVED = (
     "position",
     "log_start",
     "log_end",
@@ -171,20 +173,20 @@ _SEEN = (
 
 
 def _sample(row: Mapping[str, object]) -> Sample:
-    seen = Observation(at=row["sampled_at"], **{name: row[name] for name in _SEEN})  # type: ignore[arg-type]
+    observation = Observation(at=row["sampled_at"], **{name: row[name] for name in _OBSERVED})  # type: ignore[arg-type]
     base, mid = (
         Mark(*(row[f"{which}_{name}"] for name in ("at", "lag", "next_at", "produced", "consumed")))  # type: ignore[arg-type]
         for which in ("base", "mid")
     )
     trend = row["trend"] and Trend(row["trend"])  # type: ignore[arg-type]
-    return Sample(seen, row["produced"], row["consumed"], base, mid, trend, row["open_since"])  # type: ignore[arg-type]
+    return Sample(observation, row["produced"], row["consumed"], base, mid, trend, row["open_since"])  # type: ignore[arg-type]
 
 
 def _row(group_id: int, key: Key, sample: Sample) -> tuple[object, ...]:
-    seen = sample.seen
+    now = sample.observation
     return (
-        *(group_id, *key, seen.at, seen.position, seen.log_start, seen.log_end, seen.high_watermark, seen.truncated, seen.lag),
-        *(seen.next_at, seen.retention, sample.losing_from, seen.committed_at, seen.applied_no, seen.replay_until),
+        *(group_id, *key, now.at, now.position, now.log_start, now.log_end, now.high_watermark, now.truncated, now.lag),
+        *(now.next_at, now.retention, sample.losing_from, now.committed_at, now.applied_no, now.replay_until),
         *(sample.produced, sample.consumed, sample.trend),
         *(value for mark in (sample.base, sample.mid) for value in (mark.at, mark.lag, mark.next_at, mark.produced, mark.consumed)),
         sample.open_since,

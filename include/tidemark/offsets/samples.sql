@@ -13,8 +13,8 @@ SELECT clock_timestamp(),
          WHERE part.group_id = %(group_id)s);
 
 -- name: replays
--- Where the last rewind of each partition took it from, if the position has not reached that again. Locks nothing. OFFSET 0: one look into
--- the index for each partition, which finds nothing in most of them.
+-- The position of each partition before its last rewind, unless it has been reached again. Locks nothing. OFFSET 0: one index lookup per
+-- partition, which finds nothing for most of them.
 SELECT pos.topic_id, pos.partition, old_offset
   FROM tidemark.partition_offset pos
  CROSS JOIN LATERAL (SELECT rewind_id, old_offset, applied_no FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
@@ -33,7 +33,7 @@ SELECT topic_id, partition, sampled_at, position, log_start, log_end, high_water
   FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
 
 -- name: moves
--- By how much rewinds and resets have moved each partition since its last sample; forward is positive. Locks nothing.
+-- How far rewinds and resets have moved each partition since its last sample; forward is positive. Locks nothing.
 WITH recent AS MATERIALIZED (
     SELECT rewind_id, applied_no FROM tidemark.rewind
      WHERE applied_no > (SELECT min(applied_no) FROM tidemark.lag_partition WHERE group_id = %(group_id)s) AND applied_no <= %(applied_no)s
@@ -56,8 +56,8 @@ SELECT topic_id, partition, sum(moved)::bigint
 SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: forget
--- Deletes the samples of partitions that the newest sample did not see: the group no longer reads them. Those of deleted topics stay until a
--- run has stored their unread rest as lost.
+-- Deletes samples of partitions that are not in the newest one: the group no longer reads them. Samples of deleted topics stay until a run has
+-- stored their unread rest as lost.
 DELETE FROM tidemark.lag_partition last
  WHERE group_id = %(group_id)s AND sampled_at < %(at)s
    AND NOT (topic_id = ANY (%(gone)s::smallint[])
@@ -98,7 +98,7 @@ ON CONFLICT (group_id, topic_id, step_s, at) DO UPDATE
         excluded.produced, excluded.consumed);
 
 -- name: thin
--- Deletes what is older than its step is kept for, of a group (null: of all groups).
+-- Deletes history past the retention of its step, of a group (null: of all groups).
 DELETE FROM tidemark.lag_history
  WHERE (%(group_id)s::integer IS NULL OR group_id = %(group_id)s)
    AND at < clock_timestamp() - CASE step_s WHEN 60 THEN interval '2 hours' WHEN 300 THEN interval '1 day' ELSE interval '30 days' END;
@@ -114,19 +114,19 @@ SELECT topic.name AS topic, at, sampled_at, partitions, unknown, lag AS records,
 DELETE FROM tidemark.lag_group WHERE group_id = %(group_id)s;
 
 -- name: sums
--- The stored sums of these groups (null: of all). Those of groups with pauses are not: pauses change without a sample. Locks nothing.
+-- The stored sums of these groups (null: all), without groups that have pauses: pauses change without a sample. Locks nothing.
 SELECT kept.* FROM tidemark.lag_group kept JOIN tidemark.consumer_group grp USING (group_id)
  WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
    AND kept.paused = 0 AND NOT EXISTS (SELECT FROM tidemark.flow WHERE flow.group_id = grp.group_id AND flow.paused);
 
 -- name: unsummed
--- Which groups have no stored sums, or stored ones that their pauses may have changed.
+-- Condition: groups without stored sums, or with pauses, which may have changed them.
 grp.group_id NOT IN (SELECT group_id FROM tidemark.lag_group WHERE paused = 0)
    OR grp.group_id IN (SELECT group_id FROM tidemark.flow WHERE flow.paused)
 
 -- name: lag
 -- The last samples of these groups (null: of all), summed by group, or also by topic and by partition. Locks nothing.
--- In braces: what is summed, and of which groups.
+-- Braces: grouping columns, grouping sets, and the groups to include.
 WITH paused AS MATERIALIZED (
     SELECT DISTINCT last.group_id, last.topic_id, last.partition, true AS paused
       FROM tidemark.flow JOIN tidemark.lag_partition last USING (group_id) JOIN tidemark.topic USING (topic_id)
@@ -164,10 +164,10 @@ SELECT group_id{of}, count(*)::integer AS partitions, min(sampled_at) AS sampled
  GROUP BY {sets};
 
 -- name: groups
--- These groups (null: all) by name, with the database's time and what `tidemark.offsets.health` needs of each beyond its lag. Of its last runs,
--- up to 30 attempts; attempts of one Airflow run are one run, which has failed if the newest try of any of its members has. Backfills and
--- drains are not: they read other records. ``dead``: attempts that have not ended, whose driver was killed with whatever watched
--- it; one that has just begun and committed nothing may be about to start. Counts of failed records stop at %(most)s. Locks nothing.
+-- These groups (null: all) by name, with the database's time and the facts beyond lag that `tidemark.offsets.health` needs. Includes up to 30
+-- recent attempts; attempts of one Airflow run are one run, which has failed if the newest try of any of its members has. Excludes backfills
+-- and drains, which read other records. ``dead``: attempts without an end whose driver was killed together with its supervisor; one that
+-- has just begun and committed nothing may be about to start. Counts of failed records stop at %(most)s. Locks nothing.
 WITH dead AS MATERIALIZED (
     SELECT attempt_id FROM tidemark.attempt
      WHERE state = 'RUNNING'

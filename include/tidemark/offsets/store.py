@@ -1,4 +1,4 @@
-"""The statements on positions, attempts and the ledger, one typed function each. They never commit: the caller's transaction does."""
+"""Statements on positions, attempts and the ledger, one typed function each. They never commit: the caller's transaction does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LostReason = Literal["retention", "topic re-created", "topic deleted", "reset to
 
 @dataclass(kw_only=True, eq=False)
 class OffsetFenced(Fenced):
-    """The partition was taken from this writer; nothing from its batch was stored."""
+    """Another owner has taken over the partition; nothing from this writer's batch was stored."""
 
     kafka_name = "ILLEGAL_GENERATION"
     partition: TopicPartition
@@ -85,7 +85,7 @@ class ClaimRefused(Fenced):
 
 @dataclass(kw_only=True, eq=False)
 class SessionNotEnded(Unavailable):
-    """A commit has held a partition for too long, and this role may not end its session; ``message`` is Postgres' own."""
+    """A commit has held a partition for too long, and this role may not end its session. ``message`` is from Postgres."""
 
     partition: TopicPartition
     message: str
@@ -131,8 +131,8 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """What was not read of a partition whose topic is gone from Kafka."""
+class UnreadRest:
+    """The unread rest of a partition whose topic is gone from Kafka."""
 
     partition: TopicPartition
     topic_id: int
@@ -142,7 +142,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """The Airflow task that an attempt is a try of. From the command line, all are `None`, but ``task_id`` of a drain is "drain"."""
+    """An attempt's Airflow task. From the command line all fields are `None`, except for a drain: its ``task_id`` is "drain"."""
 
     dag_id: str | None = None
     run_id: str | None = None
@@ -152,24 +152,24 @@ class TaskIdentity:
 
 
 def ensure_group(cur: Cursor, name: str) -> int:
-    """The id of the group called ``name``; creates the group if it does not exist."""
-    return _ensured(cur, SQL["ensure_group"], {"name": name})
+    """Returns the group's id; creates the group if it does not exist."""
+    return _ensure(cur, SQL["ensure_group"], {"name": name})
 
 
 def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
-    """The id of this incarnation of a topic; a re-created topic gets its own id."""
-    return _ensured(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
+    """Returns the id of this incarnation of a topic; a re-created topic gets its own id."""
+    return _ensure(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
 
 
 def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int, *, drained: bool = False) -> bool:
-    """Stores the first position of a partition; false if it has one already. ``drained``: the topic is a retry topic."""
+    """Stores a partition's first position; false if it already has one. ``drained``: the topic is a retry topic."""
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition}
     cur.execute(SQL["start_partition"], {**key, "offset": offset, "drained": drained})
     return cur.rowcount == 1
 
 
 def positions(cur: Cursor, group: str) -> list[Position]:
-    """Every position of a group except those of its retry topics, ordered by topic, incarnation and partition."""
+    """Reads a group's positions, except in retry topics, ordered by topic, incarnation and partition."""
     cur.execute(SQL["positions"], {"group": group})
     return [
         Position(
@@ -190,9 +190,9 @@ def positions(cur: Cursor, group: str) -> list[Position]:
 
 
 def next_generation(cur: Cursor) -> Generation:
-    """A generation greater than any before."""
+    """Returns a generation greater than any before."""
     cur.execute(SQL["next_generation"])
-    return Generation(int(_one(cur)[0]))
+    return Generation(int(_single_row(cur)[0]))
 
 
 def claim(
@@ -208,23 +208,23 @@ def claim(
 ) -> Claim:
     """Claims a partition: raises its epoch and returns its position. Waits for a commit in flight on the row.
 
-    If there are records to read below ``end``, the static member with this ``instance_id`` is remembered as the partition's reader.
+    If there are records to read below ``end``, the static member ``instance_id`` is stored as the partition's reader.
 
-    Raises `ClaimRefused` if a newer generation holds it, `PositionDeleted` if it has no row.
+    Raises `ClaimRefused` if a newer generation holds the partition, `PositionDeleted` if it has no row.
     """
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
     cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner, "instance_id": instance_id, "end": end})
     row = cur.fetchone()
     if row is None:
-        _, _, holder, current = _row(cur, key, partition)
+        _, _, holder, current = _locked_row(cur, key, partition)
         raise ClaimRefused(partition=partition, generation=generation, current=Generation(current), owner=holder)
     return Claim(partition, topic_id, row[0], Epoch(row[1]), row[2], row[3])
 
 
 def group_generation(cur: Cursor, group_id: int) -> Generation:
-    """The group protocol's current generation; 0 for a group that never had members."""
+    """Reads the group protocol's current generation; 0 for a group that never had members."""
     cur.execute(SQL["group_generation"], {"group_id": group_id})
-    return Generation(int(_one(cur)[0]))
+    return Generation(int(_single_row(cur)[0]))
 
 
 def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) -> None:
@@ -240,7 +240,7 @@ def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) ->
 
 
 def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int:
-    """Ends the session that has moved a partition in a transaction that is still open; returns how many were ended.
+    """Ends the session whose open transaction has moved a partition; returns how many were ended.
 
     Raises `SessionNotEnded` if the role is not allowed to.
     """
@@ -252,17 +252,17 @@ def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicParti
 
 
 def instance_id_of(cur: Cursor, attempt_id: int) -> str | None:
-    """The instance id of the Airflow task that an attempt is a try of: dag, task and map index."""
+    """Reads the instance id of an attempt's Airflow task: dag, task and map index."""
     cur.execute(SQL["instance_id_of"], {"attempt_id": attempt_id})
     row = cur.fetchone()
     return None if row is None else str(row[0])
 
 
 def partitions_of_instance(cur: Cursor, group_id: int, instance_id: str) -> tuple[tuple[TopicPartition, ...], Generation]:
-    """The partitions that a static member claimed last, and the newest generation of these claims; (), -1 for a new member."""
+    """Reads the partitions that a static member claimed last, and these claims' newest generation; (), -1 for a new member."""
     cur.execute(SQL["partitions_of_instance"], {"group_id": group_id, "instance_id": instance_id})
-    found = cur.fetchall()
-    return tuple(TopicPartition(topic, number) for topic, number, _ in found), Generation(max((row[2] for row in found), default=-1))
+    claims = cur.fetchall()
+    return tuple(TopicPartition(topic, number) for topic, number, _ in claims), Generation(max((row[2] for row in claims), default=-1))
 
 
 def release(cur: Cursor, group_id: int, held: Claim) -> None:
@@ -290,7 +290,7 @@ def jump(cur: Cursor, group_id: int, held: Claim, to: int) -> Claim:
 def record_lost(
     cur: Cursor, group_id: int, attempt_id: int, topic_id: int, partition: int, start: int, end: int | None, reason: LostReason
 ) -> None:
-    """Stores a range that will never be read (I5); ``end`` is `None` if it can no longer be known."""
+    """Stores a range that will never be read (I5); ``end`` is `None` if it cannot be determined."""
     cur.execute(
         SQL["lost_range"],
         {
@@ -306,24 +306,24 @@ def record_lost(
 
 
 def unseen(cur: Cursor, group_id: int) -> list[dict[str, Any]]:
-    """Topics that the group has not read to the end and that its newest sample did not see: ``topic_id``, ``name``, ``kafka_uuid``, and
-    ``others``, the UUIDs of those that it saw."""
+    """Reads topics with unread records that are missing from the group's newest sample: ``topic_id``, ``name``, ``kafka_uuid``, and
+    ``others``, the UUIDs of the topics in that sample."""
     cur.execute(SQL["unseen"], {"group_id": group_id})
     return rows(cur)
 
 
 def left_behind(cur: Cursor, group_id: int, topic_ids: Collection[int]) -> set[tuple[int, int]]:
-    """The partitions, with their topics' ids, whose unread rest is stored as lost because the topic is gone."""
+    """Reads topic ids and partitions whose unread rest is stored as lost because the topic is gone."""
     cur.execute(SQL["left_behind"], {"group_id": group_id, "topic_ids": list(topic_ids)})
     return {(topic_id, partition) for topic_id, partition in cur.fetchall()}
 
 
-def leave_gone(cur: Cursor, group_id: int, attempt_id: int, topic_ids: Collection[int], reason: LostReason) -> list[Gone]:
-    """Stores what was not read of topics that are gone from Kafka as lost, as far as the last sample knows it, and moves the positions
-    there. Fences their owners."""
+def leave_gone(cur: Cursor, group_id: int, attempt_id: int, topic_ids: Collection[int], reason: LostReason) -> list[UnreadRest]:
+    """Stores the unread rest of topics that are gone from Kafka as lost, up to the end in the last sample, and moves the positions there.
+    Fences their owners."""
     key = {"group_id": group_id, "attempt_id": attempt_id, "topic_ids": list(topic_ids), "reason": reason}
     cur.execute(SQL["leave_gone"], key)
-    return [Gone(TopicPartition(topic, partition), *rest) for topic, partition, *rest in cur.fetchall()]
+    return [UnreadRest(TopicPartition(topic, partition), *rest) for topic, partition, *rest in cur.fetchall()]
 
 
 def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:
@@ -331,7 +331,7 @@ def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None =
 
     Call it before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` if the
     offset was moved, or the ledger's counts if a twin of this task (retried, speculative) has already committed the same slice.
-    Raises `OffsetFenced` if the row's epoch or offset is not what the caller was given, `PositionDeleted` if there is no row, and
+    Raises `OffsetFenced` if the row's epoch or offset differs from the slice's, `PositionDeleted` if there is no row, and
     `PositionLocked` if another session holds the row for longer than ``lock_timeout``.
     """
     key = _key(group_id, part)
@@ -339,9 +339,9 @@ def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None =
         cur.execute(SQL["move_offset"], key)
     if cur.fetchone() is not None:
         return None
-    row = _row(cur, key, part.partition)
-    of_ledger = _key(group_id if ledger is None else ledger, part)
-    twin = _ledger(cur, of_ledger) if row[:2] == (part.end, part.epoch) else None
+    row = _locked_row(cur, key, part.partition)
+    ledger_key = _key(group_id if ledger is None else ledger, part)
+    twin = _ledger(cur, ledger_key) if row[:2] == (part.end, part.epoch) else None
     if twin is None:
         raise _fenced(cur, key, part.partition, part.epoch)
     return twin
@@ -357,9 +357,9 @@ def locked_position(group_id: int, part: Slice) -> Iterator[None]:
 
 
 def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:
-    """The ledger's counts for exactly this slice and epoch, or `None`. Waits for a commit in flight on the row.
+    """Reads the ledger's counts for exactly this slice and epoch, or `None`. Waits for a commit in flight on the row.
 
-    Only the ledger decides (``ledger``: that group's), because a newer owner may have moved the row since.
+    Only the ledger (of the group ``ledger``) is conclusive, because a newer owner may have moved the row since.
     """
     cur.execute(SQL["read_offset"], _key(group_id, part))
     return _ledger(cur, _key(group_id if ledger is None else ledger, part))
@@ -368,7 +368,7 @@ def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = N
 def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: RecordCounts) -> int:
     """Writes the ledger row of a slice and returns its id."""
     cur.execute(SQL["insert_batch"], {**_key(group_id, part), "attempt_id": attempt_id, "drained": part.drained, **asdict(counts)})
-    return int(_one(cur)[0])
+    return int(_single_row(cur)[0])
 
 
 def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, start: int, end: int) -> None:
@@ -379,45 +379,46 @@ def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicP
         raise NotSkipped(partition=partition, start=start, end=end)
 
 
-def anchor_batches(cur: Cursor, batch_ids: Sequence[int]) -> None:
-    """Records that the rows of these batches belong to all of them, with the start of the first batch as their lineage."""
-    cur.execute(SQL["anchor_batches"], {"anchor_id": batch_ids[0], "batch_ids": list(batch_ids)})
+def mark_whole_batch(cur: Cursor, batch_ids: Sequence[int]) -> None:
+    """Marks these batches as one whole batch: their rows have the start of the first one as lineage."""
+    whole_batch_id = batch_ids[0]
+    cur.execute(SQL["anchor_batches"], {"anchor_id": whole_batch_id, "batch_ids": list(batch_ids)})
 
 
 def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
-    """Writes the row of a new attempt and returns its id. ``backfill_of``: it reads only what this rewind skipped."""
+    """Writes the row of a new attempt and returns its id. ``backfill_of``: a rewind, whose skipped ranges it reads."""
     cur.execute(SQL["new_attempt"], {"group_id": group_id, "backfill_of": backfill_of, **asdict(task)})
-    return int(_one(cur)[0])
+    return int(_single_row(cur)[0])
 
 
 def earlier_attempts(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
-    """Earlier attempts of the same Airflow task (``attempt_id, state, planned``), newest first."""
+    """Reads earlier attempts of the same Airflow task (``attempt_id, state, planned``), newest first."""
     cur.execute(SQL["earlier_attempts"], {"attempt_id": attempt_id})
     return rows(cur)
 
 
 def dag_run_planned(cur: Cursor, attempt_id: int) -> bool:
-    """Whether this attempt, or another one of its group in the same DAG run, has planned to read something. Without a plan it has committed
-    nothing."""
+    """Whether this attempt, or another one of its group in the same DAG run, has planned to read records. An attempt without a plan has
+    committed nothing."""
     cur.execute(SQL["dag_run_planned"], {"attempt_id": attempt_id})
-    return bool(_one(cur)[0])
+    return bool(_single_row(cur)[0])
 
 
 def has_newer_attempt(cur: Cursor, attempt_id: int) -> bool:
-    """Has another run of the same group or backfill started after this attempt?"""
+    """Whether another run of the same group or backfill started after this attempt."""
     cur.execute(SQL["newer_attempt"], {"attempt_id": attempt_id})
     return cur.fetchone() is not None
 
 
 def read_attempt(cur: Cursor, attempt_id: int) -> dict[str, Any] | None:
-    """``attempt_id, state, planned, error`` of an attempt, or `None`."""
+    """Reads ``attempt_id, state, planned, error`` of an attempt, or `None`."""
     cur.execute(SQL["read_attempt"], {"attempt_id": attempt_id})
-    found = rows(cur)
-    return found[0] if found else None
+    attempts = rows(cur)
+    return attempts[0] if attempts else None
 
 
 def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, Any]]) -> None:
-    """Stores what the run will read: only records that existed when it started."""
+    """Stores the ranges that the run will read: only records that existed when it started."""
     cur.execute(SQL["plan_attempt"], {"attempt_id": attempt_id, "planned": json.dumps(list(planned))})
 
 
@@ -436,13 +437,13 @@ def end_attempt(cur: Cursor, attempt_id: int, error: Mapping[str, str] | None = 
 
 
 def attempt_ledger(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
-    """What an attempt has committed: one row per partition with its range and counts."""
+    """Reads an attempt's commits: one row per partition with its range and counts."""
     cur.execute(SQL["attempt_ledger"], {"attempt_id": attempt_id})
     return rows(cur)
 
 
 def attempt_lost(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
-    """The ranges that an attempt stored as lost."""
+    """Reads the ranges that an attempt stored as lost."""
     cur.execute(SQL["attempt_lost"], {"attempt_id": attempt_id})
     return rows(cur)
 
@@ -466,12 +467,12 @@ def _ledger(cur: Cursor, key: dict[str, Any]) -> RecordCounts | None:
 
 
 def _fenced(cur: Cursor, key: dict[str, Any], partition: TopicPartition, held: Epoch) -> OffsetFenced:
-    position, epoch, owner, _ = _row(cur, key, partition)
+    position, epoch, owner, _ = _locked_row(cur, key, partition)
     return OffsetFenced(partition=partition, held=held, current=Epoch(epoch), position=position, owner=owner)
 
 
-def _row(cur: Cursor, key: Mapping[str, Any], partition: TopicPartition) -> tuple[Any, ...]:
-    """``next_offset, owner_epoch, owner, generation`` of a position that existed before. Raises `PositionDeleted`."""
+def _locked_row(cur: Cursor, key: Mapping[str, Any], partition: TopicPartition) -> tuple[Any, ...]:
+    """Reads ``next_offset, owner_epoch, owner, generation`` of an existing position. Raises `PositionDeleted`."""
     cur.execute(SQL["read_offset"], key)
     row = cur.fetchone()
     if row is None:
@@ -479,17 +480,17 @@ def _row(cur: Cursor, key: Mapping[str, Any], partition: TopicPartition) -> tupl
     return row
 
 
-def _ensured(cur: Cursor, statement: str, parameters: Mapping[str, str]) -> int:
-    """The id of a row, which is created if it does not exist. If another session creates it at the same time, a second query finds it."""
+def _ensure(cur: Cursor, statement: str, parameters: Mapping[str, str]) -> int:
+    """Returns the id of a row, and creates the row if necessary. If another session creates it concurrently, a second query finds it."""
     cur.execute(statement, parameters)
     row = cur.fetchone()
     if row is None:
         cur.execute(statement, parameters)
-        row = _one(cur)
+        row = _single_row(cur)
     return int(row[0])
 
 
-def _one(cur: Cursor) -> tuple[Any, ...]:
+def _single_row(cur: Cursor) -> tuple[Any, ...]:
     row = cur.fetchone()
     assert row is not None
     return row

@@ -98,8 +98,8 @@ INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, en
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(reason)s, %(attempt_id)s) ON CONFLICT DO NOTHING;
 
 -- name: unseen
--- Topics of which a group has read something and has more to read, as far as a sample knows that was taken before the newest one: that one did
--- not see them. ``others``: the UUIDs of the topics that it did see, and that the group has read. Locks nothing.
+-- Topics that a group has read in part, according to their last sample, and that its newest sample did not include. ``others``: UUIDs of the
+-- topics in the newest sample that the group has read. Locks nothing.
 SELECT DISTINCT topic.topic_id, topic.name, topic.kafka_uuid,
        ARRAY(SELECT DISTINCT kafka_uuid FROM tidemark.lag_partition seen JOIN tidemark.topic USING (topic_id)
               WHERE seen.group_id = last.group_id AND seen.sampled_at = newest.at AND position IS NOT NULL) AS others
@@ -110,7 +110,7 @@ SELECT DISTINCT topic.topic_id, topic.name, topic.kafka_uuid,
  WHERE last.group_id = %(group_id)s AND NOT pos.drained AND last.log_end > pos.next_offset AND last.sampled_at < newest.at;
 
 -- name: leave_gone
--- Stores the unread rest of these topics as lost, as far as the last sample knows it, and moves the positions there. Locks the positions, in
+-- Stores the unread rest of these topics as lost, up to the end in the last sample, and moves the positions there. Locks the positions, in
 -- the common lock order.
 WITH gone AS MATERIALIZED (
     SELECT pos.group_id, pos.topic_id, pos.partition, pos.next_offset, pos.validated_offset, last.log_end
@@ -153,8 +153,8 @@ VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(epoch)s
         %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s, %(deleted)s, %(drained)s) RETURNING batch_id;
 
 -- name: shorten_skipped
--- Removes what a backfill has read from the skipped range that starts there; deletes the range if nothing is left. Locks that row. No row
--- returned: the range does not exist.
+-- Shortens a skipped range by the records that a backfill has read; deletes the range if it is empty. Locks that row. No row returned: the
+-- range does not exist.
 WITH skipped AS (
     SELECT lost_range_id, end_offset FROM tidemark.lost_range
      WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
@@ -230,7 +230,7 @@ UPDATE tidemark.attempt
 RETURNING attempt_id;
 
 -- name: attempt_ledger
--- What an attempt has committed so far, one row per partition. Locks nothing.
+-- An attempt's commits so far, one row per partition. Locks nothing.
 SELECT topic.name AS topic, partition, min(start_offset) AS start, max(end_offset) AS end, count(*) AS batches,
        sum(loaded)::bigint AS loaded, sum(skipped)::bigint AS skipped, sum(retried)::bigint AS retried,
        sum(failed)::bigint AS failed, sum(unaccounted)::bigint AS unaccounted, sum(sink_rows)::bigint AS sink_rows,

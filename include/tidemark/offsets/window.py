@@ -1,8 +1,8 @@
-"""What a partition's sample says compared with earlier ones: counters, trend, rates. Pure functions.
+"""Compares a partition's sample with earlier ones: counters, trend, rates. Pure functions.
 
-Two earlier samples stay with each partition. Every `WINDOW`, the last sample becomes ``mid``, and the ``mid`` before it ``base``. So the
-base is one to two windows old where samples are frequent, and the sample before the last where they are rare. A run that starts begins a
-new window: the pause before it does not count as slow reading.
+Two earlier samples are kept for each partition. Every `WINDOW`, the last sample becomes ``mid``, and the ``mid`` before it ``base``. So the
+base is one to two windows old if samples are frequent, and the sample before the last if they are rare. The start of a run begins a new
+window: the pause before it does not count as slow reading.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from enum import StrEnum
 
 WINDOW = timedelta(minutes=5)
 LATEST = timedelta(days=365_000)
-"""With longer times, a date could overflow."""
+"""Longer durations could overflow a date."""
 
 
 class Trend(StrEnum):
-    """How a partition's reading compares with its lag since the base, as of the last sample that found something consumed."""
+    """Compares a partition's reading with its lag since the base, as of the last sample with newly consumed records."""
 
     IDLE = "IDLE"
-    """Nothing waits, and nothing was produced."""
+    """No lag, no new records."""
     KEEPING_UP = "KEEPING UP"
-    """Nothing waits, or not more than was consumed."""
+    """No lag, or at most as much as was consumed."""
     CATCHING_UP = "CATCHING UP"
-    """More waits than was consumed, and the lag shrinks."""
+    """The lag exceeds what was consumed, and shrinks."""
     FALLING_BEHIND = "FALLING BEHIND"
-    """More waits than was consumed, and the lag does not shrink."""
+    """The lag exceeds what was consumed, and does not shrink."""
     WAITING = "WAITING"
-    """Records wait, and nothing was consumed since the last sample."""
+    """Lag, and nothing consumed since the last sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An earlier sample, as far as later ones compare themselves with it."""
+    """The values of an earlier sample that later ones are compared with."""
 
     at: datetime
     lag: int | None
@@ -44,7 +44,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What Postgres and Kafka say of a partition. ``at`` is the database's time when it read ``position``; Kafka was asked after that.
+    """A partition's state in Postgres and Kafka. ``at`` is the database's time when ``position`` was read; Kafka was read after that.
 
     ``log_end`` is the last stable offset. ``next_at``: timestamp of the first record at or after the position; `None`: none or unknown.
     ``retention`` is `None` if records are kept permanently, or if it is unknown.
@@ -72,63 +72,63 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A row of ``lag_partition``: an observation, and what it says compared with earlier ones."""
+    """A row of ``lag_partition``: an observation, compared with earlier ones."""
 
-    seen: Observation
+    observation: Observation
     produced: int
     consumed: int
     base: Mark
     mid: Mark
     trend: Trend | None
-    """`None`: unknown, because the lag is, now or then, or because this is the first sample in its window."""
+    """`None`: unknown, because the lag is or was unknown, or because this is the first sample in its window."""
     open_since: datetime | None = None
-    """The first sample since which the last stable offset has not moved though there are records after it. `None`: there are none."""
+    """Time of the first sample since which the last stable offset has not moved, despite records after it. `None`: no such records."""
 
     @property
     def mark(self) -> Mark:
-        return Mark(self.seen.at, self.seen.lag, self.seen.next_at, self.produced, self.consumed)
+        return Mark(self.observation.at, self.observation.lag, self.observation.next_at, self.produced, self.consumed)
 
     @property
     def losing_from(self) -> datetime | None:
-        """When the first unread record has waited for as long as retention still leaves it.
+        """When half of the retention of the first unread record has passed.
 
-        `None` if that is unknown, or if the reading moves at least as fast as retention does: then it cannot be overtaken.
+        `None` if that is unknown, or if reading is at least as fast as retention, which then cannot overtake it.
         """
-        seen = self.seen
-        if seen.next_at is None or not seen.lag or seen.retention is None:
+        now, base = self.observation, self.base
+        if now.next_at is None or not now.lag or now.retention is None:
             return None
-        if self.base.next_at is not None and seen.at > self.base.at and seen.next_at - self.base.next_at >= seen.at - self.base.at:
+        if base.next_at is not None and now.at > base.at and now.next_at - base.next_at >= now.at - base.at:
             return None
-        return seen.next_at + seen.retention / 2
+        return now.next_at + now.retention / 2
 
 
-def advance(before: Sample | None, seen: Observation, moved: int = 0, *, new_window: bool = False) -> Sample:
-    """The sample after ``before``. ``moved``: by how much rewinds and resets have moved the position since then; forward is positive.
+def advance(before: Sample | None, observation: Observation, moved: int = 0, *, new_window: bool = False) -> Sample:
+    """Returns the sample after ``before``. ``moved``: how far rewinds and resets have moved the position since; forward is positive.
 
-    A rewind begins a new window: the lag that it made is not a trend.
+    A rewind begins a new window: the lag that it causes is not a trend.
     """
     if before is None:
-        mark = Mark(seen.at, seen.lag, seen.next_at, 0, 0)
-        return Sample(seen, 0, 0, mark, mark, _trend(mark, mark, before), _open_since(before, seen))
-    last = before.seen
-    produced = before.produced + max(0, seen.log_end - last.log_end)
+        mark = Mark(observation.at, observation.lag, observation.next_at, 0, 0)
+        return Sample(observation, 0, 0, mark, mark, _trend(mark, mark, before), _open_since(before, observation))
+    last = before.observation
+    produced = before.produced + max(0, observation.log_end - last.log_end)
     consumed = before.consumed
-    if last.position is not None and seen.position is not None:
-        consumed += max(0, seen.position - last.position - moved)
-    mark = Mark(seen.at, seen.lag, seen.next_at, produced, consumed)
+    if last.position is not None and observation.position is not None:
+        consumed += max(0, observation.position - last.position - moved)
+    mark = Mark(observation.at, observation.lag, observation.next_at, produced, consumed)
     base, mid = before.base, before.mid
-    if new_window or seen.applied_no != last.applied_no:
+    if new_window or observation.applied_no != last.applied_no:
         base = mid = mark
-    elif seen.at - mid.at >= WINDOW:
+    elif observation.at - mid.at >= WINDOW:
         base, mid = mid, mark
-    return Sample(seen, produced, consumed, base, mid, _trend(mark, base, before), _open_since(before, seen))
+    return Sample(observation, produced, consumed, base, mid, _trend(mark, base, before), _open_since(before, observation))
 
 
-def _open_since(before: Sample | None, seen: Observation) -> datetime | None:
-    if seen.high_watermark is None or seen.high_watermark <= seen.log_end:
+def _open_since(before: Sample | None, observation: Observation) -> datetime | None:
+    if observation.high_watermark is None or observation.high_watermark <= observation.log_end:
         return None
-    same = before is not None and before.seen.log_end == seen.log_end and before.open_since is not None
-    return before.open_since if same and before is not None else seen.at
+    same = before is not None and before.observation.log_end == observation.log_end and before.open_since is not None
+    return before.open_since if same and before is not None else observation.at
 
 
 def _trend(now: Mark, base: Mark, before: Sample | None) -> Trend | None:
@@ -137,7 +137,7 @@ def _trend(now: Mark, base: Mark, before: Sample | None) -> Trend | None:
         return Trend.IDLE if now.produced == base.produced and not consumed else Trend.KEEPING_UP
     if now.lag is None or base.lag is None or before is None or now.at <= base.at:
         return None
-    if now.consumed == before.consumed:  # what grows between two runs is no slow reading
+    if now.consumed == before.consumed:  # lag that grows between two runs is not slow reading
         return before.trend if before.trend in (Trend.CATCHING_UP, Trend.FALLING_BEHIND) else Trend.WAITING
     if now.lag <= consumed:
         return Trend.KEEPING_UP
@@ -145,12 +145,12 @@ def _trend(now: Mark, base: Mark, before: Sample | None) -> Trend | None:
 
 
 def rate(now: int, then: int, length: timedelta) -> float | None:
-    """Offsets a second; `None` if no time has passed."""
+    """Returns offsets per second; `None` if no time has passed."""
     return (now - then) / length.total_seconds() if length > timedelta() else None
 
 
 def catch_up(records: int, produced_per_s: float | None, consumed_per_s: float | None) -> timedelta | None:
-    """How long until ``records`` are read. `None`: the rates are unknown, or the lag does not shrink (see `grows`)."""
+    """Returns the time to read ``records``. `None`: the rates are unknown, or the lag does not shrink (see `grows`)."""
     if not records:
         return timedelta()
     if produced_per_s is None or consumed_per_s is None or consumed_per_s <= produced_per_s:
@@ -159,10 +159,10 @@ def catch_up(records: int, produced_per_s: float | None, consumed_per_s: float |
 
 
 def grows(records: int, produced_per_s: float | None, consumed_per_s: float | None) -> bool:
-    """Whether the lag will never be read at these rates. False also if they are unknown, or if nobody reads."""
+    """Whether the lag never ends at these rates. False if they are unknown, or if nothing is consumed."""
     return bool(records and consumed_per_s and produced_per_s is not None and consumed_per_s <= produced_per_s)
 
 
 def bounded(seconds: float) -> timedelta:
-    """As a duration that a date can be moved by."""
+    """Returns a duration that can be added to a date."""
     return timedelta(seconds=min(seconds, LATEST.total_seconds()))

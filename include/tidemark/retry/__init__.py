@@ -1,19 +1,19 @@
 """Retries of records that were not loaded: a ladder of delays, one Kafka topic per delay, drained by bounded runs.
 
-Owns the life cycle of a row of ``tidemark.failed_record`` and keeps I1, I3, I4, I6 and I7 for it::
+Owns the life cycle of a row of ``tidemark.failed_record`` and guarantees I1, I3, I4, I6 and I7 for it::
 
       hand-off            relay                    drain, once due
     ------------> WAITING ------> <group>.retry.5m ---------------> LOADED | SKIPPED
          |           ^                                    |
          |           +--- next delay: published again ----+ fails again
          v                                                v
-       FAILED ----------> <group>.failed <------ ladder or budget over, or permanent
+       FAILED ----------> <group>.failed <------ ladder or budget exhausted, or permanent
 
 With ``order: key``, later records of a key that is waiting are HELD. They become WAITING once no earlier record of the key is waiting.
 
-Postgres is the authority. The record's row holds its state, due time and payload, and only the one message that is registered there is
-ever tried. Any other message in a retry topic is skipped: a duplicate from a relay that died before it registered the message, or a
-message from another producer. Due times are by the database's clock.
+Postgres is the authority. The record's row holds its state, due time and payload. Only the message that is registered there is tried; any
+other message in a retry topic is skipped: a duplicate from a relay that died before it registered the message, or a message from another
+producer. Due times follow the database's clock.
 
 Modules::
 
@@ -24,11 +24,11 @@ Modules::
     messages           a failed record as a message, with Tidemark's headers
     order              holds later records of a key while one waits
     payload_retention  removes payloads of settled records
-    pending            which groups have records to publish or due records
+    pending            groups with records to publish or due records
     redrive            sends failed records again: plan, apply, stop
-    redrive_text       a redrive as text and Markdown
+    redrive_text       formats a redrive as text and Markdown
     relay              publishes the outbox and registers the messages
-    store              the statements of a drain's commit
+    store              statements on waiting records
     topics             creates and checks the retry topics
 """
 

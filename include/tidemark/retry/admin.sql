@@ -1,5 +1,5 @@
--- Statements for an operator's view and actions. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock
--- against rewinds, then records by hop, as drains lock them.
+-- Statements for operators' reads and actions. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock
+-- against rewinds, then records by message offset, as drains lock them.
 
 -- name: lock_out_rewinds
 -- Blocks rewinds of the group until this transaction ends, so that none withdraws records. Actions do not block each other.
@@ -94,8 +94,8 @@ SELECT action_id, kind, filter, reason, done_by AS by, done_at AS at, records FR
  WHERE group_id = %(group_id)s ORDER BY action_id DESC LIMIT %(limit)s;
 
 -- name: due_by_tier
--- What waits, by topic of its delay, and how many come due in each bucket of %(seconds)s from now; bucket 0 is due already, the
--- last one has all later ones, held records have none. Locks nothing.
+-- Waiting records by topic and due time, in buckets of %(seconds)s from now; bucket 0 is already due, the last one includes all later
+-- records, held records have none. Locks nothing.
 SELECT coalesce(hop_topic, '') AS topic, state,
        least(greatest(ceil(extract(epoch FROM due_at - now) / %(seconds)s), 0), %(buckets)s)::integer AS bucket,
        count(*) AS records, min(due_at) AS first, max(due_at) AS last

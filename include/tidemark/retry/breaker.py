@@ -1,4 +1,4 @@
-"""The circuit breaker: if too many records of a slice fail, nothing is handed off and the slice is given up (I1)."""
+"""The circuit breaker: if too many records of a slice fail, the slice fails and hands off nothing (I1)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class BreakerTripped(Refused):
 
     def __str__(self) -> str:
         if self.ratio is None:
-            found, key = f"{counted(self.in_a_row, 'record')} in a row failed", "consecutive"
+            failures, key = f"{counted(self.in_a_row, 'record')} in a row failed", "consecutive"
             allowed = str(self.consecutive)
         else:
-            found, key = f"{self.failed:,} of {counted(self.judged, 'record')} failed ({self.failed / self.judged:.1%})", "ratio"
+            failures, key = f"{self.failed:,} of {counted(self.judged, 'record')} failed ({self.failed / self.judged:.1%})", "ratio"
             allowed = f"{self.ratio:g}"
         return (
-            f"{self.part}: {found}, retry.breaker.{key} is {allowed}. Most common error: {self.commonest}. Nothing of this slice was "
+            f"{self.part}: {failures}, retry.breaker.{key} is {allowed}. Most common error: {self.commonest}. Nothing of this slice was "
             f"stored and no offset was moved; earlier commits stay. Fix the common cause and run again. If so many failures are expected, "
             f"raise retry.breaker.{key} for this run, or remove it."
         )
@@ -45,8 +45,8 @@ class BreakerTripped(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """``ratio``: the share of a slice's records that may fail, checked only if the slice has at least ``minimum`` records.
-    ``consecutive``: how many records in a row may fail. `None`: no limit."""
+    """Limits of failures. ``ratio``: share of a slice's records that may fail, checked only if the slice has at least ``minimum`` records.
+    ``consecutive``: number of records in a row that may fail. `None`: no limit."""
 
     ratio: float | None
     consecutive: int | None
@@ -54,8 +54,8 @@ class Breaker:
 
     @classmethod
     def of(cls, spec: ConsumerSpec) -> Breaker | None:
-        said = spec.retry.breaker
-        return None if said is None else cls(said.ratio, said.consecutive, said.minimum)
+        config = spec.retry.breaker
+        return None if config is None else cls(config.ratio, config.consecutive, config.minimum)
 
     def check(self, part: Slice, counts: RecordCounts, in_a_row: int, rejects: Collection[Reject]) -> None:
         """Raises `BreakerTripped`. ``in_a_row``: the longest run of consecutive failures."""

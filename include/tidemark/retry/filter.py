@@ -25,15 +25,15 @@ class RecordState(StrEnum):
     """The current state of a failed record."""
 
     WAITING = "WAITING"
-    """For its next retry."""
+    """It waits for its next retry."""
     HELD = "HELD"
     """Not tried yet: an earlier record of its key is waiting."""
     FAILED = "FAILED"
-    """Its ladder is over, or the consumer has none."""
+    """Its retries are exhausted, or the consumer has none."""
     LOADED = "LOADED"
     SKIPPED = "SKIPPED"
     DISCARDED = "DISCARDED"
-    """By an operator."""
+    """An operator has discarded it."""
 
 
 FAILED_TIER = "failed"
@@ -41,7 +41,7 @@ FAILED_TIER = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A record matches if all fields that are set match it. An empty filter matches every record of the group.
+    """Selects records that match all fields that are set. An empty filter matches every record of the group.
 
     ``error_text`` is a substring, case-insensitive. Offsets are ``[from_offset, to_offset)``; the time of the first failure is
     ``[since, until)``. ``tier`` is ``5m``, ``now`` or ``failed``. ``refused``: the broker rejected the record.
@@ -83,7 +83,7 @@ class Filter:
         )
 
     def parameters(self, group: str) -> dict[str, Any]:
-        """For `CONDITION`."""
+        """Returns the parameters of `CONDITION`."""
         tier = None if self.tier is None else failed_topic(group) if self.tier == FAILED_TIER else f"{group}.retry.{self.tier}"
         return {
             "numbers": list(self.numbers) or None,
@@ -102,18 +102,18 @@ class Filter:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that are set, as JSON values; `from_json` restores the filter."""
+        """Returns the fields that are set, as JSON values; `from_json` restores the filter."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if value in (None, (), False) and not (field.name in _ZERO_COUNTS and value is not None):
                 continue
-            values[field.name] = _plain(value)
+            values[field.name] = _json_value(value)
         return values
 
     @classmethod
     def from_json(cls, stored: Any) -> Filter:
-        """The filter that `as_json` wrote. Raises `BadInput` for anything else: a role may have stored it."""
+        """Restores a filter written by `as_json`. Raises `BadInput` for anything else, as other roles can write the column."""
         try:
             return _reader().validate_json(json.dumps(stored), strict=True)
         except (ValueError, BadInput):
@@ -121,8 +121,8 @@ class Filter:
             raise BadInput(what="stored filter", found=quoted(str(stored)), fix=fix) from None
 
     def __str__(self) -> str:
-        said = self.as_json() | ({} if self.key is None else {"key": _key(self.key)})
-        return ", ".join(f"{name.replace('_', ' ')} {_words(value)}".strip() for name, value in said.items()) or "all records"
+        values = self.as_json() | ({} if self.key is None else {"key": _key_text(self.key)})
+        return ", ".join(f"{name.replace('_', ' ')} {_value_text(value)}".strip() for name, value in values.items()) or "all records"
 
 
 @functools.cache
@@ -145,14 +145,14 @@ CONDITION = """(%(numbers)s::bigint[] IS NULL OR record.failed_record_id = ANY (
    AND (%(until)s::timestamptz IS NULL OR record.created_at < %(until)s)
    AND (%(hop_topic)s::text IS NULL OR record.hop_topic = %(hop_topic)s)
    AND (NOT %(refused)s::boolean OR record.publish_error IS NOT NULL)"""
-"""The filter in SQL, on a row ``record`` of ``failed_record``. It replaces ``{where}`` in a statement."""
+"""The filter in SQL, on a row ``record`` of ``failed_record``. Replaces ``{where}`` in a statement."""
 
 _ZERO_COUNTS = ("partition", "from_offset", "to_offset", "key", "error_text")
 """Fields for which zero, or an empty value, counts as set."""
 
 
 def statement(text: str) -> str:
-    """Puts the filter's condition into a statement."""
+    """Fills the filter's condition into a statement."""
     return text.replace("{where}", CONDITION)
 
 
@@ -160,21 +160,21 @@ def _like(text: str) -> str:
     return text.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+    return [_json_value(each) for each in value] if isinstance(value, tuple) else value
 
 
-def _key(key: bytes) -> str:
-    """As text if printable, otherwise in hex."""
+def _key_text(key: bytes) -> str:
+    """Formats a key as text if printable, otherwise in hex."""
     text = key.decode(errors="replace")
     return f'"{text}"' if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
 
 
-def _words(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return " or ".join(map(str, value[:5])) + (f" or {len(value) - 5} more" if len(value) > 5 else "")
     return "" if value is True else str(value)

@@ -1,4 +1,4 @@
-"""Computes where a record goes that was not loaded. Pure functions."""
+"""Computes the next retry of a record that was not loaded. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """A group's delays in order, with one topic per distinct delay. Without delays, a record that was not loaded has failed at once.
+    """A group's delays in order, with one topic per distinct delay. Without delays, records that are not loaded fail at once.
 
-    ``budget``: no retry is scheduled to come due later than this after the record was handed off or redriven. `None`: no limit.
+    ``budget``: maximum time from hand-off or redrive until the last retry is due. `None`: no limit.
     """
 
     group: str
@@ -41,7 +41,7 @@ class Ladder:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The retry topics, in the order in which a record passes through them."""
+        """The retry topics, in the order of a record's retries."""
         return tuple(dict.fromkeys(retry_topic(self.group, delay) for delay in self.delays))
 
     @property
@@ -50,21 +50,21 @@ class Ladder:
         return failed_topic(self.group) if self.delays else None
 
     def rung(self, number: int) -> Rung | None:
-        """The ``number``-th retry, counted from 1. `None` beyond the end of the ladder."""
+        """Returns the ``number``-th retry, counted from 1. `None` beyond the end of the ladder."""
         if not 1 <= number <= len(self.delays):
             return None
         delay = self.delays[number - 1]
         return Rung(number, delay, retry_topic(self.group, delay))
 
     def after(self, tries: int, age: timedelta) -> Rung | None:
-        """The next retry of a record whose first try and ``tries`` retries failed, ``age`` after it was handed off. `None`: it has failed.
+        """Returns the next retry of a record after a first try and ``tries`` retries, ``age`` after its hand-off. `None`: it has failed.
 
         The current ladder applies even to a record that began on an older one: its next rung is number ``tries + 1``.
         """
         rung = self.rung(tries + 1)
-        over = rung is not None and self.budget is not None and age + rung.delay > self.budget
-        return None if over else rung
+        over_budget = rung is not None and self.budget is not None and age + rung.delay > self.budget
+        return None if over_budget else rung
 
 
 NO_LADDER = Ladder("")
-"""Records that are not loaded have failed, and are not published."""
+"""No retries: records that are not loaded fail, and are not published."""

@@ -1,8 +1,8 @@
 """A failed record as a Kafka message of a retry topic or the failed topic: its own key, value and headers, then Tidemark's headers.
 
-Tidemark's headers are for people and other tools. There are always `COUNT` of them and they come last. Tidemark never trusts them (I7): a
+Tidemark's headers are for people and other tools. There are always `COUNT` of them, after all others. Tidemark never trusts them (I7): a
 drain strips the last `COUNT` headers (`own_headers`) and reads the facts from Postgres. So forged headers, or the headers of another
-consumer's failed topic, change nothing.
+consumer's failed topic, have no effect.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 NAMES = (
     FIRST_HEADER,
-    "tidemark.record",  # its number, for `tidemark retries show`
+    "tidemark.record",  # number, for `tidemark retries show`
     "tidemark.retry_number",
     "tidemark.retry_timestamp",  # when it is due; null on the failed topic
     "tidemark.topic",
     "tidemark.partition",
     "tidemark.offset",
-    "tidemark.timestamp",  # the record's own; null if it has none
+    "tidemark.timestamp",  # of the record; null if it has none
     "tidemark.error_type",
     "tidemark.error_text",
 )
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: str | None
-    """As stored in the row; `None`: it has none."""
+    """As stored in the row; `None` without headers."""
     error_type: str
     error_text: str
     retry_number: int
@@ -62,18 +62,20 @@ class Row(NamedTuple):
 
 
 def partition_of(record: Row, partitions: int) -> int:
-    """A record keeps its original partition, modulo the topic's ``partitions``, so records of one key stay together and in order."""
+    """Returns the record's original partition, modulo ``partitions``, so that records of one key stay together and in order."""
     return record.partition % partitions
 
 
 def outgoing(group: str, record: Row, partitions: int) -> Outgoing:
     """Builds the message for a record, for a topic with ``partitions`` partitions."""
     own = [(name, None if text is None else base64.b64decode(text)) for name, text in json.loads(record.headers)] if record.headers else []
-    return Outgoing(record.hop_topic, partition_of(record, partitions), _bytes(record.key), _bytes(record.value), own + ours(group, record))
+    return Outgoing(
+        record.hop_topic, partition_of(record, partitions), _bytes(record.key), _bytes(record.value), own + tidemark_headers(group, record)
+    )
 
 
-def ours(group: str, record: Row) -> list[tuple[str, bytes | None]]:
-    """All of Tidemark's headers, in the order of `NAMES`."""
+def tidemark_headers(group: str, record: Row) -> list[tuple[str, bytes | None]]:
+    """Returns Tidemark's headers, in the order of `NAMES`."""
     values = (
         group.encode(),
         b"%d" % record.failed_record_id,
@@ -83,19 +85,19 @@ def ours(group: str, record: Row) -> list[tuple[str, bytes | None]]:
         b"%d" % record.partition,
         b"%d" % record.record_offset,
         _iso(record.record_millis),
-        cut(record.error_type, TYPE_BYTES).encode(),
-        cut(record.error_text, TEXT_BYTES).encode(),
+        truncate(record.error_type, TYPE_BYTES).encode(),
+        truncate(record.error_text, TEXT_BYTES).encode(),
     )
     return list(zip(NAMES, values, strict=True))
 
 
 def own_headers(headers: Sequence[T]) -> Sequence[T]:
-    """A message's headers without Tidemark's."""
+    """Returns a message's headers without Tidemark's."""
     return headers[:-COUNT]
 
 
-def cut(text: str, size: int) -> str:
-    """Truncates ``text`` to at most ``size`` bytes of UTF-8, ending in an ellipsis if anything was cut."""
+def truncate(text: str, size: int) -> str:
+    """Truncates ``text`` to at most ``size`` bytes of UTF-8, ending in an ellipsis if it was too long."""
     encoded = text.encode()
     return text if len(encoded) <= size else encoded[: size - len("…".encode())].decode(errors="ignore") + "…"
 
@@ -105,7 +107,7 @@ def _bytes(value: memoryview | bytes | None) -> bytes | None:
 
 
 def _iso(millis: int | None) -> bytes | None:
-    """Milliseconds since 1970 in ISO 8601. Years before 0 and after 9999 have a sign, as Java's Instant writes them."""
+    """Formats milliseconds since 1970 in ISO 8601. Years before 0 and after 9999 have a sign, like Java's Instant."""
     if millis is None:
         return None
     seconds, rest = divmod(millis, 1000)
@@ -114,7 +116,7 @@ def _iso(millis: int | None) -> bytes | None:
 
 @functools.lru_cache(maxsize=1024)
 def _iso_second(seconds: int) -> bytes:
-    """Records of one outbox share few seconds, and formatting one takes longer than the rest of a message."""
+    """Cached: an outbox's records share few seconds, and formatting one takes longer than the rest of a message."""
     cycles, rest = divmod(seconds, CYCLE_S)  # Python's years end at 9999, so compute within one period
     moment = UNIX_EPOCH + timedelta(seconds=rest)
     year = moment.year + YEARS_A_CYCLE * cycles

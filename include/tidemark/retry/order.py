@@ -1,8 +1,8 @@
 """Order by key: while a record waits for a retry, later records of its key in the same Kafka partition are held.
 
-A slice asks about its records, by offset and key, in the order in which it reads them. `Order.behind` returns the record that must be
-settled first; `Order.tried` takes the outcome of a try. `KeyOrder` is for slices of the consumer's own topics and compares keys.
-`TurnOrder` is for slices of retry topics, whose records know their predecessor. Records without a key have no order.
+A slice checks its records, by offset and key, in the order in which it reads them. `Order.behind` returns the record that must be settled
+first; `Order.tried` stores the outcome of a try. `KeyOrder` is for slices of the consumer's own topics and compares keys. `TurnOrder` is
+for slices of retry topics, whose records store their predecessors. Records without a key have no order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidemark.retry.store import Blocked
 
 HELD_BACK = "HeldBack"
-"""The ``error_type`` of a record that is held."""
+"""``error_type`` of held records."""
 EXAMPLES = 3
 
 
@@ -41,10 +41,10 @@ class HeldTooMany(Refused):
     examples: tuple[bytes, ...]
 
     def __str__(self) -> str:
-        named = ", ".join(f'"{key[:50].decode(errors="backslashreplace")}"' for key in self.examples)
+        keys = ", ".join(f'"{key[:50].decode(errors="backslashreplace")}"' for key in self.examples)
         return (
             f"{self.part}: {counted(self.more, 'record')} would be held, because earlier records of {counted(self.keys, 'key')} wait for a "
-            f"retry: {named}{', ...' if self.keys > len(self.examples) else ''}. With the {self.held} already held in this partition, that "
+            f"retry: {keys}{', ...' if self.keys > len(self.examples) else ''}. With the {self.held} already held in this partition, that "
             f"is more than retry.max_held ({self.limit}). Nothing of this slice was stored and no offset was moved; earlier commits stay. "
             "Drain or discard the records they wait for (tidemark retries list --state WAITING) and run again, or raise retry.max_held."
         )
@@ -69,31 +69,31 @@ class Order(ABC):
 
     @abstractmethod
     def behind(self, offset: int, key: bytes | None) -> int | None:
-        """The offset of the earlier record of its key that must be settled first. `None`: it may be tried."""
+        """Returns the offset of the earlier record of the key that must be settled first. `None`: the record may be tried."""
 
     @abstractmethod
     def tried(self, offset: int, key: bytes | None, *, again: bool) -> None:
-        """Takes the outcome of a try. ``again``: it will be retried, so later records of its key are held."""
+        """Stores the outcome of a try. ``again``: the record will be retried, so later records of its key are held."""
 
     @abstractmethod
     def split(self, records: Iterable[Keyed]) -> dict[int, int]:
-        """For a transform that takes all records at once: those to hold as far as is known, each with the offset that blocks it. Pass the
-        transform's output for the others to `sift`."""
+        """Returns the records to hold, with the offsets that block them, before a transform of all others at once. Pass its output to
+        `sift`."""
 
-    def sift(self, part: Slice, records: Iterable[Keyed], judged: TransformOutput) -> TransformOutput:
-        """Holds each record whose key has an earlier record to be retried, and drops the transform's output for it."""
-        again = {reject.offset for reject in judged.rejects if reject.disposition in (Disposition.RETRY, Disposition.HELD)}
-        back = []
+    def sift(self, part: Slice, records: Iterable[Keyed], output: TransformOutput) -> TransformOutput:
+        """Holds records behind an earlier record of their key that will be retried, and drops the transform's output for them."""
+        again = {reject.offset for reject in output.rejects if reject.disposition in (Disposition.RETRY, Disposition.HELD)}
+        held_records = []
         for offset, key in records:
             first = self.behind(offset, key)
             if first is None:
                 self.tried(offset, key, again=offset in again)
             else:
-                back.append(held(offset, first))
-        if not back:
-            return judged
-        rest = without(judged, {reject.offset for reject in back}, part)
-        return replace(rest, rejects=[*rest.rejects, *back])
+                held_records.append(held(offset, first))
+        if not held_records:
+            return output
+        remaining = without(output, {reject.offset for reject in held_records}, part)
+        return replace(remaining, rejects=[*remaining.rejects, *held_records])
 
 
 class KeyOrder(Order):
@@ -102,25 +102,25 @@ class KeyOrder(Order):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._first: dict[bytes, int] = {}
-        self._began: dict[bytes, int] = {}
+        self._blocked_at_begin: dict[bytes, int] = {}
         self._held = 0
         self._keys: set[bytes] = set()
 
     def begin(self, blocked: Sequence[Blocked]) -> None:
-        """Starts with the keys of the partition that are blocked now. If others may commit its records from now on, `confirm` later."""
-        self._began = {one.key: one.first for one in blocked}
-        self._first = dict(self._began)
-        self._held = sum(one.held for one in blocked)
+        """Starts with the partition's currently blocked keys. If other commits may follow before this one, call `confirm` later."""
+        self._blocked_at_begin = {each.key: each.first for each in blocked}
+        self._first = dict(self._blocked_at_begin)
+        self._held = sum(each.held for each in blocked)
 
     def confirm(self, part: Slice, blocked: Sequence[Blocked]) -> None:
         """Checks the keys that are blocked at commit. A key settled since `begin` holds its records until the next release.
 
-        Raises `KeysBlocked` if a record of the slice may have been tried although an earlier record of its key waits now.
+        Raises `KeysBlocked` if a record of the slice may have been tried although an earlier record of its key is waiting now.
         """
-        more = [one for one in blocked if one.first < min(part.end, self._began.get(one.key, part.end))]
-        if more:
-            raise KeysBlocked(part=part, keys=len(more))
-        self._held = sum(one.held for one in blocked)
+        new = [each for each in blocked if each.first < min(part.end, self._blocked_at_begin.get(each.key, part.end))]
+        if new:
+            raise KeysBlocked(part=part, keys=len(new))
+        self._held = sum(each.held for each in blocked)
 
     def behind(self, offset: int, key: bytes | None) -> int | None:
         if not self._first or key is None:
@@ -141,10 +141,10 @@ class KeyOrder(Order):
             return {}
         return {offset: behind for offset, key in records if (behind := self.behind(offset, key)) is not None}
 
-    def sift(self, part: Slice, records: Iterable[Keyed], judged: TransformOutput) -> TransformOutput:
-        """Like `Order.sift`. Does not iterate if nothing is to be retried."""
-        again = any(reject.disposition is Disposition.RETRY for reject in judged.rejects)
-        return super().sift(part, records, judged) if again else judged
+    def sift(self, part: Slice, records: Iterable[Keyed], output: TransformOutput) -> TransformOutput:
+        """Like `Order.sift`. Does not iterate without retries."""
+        again = any(reject.disposition is Disposition.RETRY for reject in output.rejects)
+        return super().sift(part, records, output) if again else output
 
     def check(self, part: Slice, more: int) -> None:
         """Raises `HeldTooMany` if ``more`` held records would exceed the limit."""
@@ -154,9 +154,9 @@ class KeyOrder(Order):
 
 
 class TurnOrder(Order):
-    """The order within a slice of a retry topic: a record may be tried once its predecessor is settled. ``before``: each record's.
+    """The order within a slice of a retry topic: a record may be tried once its predecessor is settled. ``before``: predecessors by offset.
 
-    Records that several relays published out of order are not sorted. They are held again and tried by a later drain.
+    Records that several relays published out of order are not sorted: they are held again, and a later drain tries them.
     """
 
     def __init__(self, before: Mapping[int, int | None]) -> None:
@@ -184,5 +184,5 @@ class TurnOrder(Order):
 
 
 def held(offset: int, behind: int) -> Reject:
-    """The outcome of a record that is not tried because an earlier record of its key is waiting."""
+    """Returns the reject of a record that is held because an earlier record of its key is waiting."""
     return Reject(offset, Disposition.HELD, HELD_BACK, f"behind offset {behind}, which has the same key and is to be retried")

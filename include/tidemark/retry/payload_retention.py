@@ -1,4 +1,4 @@
-"""Retention of the payloads of settled records. The rest of the row is kept permanently: ledger and audit count it."""
+"""Retention of settled records' payloads. The rest of the row is kept permanently, because ledger and audit count it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
--- Statements that delete payloads that are no longer needed.
+-- Statements that delete payloads after their retention.
 
 -- name: empty
 -- Deletes the payloads, and the originals before edits, of the next records that were settled this long ago. Locks them and skips locked
--- ones. Returns when the last of them was settled, and how many there were.
+-- ones. Returns the last record's time of settlement, and the number of records.
 WITH settled AS MATERIALIZED (
     SELECT failed_record_id, changed_at FROM tidemark.failed_record
      WHERE changed_at >= %(after)s::timestamptz AND changed_at < (SELECT clock_timestamp() - %(keep)s)

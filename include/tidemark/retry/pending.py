@@ -1,4 +1,4 @@
-"""The work between consumer runs: which groups have records to publish, and which have records due."""
+"""The work between consumer runs: groups with records to publish, and groups with due records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SQL = statements("tidemark.retry", "pending.sql")
 
 @dataclass(frozen=True, slots=True)
 class DueRecords:
-    """The due records of a group and their lateness, the time since they came due."""
+    """A group's due records, and their lateness: the time since they came due."""
 
     records: int
     median: timedelta
@@ -37,7 +37,7 @@ class DueRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecentTries:
-    """The records of a group last tried within 24 hours, and the lateness of these tries: from the due time to the commit."""
+    """A group's records last tried within 24 hours, and the lateness of these tries, from due time to commit."""
 
     records: int
     median: timedelta
@@ -46,37 +46,37 @@ class RecentTries:
 
 
 def busy(connection: Connection) -> list[str]:
-    """The groups of a database with records to publish, waiting or held, by name. The others need nothing."""
+    """Reads the names of groups with records to publish, waiting or held. The others have no work."""
     with transaction(connection) as cur:
         cur.execute(SQL["busy"])
         return [name for (name,) in cur.fetchall()]
 
 
 def due(connection: Connection, group: str) -> DueRecords | None:
-    """The records that a drain of the group would try now, by the database's clock (I6). `None`: nothing is due."""
+    """Reads the records that a drain of the group would try now, by the database's clock (I6). `None`: none is due."""
     with transaction(connection) as cur:
         cur.execute(SQL["group_id"], {"group": group})
-        found = cur.fetchone()
-        if found is None or not store.due(cur, found[0]):
+        row = cur.fetchone()
+        if row is None or not store.due(cur, row[0]):
             return None
-        cur.execute(SQL["lateness"], {"group_id": found[0]})
-        (late,) = rows(cur)
-        return DueRecords(**late) if late["records"] else None
+        cur.execute(SQL["lateness"], {"group_id": row[0]})
+        (lateness,) = rows(cur)
+        return DueRecords(**lateness) if lateness["records"] else None
 
 
 def tried(connection: Connection, group: str) -> RecentTries | None:
-    """The lateness of the last 24 hours' tries, by the database's clock (I6). `None`: there were no tries."""
+    """Reads the lateness of the last 24 hours' tries, by the database's clock (I6). `None`: there were no tries."""
     with transaction(connection) as cur:
         cur.execute(SQL["tried"], {"group": group})
-        (late,) = rows(cur)
-        return RecentTries(**late) if late["records"] else None
+        (lateness,) = rows(cur)
+        return RecentTries(**lateness) if lateness["records"] else None
 
 
 def relay_at_end(connections: Connections, spec: ConsumerSpec) -> list[str]:
-    """Publishes what a consumer's run has handed off. Returns the obstacles, if any.
+    """Publishes the records that a consumer's run has handed off. Returns the obstacles, if any.
 
-    The run has already committed, so a failure here must not fail it: nothing is raised. Unpublished records stay in the outbox for the
-    next relay.
+    Raises nothing: the run has already committed, so a failure here must not fail it. Unpublished records stay in the outbox for the next
+    relay.
     """
     try:
         with session(connections.database_url, application="tidemark relay") as connection:
@@ -87,7 +87,7 @@ def relay_at_end(connections: Connections, spec: ConsumerSpec) -> list[str]:
 
 
 def trouble(error: Exception) -> str:
-    """Text for an error that stops one consumer's part only. An unexpected error is logged with its traceback."""
+    """Returns the text of an error that affects one consumer only. Logs an unexpected error with its traceback."""
     if isinstance(error, TidemarkError | psycopg2.Error):
         return str(error).strip()
     log.error("unexpected error, continuing with the rest error=%s", type(error).__name__, exc_info=error)
@@ -95,13 +95,13 @@ def trouble(error: Exception) -> str:
 
 
 def obstacles(done: Relayed, name: str) -> list[str]:
-    """Why records of the consumer ``name`` are not published, and what to do: a sentence for each topic, and one for refused records."""
-    said = blocked(done, name)
+    """Returns why the consumer's records are not published, and the fix: a sentence per topic, and one for refused records."""
+    texts = blocked(done, name)
     if done.refused:
-        said.append(f"The broker rejected {counted(done.refused, 'record')}. See: tidemark retries list {name} --refused")
-    return said
+        texts.append(f"The broker rejected {counted(done.refused, 'record')}. See: tidemark retries list {name} --refused")
+    return texts
 
 
 def blocked(done: Relayed, name: str) -> list[str]:
-    """Why nothing can be published to a topic, and what to do: a sentence for each."""
+    """Returns why topics cannot be published to, and the fix: a sentence for each."""
     return [f"Cannot publish to {topic}: {why}. See: tidemark retries topics {name}" for topic, why in sorted(done.blocked.items())]

@@ -3,10 +3,10 @@
     ① plan: choose, store and count the records   ② apply: take the group's lock   ③ record who applies it, and why; check the digest
     ④ a portion, in one transaction: check its records, make them wait, record it   ⑤ repeat ④, no faster than the cap   ⑥ record the end
 
-A redrive only changes rows: its records are then like records just handed off, and relay and drain do the rest. ``ladder`` sends them to
-the first delay. ``now`` gives them one immediate try, through a topic of its own without a delay; a record that fails there has failed.
-Apply passes over records that are waiting again, were loaded or discarded since the plan, or were withdrawn by a rewind. If it dies
-between two portions, the rest stays planned, and the next apply continues there.
+A redrive only changes rows: its records then look as if just handed off, and relay and drain do the rest. ``ladder`` sends them to the
+first delay. ``now`` gives them one immediate try, through a separate topic without a delay; a record that fails there has failed. Apply
+passes over records that are waiting again, were loaded or discarded since the plan, or were withdrawn by a rewind. If it dies between two
+portions, the rest stays planned, and the next apply continues there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_REDRIVES = 3
 """Default limit of redrives per record: a record that still fails needs a different fix."""
 EXAMPLES = 5
 REDRIVEN = "Redriven"
-"""The error type of a record that has not been tried since its redrive."""
+"""Error type of a record that has not been tried since its redrive."""
 
 REDRIVABLE = (RecordState.FAILED, RecordState.WAITING, RecordState.HELD, RecordState.DISCARDED)
 
@@ -60,14 +60,14 @@ class Destination(StrEnum):
 class RedrivePhase(StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
-    """Or its process died while running."""
+    """Also if its process died while running."""
     STOPPED = "STOPPED"
     DONE = "DONE"
 
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A stored redrive and its progress: ``planned`` records are left."""
+    """A stored redrive and its progress: ``planned`` counts the remaining records."""
 
     redrive_id: int
     state: RedrivePhase
@@ -96,8 +96,8 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A redrive with its records summarized. ``waiting`` and ``worn_out`` count records that match the filter but are not part of it,
-    because they already wait for a retry or have reached the limit of redrives. Both are counted only until the redrive is started."""
+    """A redrive with a summary of its records. ``waiting`` and ``worn_out`` count matching records that are not part of it, because they
+    already wait for a retry or have reached the limit of redrives. Both are 0 once the redrive has started."""
 
     redrive: Redrive
     errors: Sequence[Mapping[str, Any]]
@@ -110,7 +110,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class RedriveProgress:
-    """The progress of an apply. ``records`` is the total."""
+    """Progress of an apply. ``records`` is the total."""
 
     records: int
     redriven: int
@@ -139,7 +139,7 @@ class NoLadder(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class PlanAltered(Refused):
-    """The stored plan is not what was planned: somebody has written to its rows."""
+    """The stored plan was modified after planning."""
 
     redrive_id: int
 
@@ -150,7 +150,7 @@ class PlanAltered(Refused):
 def plan(
     connection: Connection,
     spec: ConsumerSpec,
-    wanted: Filter,
+    filter_: Filter,
     *,
     reason: str,
     by: str,
@@ -161,33 +161,33 @@ def plan(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> Preview:
-    """① Stores which records a redrive would retry, and returns the redrive with counts and examples. Changes no record.
+    """Stores which records a redrive would retry (①), and returns the redrive with counts and examples. Changes no record.
 
-    Selects failed records and those that the broker rejected; discarded records only if the filter names that state. ``limit`` takes the
-    first ones only. ``dag_id`` and ``run_id`` identify the Airflow run. Raises `NoLadder`, or `BadInput` for bad arguments or if no
+    Selects failed records and records that the broker rejected; discarded records only if the filter names that state. ``limit`` selects
+    only the first ones. ``dag_id`` and ``run_id`` identify the Airflow run. Raises `NoLadder`, or `BadInput` for bad arguments or if no
     record qualifies.
     """
-    why = check_reason(reason)
+    reason = check_reason(reason)
     if destination is Destination.LADDER and not Ladder.of(spec):
         raise NoLadder(consumer=spec.name)
-    if strange := [state for state in wanted.states if state not in REDRIVABLE]:
+    if excluded := [state for state in filter_.states if state not in REDRIVABLE]:
         fix = "Use a rewind to read loaded or skipped records again."
-        raise BadInput(what="state", found=f"records that are {strange[0]} cannot be redriven", fix=fix)
+        raise BadInput(what="state", found=f"records that are {excluded[0]} cannot be redriven", fix=fix)
     with transaction(connection) as cur:
         key = group_key(cur, spec.group)
-        discarded = RecordState.DISCARDED in wanted.states
-        asked = {**key, **wanted.parameters(spec.group), "max_redrives": max_redrives, "limit": limit, "discarded": discarded}
-        values = {"consumer": spec.name, "destination": destination.value, "filter": json.dumps(wanted.as_json())}
-        for_run = {"dag_id": dag_id, "run_id": run_id}
-        cur.execute(SQL["add"], {**asked, **values, **for_run, "per_second": per_second, "reason": why, "by": by})
+        discarded = RecordState.DISCARDED in filter_.states
+        params = {**key, **filter_.parameters(spec.group), "max_redrives": max_redrives, "limit": limit, "discarded": discarded}
+        values = {"consumer": spec.name, "destination": destination.value, "filter": json.dumps(filter_.as_json())}
+        run = {"dag_id": dag_id, "run_id": run_id}
+        cur.execute(SQL["add"], {**params, **values, **run, "per_second": per_second, "reason": reason, "by": by})
         (redrive_id,) = cur.fetchone() or (0,)
-        made = _preview(cur, redrive_id)
-        if not made.redrive.records:
-            wait, were = counted(made.waiting, "already waits", "already wait"), counted(made.worn_out, "was", "were")
-            rest = f"; {wait} for a retry, {were} redriven {counted(max_redrives, 'time')}"
-            raise BadInput(what="redrive", found=f"no record to redrive: {wanted}{rest}", fix="See: tidemark retries count.")
-    log.info("redrive planned redrive=%s group=%s records=%s by=%s", redrive_id, spec.group, made.redrive.records, by)
-    return made
+        planned = _preview(cur, redrive_id)
+        if not planned.redrive.records:
+            wait, were = counted(planned.waiting, "already waits", "already wait"), counted(planned.worn_out, "was", "were")
+            others = f"; {wait} for a retry, {were} redriven {counted(max_redrives, 'time')}"
+            raise BadInput(what="redrive", found=f"no record to redrive: {filter_}{others}", fix="See: tidemark retries count.")
+    log.info("redrive planned redrive=%s group=%s records=%s by=%s", redrive_id, spec.group, planned.redrive.records, by)
+    return planned
 
 
 def apply(
@@ -202,106 +202,106 @@ def apply(
     on_progress: Callable[[RedriveProgress], None] = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Preview:
-    """Redrives the planned records that are left and returns the result. Safe to repeat: records already redriven stay so.
+    """Redrives the remaining planned records and returns the result. Safe to repeat: redriven records are not redriven again.
 
     Between portions, no transaction holds rows. Ends early, without an error, if stopped (`stop`). Raises
     `RedriveInProgress`, `PlanAltered`, `NoLadder`, `TopicsUnfit` (for the topic of immediate tries), `DatabaseUnavailable` or
     `BrokerUnavailable`; earlier portions stay applied.
     """
-    known = read(connection, redrive_id)
-    if known.state is RedrivePhase.DONE:
+    redrive = read(connection, redrive_id)
+    if redrive.state is RedrivePhase.DONE:
         return preview(connection, redrive_id)
-    spec = spec_of(known.consumer)
-    target = _target(cluster, spec, known)
-    with _alone(connection, spec.group) as group_id:  # ②
+    spec = spec_of(redrive.consumer)
+    target = _target(cluster, spec, redrive)
+    with _redrive_lock(connection, spec.group) as group_id:  # ②
         with transaction(connection) as cur:  # ③
             set_audit_actor(cur, by)
             cur.execute(SQL["start"], {"redrive_id": redrive_id, "approved_by": approved_by})
             if cur.fetchone() is None:
                 return _preview(cur, redrive_id)
             cur.execute(SQL["digest"], {"redrive_id": redrive_id})
-            if known.digest is not None and cur.fetchone() != (known.digest,):
+            if redrive.digest is not None and cur.fetchone() != (redrive.digest,):
                 raise PlanAltered(redrive_id=redrive_id)
-            action = add_action(cur, group_id, "REDRIVE", known.filter, known.reason, by)
-        begun, progress = time.monotonic(), RedriveProgress(known.records, known.redriven, known.passed_over)
-        size = portion if known.per_second is None else max(1, min(portion, known.per_second))
+            action = add_action(cur, group_id, "REDRIVE", redrive.filter, redrive.reason, by)
+        started, progress = time.monotonic(), RedriveProgress(redrive.records, redrive.redriven, redrive.passed_over)
+        size = portion if redrive.per_second is None else max(1, min(portion, redrive.per_second))
         values = {
-            **target, "redrive_id": redrive_id, "records": size, "max_redrives": known.max_redrives, "action_id": action,
-            "discarded": RecordState.DISCARDED in known.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {known.reason}",
+            **target, "redrive_id": redrive_id, "records": size, "max_redrives": redrive.max_redrives, "action_id": action,
+            "discarded": RecordState.DISCARDED in redrive.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {redrive.reason}",
         }  # fmt: skip
-        while (done := _portion(connection, group_id, values, by)) is not None:  # ④ ⑥
-            progress = RedriveProgress(known.records, progress.redriven + done.sent, progress.passed_over + done.passed_over)
+        while (result := _portion(connection, group_id, values, by)) is not None:  # ④ ⑥
+            progress = RedriveProgress(redrive.records, progress.redriven + result.sent, progress.passed_over + result.passed_over)
             on_progress(progress)
-            if done.last:
+            if result.last:
                 break
-            if known.per_second is not None:  # ⑤
-                wait(max(0.0, begun + (progress.redriven - known.redriven) / known.per_second - time.monotonic()))
-    made = preview(connection, redrive_id)
+            if redrive.per_second is not None:  # ⑤
+                wait(max(0.0, started + (progress.redriven - redrive.redriven) / redrive.per_second - time.monotonic()))
+    final = preview(connection, redrive_id)
     log.info(
         "redriven redrive=%s group=%s state=%s records=%s passed_over=%s left=%s by=%s",
-        redrive_id, spec.group, made.redrive.state, made.redrive.redriven, made.redrive.passed_over, made.redrive.planned, by,
+        redrive_id, spec.group, final.redrive.state, final.redrive.redriven, final.redrive.passed_over, final.redrive.planned, by,
     )  # fmt: skip
-    return made
+    return final
 
 
 def stop(connection: Connection, redrive_id: int, *, reason: str, by: str) -> Redrive:
     """Stops a redrive after its current portion; `apply` continues it. A redrive that is not running is left unchanged."""
-    why, known = check_reason(reason), read(connection, redrive_id)
+    reason, redrive = check_reason(reason), read(connection, redrive_id)
     with transaction(connection) as cur:
-        set_audit_actor(cur, by, why)
+        set_audit_actor(cur, by, reason)
         cur.execute(SQL["stop"], {"redrive_id": redrive_id})
         if cur.rowcount:
-            add_action(cur, group_key(cur, known.group)["group_id"], "STOP", known.filter, why, by, records=known.planned)
+            add_action(cur, group_key(cur, redrive.group)["group_id"], "STOP", redrive.filter, reason, by, records=redrive.planned)
     return read(connection, redrive_id)
 
 
 def read(connection: Connection, redrive_id: int) -> Redrive:
-    """A stored redrive. Raises `BadInput` if it does not exist."""
+    """Reads a stored redrive. Raises `BadInput` if it does not exist."""
     with transaction(connection) as cur:
         return _read_one(cur, redrive_id)
 
 
 def preview(connection: Connection, redrive_id: int) -> Preview:
-    """A stored redrive with its records summarized. Raises `BadInput`."""
+    """Reads a stored redrive with a summary of its records. Raises `BadInput`."""
     with transaction(connection) as cur:
         return _preview(cur, redrive_id)
 
 
 def of_run(connection: Connection, dag_id: str, run_id: str) -> Redrive | None:
-    """The redrive that an Airflow run has planned, the first one if two tries of the task did. `None`: not planned yet."""
+    """Reads the redrive that an Airflow run has planned, the first one if two task tries did. `None`: not planned yet."""
     with transaction(connection) as cur:
         cur.execute(SQL["of_run"], {"dag_id": dag_id, "run_id": run_id})
-        found = cur.fetchone()
-        return _read_one(cur, found[0]) if found else None
+        row = cur.fetchone()
+        return _read_one(cur, row[0]) if row else None
 
 
 def history(connection: Connection, group: str | None = None, *, limit: int = 50) -> list[Redrive]:
-    """The redrives of a group, or of all groups, newest first."""
+    """Reads the redrives of a group, or of all groups, newest first."""
     with transaction(connection) as cur:
         return _read(cur, None, group, limit)
 
 
 @contextlib.contextmanager
-def _alone(connection: Connection, group: str) -> Iterator[int]:
+def _redrive_lock(connection: Connection, group: str) -> Iterator[int]:
     """Holds the group's redrive lock."""
     with transaction(connection) as cur:
         key = {**group_key(cur, group), "class": REDRIVE_LOCK}
     with kept_open(connection) as guard:
         guard.execute(SQL["lock_group"], key)
-        (mine,) = guard.fetchone() or (False,)
-        if not mine:
+        (acquired,) = guard.fetchone() or (False,)
+        if not acquired:
             raise RedriveInProgress(group=group)
         yield key["group_id"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _PortionResult:
     sent: int
     passed_over: int
     last: bool
 
 
-def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], by: str) -> _Done | None:
+def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], by: str) -> _PortionResult | None:
     """Processes the next records. `None`: the redrive was stopped. The last portion also records the end of the redrive."""
     with transaction(connection) as cur:
         begin_change(cur, group_id)
@@ -315,13 +315,13 @@ def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], b
         if last:
             set_audit_actor(cur, by)
             cur.execute(SQL["end"], values)
-    return _Done(sent, passed_over, last)
+    return _PortionResult(sent, passed_over, last)
 
 
-def _target(cluster: Cluster, spec: ConsumerSpec, known: Redrive) -> dict[str, Any]:
-    """Where records go by the current spec: number, delay and topic of their next retry."""
+def _target(cluster: Cluster, spec: ConsumerSpec, redrive: Redrive) -> dict[str, Any]:
+    """Returns number, delay and topic of the records' next retry, by the current spec."""
     ladder = Ladder.of(spec)
-    if known.destination is Destination.NOW:
+    if redrive.destination is Destination.NOW:
         ensure_topics(cluster, spec, now=True, only=[now_topic(spec.group)], missing_ok=spec.retry.topics.create)
         return {"number": len(ladder.delays), "delay": timedelta(0), "topic": now_topic(spec.group)}
     first = ladder.rung(1)
@@ -331,26 +331,26 @@ def _target(cluster: Cluster, spec: ConsumerSpec, known: Redrive) -> dict[str, A
 
 
 def _preview(cur: Cursor, redrive_id: int) -> Preview:
-    found = _read_one(cur, redrive_id)
-    asked = {"redrive_id": redrive_id, "limit": EXAMPLES}
-    told = []
+    redrive = _read_one(cur, redrive_id)
+    params = {"redrive_id": redrive_id, "limit": EXAMPLES}
+    results = []
     for name in ("by_error", "by_topic", "examples", "passed_over"):
-        cur.execute(SQL[name], asked)
-        told.append(rows(cur))
-    errors, topics, examples, passed_over = told
-    left_out = {}
-    if found.state is RedrivePhase.PLANNED:
-        values = {**group_key(cur, found.group), **found.filter.parameters(found.group), "max_redrives": found.max_redrives}
+        cur.execute(SQL[name], params)
+        results.append(rows(cur))
+    errors, topics, examples, passed_over = results
+    excluded = {}
+    if redrive.state is RedrivePhase.PLANNED:
+        values = {**group_key(cur, redrive.group), **redrive.filter.parameters(redrive.group), "max_redrives": redrive.max_redrives}
         cur.execute(SQL["left_out"], {**values, "redrive_id": redrive_id})
-        (left_out,) = rows(cur)
-    return Preview(found, errors, topics, examples, {row["why"]: row["records"] for row in passed_over}, **left_out)
+        (excluded,) = rows(cur)
+    return Preview(redrive, errors, topics, examples, {row["why"]: row["records"] for row in passed_over}, **excluded)
 
 
 def _read_one(cur: Cursor, redrive_id: int) -> Redrive:
-    found = _read(cur, redrive_id, None, 1)
-    if not found:
+    redrives = _read(cur, redrive_id, None, 1)
+    if not redrives:
         raise BadInput(what="redrive", found=f"there is no redrive {redrive_id} in this database", fix="See: tidemark redrive list.")
-    return found[0]
+    return redrives[0]
 
 
 def _read(cur: Cursor, redrive_id: int | None, group: str | None, limit: int) -> list[Redrive]:

@@ -6,7 +6,7 @@
 SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: add
--- Stores a redrive and fixes its set of records: those that match and can be redriven. Locks nothing. Of nothing, the digest is null.
+-- Stores a redrive and fixes its set of records: the matching ones that can be redriven. Locks nothing. The digest is null without records.
 WITH chosen AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record record
      WHERE group_id = %(group_id)s AND {where} AND redrives < %(max_redrives)s
@@ -29,14 +29,14 @@ SELECT redrive_id FROM added;
 SELECT redrive_id FROM tidemark.redrive WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s ORDER BY redrive_id LIMIT 1;
 
 -- name: digest
--- The digest of what is stored now. Locks nothing.
+-- The digest of the stored redrive. Locks nothing.
 SELECT tidemark.redrive_digest(consumer, destination, filter, per_second, max_redrives,
                                (SELECT array_agg(failed_record_id ORDER BY failed_record_id) FROM tidemark.redrive_record record
                                  WHERE record.redrive_id = redrive.redrive_id))
   FROM tidemark.redrive WHERE redrive_id = %(redrive_id)s;
 
 -- name: left_out
--- Of the matching records not chosen: how many already wait for a retry, how many have reached the limit of redrives. Locks nothing.
+-- Matching records that are not included: how many already wait for a retry, how many have reached the limit of redrives. Locks nothing.
 SELECT count(*) FILTER (WHERE state = 'HELD' OR (state = 'WAITING' AND publish_error IS NULL)) AS waiting,
        count(*) FILTER (WHERE state = 'FAILED' AND redrives >= %(max_redrives)s) AS worn_out
   FROM tidemark.failed_record record

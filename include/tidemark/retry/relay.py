@@ -4,10 +4,9 @@
 
 ④ begins with the first answers, while other records are still being published.
 
-A row without ``hop_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that are registered in no row;
-they are never tried, and their records are published again. So no record is lost or tried twice. Several relays share the work, because
-each skips rows that others have locked. A relay that hangs loses its session, and with it its portion, after `IDLE_MS`; later answers are
-ignored.
+A row without ``hop_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that no row registers; they are
+never tried, and their records are published again. So no record is lost or tried twice. Several relays share the work, because each skips
+rows that others have locked. A relay that hangs loses its session, and with it its portion, after `IDLE_MS`; later answers are ignored.
 
 Before it publishes to a topic for the first time, the relay checks the topic, and creates it if missing (`tidemark.retry.topics`). A known
 topic costs only the metadata request for its partitions.
@@ -37,7 +36,7 @@ from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry.messages import Row, outgoing, partition_of
 from tidemark.retry.store import by_index, publish_gone, release
-from tidemark.retry.topics import largest_of, look_at, needed, visible
+from tidemark.retry.topics import inspect_topics, largest_of, own_topics, visible
 from tidemark.spec.retry_topics import now_topic
 
 if TYPE_CHECKING:
@@ -50,12 +49,12 @@ log = logging.getLogger(__name__)
 SQL = statements("tidemark.retry", "relay.sql")
 
 IDLE_MS = 9_000
-"""Longer than `tidemark.kafka.producer.ANSWER_S`, so that a relay waiting for the broker keeps its rows. Shorter than a rewind waits for
-them (`tidemark.rewind.apply.GRACE_MS`), so that a relay that hangs does not block a rewind."""
+"""Longer than `tidemark.kafka.producer.ANSWER_S`, so that a relay waiting for the broker keeps its rows. Shorter than a rewind's wait for
+them (`tidemark.rewind.apply.GRACE_MS`), so that a hanging relay does not block a rewind."""
 PORTION_RECORDS = 10_000
 PORTION_BYTES = 16 * 1024 * 1024
 REGISTERED_AT_ONCE = 1_000
-"""How many records of a portion one statement registers while the rest is being published."""
+"""Records that one statement registers while the rest of the portion is being published."""
 MISSING = "it does not exist"
 NOT_ALLOWED = "{} on it is not allowed"
 NOT_OWN = "it is not a topic of this group"
@@ -76,9 +75,9 @@ class Relayed:
     refused: int = 0
     """Records that the broker rejected; they have a ``publish_error``."""
     again: int = 0
-    """Waiting records whose messages are gone from the log; they were put back into the outbox."""
+    """Waiting records put back into the outbox, because their messages are gone from the log."""
     blocked: Mapping[str, str] = field(default_factory=dict)
-    """Topics that cannot be published to, and why. Their records stay in the outbox."""
+    """Reasons by topic that cannot be published to. Its records stay in the outbox."""
 
     @property
     def records(self) -> int:
@@ -98,15 +97,15 @@ def relay(
     the spec disables it (``retry.topics.create``).
 
     ``publishers`` may be reused from an earlier call on the same cluster. Records that enter the outbox meanwhile may be left for the next
-    call. Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that
-    Postgres ended its session. Committed portions stay, and the rest is still in the outbox.
+    call. Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if Postgres ended the session because
+    this process was too slow. Committed portions stay, and the rest is still in the outbox.
     """
     with transaction(connection) as cur:
         cur.execute(SQL["group_id"], {"group": spec.group})
-        found = cur.fetchone()
-    if found is None:
+        row = cur.fetchone()
+    if row is None:
         return Relayed()
-    return _Relay(connection, Cluster(config), publishers or Publishers(config), spec, int(found[0]), portion).run(limit)
+    return _Relay(connection, Cluster(config), publishers or Publishers(config), spec, int(row[0]), portion).run(limit)
 
 
 class _Relay:
@@ -125,15 +124,15 @@ class _Relay:
         again = self._put_back_gone()
         with transaction(self.connection) as cur:
             release(cur, self.group_id, now_topic(self.group))
-        self._look_up()
-        left, after, suspects = limit, 0, list[int]()
-        while left is None or left > 0:
-            count = self.portion if left is None else min(left, self.portion)
-            after, taken, doubtful = self._publish(self.publishers.together, after, count)
-            suspects += doubtful
+        self._find_topics()
+        remaining, after, suspects = limit, 0, list[int]()
+        while remaining is None or remaining > 0:
+            count = self.portion if remaining is None else min(remaining, self.portion)
+            after, taken, rejected = self._publish(self.publishers.together, after, count)
+            suspects += rejected
             if not taken:
                 break
-            left = None if left is None else left - taken
+            remaining = None if remaining is None else remaining - taken
         for suspect in suspects:
             self._publish(self.publishers.alone, suspect - 1, 1, upto=suspect, alone=True)
         done = Relayed(dict(self.published), self.refused, again, dict(self.blocked))
@@ -144,92 +143,94 @@ class _Relay:
             )  # fmt: skip
         return done
 
-    def _look_up(self) -> None:
-        """Looks up the outbox's topics in the cluster, before anything is locked, and checks those not seen before."""
+    def _find_topics(self) -> None:
+        """Looks up the outbox's topics in the cluster, before locking rows, and checks topics that are new."""
         with transaction(self.connection) as cur:
             cur.execute(SQL["outbox_topics"], {"group_id": self.group_id})
-            stored = [name for (name,) in cur.fetchall()]
-            names = [one.name for one in needed(self.group, stored)]
-            self.blocked |= {name: NOT_OWN for name in stored if name not in names}  # an operator can store any name
+            outbox_topics = [name for (name,) in cur.fetchall()]
+            names = [topic.name for topic in own_topics(self.group, outbox_topics)]
+            self.blocked |= {name: NOT_OWN for name in outbox_topics if name not in names}  # an operator can store any name
             cur.execute(SQL["known"], {"names": names})
-            known = {(name, kafka_uuid) for name, kafka_uuid in cur.fetchall()}
+            known_topics = {(name, kafka_uuid) for name, kafka_uuid in cur.fetchall()}
         if names:
             self.publishers.together.connect()  # in the background, while the topics are looked up
-        found, hidden = visible(self.cluster, names)
+        topics, hidden = visible(self.cluster, names)
         self.blocked |= {name: NOT_ALLOWED.format("DESCRIBE") for name in hidden}
-        if new := [name for name in names if name not in hidden and (name not in found or (name, found[name].kafka_uuid) not in known)]:
-            found |= self._looked_at(new)
+        if new := [
+            name for name in names if name not in hidden and (name not in topics or (name, topics[name].kafka_uuid) not in known_topics)
+        ]:
+            topics |= self._checked(new)
         with transaction(self.connection) as cur:
             self.topics = {
-                name: (topic, store.ensure_topic(cur, name, topic.kafka_uuid)) for name, topic in found.items() if name not in self.blocked
+                name: (topic, store.ensure_topic(cur, name, topic.kafka_uuid)) for name, topic in topics.items() if name not in self.blocked
             }
 
-    def _looked_at(self, names: Sequence[str]) -> dict[str, Topic]:
-        """The topics that exist, after creating missing ones. Marks those that are misconfigured or not authorized as blocked.
+    def _checked(self, names: Sequence[str]) -> dict[str, Topic]:
+        """Creates missing topics and returns the existing ones. Marks misconfigured and unauthorized topics as blocked.
 
         A topic whose settings the ACLs hide cannot be checked, and is used.
         """
         largest = largest_of(self.cluster, self.spec, missing_ok=True)
-        look = look_at(self.cluster, self.spec, needed(self.group, names), largest, create=self.spec.retry.topics.create)
-        self.blocked |= {one.name: MISSING for one in look.missing}
-        self.blocked |= {name: NOT_ALLOWED.format(what) for name, what in look.denied.items() if what != "DESCRIBE_CONFIGS"}
-        self.blocked |= {name: " ".join(problems).rstrip(".") for name, problems in look.problems.items()}
-        return dict(look.there)
+        state = inspect_topics(self.cluster, self.spec, own_topics(self.group, names), largest, create=self.spec.retry.topics.create)
+        self.blocked |= {each.name: MISSING for each in state.missing}
+        self.blocked |= {name: NOT_ALLOWED.format(operation) for name, operation in state.denied.items() if operation != "DESCRIBE_CONFIGS"}
+        self.blocked |= {name: " ".join(problems).rstrip(".") for name, problems in state.problems.items()}
+        return dict(state.existing)
 
     def _put_back_gone(self) -> int:
-        """Puts waiting records back into the outbox if retention or a deleted topic took their messages."""
+        """Puts waiting records back into the outbox if their messages were deleted, by retention or with their topic."""
         with transaction(self.connection) as cur:
             cur.execute(SQL["published"], {"group_id": self.group_id})
-            places = rows(cur)
-        found, hidden = visible(self.cluster, sorted({place["topic"] for place in places}))
-        places = [place for place in places if place["topic"] not in hidden]
-        there = [place for place in places if _is_there(place, found)]
-        starts = self.cluster.log_starts(TopicPartition(place["topic"], place["partition"]) for place in there)
+            partitions = rows(cur)
+        topics, hidden = visible(self.cluster, sorted({row["topic"] for row in partitions}))
+        partitions = [row for row in partitions if row["topic"] not in hidden]
+        existing = [row for row in partitions if _exists(row, topics)]
+        starts = self.cluster.log_starts(TopicPartition(row["topic"], row["partition"]) for row in existing)
         again = 0
-        for place in places:
-            start = starts[TopicPartition(place["topic"], place["partition"])] if place in there else None
-            if start is not None and place["first"] >= start:
+        for row in partitions:
+            start = starts[TopicPartition(row["topic"], row["partition"])] if row in existing else None
+            if start is not None and row["first"] >= start:
                 continue
             with transaction(self.connection) as cur:
-                put_back = publish_gone(cur, self.group_id, place["topic_id"], partition=place["partition"], before=start)
+                put_back = publish_gone(cur, self.group_id, row["topic_id"], partition=row["partition"], before=start)
             again += put_back
             log.warning(
                 "messages of waiting records are gone and will be published again group=%s topic=%s partition=%s records=%s",
-                self.group, place["topic"], place["partition"], put_back,
+                self.group, row["topic"], row["partition"], put_back,
             )  # fmt: skip
         return again
 
     def _publish(self, publisher: Publisher, after: int, count: int, *, upto: int = ANY, alone: bool = False) -> tuple[int, int, list[int]]:
-        """Publishes one portion after a record. Returns the last record taken, the number taken, and those to be tried alone."""
+        """Publishes the portion after a record. Returns the last record taken, the number taken, and records to publish alone."""
         allowed = [name for name in self.topics if name not in self.blocked]
-        stored, refused, silence, published = list[Stored](), [], "", Counter[str]()
-        with _collector_paused(), transaction(self.connection) as cur, ThreadPoolExecutor(1) as beside:
+        stored, refused, no_answer, published = list[Stored](), [], "", Counter[str]()
+        with _collector_paused(), transaction(self.connection) as cur, ThreadPoolExecutor(1) as registrar:
             records = self._take(cur, after, upto, count, allowed)  # ①
             reports = publisher.publish(outgoing(self.group, record, self._partitions(record)) for record in records)  # ② ③
-            registered = list[Future[None]]()
+            registrations = list[Future[None]]()
             for record, report in zip(records, reports, strict=True):
                 number, topic = record.failed_record_id, record.hop_topic
                 if report.answer is DeliveryStatus.STORED:
                     stored.append((number, self.topics[topic][1], partition_of(record, self._partitions(record)), report.offset))
                     published[topic] += 1
                     if len(stored) == REGISTERED_AT_ONCE:
-                        registered.append(beside.submit(_register, cur, stored))  # ④ of these, while others are published
+                        registrations.append(registrar.submit(_register, cur, stored))  # ④ while others are published
                         stored = []
                 elif report.answer is DeliveryStatus.REFUSED:
                     refused.append((number, report.text))
                 elif report.answer is DeliveryStatus.BLOCKED:
                     self.blocked[topic] = report.text
                 else:
-                    silence = report.text
-            for each in registered:
-                each.result()
+                    no_answer = report.text
+            for registration in registrations:
+                registration.result()
             _register(cur, stored)  # ④
             if alone:
-                _note_refused(cur, refused)
+                _mark_refused(cur, refused)
         self.published += published
         self.refused += len(refused) if alone else 0
-        if silence:
-            raise BrokerUnavailable(cause=f"{self.cluster.servers}: {silence}")
+        if no_answer:
+            raise BrokerUnavailable(cause=f"{self.cluster.servers}: {no_answer}")
         return (
             records[-1].failed_record_id if records else after,
             len(records),
@@ -249,7 +250,7 @@ class _Relay:
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pauses garbage collection: the many objects of a portion form no cycles, and the search takes a quarter of a relay's CPU."""
+    """Pauses garbage collection: a portion's many objects form no cycles, and the search takes a quarter of a relay's CPU time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -265,12 +266,12 @@ def _register(cur: Cursor, stored: Sequence[Stored]) -> None:
         cur.execute(SQL["note_stored"], {"ids": ids, "topic_ids": topic_ids, "partitions": partitions, "offsets": offsets})
 
 
-def _note_refused(cur: Cursor, refused: Sequence[tuple[int, str]]) -> None:
+def _mark_refused(cur: Cursor, refused: Sequence[tuple[int, str]]) -> None:
     if refused:
         numbers, texts = map(list, zip(*refused, strict=True))
         cur.execute(SQL["note_refused"], {"ids": numbers, "texts": texts})
 
 
-def _is_there(place: Mapping[str, Any], found: Mapping[str, Topic]) -> bool:
-    topic = found.get(place["topic"])
-    return topic is not None and topic.kafka_uuid == place["kafka_uuid"] and place["partition"] < topic.partitions
+def _exists(row: Mapping[str, Any], topics: Mapping[str, Topic]) -> bool:
+    topic = topics.get(row["topic"])
+    return topic is not None and topic.kafka_uuid == row["kafka_uuid"] and row["partition"] < topic.partitions

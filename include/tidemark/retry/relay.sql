@@ -45,7 +45,7 @@ SELECT failed_record_id, topic.name, partition, record_offset, record_millis, ke
   FROM measured JOIN tidemark.topic USING (topic_id) WHERE before < %(bytes)s ORDER BY failed_record_id;
 
 -- name: note_stored
--- Registers the messages: from now on these are the ones that are tried. Needs the rows' locks.
+-- Registers the messages: from now on, only these are tried. Needs the rows' locks.
 UPDATE tidemark.failed_record SET hop_topic_id = stored.topic_id, hop_partition = stored.partition, hop_offset = stored.offset_
   FROM unnest(%(ids)s::bigint[], %(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[])
        AS stored (failed_record_id, topic_id, partition, offset_)

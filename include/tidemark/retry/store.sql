@@ -1,4 +1,5 @@
--- Statements on records that wait for another try. Lock order: the retry topic's position, the group's advisory lock, records by hop.
+-- Statements on records that wait for another try. Lock order: the retry topic's position, the group's advisory lock, records by message
+-- offset.
 
 -- name: lock_out_rewinds
 -- Blocks rewinds of the group until this transaction ends, so that none withdraws records while they are being loaded. Drains do not
@@ -6,8 +7,8 @@
 SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 
 -- name: by_index
--- From now on, the transaction finds records by index. The planner's statistics may be older than a backlog: it may choose to read all of
--- the outbox, or the whole table with its history, for each portion. Locks nothing.
+-- Makes the rest of the transaction find records by index. The planner's statistics may be older than a backlog: it might scan the outbox,
+-- or the whole table with its history, for each portion. Locks nothing.
 SELECT set_config(planner.setting, 'off', true) FROM unnest('{enable_seqscan, enable_bitmapscan, enable_sort}'::text[]) AS planner (setting);
 
 -- name: lock_due
@@ -39,7 +40,7 @@ SELECT topic_id, name FROM tidemark.topic WHERE topic_id = ANY (%(topic_ids)s);
 SELECT failed_record_id, headers::text FROM tidemark.failed_record WHERE failed_record_id = ANY (%(numbers)s::bigint[]);
 
 -- name: before
--- Of the given records, those with an earlier waiting or held record of their key, with the offset of the nearest one. Written without
+-- Records with an earlier waiting or held record of their key, with the offset of the nearest one. Written without
 -- joins, because statistics may be older than a million held records, and a nested loop over them takes minutes: IS TRUE keeps the
 -- subquery a hash table. Locks nothing.
 WITH mine AS MATERIALIZED (
@@ -68,7 +69,7 @@ SELECT key, min(record_offset) AS first, count(*) FILTER (WHERE state = 'HELD') 
  WHERE key IS NOT NULL GROUP BY key;
 
 -- name: hold
--- Holds records that are not next of their key. A release makes them WAITING again, at the same retry. Needs their locks.
+-- Holds records that are not the next ones of their keys. A release makes them WAITING again, at the same retry. Needs their locks.
 UPDATE tidemark.failed_record
    SET state = 'HELD', due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL
  WHERE failed_record_id = ANY (%(numbers)s::bigint[]);
@@ -135,7 +136,7 @@ WITH now AS MATERIALIZED (
 SELECT state, count(*) FROM changed GROUP BY state;
 
 -- name: due
--- How far each partition of the group's retry topics may be read: up to the first registered message that is not due yet, otherwise past
+-- The readable range of each partition of the group's retry topics: up to the first registered message that is not due yet, otherwise past
 -- the last one. Only partitions with due records. Locks nothing.
 SELECT topic_id, topic.name AS topic, topic.kafka_uuid, partition, first, "end"
   FROM (SELECT hop_topic_id AS topic_id, hop_partition AS partition, min(hop_offset) AS first,

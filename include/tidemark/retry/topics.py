@@ -1,6 +1,6 @@
 """A consumer's retry topics and failed topic: created if missing, refused if misconfigured.
 
-Postgres holds every record, so no topic setting can lose one. But a message deleted too early is published and waited for again, and
+Postgres holds every record, so no topic setting can lose one. But a message that is deleted too early is published and delayed again, and
 records that a topic rejects are never tried.
 
 The relay checks a topic, or creates it, before it first publishes to it (`tidemark.retry.relay`). `ensure_topics` is for operators.
@@ -37,8 +37,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A topic that the consumer needs. ``delay``: how long records wait in it; `None`: the failed topic."""
+class RetryTopic:
+    """A topic that the consumer needs. ``delay``: how long records wait in it; `None` for the failed topic."""
 
     name: str
     delay: timedelta | None
@@ -46,29 +46,29 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ExistingTopic:
-    """A topic in the cluster. ``made``: created by this call."""
+    """A topic in the cluster. ``created``: by this call."""
 
-    wanted: Wanted
+    retry_topic: RetryTopic
     topic: Topic
     settings: Mapping[str, Setting]
-    made: bool = False
+    created: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsState:
-    """The state of the topics. ``there``: all that exist; ``found``: those whose settings the ACLs let us read. ``denied``: the
-    ACL operation that a topic lacks. ``problems``: by topic, why it cannot be used, each with what to do."""
+    """The state of the topics. ``readable``: existing topics whose settings the ACLs allow to read. ``denied``: the missing ACL operation,
+    by topic. ``problems``: by topic, why it cannot be used, with the fix."""
 
-    there: Mapping[str, Topic]
-    found: Sequence[ExistingTopic]
-    missing: Sequence[Wanted]
+    existing: Mapping[str, Topic]
+    readable: Sequence[ExistingTopic]
+    missing: Sequence[RetryTopic]
     denied: Mapping[str, str]
     problems: Mapping[str, Sequence[str]]
 
 
 @dataclass(kw_only=True, eq=False)
 class TopicsUnfit(Refused):
-    """Retry topics are missing or misconfigured. Lists every problem, each with what to do."""
+    """Retry topics are missing or misconfigured. Lists every problem with its fix."""
 
     consumer: str
     problems: tuple[str, ...]
@@ -77,29 +77,29 @@ class TopicsUnfit(Refused):
         return "\n".join([*self.problems, f"{counted(len(self.problems), 'problem')} with the retry topics of {self.consumer}"])
 
 
-def wanted(spec: ConsumerSpec, *, now: bool = False) -> tuple[Wanted, ...]:
-    """The topics of a consumer: one per distinct delay, one for immediate tries, and the failed topic.
+def required_topics(spec: ConsumerSpec, *, now: bool = False) -> tuple[RetryTopic, ...]:
+    """Returns a consumer's topics: one per distinct delay, one for immediate tries, and the failed topic.
 
-    A consumer without a ladder needs none of them, or, with ``now``, only the one for immediate tries.
+    Without a ladder, a consumer needs no topics, or with ``now`` only the one for immediate tries.
     """
     ladder = Ladder.of(spec)
     if not ladder:
-        return (Wanted(now_topic(spec.group), timedelta()),) if now else ()
-    tiers = [Wanted(retry_topic(spec.group, delay), delay) for delay in dict.fromkeys(ladder.delays)]
-    return (*tiers, Wanted(now_topic(spec.group), timedelta()), Wanted(failed_topic(spec.group), None))
+        return (RetryTopic(now_topic(spec.group), timedelta()),) if now else ()
+    tiers = [RetryTopic(retry_topic(spec.group, delay), delay) for delay in dict.fromkeys(ladder.delays)]
+    return (*tiers, RetryTopic(now_topic(spec.group), timedelta()), RetryTopic(failed_topic(spec.group), None))
 
 
-def needed(group: str, names: Iterable[str]) -> list[Wanted]:
-    """Those of the names that are topics of the group, including those of delays that its ladder no longer has."""
-    named = []
+def own_topics(group: str, names: Iterable[str]) -> list[RetryTopic]:
+    """Returns the group's own topics among these names, even if their delay is no longer on its ladder."""
+    topics = []
     for name in names:
-        own, _, delay = name.rpartition(".retry.")
+        prefix, _, delay = name.rpartition(".retry.")
         if name == failed_topic(group):
-            named.append(Wanted(name, None))
-        elif own == group:
+            topics.append(RetryTopic(name, None))
+        elif prefix == group:
             with contextlib.suppress(BadInput):
-                named.append(Wanted(name, timedelta() if delay == "now" else parse_duration(delay)))
-    return named
+                topics.append(RetryTopic(name, timedelta() if delay == "now" else parse_duration(delay)))
+    return topics
 
 
 def ensure_topics(
@@ -111,113 +111,115 @@ def ensure_topics(
     only: Iterable[str] | None = None,
     missing_ok: bool = False,
 ) -> list[ExistingTopic]:
-    """Checks the consumer's retry topics and its failed topic (`wanted`), or the named ones (``only``), and returns them.
+    """Checks the consumer's retry topics and its failed topic (`required_topics`), or the named ones (``only``), and returns them.
 
     ``create`` creates missing topics; existing ones are never changed. Raises `TopicsUnfit` with every topic that is misconfigured, not
     authorized, or (unless ``missing_ok``) missing; `TopicsMissing` for the topics that the consumer reads; or `BrokerUnavailable`.
     """
-    asked = [one for one in wanted(spec, now=now) if only is None or one.name in set(only)]
+    topics = [each for each in required_topics(spec, now=now) if only is None or each.name in set(only)]
     largest = largest_of(cluster, spec)
-    look = look_at(cluster, spec, asked, largest, create=create)
-    problems = [] if missing_ok else [_missing(spec, one, largest) for one in look.missing]
-    problems += [f"{name}: {operation} is not allowed. Ask for an ACL that allows it." for name, operation in look.denied.items()]
-    problems += [f"{name}: {problem}" for name, found in look.problems.items() for problem in found]
+    state = inspect_topics(cluster, spec, topics, largest, create=create)
+    problems = [] if missing_ok else [_missing(spec, each, largest) for each in state.missing]
+    problems += [f"{name}: {operation} is not allowed. Ask for an ACL that allows it." for name, operation in state.denied.items()]
+    problems += [f"{name}: {problem}" for name, texts in state.problems.items() for problem in texts]
     if problems:
         raise TopicsUnfit(consumer=spec.name, problems=tuple(problems))
-    return list(look.found)
+    return list(state.readable)
 
 
-def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], largest: int, *, create: bool) -> TopicsState:
-    """The state of the topics, after creating missing ones if ``create`` is set. Raises `BrokerUnavailable`."""
-    there, hidden = visible(cluster, [one.name for one in asked])
+def inspect_topics(cluster: Cluster, spec: ConsumerSpec, topics: Sequence[RetryTopic], largest: int, *, create: bool) -> TopicsState:
+    """Returns the state of the topics; with ``create``, creates missing ones first. Raises `BrokerUnavailable`."""
+    existing, hidden = visible(cluster, [each.name for each in topics])
     denied = dict.fromkeys(hidden, "DESCRIBE")
     problems: dict[str, list[str]] = {}
-    made = set()
-    for one in asked if create else ():
-        if one.name in there or one.name in denied:
+    created = set()
+    for topic in topics if create else ():
+        if topic.name in existing or topic.name in denied:
             continue
         try:
-            if _make(cluster, spec, one, largest):
-                made.add(one.name)
+            if _create(cluster, spec, topic, largest):
+                created.add(topic.name)
         except NotAllowed as error:
-            denied[one.name] = error.operation
+            denied[topic.name] = error.operation
         except TopicNotCreated as error:
-            problems[one.name] = [str(error)]
-    there |= visible(cluster, [one.name for one in asked if one.name not in {*there, *denied, *problems}])[0] if create else {}
-    settings_now, hidden = _settings(cluster, list(there))
+            problems[topic.name] = [str(error)]
+    existing |= visible(cluster, [each.name for each in topics if each.name not in {*existing, *denied, *problems}])[0] if create else {}
+    settings, hidden = _settings(cluster, list(existing))
     denied |= dict.fromkeys(hidden, "DESCRIBE_CONFIGS")
-    found = [ExistingTopic(one, there[one.name], settings_now[one.name], one.name in made) for one in asked if one.name in settings_now]
-    problems |= {one.wanted.name: wrong for one in found if (wrong := unfit(one, spec, largest))}
-    told = {*there, *denied, *problems}
-    return TopicsState(there, found, [one for one in asked if one.name not in told], denied, problems)
+    readable = [
+        ExistingTopic(each, existing[each.name], settings[each.name], each.name in created) for each in topics if each.name in settings
+    ]
+    problems |= {each.retry_topic.name: texts for each in readable if (texts := unfit(each, spec, largest))}
+    reported = {*existing, *denied, *problems}
+    return TopicsState(existing, readable, [each for each in topics if each.name not in reported], denied, problems)
 
 
-def _make(cluster: Cluster, spec: ConsumerSpec, one: Wanted, largest: int) -> bool:
+def _create(cluster: Cluster, spec: ConsumerSpec, topic: RetryTopic, largest: int) -> bool:
     """Creates a topic. `False`: another process has just created it."""
-    settings = settings_of(one, largest)
-    made = cluster.create(one.name, spec.retry.topics.partitions, spec.retry.topics.replication, settings)
-    if made:
-        log.info("made topic=%s partitions=%s settings=%s", one.name, spec.retry.topics.partitions, settings)
-    return made
+    settings = settings_of(topic, largest)
+    created = cluster.create(topic.name, spec.retry.topics.partitions, spec.retry.topics.replication, settings)
+    if created:
+        log.info("made topic=%s partitions=%s settings=%s", topic.name, spec.retry.topics.partitions, settings)
+    return created
 
 
 def visible(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, Topic], list[str]]:
-    """The existing topics by name, and the names of those that the cluster's ACLs hide."""
-    found, hidden = cluster.visible(names)
-    return {topic.name: topic for topic in found}, sorted(hidden)
+    """Returns existing topics by name, and the names of topics that ACLs hide."""
+    topics, hidden = cluster.visible(names)
+    return {topic.name: topic for topic in topics}, sorted(hidden)
 
 
 def largest_of(cluster: Cluster, spec: ConsumerSpec, *, missing_ok: bool = False) -> int:
-    """The largest max.message.bytes of the consumer's topics; Kafka's default if the ACLs hide their settings. Raises `TopicsMissing`
+    """Returns the largest max.message.bytes of the consumer's topics; Kafka's default if ACLs hide their settings. Raises `TopicsMissing`
     unless ``missing_ok``."""
     names = cluster.subscribed(spec)
     topics = visible(cluster, names)[0] if missing_ok else [topic.name for topic in cluster.topics(names)]
-    found, _ = _settings(cluster, list(topics))
-    return max((int(settings["max.message.bytes"].value) for settings in found.values()), default=1_048_588)
+    settings, _ = _settings(cluster, list(topics))
+    return max((int(topic_settings["max.message.bytes"].value) for topic_settings in settings.values()), default=1_048_588)
 
 
-def settings_of(one: Wanted, largest: int) -> dict[str, str]:
-    """The settings of a topic that Tidemark creates. ``largest``: the largest max.message.bytes of the consumer's topics."""
+def settings_of(topic: RetryTopic, largest: int) -> dict[str, str]:
+    """Returns the settings for a topic that Tidemark creates. ``largest``: the largest max.message.bytes of the consumer's topics."""
     return {
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
-        "retention.ms": "-1" if one.delay is None else str((one.delay + KEEP) // _MILLISECOND),
+        "retention.ms": "-1" if topic.delay is None else str((topic.delay + KEEP) // _MILLISECOND),
         "retention.bytes": "-1",
         "max.message.bytes": str(_with_headers(largest)),
     }
 
 
 def _with_headers(largest: int) -> int:
-    """Kafka's limits are numbers of 32 bits, and no record is larger."""
+    """Adds the size of the headers, up to Kafka's 32-bit limit, which no record exceeds."""
     return min(largest + HEADER_BYTES, 2**31 - 1)
 
 
-def unfit(found: ExistingTopic, spec: ConsumerSpec, largest: int) -> list[str]:
-    """Problems of a topic's configuration, each with what to set."""
-    return [*_policy(found), *_retention(found), *_size(found, largest), *_copies(found, spec)]
+def unfit(existing: ExistingTopic, spec: ConsumerSpec, largest: int) -> list[str]:
+    """Returns the problems of a topic's configuration, with their fixes."""
+    return [*_policy(existing), *_retention(existing), *_size(existing, largest), *_copies(existing, spec)]
 
 
-def _policy(found: ExistingTopic) -> list[str]:
+def _policy(existing: ExistingTopic) -> list[str]:
     problems = []
-    if (policy := found.settings["cleanup.policy"].value) != "delete":
+    if (policy := existing.settings["cleanup.policy"].value) != "delete":
         problems.append(f"cleanup.policy is {policy}, but compaction deletes all but the last record of a key. Set it to delete.")
-    if (kind := found.settings["message.timestamp.type"].value) != "LogAppendTime":
+    if (kind := existing.settings["message.timestamp.type"].value) != "LogAppendTime":
         problems.append(
             f"message.timestamp.type is {kind}. Set it to LogAppendTime, so that retention and time lag count from when a record arrived."
         )
     return problems
 
 
-def _retention(found: ExistingTopic) -> list[str]:
-    time, size, delay = found.settings["retention.ms"], found.settings["retention.bytes"], found.wanted.delay
-    kept = None if int(time.value) < 0 else timedelta(milliseconds=int(time.value))
+def _retention(existing: ExistingTopic) -> list[str]:
+    time, size, delay = existing.settings["retention.ms"], existing.settings["retention.bytes"], existing.retry_topic.delay
+    retention = None if int(time.value) < 0 else timedelta(milliseconds=int(time.value))
     problems = []
-    if delay is None and kept is not None and not time.stated:
+    if delay is None and retention is not None and not time.stated:
         problems.append(
             f"retention.ms is {time.value}, the broker's default. Set it for this topic: -1 to keep failed records, or how long "
             "they should be visible there. Postgres keeps them in any case."
         )
-    if delay is not None and kept is not None and kept < delay + SLACK:
+    if delay is not None and retention is not None and retention < delay + SLACK:
         least = (delay + SLACK) // _MILLISECOND
         waits = f"a record waits {format_duration(delay)} in it, and drains may be down for {format_duration(SLACK)}"
         problems.append(f"retention.ms is {time.value}, but {waits}. Set it to {least} or more, or to -1.")
@@ -226,8 +228,8 @@ def _retention(found: ExistingTopic) -> list[str]:
     return problems
 
 
-def _size(found: ExistingTopic, largest: int) -> list[str]:
-    least, limit = _with_headers(largest), int(found.settings["max.message.bytes"].value)
+def _size(existing: ExistingTopic, largest: int) -> list[str]:
+    least, limit = _with_headers(largest), int(existing.settings["max.message.bytes"].value)
     if limit >= least:
         return []
     return [
@@ -235,20 +237,20 @@ def _size(found: ExistingTopic, largest: int) -> list[str]:
     ]
 
 
-def _copies(found: ExistingTopic, spec: ConsumerSpec) -> list[str]:
+def _copies(existing: ExistingTopic, spec: ConsumerSpec) -> list[str]:
     problems = []
-    asked, topic = spec.retry.topics, found.topic
-    if topic.partitions < asked.partitions:
+    config, topic = spec.retry.topics, existing.topic
+    if topic.partitions < config.partitions:
         problems.append(
-            f"it has {counted(topic.partitions, 'partition')}, but retry.topics.partitions is {asked.partitions}. "
+            f"it has {counted(topic.partitions, 'partition')}, but retry.topics.partitions is {config.partitions}. "
             "Add partitions, or change the spec."
         )
     copies = min((len(racks) for racks in topic.racks or ()), default=0)
-    if asked.replication is not None and copies < asked.replication:
+    if config.replication is not None and copies < config.replication:
         problems.append(
-            f"it has {counted(copies, 'replica')}, but retry.topics.replication is {asked.replication}. Add replicas, or change the spec."
+            f"it has {counted(copies, 'replica')}, but retry.topics.replication is {config.replication}. Add replicas, or change the spec."
         )
-    in_sync = int(found.settings["min.insync.replicas"].value)
+    in_sync = int(existing.settings["min.insync.replicas"].value)
     if copies and in_sync > copies:
         problems.append(
             f"min.insync.replicas is {in_sync}, but it has {copies} replicas, so nothing can be published. Set it to {copies} or less."
@@ -264,7 +266,7 @@ def _settings(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, dict[st
         return cluster.settings(name for name in names if name not in error.topics), error.topics
 
 
-def _missing(spec: ConsumerSpec, one: Wanted, largest: int) -> str:
-    settings = " ".join(f"--config {name}={value}" for name, value in settings_of(one, largest).items())
-    how = f"kafka-topics.sh --create --topic {one.name} --partitions {spec.retry.topics.partitions} {settings}"
-    return f"{one.name}: it does not exist. Let Tidemark create it (tidemark retries topics {spec.name} --create), or run: {how}"
+def _missing(spec: ConsumerSpec, topic: RetryTopic, largest: int) -> str:
+    settings = " ".join(f"--config {name}={value}" for name, value in settings_of(topic, largest).items())
+    command = f"kafka-topics.sh --create --topic {topic.name} --partitions {spec.retry.topics.partitions} {settings}"
+    return f"{topic.name}: it does not exist. Let Tidemark create it (tidemark retries topics {spec.name} --create), or run: {command}"

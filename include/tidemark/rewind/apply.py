@@ -204,7 +204,7 @@ def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
     for group in sorted(plan.groups, key=lambda group: group.group_id):
         wait, key = LockWait(f"rewinds of group {group.group}"), {"class": REWIND_LOCK, "group_id": group.group_id}
         while _locked(cur, SQL["lock_group"], key) is None:
-            wait.say(cur, {**key, "topic_id": None, "partition": None})
+            wait.report_holders(cur, {**key, "topic_id": None, "partition": None})
     cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # the rewind's row is never locked for long
     cur.execute(SQL["lock_rewind"], {"rewind_id": plan.rewind_id})
     (locked,) = rows(cur)
@@ -221,7 +221,7 @@ def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
         if ended:
             log.warning("ended a session that held a partition partition=%s sessions=%s", partition, ended)
         else:
-            wait.say(cur, {**part, "class": REWIND_LOCK})
+            wait.report_holders(cur, {**part, "class": REWIND_LOCK})
     return int(locked[0][0]) if locked else None
 
 

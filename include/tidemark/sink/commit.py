@@ -2,9 +2,9 @@
 
     ① begin   ② compare-and-set the partition row   ③ COPY the rows   ④ COPY the failed records   ⑤ ledger row   ⑥ commit   ⑦ receipt
 
-② comes first: a zombie waits there for the row lock and fails before it has sent a byte. Then the commit looks up which records
-erasures have suppressed. A failure before ⑥ leaves nothing behind. If the answer to ⑥ is lost, the row is read again to find out whether
-the commit happened; nothing is repeated blindly.
+② comes first: a zombie waits there for the row lock and fails before it has sent a byte. Then the commit reads which records erasures have
+suppressed. A failure before ⑥ leaves nothing behind. If the answer to ⑥ is lost, the commit reads the row again to find out whether it
+succeeded; nothing is repeated blindly.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LOCK_TIMEOUT_MS = 120_000
 IDLE_TIMEOUT_MS = 60_000
 """A live commit is never idle this long between two statements; such a session belongs to a dead process."""
 OUTCOME_WAIT_S = 60
-"""How long to keep asking whether the commit happened, if the connection was lost during COMMIT."""
+"""How long to keep checking whether the commit succeeded, after the connection was lost during COMMIT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Receipt:
 
 @dataclass(kw_only=True, eq=False)
 class CommitUnknown(Unavailable):
-    """The session was lost during COMMIT, and the database did not come back in time to tell the outcome."""
+    """The session was lost during COMMIT, and the database did not return in time to check the outcome."""
 
     part: Slice
     cause: str
@@ -85,9 +85,9 @@ class CommitUnknown(Unavailable):
 
 
 class Sessions:
-    """Lends a database session to commit after commit, as long as none of them fails: connecting takes longer than a small commit.
+    """Reuses a database session for successive commits until one fails: connecting takes longer than a small commit.
 
-    Not for several threads.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def lent(self, target: Target) -> Iterator[Connection]:
-        """A session outside any transaction. Raises what `tidemark.db.connect` raises."""
+        """Yields a session outside any transaction. Raises the same errors as `tidemark.db.connect`."""
         url = read_url(target.database_url)
         if self._idle is not None and self._idle[0] != url:
             self.close()
@@ -119,7 +119,7 @@ class Sessions:
 def commit_slice(
     target: Target,
     part: Slice,
-    judged: Iterator[TransformOutput],
+    outputs: Iterator[TransformOutput],
     payloads: Payloads,
     *,
     isolate: bool = False,
@@ -128,29 +128,29 @@ def commit_slice(
 ) -> Receipt:
     """Stores a slice in one transaction of its own and returns the receipt.
 
-    ``judged`` is consumed while Postgres receives the rows, so a slice of any size needs the memory of one batch. Safe to call again for
-    the same slice: the second call finds the ledger row of the first. With ``isolate``, records whose rows Postgres rejects become failed
-    records, up to ``target.max_rejected``, and the others are loaded. That takes several COPYs, as do several sinks, so ``judged`` is
-    spooled before the transaction begins. ``order`` gets the blocked keys before anything is read from ``judged``.
+    ``outputs`` is consumed while Postgres receives the rows, so a slice of any size needs the memory of one batch. Safe to call again for
+    the same slice: the second call finds the first one's ledger row. With ``isolate``, records whose rows Postgres rejects become failed
+    records, up to ``target.max_rejected``, and the others are loaded. That takes several COPYs, as do several sinks, so ``outputs`` is
+    spooled before the transaction begins. ``order`` receives the blocked keys before ``outputs`` is read.
 
-    Raises `OffsetFenced` if the partition was taken away; `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help),
+    Raises `OffsetFenced` if another run took over the partition; `SinkRejected` (with ``of_rows``, ``isolate`` may help),
     `TooManyRejected`, `BadOutput` or `Broken` for bad rows; `BreakerTripped` if too many records fail; `HeldTooMany` if too many would be
-    held; `KeysBlocked` (with ``isolate``: run the transform on the slice again); `DatabaseUnavailable` for an outage; and whatever
-    ``judged`` or ``payloads`` raise. Then nothing is stored. After `CommitUnknown` the outcome is unknown.
+    held; `KeysBlocked` (with ``isolate``: run the transform on the slice again); `DatabaseUnavailable` for an outage; and any error of
+    ``outputs`` or ``payloads``. Then nothing is stored. After `CommitUnknown` the outcome is unknown.
     """
     if isolate or len(target.layouts) > 1:
         if order is not None:
             with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
                 order.begin(read_blocked(cur, target.group_id, part))
-        with spooled(judged) as answers:
+        with spooled(outputs) as answers:
             return _commit_slice(target, part, answers, payloads, isolate=isolate, order=order, sessions=sessions)
-    return _commit_slice(target, part, judged, payloads, isolate=False, order=order, sessions=sessions)
+    return _commit_slice(target, part, outputs, payloads, isolate=False, order=order, sessions=sessions)
 
 
 def _commit_slice(
     target: Target,
     part: Slice,
-    judged: Iterator[TransformOutput] | Spool[TransformOutput],
+    outputs: Iterator[TransformOutput] | Spool[TransformOutput],
     payloads: Payloads,
     *,
     isolate: bool,
@@ -165,13 +165,13 @@ def _commit_slice(
         skip = suppressed.records(cur, target.group_id, target.position_of, part)
         if order is not None:
             blocked = read_blocked(cur, target.group_id, part)
-            if isinstance(judged, Spool):
+            if isinstance(outputs, Spool):
                 order.confirm(part, blocked)
             else:
                 order.begin(blocked)
         reached(Step.COPY_ROWS, part)
         refusals = Refusals.of(target) if isolate else None
-        tally = load_all(cur, part, target.layouts, lambda: iter(judged), partial(Tally, part, skip), refusals)
+        tally = load_all(cur, part, target.layouts, lambda: iter(outputs), partial(Tally, part, skip), refusals)
         counts, held = tally.counts(), tally.held()
         if target.breaker is not None:
             failures = [reject for reject in tally.rejects.values() if reject.disposition is not Disposition.HELD]
@@ -190,24 +190,24 @@ def _commit_slice(
 def commit(
     target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]], sessions: Sessions | None = None
 ) -> list[Receipt]:
-    """Runs ``store_parts``, which are steps ② to ⑤, in one transaction, and returns its result once the commit is certain.
+    """Runs ``store_parts``, steps ② to ⑤, in one transaction, and returns its result once the commit is certain.
 
-    A commit never fails because a rewind or an erasure holds a lock: it starts over until that has ended. That is safe because ② comes
-    first, before ``store_parts`` has consumed any input.
+    A commit does not fail because a rewind or an erasure holds a lock: it starts over until the lock is released. That is safe because ②
+    comes first, before ``store_parts`` has consumed any input.
     """
     wait = LockWait(f"position of {parts[0].partition}")
     while True:
         try:
             if sessions is not None:
                 return _commit(target, parts, store_parts, sessions)
-            with contextlib.closing(Sessions()) as own:
-                return _commit(target, parts, store_parts, own)
+            with contextlib.closing(Sessions()) as new_sessions:
+                return _commit(target, parts, store_parts, new_sessions)
         except PositionLocked as error:
             with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
                 position = {"group_id": error.group_id, "topic_id": error.topic_id, "partition": error.partition.partition}
                 if held_by_writer(cur, **position):
                     raise
-                wait.say(cur, {**position, "class": REWIND_LOCK})
+                wait.report_holders(cur, {**position, "class": REWIND_LOCK})
 
 
 def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]], sessions: Sessions) -> list[Receipt]:
@@ -234,14 +234,14 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
 
 
 def enter(cur: Cursor, target: Target, part: Slice, counts: RecordCounts) -> int:
-    """Step ⑤: inserts the ledger row and returns its id. A range loaded by a backfill is no longer a lost range."""
+    """Inserts the ledger row (step ⑤) and returns its id. A range loaded by a backfill is no longer skipped."""
     if target.side_id is not None:
         store.shorten_skipped(cur, target.group_id, part.topic_id, part.partition, part.start, part.end)
     return store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
 
 
 def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> None:
-    """Checks in the ledger whether the commit happened, once the old session has released the partition's row."""
+    """Checks in the ledger whether the commit succeeded, once the old session has released the partition's row."""
     retrying = Retrying(
         retry=retry_if_exception_type(DatabaseUnavailable),
         stop=stop_after_delay(OUTCOME_WAIT_S),
@@ -249,12 +249,12 @@ def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> Non
         reraise=True,
     )
 
-    def ask() -> RecordCounts | None:
+    def read_ledger() -> RecordCounts | None:
         with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
             return store.committed(cur, target.position_of, part, ledger=target.group_id)
 
     try:
-        counts = retrying(ask)
+        counts = retrying(read_ledger)
     except DatabaseUnavailable as error:
         raise CommitUnknown(part=part, cause=error.cause) from lost
     if counts is None:

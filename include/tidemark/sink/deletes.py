@@ -1,8 +1,8 @@
-"""Deletes in an upsert sink: a record deletes the row of its key, and no older record that comes late brings the row back (I1, I4).
+"""Deletes in an upsert sink: a record deletes the row of its key, and late older records do not bring the row back (I1, I4).
 
-Each deletion is stored in ``tidemark.deletion`` with the lineage of its record. The result is the same as if all records had come in order:
+Each deletion is stored in ``tidemark.deletion`` with its record's lineage. The result is the same as if all records had arrived in order:
 a row is deleted if a deletion of its key follows it in its partition. With ``sink.deletes: hard`` the row moves to the first deletion after
-it, in the same transaction; so a rewind that takes the deletion back can put the row back (`tidemark.rewind.rows.deletions`). With
+it, in the same transaction, so that a rewind that reverts the deletion can restore the row (`tidemark.rewind.rows.deletions`). With
 ``soft`` the row stays in the sink and is marked.
 """
 
@@ -28,53 +28,54 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.sink", "deletes.sql")
 
 IN_FORCE = "coalesce(present.parked_by, 0) = 0"
-"""No rewind has parked the deletion. Not ``IS NULL``: without statistics of the table, Postgres would prefer a partial index with that
-condition, and search all deletions of a partition for each row."""
+"""No rewind has parked the deletion. Not ``IS NULL``: without table statistics, Postgres would prefer a partial index with that condition,
+and scan all deletions of a partition for each row."""
 
 
 @dataclass(kw_only=True, eq=False)
 class RowsKept(Refused):
-    """The sink did not let rows go that records delete."""
+    """The sink did not delete all rows that records delete."""
 
     table: str
-    found: int
-    gone: int
+    to_delete: int
+    deleted: int
 
     def __str__(self) -> str:
         return (
-            f"{self.table} kept {self.found - self.gone:,} of {counted(self.found, 'row')} that records delete: a trigger, a rule or row "
-            "security prevents deletes. Remove it for Tidemark's role, or set sink.deletes to soft. Nothing of this slice was stored."
+            f"{self.table} kept {self.to_delete - self.deleted:,} of {counted(self.to_delete, 'row')} that records delete: a trigger, "
+            "a rule or row security prevents deletes. Remove it for Tidemark's role, or set sink.deletes to soft. Nothing of this slice "
+            "was stored."
         )
 
 
 def slice_columns(layout: Layout) -> str:
-    """The SELECT list that gives a temporary table the columns of rows on their way to the sink."""
+    """Returns the SELECT list that gives a temporary table `Layout.copy_columns`."""
     names = [name for name, _ in layout.copy_columns]
     if layout.deletes is Deletes.HARD:  # the sink does not have the mark
         return f"{listed(names[:-1])}, NULL::boolean AS {DELETED}"
     return listed(names)
 
 
-def asked(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> bool:
-    """Whether a merge of ``source``, made from ``parts``, has to do with deletions: it deletes rows, or may come after later deletions."""
+def has_deletions(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> bool:
+    """Whether a merge of ``source``, with rows from ``parts``, involves deletions: it deletes rows, or later deletions may exist."""
     if layout.deletes is Deletes.REFUSE:
         return False
     places = [(part.topic_id, part.partition.partition, part.start) for part in parts]
     topic_ids, partitions, starts = map(list, zip(*places, strict=True))
-    given = {"sink": layout.table, "topic_ids": topic_ids, "partitions": partitions, "starts": starts}
-    cur.execute(SQL["asks"].replace("{source}", source.replace("%", "%%")), given)
+    params = {"sink": layout.table, "topic_ids": topic_ids, "partitions": partitions, "starts": starts}
+    cur.execute(SQL["asks"].replace("{source}", source.replace("%", "%%")), params)
     row = cur.fetchone()
     assert row is not None
     return any(row)
 
 
 def deletes(source: str) -> str:
-    """The relation of the rows in ``source`` that delete."""
+    """Returns the relation of the deleting rows in ``source``."""
     return SQL["deletes"].format(source=source)
 
 
-def carry_out(cur: Cursor, layout: Layout, source: str, *, floor: bool) -> str:
-    """Deletes what the rows in ``source`` delete; does not commit. Returns the relation of the rows that are then to be merged.
+def apply(cur: Cursor, layout: Layout, source: str, *, floor: bool) -> str:
+    """Applies the deletes in ``source``; does not commit. Returns the relation of the rows that remain to be merged.
 
     ``floor``: rows below the floor must be kept (`tidemark.sink.kept_rows`). Raises `RowsKept`.
     """
@@ -88,30 +89,30 @@ def carry_out(cur: Cursor, layout: Layout, source: str, *, floor: bool) -> str:
         kept_rows.keep_replaced(cur, layout, deletes(source), any_partition=False)
         kept_rows.keep_late(cur, layout, SQL["dying"].format(**fill))
     cur.execute(SQL["delete"].format(**fill))
-    found, gone = cur.fetchone() or (0, 0)
-    if found != gone:
-        raise RowsKept(table=layout.table, found=found, gone=gone)
-    given = {column.name for column in layout.columns}
-    names = [name for name in kept_columns(cur, layout.table) if name in given or name.startswith("kafka_")]
+    to_delete, deleted = cur.fetchone() or (0, 0)
+    if to_delete != deleted:
+        raise RowsKept(table=layout.table, to_delete=to_delete, deleted=deleted)
+    data_columns = {column.name for column in layout.columns}
+    names = [name for name in kept_columns(cur, layout.table) if name in data_columns or name.startswith("kafka_")]
     cur.execute(SQL["keep_dying"].format(**fill | {"keep": keep(names)}))
     return SQL["alive"].format(**fill)
 
 
 def first_after(sink: str, key: Iterable[str] = (), *, digest: str | None = None, in_force: str = IN_FORCE) -> str:
-    """SQL for the id of the first deletion after the row ``newer`` of a sink; null if there is none. ``key``: its key's values, as SQL;
-    ``digest``: their hash, if it is known."""
+    """Returns SQL for the id of the first deletion after the row ``newer``, or null. ``key``: SQL of the key's values; ``digest``: SQL of
+    their hash, if available."""
     return SQL["first_after"].format(
         sink_name=literal(sink), digest=digest or hashed(key), in_force=in_force, same_partition=f"({kept_rows.same_partition('newer')})"
     )
 
 
 def hashed(key: Iterable[str]) -> str:
-    """SQL for the hash of a key with these values. The binary form of values depends on no setting of the session."""
+    """Returns SQL for the hash of a key. The binary form of values does not depend on session settings."""
     return f"sha256(record_send(ROW({', '.join(key)})))"
 
 
 def keep(names: Sequence[str]) -> str:
-    """SQL that keeps rows ``dying``, with these columns, with the first deletion after each."""
+    """Returns SQL that stores these columns of the rows ``dying`` with the first deletion after each row."""
     return SQL["keep"].format(names=array(map(literal, names)), values=array(f"newer.{quoted(name)}::text" for name in names))
 
 

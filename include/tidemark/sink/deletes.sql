@@ -1,8 +1,8 @@
 -- Statements that delete rows of an upsert sink.
 
 -- name: asks
--- Whether a slice's rows include deletes, and whether deletions are in force that are later than one of these slices' starts. One look into
--- the index for each slice. Locks nothing.
+-- Whether a slice's rows include deletes, and whether deletions after the start of one of these slices are in force. One index lookup per
+-- slice. Locks nothing.
 SELECT EXISTS (SELECT FROM {source} AS source WHERE kafka_deleted),
        EXISTS (SELECT FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) part (topic_id, partition, start)
                 WHERE start <= (SELECT max(kafka_offset) FROM tidemark.deletion
@@ -28,7 +28,7 @@ SELECT DISTINCT ON ({key}) {key}, kafka_topic_id, kafka_partition, kafka_offset,
  WHERE kafka_deleted ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
 
 -- name: keep
--- Keeps, with each deletion, the last row before it, of the rows ``dying``. Part of other statements.
+-- Stores the last of the rows ``dying`` before each deletion with that deletion. Part of other statements.
 UPDATE tidemark.deletion SET kept = jsonb_object({names}, {values}), kept_topic_id = newer.kafka_topic_id, kept_offset = newer.kafka_offset
   FROM (SELECT DISTINCT ON (first_after) * FROM dying WHERE first_after IS NOT NULL
          ORDER BY first_after, kafka_topic_id DESC, kafka_offset DESC, kafka_seq DESC) newer
@@ -36,7 +36,7 @@ UPDATE tidemark.deletion SET kept = jsonb_object({names}, {values}), kept_topic_
    AND (kept_offset IS NULL OR (kept_topic_id, kept_offset) <= (newer.kafka_topic_id, newer.kafka_offset))
 
 -- name: delete
--- Removes the rows that a slice deletes from the sink. Locks them. Returns how many there were, and how many went.
+-- Removes the rows that a slice deletes from the sink. Locks them. Returns how many matched, and how many were deleted.
 WITH doomed AS MATERIALIZED ({doomed}), found AS MATERIALIZED (
     SELECT present.ctid FROM {sink} present JOIN doomed newer ON {same_key} WHERE {replaceable}
 ), gone AS (
@@ -54,7 +54,7 @@ WITH doomed AS MATERIALIZED ({doomed})
 UPDATE {sink} present SET kafka_deleted = true FROM doomed newer WHERE {same_key} AND {replaceable} AND NOT present.kafka_deleted;
 
 -- name: keep_dying
--- Rows of a slice that never reach the sink because a deletion follows.
+-- Stores rows of a slice that never reach the sink because a deletion follows.
 WITH dying AS (
     SELECT newer.*, {first_after} AS first_after FROM {source} AS newer WHERE NOT kafka_deleted
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_A_CHUNK = 8192
-"""Chunks of 4,000 to 8,000 rows keep the encoder's buffers in the CPU cache: 0.97 of the speed of a COPY from memory."""
+"""Chunks of 4,000 to 8,000 rows keep the encoder's buffers in the CPU cache: 97% of the speed of a COPY from memory."""
 COPY_BUFFER_BYTES = 4 << 20
 EMPTY = b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"\xff\xff"
 """A binary COPY without rows: signature, no flags, no header extension, trailer."""
@@ -42,8 +42,8 @@ class CopyStream:
     """The rows of ``batches`` as a binary COPY stream, encoded on demand; a file object for ``copy_expert``.
 
     Each batch has exactly the columns of ``columns`` (name, Postgres type), of Arrow types that `types.fits` allows. ``rows`` counts the
-    encoded rows, to compare with the number that Postgres reports. ``failure`` is an error raised while reading (by ``batches``,
-    `NotEncodable`, `TypesChanged`): psycopg2 turns it into a cancelled statement, which looks like an outage.
+    encoded rows, to compare with Postgres' count. ``failure`` is an error raised while reading (by ``batches``, `NotEncodable`,
+    `TypesChanged`): psycopg2 turns it into a cancelled statement, which looks like an outage.
     """
 
     def __init__(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> None:
@@ -52,7 +52,7 @@ class CopyStream:
         self._chunks = self._encode(columns, batches)
 
     def read(self, _size: int = -1) -> bytes:
-        """The next chunk, of any size. Empty only at the end, because psycopg2 takes an empty read as the end of the data."""
+        """Returns the next chunk, of any size. Empty only at the end: psycopg2 treats an empty read as the end of the data."""
         try:
             return next(self._chunks, b"")
         except BaseException as error:
@@ -64,8 +64,8 @@ class CopyStream:
 
     def _encode(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
         encoder = schema = None
-        for given in batches:
-            batch = _conformed(columns, given)
+        for rows in batches:
+            batch = _conformed(columns, rows)
             if encoder is None:
                 encoder, schema = _encoder(columns, batch.schema), batch.schema
                 yield bytes(encoder.write_header())
@@ -74,7 +74,7 @@ class CopyStream:
             for start in range(0, batch.num_rows, ROWS_A_CHUNK):
                 chunk = batch.slice(start, ROWS_A_CHUNK)
                 self.rows += chunk.num_rows
-                if data := _written(encoder, chunk):  # pgpq may keep a small batch until the next call
+                if data := _encoded_chunk(encoder, chunk):  # pgpq may keep a small batch until the next call
                     yield data
         if encoder is None:
             yield EMPTY
@@ -82,7 +82,7 @@ class CopyStream:
             yield bytes(data)
 
 
-def _written(encoder: Any, chunk: pa.RecordBatch) -> bytes:
+def _encoded_chunk(encoder: Any, chunk: pa.RecordBatch) -> bytes:
     try:
         return bytes(encoder.write_batch(chunk))
     except ValueError as error:

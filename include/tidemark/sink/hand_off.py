@@ -1,4 +1,4 @@
-"""Step ④ of a commit: copies the records that are not loaded to ``tidemark.failed_record``, with all that a retry needs."""
+"""Step ④ of a commit: copies records that are not loaded to ``tidemark.failed_record``, with everything that a retry needs."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ FAILED_COLUMNS = (
 )
 
 Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]
-"""Reads records again by offset, in order: ``record_offset, record_timestamp, key, value, headers``, typed as in `FAILED_COLUMNS`.
-Used only for records that are not loaded."""
+"""Reads records again that were not loaded, ordered by offset: ``record_offset, record_timestamp, key, value, headers``, typed as in
+`FAILED_COLUMNS`."""
 
 
 @dataclass(kw_only=True, eq=False)
 class RecordsGone(Broken):
-    """Records to hand off could not be read a second time."""
+    """Failed records could not be read again from the log."""
 
     part: Slice
-    wanted: int
-    found: int
+    expected: int
+    read: int
 
     def __str__(self) -> str:
-        failed = counted(self.wanted, "failed record")
-        return f"{self.part}: only {self.found:,} of {failed} found in the log. Nothing of this slice was stored."
+        failed = counted(self.expected, "failed record")
+        return f"{self.part}: only {self.read:,} of {failed} found in the log. Nothing of this slice was stored."
 
 
 def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:
-    """Step ④: copies the records that are not loaded, with all that a retry needs. Raises `RecordsGone`.
+    """Copies records that are not loaded, with everything that a retry needs (step ④). Raises `RecordsGone`.
 
-    Due times are by the database's clock (I6), which is read once.
+    Due times follow the database's clock (I6), which is read once.
     """
     if not rejects:
         return
@@ -69,9 +69,9 @@ def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Rej
     if rung is not None and any(reject.disposition is Disposition.RETRY for reject in rejects.values()):
         cur.execute("SELECT clock_timestamp() + %s", (rung.delay,))
         (due_at,) = cur.fetchone() or (None,)
-    found = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads, rung, due_at))
-    if found != len(rejects):
-        raise RecordsGone(part=part, wanted=len(rejects), found=found)
+    copied = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads, rung, due_at))
+    if copied != len(rejects):
+        raise RecordsGone(part=part, expected=len(rejects), read=copied)
 
 
 def _failed(
@@ -82,25 +82,25 @@ def _failed(
 
     for batch in payloads(part, rejects.keys()):
         count = batch.num_rows
-        which = [rejects[offset] for offset in batch.column("record_offset").to_pylist()]
-        waits = [rung is not None and reject.disposition is Disposition.RETRY for reject in which]
+        batch_rejects = [rejects[offset] for offset in batch.column("record_offset").to_pylist()]
+        waits = [rung is not None and reject.disposition is Disposition.RETRY for reject in batch_rejects]
         states = [
             "WAITING" if waiting else "HELD" if reject.disposition is Disposition.HELD else "FAILED"
-            for waiting, reject in zip(waits, which, strict=True)
+            for waiting, reject in zip(waits, batch_rejects, strict=True)
         ]
-        where = {"HELD": None, "WAITING": None if rung is None else rung.topic, "FAILED": target.ladder.failed_topic}
+        topics = {"HELD": None, "WAITING": None if rung is None else rung.topic, "FAILED": target.ladder.failed_topic}
         arrays = [
             pa.array(np.full(count, target.group_id, dtype=np.int32)),
             pa.array(np.full(count, part.topic_id, dtype=np.int16)),
             pa.array(np.full(count, part.partition.partition, dtype=np.int32)),
             *batch.columns,
-            pa.array(["fail" if reject.disposition is Disposition.FAIL else "retry" for reject in which], pa.string()),
-            pa.array([reject.error_type for reject in which], pa.string()),
-            pa.array([reject.error_text for reject in which], pa.string()),
+            pa.array(["fail" if reject.disposition is Disposition.FAIL else "retry" for reject in batch_rejects], pa.string()),
+            pa.array([reject.error_type for reject in batch_rejects], pa.string()),
+            pa.array([reject.error_text for reject in batch_rejects], pa.string()),
             pa.array(np.full(count, target.attempt_id, dtype=np.int64)),
             pa.array(states, pa.string()),
             pa.array([int(waiting) for waiting in waits], pa.int32()),
             pa.array([due_at if waiting else None for waiting in waits], pa.timestamp("us", "UTC")),
-            pa.array([where[state] for state in states], pa.string()),
+            pa.array([topics[state] for state in states], pa.string()),
         ]
         yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in FAILED_COLUMNS])

@@ -31,7 +31,7 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, {sink_n
    FOR NO KEY UPDATE OF present;
 
 -- name: keep_late
--- Copies rows below the floor that come too late for the sink: an undo may remove the newer row, or take the deletion back.
+-- Copies rows below the floor that come too late for the sink: an undo may remove the newer row, or revert the deletion.
 WITH latest AS MATERIALIZED ({latest})
 INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
                                   kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
@@ -49,7 +49,7 @@ present.kafka_partition = {newer}.kafka_partition AND (present.kafka_topic_id = 
      WHERE other.topic_id = present.kafka_topic_id AND now.topic_id = {newer}.kafka_topic_id))
 
 -- name: not_newer
--- For rows of one partition: whether the present row is of an earlier record or the same. Incarnations of a topic have ascending ids.
+-- For rows of one partition: whether the present row's record is earlier or the same. A re-created topic has a higher id.
 (present.kafka_topic_id, present.kafka_offset) <= ({newer}.kafka_topic_id, {newer}.kafka_offset)
 
 -- name: newer_batch

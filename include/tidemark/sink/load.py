@@ -1,6 +1,6 @@
 """Writes rows to the sink: an append sink by one COPY, an upsert sink by COPY and merge.
 
-`load_all` loads all sinks of a consumer. `load` is used for every slice. `load_carefully` is for a slice that `load` failed on: in the same
+`load_all` loads all sinks of a consumer. `load` is the normal path. `load_carefully` isolates records after `load` has failed: in one
 transaction, it finds the records whose rows cannot be stored, marks them as failed and loads the rest.
 """
 
@@ -19,8 +19,7 @@ from tidemark.db import computed, data_error, is_outage, may_be_row_error, state
 from tidemark.errors import Broken, DatabaseUnavailable, Refused, TidemarkError
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
-from tidemark.sink import deletes, suppressed
-from tidemark.sink import kept_rows as kept
+from tidemark.sink import deletes, kept_rows, suppressed
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally, by_absent
@@ -42,23 +41,23 @@ NOT_FOUND = frozenset({"42P01", "42883", "42704"})
 """SQLSTATEs for a table, a function or operator, and a type that does not exist on the search_path."""
 KEY_OF_OTHER_PARTITION = "KeyOfOtherPartition"
 OF_OTHER_ROWS = frozenset({"ExclusionViolation", "ForeignKeyViolation", "UniqueViolation"})
-"""Errors that another row can end, so a retry may succeed."""
+"""Errors that a change of another row can resolve, so a retry may succeed."""
 _OF_THE_ROW = frozenset({
     "CheckViolation", "NotEncodable", "NotNullViolation", "ProgramLimitExceeded",
     *(name for name, kind in vars(psycopg2.errors).items() if isinstance(kind, type) and issubclass(kind, psycopg2.DataError)),
 })  # fmt: skip
-"""Errors that no other row can cause or end. Any other may: a trigger can raise it."""
+"""Errors that depend only on the row itself. Any other error may depend on other rows, for example through a trigger."""
 MOST_PASSES = 20
 CARE_ROWS, CARE_BYTES = 8192, 16 << 20
-"""What `load_carefully` tries at once: at least so many rows or bytes."""
+"""Minimum rows or bytes per attempt of `load_carefully`."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SinkRejected(Refused):
-    """Postgres rejected rows of a slice. ``of_rows``: some rows may be bad, and the others fine: `Bisection` finds out.
+    """Postgres rejected rows of a slice. ``of_rows``: single rows may be at fault, which `Bisection` can isolate.
 
     ``error_type`` is Postgres' name for the condition (``NotNullViolation``), ``message`` its text without the values of rows. ``detail``
-    quotes them. It belongs to no text of an error or a log.
+    quotes them, so it must not appear in errors or logs.
     """
 
     part: Slice
@@ -69,14 +68,14 @@ class SinkRejected(Refused):
     of_rows: bool
     misses_object: bool = False
     outage: str | None = None
-    """What Postgres says, if the code is that of an outage."""
+    """Postgres' message, if the error code is that of an outage."""
 
     def of_table(self) -> TidemarkError:
-        """What it is if no row is at fault."""
+        """Returns the error to raise if no row is at fault."""
         return replace(self, of_rows=False) if self.outage is None else DatabaseUnavailable(cause=self.outage)
 
     def text(self, layout: Layout) -> str:
-        """The text to store with the record: with ``detail`` only if the spec allows it."""
+        """Returns the text to store with the record: with ``detail`` only if the spec allows it."""
         return quoting(self.message, self.detail if layout.error_detail else None)
 
     def __str__(self) -> str:
@@ -85,7 +84,7 @@ class SinkRejected(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class TooManyRejected(Refused):
-    """Too many records of a slice cannot be stored: the table or the transform is wrong, not single records."""
+    """Postgres rejected too many records of a slice: the table or the transform is at fault, not single records."""
 
     part: Slice
     table: str
@@ -119,46 +118,48 @@ def load_all(
     cur: Cursor,
     part: Slice,
     layouts: Sequence[Layout],
-    judged: Callable[[], Iterator[TransformOutput]],
+    outputs: Callable[[], Iterator[TransformOutput]],
     tally_of: Callable[[Mapping[int, Reject]], A],
     refusals: Refusals | None,
 ) -> A:
-    """Loads the rows of all sinks, one after the other, and returns the tally. With several sinks, ``judged`` is called once for each.
+    """Loads the rows of all sinks, one after the other, and returns the tally. With several sinks, ``outputs`` is called once for each.
 
-    With ``refusals``, a record fails whose rows one sink rejects, and the others are loaded. Its rows in a sink before that one have been
-    stored by then, so all of this starts over without it. Raises what `load` raises.
+    With ``refusals``, records whose rows a sink rejects fail, and the others are loaded. If an earlier sink already holds rows of such a
+    record, loading starts over without the record. Raises the same errors as `load`.
     """
     tally = tally_of({})
     if len(layouts) > 1:
         cur.execute("SAVEPOINT tidemark_sinks")
     for passes in itertools.count(1):
         for layout in layouts:
-            rows = (rows for one in judged() if (rows := tally.take(one, layout)) is not None)
+            rows = (rows for output in outputs() if (rows := tally.take(output, layout)) is not None)
             if refusals is None:
                 load(cur, part, layout, rows)
             else:
                 load_carefully(cur, part, layout, rows, tally, refusals)
-        if not tally.torn:
+        if not tally.partial:
             return tally
         if refusals is None:
             first = next(iter(tally.refused.values()))
             raise SinkRejected(part=part, table=layouts[0].table, error_type=first.error_type, message=first.error_text, of_rows=True)
         cur.execute("ROLLBACK TO SAVEPOINT tidemark_sinks")
-        kept = certain(tally.refused, min(tally.torn), passes)
-        refusals.refused -= len(tally.refused) - len(kept)
-        tally = tally_of(kept)
+        certain_refusals = certain(tally.refused, min(tally.partial), passes)
+        refusals.refused -= len(tally.refused) - len(certain_refusals)
+        tally = tally_of(certain_refusals)
     raise AssertionError
 
 
 def certain(refused: Mapping[P, Reject], first: P, passes: int) -> dict[P, Reject]:
-    """The refusals, by place, that do not depend on rows of other refused records, the first of which is at ``first``. In the next pass,
-    their rows are missing, so the other refused records are tried again. After `MOST_PASSES`, all refusals are kept."""
+    """Returns the refusals, by place, that hold without the rows of other refused records, the first of which is at ``first``.
+
+    The next pass omits those rows, so it tries the remaining refused records again. After `MOST_PASSES`, all refusals are final.
+    """
     again = passes < MOST_PASSES
     return {place: each for place, each in refused.items() if not (again and place > first and each.error_type not in _OF_THE_ROW)}
 
 
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
-    """Stores rows in the form that `Tally.take` returns. Raises `SinkRejected`, `CopyCountWrong`, or what ``batches`` raises."""
+    """Stores rows in the form that `Tally.take` returns. Raises `SinkRejected`, `CopyCountWrong`, or errors of ``batches``."""
     if not layout.key:
         _copy_rows(cur, part, layout.table, layout, batches)
         return
@@ -173,7 +174,7 @@ def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBa
 
 
 def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch], tally: Tally, refusals: Refusals) -> None:
-    """Like `load`, but ``tally`` marks a record whose rows cannot be stored as failed, or to be retried, with Postgres' message."""
+    """Like `load`, but records whose rows cannot be stored are marked in ``tally``, as failed or for retry, with Postgres' message."""
 
     def refuse(rows: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
@@ -195,7 +196,7 @@ def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[p
 class Refusals:
     """Counts the records that cannot be stored. Raises `TooManyRejected` when there are more than ``limit``.
 
-    ``retries``: a record is tried again later if another row may be the cause.
+    ``retries``: records are retried later if another row may be the cause.
     """
 
     limit: int
@@ -204,7 +205,7 @@ class Refusals:
 
     @classmethod
     def of(cls, target: Target) -> Refusals:
-        """With an order of keys, a refused record fails: records after it may have been stored."""
+        """With an order by key, refused records fail instead of being retried: later records of their key may be stored already."""
         return cls(target.max_rejected, retries=bool(target.ladder) and target.max_held is None)
 
     def disposition(self, error: SinkRejected) -> Disposition:
@@ -219,15 +220,15 @@ class Refusals:
 
 
 def check_at_once(cur: Cursor) -> None:
-    """Makes deferred constraints check each statement, because at COMMIT the bad row could not be identified."""
+    """Makes deferred constraints check after each statement: at COMMIT the bad row could not be identified."""
     cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 class Bisection(Generic[T]):
     """Stores the rows of a slice in a table, without the records whose rows cannot be stored.
 
-    Postgres' error does not say whether a row is bad or the table. What cannot be split further is the row's fault if the same statement
-    succeeds without any row. An object that does not exist is missed by a trigger of the table for every row, unless others are stored.
+    Postgres' error does not say whether the row or the table is at fault. When the rows of a single record fail, the record is at fault if
+    the same statement succeeds without rows. A missing object (of a trigger, say) is the table's fault if no row at all can be stored.
     """
 
     def __init__(
@@ -238,17 +239,17 @@ class Bisection(Generic[T]):
         nothing: Callable[[T], T],
         refuse: Callable[[T, SinkRejected], None],
     ) -> None:
-        """``store`` returns the number of rows. ``split`` returns two halves, or none for a single record. ``nothing`` returns no rows."""
+        """``store`` returns the number of rows; ``split`` two halves, or none for a single record; ``nothing`` an empty batch."""
         self._cur, self._store, self._split, self._nothing, self._refuse = cur, store, split, nothing, refuse
         self._stored = 0
         self._missing: SinkRejected | None = None
 
-    def store(self, whole: T) -> None:
-        """Each try is a subtransaction: one bad record among n costs O(log n) of them. Raises an outage, or a `SinkRejected` that is not of
-        rows."""
+    def store(self, batch: T) -> None:
+        """Stores rows in subtransactions: one bad record among n costs O(log n) of them. Raises outages, and `SinkRejected` unless
+        ``of_rows``."""
         self._cur.execute("SAVEPOINT tidemark_rows")
         try:
-            self._stored += self._store(whole)
+            self._stored += self._store(batch)
         except SinkRejected as error:
             if not error.of_rows:
                 raise
@@ -257,17 +258,17 @@ class Bisection(Generic[T]):
         else:
             self._cur.execute("RELEASE SAVEPOINT tidemark_rows")
             return
-        halves = self._split(whole)
+        halves = self._split(batch)
         if not halves:
-            self._require_table(whole)
+            self._require_table(batch)
             self._missing = self._missing or (refused if refused.misses_object else None)
-            self._refuse(whole, refused)
+            self._refuse(batch, refused)
         for half in halves:
             self.store(half)
 
-    def _require_table(self, whole: T) -> None:
+    def _require_table(self, batch: T) -> None:
         try:
-            self._store(self._nothing(whole))
+            self._store(self._nothing(batch))
         except SinkRejected as error:
             raise error.of_table() from None
 
@@ -280,18 +281,18 @@ class Bisection(Generic[T]):
 def merge(
     cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, rows: int | None = None, any_partition: bool = False
 ) -> None:
-    """Merges the rows of ``source``, made from ``parts``, into an upsert sink: per key, the last row replaces the one in the sink.
+    """Merges the rows of ``source``, which come from ``parts``, into an upsert sink: per key, the last row replaces the sink's.
 
-    An older row never replaces a newer one: a row of a later record of the same partition stays. An earlier incarnation of a topic is older
-    than all of a later one. All records of a key must come from one Kafka partition, because partitions have no order between them; a row
-    whose key came from another partition is rejected. ``any_partition``: the rows belong to batches and have the lineage of the first of
-    ``parts``; the last commit wins, except among batches that begin in the same partition. ``rows``: how many ``source`` has, if known: if
-    as many are written, each key has one.
+    A row never replaces the row of a later record of its partition. Records of a re-created topic are later than all of its predecessor's.
+    All records of a key must come from one Kafka partition, because there is no order between partitions; rows whose key came from another
+    partition are rejected. ``any_partition``: the rows belong to whole batches and have the lineage of the first of ``parts``; the last
+    commit wins, except among batches that begin in the same partition. ``rows``: number of rows in ``source``, if known; if as many are
+    written, every key is unique, and the checks are skipped.
 
-    Rows of suppressed keys are dropped (`tidemark.sink.suppressed`). Rows below the floor of their partition are kept before they are
-    overwritten (`tidemark.sink.kept_rows`). Rows that delete remove their key's row (`tidemark.sink.deletes`). Raises `SinkRejected`.
+    Rows of suppressed keys are dropped (`tidemark.sink.suppressed`). Rows below their partition's undo floor are copied before they are
+    overwritten (`tidemark.sink.kept_rows`). Deletes remove their key's row (`tidemark.sink.deletes`). Raises `SinkRejected`.
     """
-    part, whole = parts[0], source
+    part, unfiltered = parts[0], source
     names = layout.sink_columns
     if not any_partition:
         source = suppressed.without_keys(cur, layout, parts, source)
@@ -302,48 +303,48 @@ def merge(
         "assignments": ", ".join(f"{name} = excluded.{name}" for name in map(quoted, names)),
         "values": ", ".join(f"newer.{quoted(name)}::text" for name in layout.key),
         "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
-        "replaceable": kept.replaceable("excluded", any_partition=any_partition),
-        "newer_there": kept.newer_there("newer", any_partition=any_partition),
-        "same_partition": "true" if any_partition else kept.same_partition("newer"),
+        "replaceable": kept_rows.replaceable("excluded", any_partition=any_partition),
+        "newer_there": kept_rows.newer_there("newer", any_partition=any_partition),
+        "same_partition": "true" if any_partition else kept_rows.same_partition("newer"),
     }
     try:
-        floor = kept.has_floor(cur, layout.table, parts[:1] if any_partition else parts)
-        if not any_partition and deletes.asked(cur, layout, parts, source):
+        floor = kept_rows.has_floor(cur, layout.table, parts[:1] if any_partition else parts)
+        if not any_partition and deletes.has_deletions(cur, layout, parts, source):
             cur.execute(SQL["not_replaceable"].format(**fill, source=deletes.deletes(source)))
-            if (strange := cur.fetchone()) is not None:
-                raise _of_other_partition(part, layout, strange)
-            source = deletes.carry_out(cur, layout, source, floor=floor)
+            if (conflict := cur.fetchone()) is not None:
+                raise _key_of_other_partition(part, layout, conflict)
+            source = deletes.apply(cur, layout, source, floor=floor)
         fill["source"] = source
         if floor:
-            kept.keep_replaced(cur, layout, source, any_partition=any_partition)
+            kept_rows.keep_replaced(cur, layout, source, any_partition=any_partition)
         cur.execute(SQL["merge"].format(**fill))
-        if (written := cur.rowcount) == rows and source == whole:
+        if (written := cur.rowcount) == rows and source == unfiltered:
             return
-        (latest,) = _counted(cur, SQL["keys"].format(**fill))
+        (latest,) = _counts(cur, SQL["keys"].format(**fill))
         if latest == written:
             return
         cur.execute(SQL["not_replaceable"].format(**fill))
-        if (strange := cur.fetchone()) is not None:
-            raise _of_other_partition(part, layout, strange)
-        (late,) = _counted(cur, SQL["came_late"].format(**fill))
+        if (conflict := cur.fetchone()) is not None:
+            raise _key_of_other_partition(part, layout, conflict)
+        (late,) = _counts(cur, SQL["came_late"].format(**fill))
         if latest != written + late:
             raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written + late)
         if floor:
-            kept.keep_late(cur, layout, source, newer=fill["newer_there"])
+            kept_rows.keep_late(cur, layout, source, newer=fill["newer_there"])
     except psycopg2.Error as error:
         raise translated(error, layout.table, part, of_rows=True) from None
 
 
-def _of_other_partition(part: Slice, layout: Layout, strange: Sequence[Any]) -> SinkRejected:
-    *values, topic, partition = strange
-    told = ", ".join(f"{name}={value}" for name, value in zip(layout.key, values, strict=True))
+def _key_of_other_partition(part: Slice, layout: Layout, conflict: Sequence[Any]) -> SinkRejected:
+    *values, topic, partition = conflict
+    key = ", ".join(f"{name}={value}" for name, value in zip(layout.key, values, strict=True))
     message = f"the row's key was loaded from {topic}/{partition}; all records of a key must come from one partition, in order."
     return SinkRejected(
-        part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, detail=f"The key is ({told}).", of_rows=True
+        part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, detail=f"The key is ({key}).", of_rows=True
     )
 
 
-def _counted(cur: Cursor, statement: str) -> tuple[int, ...]:
+def _counts(cur: Cursor, statement: str) -> tuple[int, ...]:
     cur.execute(statement)
     row = cur.fetchone()
     assert row is not None
@@ -351,7 +352,7 @@ def _counted(cur: Cursor, statement: str) -> tuple[int, ...]:
 
 
 def _defaults(cur: Cursor, layout: Layout) -> list[tuple[str, str]]:
-    """The sink's columns that are written and have a default, with the default's expression."""
+    """Reads the written columns that have a default, with the default's expression."""
     if not layout.with_default:
         return []
     cur.execute(SQL["defaults"], {"table": layout.table, "columns": layout.with_default})
@@ -359,10 +360,10 @@ def _defaults(cur: Cursor, layout: Layout) -> list[tuple[str, str]]:
 
 
 def _copy_rows(cur: Cursor, part: Slice, table: str, layout: Layout, batches: Iterator[pa.RecordBatch]) -> int:
-    """One COPY; more, if rows have nothing for columns with a default: their COPY leaves these out. Returns the number of rows."""
-    divided = (each for rows in batches for each in by_absent(rows, layout))
+    """COPYs rows and returns their number. Rows without values for columns with a default get a COPY without these columns."""
+    groups = (group for rows in batches for group in by_absent(rows, layout))
     stored = copies = 0
-    for absent, group in itertools.groupby(divided, operator.itemgetter(0)):
+    for absent, group in itertools.groupby(groups, operator.itemgetter(0)):
         names = [column for column in layout.copy_columns if column[0] not in absent]
         rows = (each.drop_columns([*absent]) for _, each in group)
         stored, copies = stored + copy(cur, part, table, names, rows, sink=layout.table), copies + 1
@@ -372,7 +373,7 @@ def _copy_rows(cur: Cursor, part: Slice, table: str, layout: Layout, batches: It
 def copy(
     cur: Cursor, part: Slice, table: str, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch], *, sink: str | None = None
 ) -> int:
-    """One binary COPY of ``columns`` (name, type). Returns the number of rows. ``sink``: the sink that the user's rows are meant for."""
+    """Runs one binary COPY of ``columns`` (name, type) and returns the number of rows. ``sink``: the sink, if these are the user's rows."""
     stream = CopyStream(columns, computed(cur.connection, batches))
     target = quoted_table(table)
     try:
@@ -399,24 +400,26 @@ def copy(
 
 
 def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool) -> Exception:
-    """Translates a Postgres error: an outage, or rejected rows. ``of_rows``: rows were being sent and may be the cause. A broken COPY
-    stream (22P04) is Tidemark's own bug.
+    """Translates a Postgres error: an outage, or rejected rows. ``of_rows``: rows were being sent and may be the cause. A malformed COPY
+    stream (22P04) is a bug in Tidemark.
 
-    Raise the result ``from None``: a traceback shows causes, and Postgres' own text quotes values.
+    Raise the result ``from None``: a traceback shows causes, and Postgres' own message quotes values.
     """
     of_rows = of_rows and may_be_row_error(error) and error.pgcode != "22P04"
     if is_outage(error) and not of_rows:
         return unavailable(error)
-    said = data_error(error)
-    text = said.message
+    safe = data_error(error)
+    message = safe.message
     if error.pgcode in NOT_FOUND:
-        text += " Triggers and functions run with search_path pg_catalog: qualify names with schemas, or ALTER FUNCTION … SET search_path."
+        message += (
+            " Triggers and functions run with search_path pg_catalog: qualify names with schemas, or ALTER FUNCTION … SET search_path."
+        )
     return SinkRejected(
         part=part,
         table=table,
         error_type=_condition(error),
-        message=text,
-        detail=said.detail,
+        message=message,
+        detail=safe.detail,
         of_rows=of_rows,
         misses_object=error.pgcode in NOT_FOUND,
         outage=unavailable(error).cause if is_outage(error) else None,
@@ -424,13 +427,13 @@ def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool)
 
 
 def _condition(error: psycopg2.Error) -> str:
-    """The name of Postgres' condition. A code that a function has made up has no name."""
-    known = type(error).__module__ == psycopg2.errors.__name__
-    return type(error).__name__ if known or error.pgcode is None else error.pgcode
+    """Returns Postgres' name for the condition, or the SQLSTATE if a function raised its own."""
+    has_name = type(error).__module__ == psycopg2.errors.__name__
+    return type(error).__name__ if has_name or error.pgcode is None else error.pgcode
 
 
 def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """The rows of the lower and the upper half of the records. Empty for a single record."""
+    """Splits rows into those of the lower and the upper half of the records. Empty for a single record."""
     import numpy as np
     import pyarrow as pa
 
@@ -443,24 +446,24 @@ def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of at least `CARE_ROWS` or `CARE_BYTES`, never splitting a record's rows."""
-    kept: list[pa.RecordBatch] = []
+    """Regroups rows into batches of at least `CARE_ROWS` or `CARE_BYTES`, never splitting a record's rows."""
+    pending: list[pa.RecordBatch] = []
     last = None
     for rows in batches:
         offsets: Any = rows.column("kafka_offset").to_numpy()
         inner = int((offsets != offsets[-1]).sum())  # a record's rows are adjacent
         begins = offsets[0] != last
-        for ends, part in ((begins, rows.slice(0, inner)), (begins or inner > 0, rows.slice(inner))):  # whether the kept record has ended
-            if ends and _are_enough(kept):
-                yield _joined(kept)
-                kept = []
-            kept.append(part)
+        for is_complete, part in ((begins, rows.slice(0, inner)), (begins or inner > 0, rows.slice(inner))):
+            if is_complete and _is_large_enough(pending):  # pending ends with a whole record
+                yield _joined(pending)
+                pending = []
+            pending.append(part)
         last = offsets[-1]
-    if kept:
-        yield _joined(kept)
+    if pending:
+        yield _joined(pending)
 
 
-def _are_enough(batches: Sequence[pa.RecordBatch]) -> bool:
+def _is_large_enough(batches: Sequence[pa.RecordBatch]) -> bool:
     return bool(sum(each.num_rows for each in batches) >= CARE_ROWS or sum(each.nbytes for each in batches) >= CARE_BYTES)
 
 
@@ -468,5 +471,5 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     import pyarrow as pa
 
     tables = [pa.Table.from_batches([batch]) for batch in batches]
-    (joined,) = pa.concat_tables(tables, promote_options="permissive").combine_chunks().to_batches()  # null in one, text in another
+    (joined,) = pa.concat_tables(tables, promote_options="permissive").combine_chunks().to_batches()  # types may be null or text
     return joined

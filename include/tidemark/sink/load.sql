@@ -5,12 +5,12 @@
 CREATE TEMP TABLE IF NOT EXISTS {name} ON COMMIT DROP AS SELECT {columns} FROM {sink} WITH NO DATA;
 
 -- name: defaults
--- The defaults of columns of a table, as expressions. Locks nothing.
+-- The default expressions of a table's columns. Locks nothing.
 SELECT attname, pg_get_expr(adbin, adrelid) FROM pg_attrdef JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
  WHERE adrelid = to_regclass(%(table)s) AND attname = ANY (%(columns)s);
 
 -- name: default_of_slice
--- Gives a column of the temporary table the default of the sink's.
+-- Copies a column's default from the sink to the temporary table.
 ALTER TABLE {slice} ALTER COLUMN {column} SET DEFAULT {default};
 
 -- name: merge
@@ -20,7 +20,7 @@ SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kaf
 ON CONFLICT ({key}) DO UPDATE SET {assignments} WHERE {replaceable};
 
 -- name: keys
--- The number of keys, one row of each of which `merge` writes. Locks nothing.
+-- The number of distinct keys; `merge` writes at most one row for each. Locks nothing.
 SELECT count(*) FROM (SELECT DISTINCT {key} FROM {source} AS source) AS keys;
 
 -- name: not_replaceable

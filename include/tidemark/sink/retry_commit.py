@@ -5,8 +5,8 @@
     ③ COPY the rows, with the lineage of their origin   ④ update each record: loaded, skipped, next delay or failed
     ⑤ a ledger row of the retry topic, ``drained``
 
-A message that is registered for no record is skipped and counted as unaccounted: a relay published it and died before registering it, its
-record was withdrawn, discarded or redriven since, or another producer wrote it.
+A message that is registered for no record is skipped and counted as unaccounted: a relay died between publishing and registering it, its
+record has been withdrawn, discarded or redriven, or another producer wrote it.
 
 With an order by key, a record is tried only if the previous record of its key is settled, before this slice or in it. Otherwise it is
 held, and counted as retried.
@@ -40,21 +40,20 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 Answer = tuple[Slice, Any, TransformOutput]
-"""An origin (`origins`), the offsets (a numpy array) of its records that were found in the log and tried, in order, and the transform's
-output."""
-Judge = Callable[[Waiting], Iterator[Answer]]
-"""Runs the transform on records."""
+"""An origin (`origins`), the sorted offsets (a numpy array) of its records that were read and tried, and the transform's output."""
+Retry = Callable[[Waiting], Iterator[Answer]]
+"""Runs the transform on waiting records."""
 
 
-def commit_drained(target: Target, part: Slice, judge: Judge, *, isolate: bool = False) -> Receipt:
+def commit_drained(target: Target, part: Slice, retry: Retry, *, isolate: bool = False) -> Receipt:
     """Stores a slice of a retry topic in one transaction of its own. Raises the same errors as `commit_slice`, except the breaker's.
 
     Due records are read and tried before the transaction begins, so that neither locks nor rewinds wait for the transform. A record that
     changed meanwhile (discarded by an operator, withdrawn by a rewind, published again by a relay) keeps its new state.
     """
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
-        due = _in_order(cur, target, retries.read_due(cur, target.group_id, part))
-    with spooled(judge(due) if len(due) else iter(())) as answers:
+        due = _ordered(cur, target, retries.read_due(cur, target.group_id, part))
+    with spooled(retry(due) if len(due) else iter(())) as answers:
         return _commit_tried(target, part, due, answers, isolate=isolate)
 
 
@@ -64,19 +63,19 @@ def _commit_tried(target: Target, part: Slice, due: Waiting, answers: Spool[Answ
         twin = store.move_offset(cur, target.group_id, part)
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
-        records = _in_order(cur, target, retries.lock_due(cur, target.group_id, part, due))
+        records = _ordered(cur, target, retries.lock_due(cur, target.group_id, part, due))
         reached(Step.COPY_ROWS, part)
         tries = _tries(target, records, answers)
         if isolate or len(target.layouts) > 1 or target.layouts[0].key:
             tallies = _load_by_origin(cur, target, part, tries, isolate=isolate)
         else:
-            tallies = {_place(one.origin): one.tally() for one in tries}
+            tallies = {_place(each.origin): each.tally() for each in tries}
             load(cur, part, target.layouts[0], _rows(tries, tallies, target.layouts[0]))
         reached(Step.COPY_FAILED, part)
-        outcomes = Outcomes.of_none(len(records))
-        for one in tries:
-            tallies[_place(one.origin)].report(outcomes, one.among)
-        counts = say_what_became(cur, target, part, records, outcomes)
+        outcomes = Outcomes.zeros(len(records))
+        for origin_tries in tries:
+            tallies[_place(origin_tries.origin)].report(outcomes, origin_tries.indexes)
+        counts = report_outcome(cur, target, part, records, outcomes)
         reached(Step.LEDGER, part)
         store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
         return [Receipt(part, counts)]
@@ -84,7 +83,7 @@ def _commit_tried(target: Target, part: Slice, due: Waiting, answers: Spool[Answ
     return commit(target, [part], store_slice)[0]
 
 
-def _in_order(cur: Cursor, target: Target, records: Waiting) -> Waiting:
+def _ordered(cur: Cursor, target: Target, records: Waiting) -> Waiting:
     return records if target.max_held is None else retries.in_order(cur, target.group_id, records)
 
 
@@ -97,44 +96,43 @@ def _place(origin: Slice) -> Place:
 
 
 def origins(records: Waiting) -> dict[Slice, Any]:
-    """The records of each origin, in their order, as places among ``records``. An origin is a slice that spans them all; other records in
-    it do not matter."""
+    """Groups records by origin: a slice that spans them. Returns indexes into ``records``, in their order."""
     import numpy as np
 
-    of_place: dict[tuple[TopicPartition, int], Any] = {}
+    indexes_by_partition: dict[tuple[TopicPartition, int], Any] = {}
     for topic_id in np.unique(records.topic_ids).tolist():
         of_topic = records.topic_ids == topic_id
         for partition in np.unique(records.partitions[of_topic]).tolist():
-            among = np.flatnonzero(of_topic & (records.partitions == partition))
-            of_place[TopicPartition(records.topics[topic_id], partition), topic_id] = among
-    found = {}
-    for (partition, topic_id), among in sorted(of_place.items(), key=lambda item: item[0]):
-        offsets = records.offsets[among]
-        found[Slice(partition, topic_id, int(offsets.min()), int(offsets.max()) + 1, Epoch(0))] = among
-    return found
+            indexes = np.flatnonzero(of_topic & (records.partitions == partition))
+            indexes_by_partition[TopicPartition(records.topics[topic_id], partition), topic_id] = indexes
+    by_origin = {}
+    for (partition, topic_id), indexes in sorted(indexes_by_partition.items(), key=lambda item: item[0]):
+        offsets = records.offsets[indexes]
+        by_origin[Slice(partition, topic_id, int(offsets.min()), int(offsets.max()) + 1, Epoch(0))] = indexes
+    return by_origin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
     """The outcome of each retried record, as columns (numpy arrays)."""
 
-    said: Any
-    """Its `Disposition`; 0: it was not found in the log."""
+    dispositions: Any
+    """A `Disposition`; 0 for a record that is no longer in the log."""
     rows: Any
     deleted: Any
-    """Of ``rows``: those that delete."""
+    """How many of ``rows`` delete."""
     rejects: dict[int, Reject]
-    """Why records are to be retried, or fail, by their places in the columns."""
+    """Reasons of retried and failed records, by index."""
 
     @staticmethod
-    def of_none(count: int) -> Outcomes:
+    def zeros(count: int) -> Outcomes:
         import numpy as np
 
         return Outcomes(np.zeros(count, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.int64), {})
 
 
-class TallyOfSome(Tally):
-    """Accounts for some records of a slice only: those at ``offsets``, which rise. ``tried``: a mask of those that have an answer."""
+class RetryTally(Tally):
+    """Accounts only for a slice's records at ``offsets``, which are sorted. ``tried``: mask of records already transformed."""
 
     def __init__(self, part: Slice, offsets: Any, tried: Any, refused: Mapping[int, Reject] = MappingProxyType({})) -> None:
         self._offsets = offsets
@@ -145,42 +143,46 @@ class TallyOfSome(Tally):
     def _size(self) -> int:
         return len(self._offsets)
 
-    def _places(self, offsets: Any) -> Any:
+    def _indexes_of(self, offsets: Any) -> Any:
         import numpy as np
 
         index = np.searchsorted(self._offsets, offsets)
-        strange = self._offsets[np.minimum(index, self._size - 1)] != offsets
-        if strange.any():
-            raise BadOutput(part=self._part, problem=f"kafka_offset {offsets[strange][0]} is not one of the records being retried.")
+        foreign = self._offsets[np.minimum(index, self._size - 1)] != offsets
+        if foreign.any():
+            raise BadOutput(part=self._part, problem=f"kafka_offset {offsets[foreign][0]} is not one of the records being retried.")
         return index
 
     def _offsets_at(self, index: Any) -> Any:
         return self._offsets[index]
 
-    def report(self, outcomes: Outcomes, among: Any) -> None:
-        """Enters the outcomes at the places ``among``. A record that was tried but is missing from the transform's output is skipped."""
+    def report(self, outcomes: Outcomes, indexes: Any) -> None:
+        """Stores the outcomes at these indexes. A record that was tried but is missing from the transform's output is skipped."""
         import numpy as np
 
-        outcomes.said[among] = np.where((self._said == 0) & self._tried, Disposition.SKIP, self._said)
-        outcomes.rows[among] = sum(self._rows.values(), np.zeros(self._size, np.int64))
-        outcomes.deleted[among] = self._deleted
-        outcomes.rejects.update((int(among[self._places(np.array([offset]))[0]]), each) for offset, each in self.rejects.items())
+        missing = (self._dispositions == 0) & self._tried
+        outcomes.dispositions[indexes] = np.where(missing, Disposition.SKIP, self._dispositions)
+        outcomes.rows[indexes] = sum(self._rows.values(), np.zeros(self._size, np.int64))
+        outcomes.deleted[indexes] = self._deleted
+        outcomes.rejects.update((int(indexes[self._indexes_of(np.array([offset]))[0]]), each) for offset, each in self.rejects.items())
 
 
-def say_what_became(cur: Cursor, target: Target, part: Slice, records: Waiting, outcomes: Outcomes) -> RecordCounts:
-    """Step ④; returns the counts for the ledger. A record that was not found in the log keeps waiting and is published again."""
+def report_outcome(cur: Cursor, target: Target, part: Slice, records: Waiting, outcomes: Outcomes) -> RecordCounts:
+    """Updates the records (step ④) and returns the ledger's counts. A record missing from the log keeps waiting and is published again."""
     import numpy as np
 
-    said = outcomes.said
-    loaded, skipped = said == Disposition.LOAD, said == Disposition.SKIP
+    dispositions = outcomes.dispositions
+    loaded, skipped = dispositions == Disposition.LOAD, dispositions == Disposition.SKIP
     settled = loaded | skipped
     numbers, rows = records.numbers[settled], np.where(loaded, outcomes.rows, -1)[settled]
-    held = records.numbers[said == Disposition.HELD].tolist()
+    held = records.numbers[dispositions == Disposition.HELD].tolist()
     failures = [
         FailedTry(
-            int(records.numbers[at]), bool(said[at] == Disposition.FAIL), outcomes.rejects[at].error_type, outcomes.rejects[at].error_text
+            int(records.numbers[at]),
+            bool(dispositions[at] == Disposition.FAIL),
+            outcomes.rejects[at].error_type,
+            outcomes.rejects[at].error_text,
         )
-        for at in np.flatnonzero((said == Disposition.RETRY) | (said == Disposition.FAIL)).tolist()
+        for at in np.flatnonzero((dispositions == Disposition.RETRY) | (dispositions == Disposition.FAIL)).tolist()
     ]
     retries.by_index(cur)
     retries.succeed(cur, part, target.attempt_id, numbers.tolist(), rows.tolist())
@@ -199,75 +201,74 @@ def say_what_became(cur: Cursor, target: Target, part: Slice, records: Waiting, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tries:
-    """The answers for the records of one origin that are still waiting. An order by key is checked again, because a previous record may
-    have changed."""
+    """The answers for an origin's records that are still waiting. Checks an order by key again: a previous record may have changed."""
 
     origin: Slice
-    among: Any
-    """Their places among all records, in the order of ``offsets``."""
+    indexes: Any
+    """Indexes into all records, in the order of ``offsets``."""
     offsets: Any
     tried: Any
-    """A mask of those that have an answer. Complete once `outputs` is exhausted."""
+    """Mask of records already transformed. Complete once `outputs` is exhausted."""
     before: Mapping[int, int | None] | None
-    """With an order by key: each one's predecessor, by offset."""
+    """With an order by key: the records' predecessors, by offset."""
     answers: Spool[Answer]
-    answered: Sequence[int]
-    """Where the origin's answers are among ``answers``."""
+    answer_indexes: Sequence[int]
+    """Indexes of the origin's answers in ``answers``."""
 
-    def tally(self, refused: Mapping[int, Reject] = MappingProxyType({})) -> TallyOfSome:
-        return TallyOfSome(self.origin, self.offsets, self.tried, refused)
+    def tally(self, refused: Mapping[int, Reject] = MappingProxyType({})) -> RetryTally:
+        return RetryTally(self.origin, self.offsets, self.tried, refused)
 
     def outputs(self) -> Iterator[TransformOutput]:
-        """The transform's outputs, without those of records that no longer wait."""
+        """Yields the transform's outputs, without records that are no longer waiting."""
         import numpy as np
 
         order = None if self.before is None else TurnOrder(self.before)
-        for index in self.answered:
-            origin, tried, judged = self.answers[index]
+        for index in self.answer_indexes:
+            origin, tried, output = self.answers[index]
             at = np.minimum(np.searchsorted(self.offsets, tried), len(self.offsets) - 1)
-            here = self.offsets[at] == tried
-            if not here.all():
-                judged = without(judged, set(tried[~here].tolist()), origin)
-            self.tried[at[here]] = True
+            waiting = self.offsets[at] == tried
+            if not waiting.all():
+                output = without(output, set(tried[~waiting].tolist()), origin)
+            self.tried[at[waiting]] = True
             if order is not None:
-                judged = order.sift(origin, [(offset, None) for offset in tried[here].tolist()], judged)
-            yield judged
+                output = order.sift(origin, [(offset, None) for offset in tried[waiting].tolist()], output)
+            yield output
 
 
 def _tries(target: Target, records: Waiting, answers: Spool[Answer]) -> list[_Tries]:
     import numpy as np
 
-    answered: dict[Place, list[int]] = {}
+    answer_indexes: dict[Place, list[int]] = {}
     for index, (origin, _, _) in enumerate(answers):
-        answered.setdefault(_place(origin), []).append(index)
-    found = []
-    for origin, among in origins(records).items():
-        rising = among[np.argsort(records.offsets[among])]
-        before = predecessors(records, among) if target.max_held is not None else None
-        tried = np.zeros(len(rising), bool)
-        found.append(_Tries(origin, rising, records.offsets[rising], tried, before, answers, answered.get(_place(origin), ())))
-    return found
+        answer_indexes.setdefault(_place(origin), []).append(index)
+    tries = []
+    for origin, indexes in origins(records).items():
+        by_offset = indexes[np.argsort(records.offsets[indexes])]
+        before = predecessors(records, indexes) if target.max_held is not None else None
+        tried = np.zeros(len(by_offset), bool)
+        tries.append(_Tries(origin, by_offset, records.offsets[by_offset], tried, before, answers, answer_indexes.get(_place(origin), ())))
+    return tries
 
 
-def predecessors(records: Waiting, among: Any) -> dict[int, int | None]:
-    """By offset, the predecessors of some records of one origin, for `TurnOrder`."""
-    pairs = zip(records.offsets[among].tolist(), records.numbers[among].tolist(), strict=True)
+def predecessors(records: Waiting, indexes: Any) -> dict[int, int | None]:
+    """Returns the predecessors of some records of one origin, by offset, for `TurnOrder`."""
+    pairs = zip(records.offsets[indexes].tolist(), records.numbers[indexes].tolist(), strict=True)
     return {offset: records.before.get(number) for offset, number in pairs}
 
 
-def _rows(tries: Sequence[_Tries], tallies: Mapping[Place, TallyOfSome], layout: Layout) -> Iterator[pa.RecordBatch]:
-    """The rows of all origins, accounted for as they are read."""
-    for one in tries:
-        for judged in one.outputs():
-            rows = tallies[_place(one.origin)].take(judged, layout)
+def _rows(tries: Sequence[_Tries], tallies: Mapping[Place, RetryTally], layout: Layout) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of all origins, and accounts for them on the way."""
+    for origin_tries in tries:
+        for output in origin_tries.outputs():
+            rows = tallies[_place(origin_tries.origin)].take(output, layout)
             if rows is not None:
                 yield rows
 
 
-def _load_by_origin(cur: Cursor, target: Target, part: Slice, tries: Sequence[_Tries], *, isolate: bool) -> dict[Place, TallyOfSome]:
-    """Loads one origin at a time: within it rows have an order, and a bad record can be isolated."""
+def _load_by_origin(cur: Cursor, target: Target, part: Slice, tries: Sequence[_Tries], *, isolate: bool) -> dict[Place, RetryTally]:
+    """Loads one origin at a time: only its rows have an order, which upserts and the isolation of bad records need."""
     refusals = Refusals.of(target) if isolate else None
     try:
-        return {_place(one.origin): load_all(cur, one.origin, target.layouts, one.outputs, one.tally, refusals) for one in tries}
+        return {_place(each.origin): load_all(cur, each.origin, target.layouts, each.outputs, each.tally, refusals) for each in tries}
     except SinkRejected as error:
         raise replace(error, part=part) from error  # the caller retries the slice of the retry topic

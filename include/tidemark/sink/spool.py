@@ -1,8 +1,8 @@
 """Keeps a transform's output on disk until the transaction that stores it begins.
 
-A transform may take any time. A transaction that waited for it would hold locks and be terminated when idle
-(`tidemark.sink.commit.IDLE_TIMEOUT_MS`). So unless the rows can be streamed through a single COPY, they are spooled, and the transaction
-begins after the transform. A spool needs the memory of one item plus `MEMORY_BYTES`; the rest is in an unnamed temporary file, which
+A transform may take arbitrarily long. A transaction that waited for it would hold locks and be terminated when idle
+(`tidemark.sink.commit.IDLE_TIMEOUT_MS`). So unless a single COPY can stream the rows, they are spooled, and the transaction begins after
+the transform. A spool needs the memory of one item plus `MEMORY_BYTES`; the rest is in an unnamed temporary file, which
 disappears with the process.
 """
 
@@ -42,25 +42,25 @@ class Spool(Generic[T]):
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES)  # noqa: SIM115 - closed by `close`
-        self._places: list[int] = []
+        self._positions: list[int] = []
 
     def close(self) -> None:
         self._file.close()
 
     def append(self, item: T) -> int:
         """Stores an item and returns its index. Raises `SpoolFailed`."""
-        with _failures():
+        with _translate_errors():
             self._file.seek(0, os.SEEK_END)
-            self._places.append(self._file.tell())
+            self._positions.append(self._file.tell())
             pickle.dump(item, self._file, protocol=5)
-        return len(self._places) - 1
+        return len(self._positions) - 1
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     def __getitem__(self, index: int) -> T:
-        with _failures():
-            self._file.seek(self._places[index])
+        with _translate_errors():
+            self._file.seek(self._positions[index])
             item: T = pickle.load(self._file)  # noqa: S301 - written by this process
         return item
 
@@ -70,7 +70,7 @@ class Spool(Generic[T]):
 
 @contextlib.contextmanager
 def spooled(items: Iterable[T]) -> Iterator[Spool[T]]:
-    """Spools all of ``items`` before the block begins. Raises what they raise, and `SpoolFailed`."""
+    """Spools all of ``items`` before the block begins. Raises `SpoolFailed` and errors of ``items``."""
     with contextlib.closing(Spool[T]()) as spool:
         for item in items:
             spool.append(item)
@@ -78,7 +78,7 @@ def spooled(items: Iterable[T]) -> Iterator[Spool[T]]:
 
 
 @contextlib.contextmanager
-def _failures() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -44,7 +44,7 @@ from tidemark.sink.load import (
     merge,
     translated,
 )
-from tidemark.sink.retry_commit import Outcomes, origins, say_what_became
+from tidemark.sink.retry_commit import Outcomes, origins, report_outcome
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.sink", "staged.sql")
 
 OF_SINK = "kafka_sink"
-"""The column that says which of several sinks a row is for. Its data columns have names from `column_of`."""
+"""The column that names a row's sink, if there are several. `column_of` names their data columns."""
 BESIDE = (
     ("kafka_topic_id", "smallint"),
     ("kafka_partition", "integer"),
@@ -73,9 +73,9 @@ BESIDE = (
     ("try_id", "bigint"),
     (OF_SINK, "text"),
 )
-"""The columns of a staged row besides its data. Without lineage the first three are null; with one sink, so is the last."""
+"""Columns of a staged row besides its data. The first three are null without lineage, the last with a single sink."""
 REFUSED = "refused"
-"""The disposition of a staged row whose data Postgres rejected: its record fails."""
+"""Disposition of a staged row whose data Postgres rejected: its record fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +92,17 @@ class StagedRowsGone(Unavailable):
 
     table: str
     staged: int
-    found: int
+    remaining: int
 
     def __str__(self) -> str:
         return (
-            f"Of {counted(self.staged, 'row')} that the tasks staged, {self.table} holds {self.found:,}: Postgres restarted after a crash, "
-            "which empties an unlogged table. Nothing of this batch was stored; the next attempt reads it again."
+            f"Of {counted(self.staged, 'row')} that the tasks staged, {self.table} holds {self.remaining:,}: Postgres restarted after a "
+            "crash, which empties an unlogged table. Nothing of this batch was stored; the next attempt reads it again."
         )
 
 
 def column_of(sink: str, name: str) -> str:
-    """The name of a sink's column among those of all sinks."""
+    """Returns a column's name in an output for several sinks: prefixed with its sink."""
     return name if sink == ONLY else f"{sink}:{name}"
 
 
@@ -111,7 +111,7 @@ def make_staging(target: Target, number: int) -> str:
 
     Raises `RoleLacks` if the role may not create tables.
     """
-    table = f"{STAGING}.staged_{target.attempt_id}_{number}_{secrets.token_hex(4)}"  # nobody can create it first
+    table = f"{STAGING}.staged_{target.attempt_id}_{number}_{secrets.token_hex(4)}"  # no other role can guess it
     columns = ", ".join(
         f"{_alias(at)}.{quoted(column.name)} AS {quoted(name)}"
         for at, layout in enumerate(target.layouts)
@@ -193,31 +193,31 @@ def promote(
         reached(Step.COPY_ROWS, parts[0])
         _require_all(cur, table, staged)
         if any(suppressed.records(cur, target.group_id, target.position_of, part) for part in parts) and by_record:
-            cur.execute(suppressed.SQL["skip_staged"].format(table=table, heard=_heard(staged)), {"group_id": target.group_id})
+            cur.execute(suppressed.SQL["skip_staged"].format(table=table, heard=_reported_tries(staged)), {"group_id": target.group_id})
         _make_ready(cur, target, parts[0], table, staged)
         if isolate and by_record:
             _load_carefully(cur, target, parts, table)
         else:
             for layout in target.layouts:
                 _load(cur, layout, parts, _ready(layout))
-        rows_ = 0 if by_record else sum(_count(cur, _ready(layout)) for layout in target.layouts)
-        found = _account(cur, parts, table, staged) if by_record else {parts[0]: {"sink_rows": rows_}}
+        sink_rows = 0 if by_record else sum(_count(cur, _ready(layout)) for layout in target.layouts)
+        counts_by_part = _account(cur, parts, table, staged) if by_record else {parts[0]: {"sink_rows": sink_rows}}
         if target.breaker is not None and by_record:
             for part in parts:
-                _check_breaker(cur, target.breaker, part, table, staged, found.get(part, {}))
+                _check_breaker(cur, target.breaker, part, table, staged, counts_by_part.get(part, {}))
         reached(Step.COPY_FAILED, parts[0])
         for part in parts if by_record else ():
             _copy_failed(cur, target, part, table, staged, payloads)
         reached(Step.LEDGER, parts[0])
-        nothing = {"loaded": 0, "skipped": 0, "retried": 0, "failed": 0, "sink_rows": 0, "deleted": 0}
+        zeros = {"loaded": 0, "skipped": 0, "retried": 0, "failed": 0, "sink_rows": 0, "deleted": 0}
         receipts = []
         for part in parts:
-            counts = {**nothing, **found.get(part, {})}
-            mentioned = counts["loaded"] + counts["skipped"] + counts["retried"] + counts["failed"]
-            receipts.append(Receipt(part, RecordCounts(**counts, unaccounted=part.span - mentioned)))
+            counts = {**zeros, **counts_by_part.get(part, {})}
+            accounted = counts["loaded"] + counts["skipped"] + counts["retried"] + counts["failed"]
+            receipts.append(Receipt(part, RecordCounts(**counts, unaccounted=part.span - accounted)))
         ids = [enter(cur, target, receipt.part, receipt.counts) for receipt in receipts]
         if not by_record:
-            store.anchor_batches(cur, ids)
+            store.mark_whole_batch(cur, ids)
         _drop(cur, target, table)
         return receipts
 
@@ -227,8 +227,8 @@ def promote(
 def promote_drained(
     target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], tried: Waiting, *, isolate: bool
 ) -> list[Receipt]:
-    """Like `promote`, for slices of retry topics: the staged rows come from the records ``tried``. Rows of records that are no longer
-    waiting and registered there are dropped. See `tidemark.sink.retry_commit`."""
+    """Like `promote`, for slices of retry topics: the staged rows come from the records ``tried``. Drops rows of records that are no
+    longer waiting in these slices. See `tidemark.sink.retry_commit`."""
     parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
 
     def store_parts(cur: Cursor) -> list[Receipt]:
@@ -239,21 +239,21 @@ def promote_drained(
                     partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application
                 )
         waiting = {part: retries.lock_due(cur, target.group_id, part, tried) for part in parts}
-        still = Waiting.joined([*waiting.values()])
+        still_waiting = Waiting.joined([*waiting.values()])
         reached(Step.COPY_ROWS, parts[0])
         _require_all(cur, table, staged)
-        _leave_out(cur, parts[0], table, staged, tried, still)
+        _drop_settled(cur, parts[0], table, staged, tried, still_waiting)
         _make_ready(cur, target, parts[0], table, staged)
         if isolate:
-            _load_carefully(cur, target, list(origins(still)), table)
+            _load_carefully(cur, target, list(origins(still_waiting)), table)
         else:
             for layout in target.layouts:
-                _load(cur, layout, list(origins(still)) or parts, _ready(layout))
+                _load(cur, layout, list(origins(still_waiting)) or parts, _ready(layout))
         reached(Step.COPY_FAILED, parts[0])
-        staged_ = _outcomes(cur, parts[0], table, staged)
-        counts = [say_what_became(cur, target, part, records, _of(records, staged_)) for part, records in waiting.items()]
+        outcomes = _outcomes(cur, parts[0], table, staged)
+        counts = [report_outcome(cur, target, part, records, _outcomes_of(records, outcomes)) for part, records in waiting.items()]
         reached(Step.LEDGER, parts[0])
-        receipts = [Receipt(part, each) for part, each in zip(parts, counts, strict=True)]
+        receipts = [Receipt(part, part_counts) for part, part_counts in zip(parts, counts, strict=True)]
         for receipt in receipts:
             store.insert_batch(cur, target.group_id, target.attempt_id, receipt.part, receipt.counts)
         _drop(cur, target, table)
@@ -262,17 +262,17 @@ def promote_drained(
     return commit(target, parts, store_parts)
 
 
-def _leave_out(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged], tried: Waiting, still: Waiting) -> None:
-    """Removes the staged rows of records that no longer wait. Raises `BadOutput` for rows that belong to none of the records tried."""
-    cur.execute(SQL["strangers"].format(table=table, heard=_heard(staged)), _places(tried))
-    stranger = cur.fetchone()
-    if stranger is not None:
-        raise BadOutput(part=part, problem=f"kafka_offset {stranger[0]} is not one of the records being retried.")
-    if len(still) < len(tried):
-        cur.execute(SQL["leave_out"].format(table=table, heard=_heard(staged)), _places(still))
+def _drop_settled(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged], tried: Waiting, still_waiting: Waiting) -> None:
+    """Removes the staged rows of records that no longer wait. Raises `BadOutput` for rows of a record that was not tried."""
+    cur.execute(SQL["strangers"].format(table=table, heard=_reported_tries(staged)), _record_columns(tried))
+    row = cur.fetchone()
+    if row is not None:
+        raise BadOutput(part=part, problem=f"kafka_offset {row[0]} is not one of the records being retried.")
+    if len(still_waiting) < len(tried):
+        cur.execute(SQL["leave_out"].format(table=table, heard=_reported_tries(staged)), _record_columns(still_waiting))
 
 
-def _places(records: Waiting) -> dict[str, list[int]]:
+def _record_columns(records: Waiting) -> dict[str, list[int]]:
     return {
         "topic_ids": records.topic_ids.tolist(),
         "partitions": records.partitions.tolist(),
@@ -283,39 +283,40 @@ def _places(records: Waiting) -> dict[str, list[int]]:
 _Outcome = tuple[Disposition, int, int, "Reject | None"]
 
 
-def _of(records: Waiting, staged: Mapping[tuple[int, int, int], _Outcome]) -> Outcomes:
-    """The outcomes of records that were tried. One that is missing from the transform's output is skipped."""
-    outcomes = Outcomes.of_none(len(records))
-    for at, place in enumerate(zip(*_places(records).values(), strict=True)):
-        outcomes.said[at], outcomes.rows[at], outcomes.deleted[at], failed = staged.get(place, (Disposition.SKIP, 0, 0, None))
+def _outcomes_of(records: Waiting, staged: Mapping[tuple[int, int, int], _Outcome]) -> Outcomes:
+    """Returns the outcomes of tried records. A record missing from the transform's output is skipped."""
+    outcomes = Outcomes.zeros(len(records))
+    for at, place in enumerate(zip(*_record_columns(records).values(), strict=True)):
+        outcomes.dispositions[at], outcomes.rows[at], outcomes.deleted[at], failed = staged.get(place, (Disposition.SKIP, 0, 0, None))
         if failed is not None:
             outcomes.rejects[at] = failed
     return outcomes
 
 
 def _outcomes(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[tuple[int, int, int], _Outcome]:
-    """Disposition, rows, deleting rows and reject of each staged record, by topic id, partition and offset."""
-    cur.execute(SQL["outcomes"].format(table=table, heard=_heard(staged)))
-    found = {}
-    for topic_id, partition, offset, word, other, count, deleted, error in cur.fetchall():
-        if word != other:
+    """Reads disposition, rows, deleting rows and reject of each staged record, by topic id, partition and offset."""
+    cur.execute(SQL["outcomes"].format(table=table, heard=_reported_tries(staged)))
+    outcomes = {}
+    for topic_id, partition, offset, lowest, highest, count, deleted, error in cur.fetchall():
+        if lowest != highest:
             raise BadOutput(part=part, problem=f"record {offset} has rows with different dispositions: give all the same.")
-        said = Disposition[word.upper()]
-        failed = reject(offset, said, error) if said in (Disposition.RETRY, Disposition.FAIL) else None
-        loads = said is Disposition.LOAD
-        found[topic_id, partition, offset] = (said, count if loads else 0, deleted if loads else 0, failed)
-    return found
+        disposition = Disposition[lowest.upper()]
+        failed = reject(offset, disposition, error) if disposition in (Disposition.RETRY, Disposition.FAIL) else None
+        loads = disposition is Disposition.LOAD
+        outcomes[topic_id, partition, offset] = (disposition, count if loads else 0, deleted if loads else 0, failed)
+    return outcomes
 
 
 def _require_all(cur: Cursor, table: str, staged: Sequence[Staged]) -> None:
-    found = _count(cur, f"(SELECT FROM {table} WHERE {_heard(staged)})")
-    if found != sum(one.rows for one in staged):
-        raise StagedRowsGone(table=table, staged=sum(one.rows for one in staged), found=found)
+    count = _count(cur, f"(SELECT FROM {table} WHERE {_reported_tries(staged)})")
+    expected = sum(each.rows for each in staged)
+    if count != expected:
+        raise StagedRowsGone(table=table, staged=expected, remaining=count)
 
 
 def _make_ready(cur: Cursor, target: Target, first: Slice, table: str, staged: Sequence[Staged]) -> None:
-    """Creates a view of each sink's rows, with the lineage of the records, or of the batch: the start of its first slice."""
-    heard = _heard(staged)
+    """Creates a view of each sink's rows with their lineage: that of the record, or for aggregates the start of the first slice."""
+    heard = _reported_tries(staged)
     if target.by_record:
         record = "kafka_topic_id, kafka_partition, kafka_offset"
         lineage = f"{record}, (row_number() OVER (PARTITION BY {record}) - 1)::integer AS kafka_seq"
@@ -346,16 +347,16 @@ def _drop(cur: Cursor, target: Target, table: str) -> None:
     cur.execute(f"DROP TABLE {table}")
 
 
-def _heard(staged: Sequence[Staged]) -> str:
-    """SQL condition for the rows of these tries."""
-    return f"try_id = ANY (ARRAY[{', '.join(str(one.try_id) for one in staged)}]::bigint[])"
+def _reported_tries(staged: Sequence[Staged]) -> str:
+    """Returns the SQL condition for the rows of these tries."""
+    return f"try_id = ANY (ARRAY[{', '.join(str(each.try_id) for each in staged)}]::bigint[])"
 
 
 def _load(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> None:
-    """Loads the rows of ``source``, a relation in the form of `_ready`, made from ``parts``, into the sink."""
+    """Loads the rows of ``source``, a relation like `_ready` with rows from ``parts``, into the sink."""
     part = parts[0]
     if layout.key:
-        _require_one_place(cur, layout, part, source)
+        _require_one_partition(cur, layout, part, source)
         merge(cur, parts, layout, source, any_partition=not layout.by_record)
         return
     names = listed([column.name for column in layout.columns] + [name for name, _ in LINEAGE])
@@ -369,9 +370,9 @@ def _load(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> N
 
 
 def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: str) -> None:
-    """Like `_load` for all sinks, but marks records whose rows are rejected as failed in the staging table.
+    """Like `_load` for all sinks, but marks records with rejected rows as failed in the staging table.
 
-    Rows of such a record may be in a sink before the one that rejects it, so then all of this starts over without it, as in `load_all`.
+    An earlier sink may already hold rows of such a record; then loading starts over without the record, as in `load_all`.
     """
     refusals = Refusals.of(target)
     cur.execute(f"CREATE INDEX ON {table} (kafka_topic_id, kafka_partition, kafka_offset)")
@@ -381,19 +382,19 @@ def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: 
         check_at_once(cur)
         for place, reject_ in refused.items():
             _fail(cur, table, parts, place, reject_)
-        torn: set[Place] = set()
+        partial: set[Place] = set()
         for layout in target.layouts:
             before = set(refused)
             for number in range(len(parts)):
                 _load_part_carefully(cur, layout, parts, number, table, refusals, refused)
             if layout is not target.layouts[0]:
-                torn |= refused.keys() - before
-        if not torn:
+                partial |= refused.keys() - before
+        if not partial:
             return
         cur.execute("ROLLBACK TO SAVEPOINT tidemark_sinks")
-        kept = certain(refused, min(torn), passes)
-        refusals.refused -= len(refused) - len(kept)
-        refused = kept
+        certain_refusals = certain(refused, min(partial), passes)
+        refusals.refused -= len(refused) - len(certain_refusals)
+        refused = certain_refusals
 
 
 Place = tuple[int, int]
@@ -422,7 +423,7 @@ def _load_part_carefully(
 
 
 def _fail(cur: Cursor, table: str, parts: Sequence[Slice], place: Place, reject_: Reject) -> None:
-    """Marks a record in the staging table as failed, or to be retried."""
+    """Marks a record in the staging table as failed, or for retry."""
     number, offset = place
     span = _of_span(parts[number], range(offset, offset + 1))
     error = f"{reject_.error_type}: {reject_.error_text}"
@@ -430,7 +431,7 @@ def _fail(cur: Cursor, table: str, parts: Sequence[Slice], place: Place, reject_
 
 
 def _of_span(part: Slice, span: range) -> str:
-    """SQL condition for the rows of these records."""
+    """Returns the SQL condition for the rows of these records."""
     where = f"kafka_topic_id = {part.topic_id} AND kafka_partition = {part.partition.partition}"
     return f"{where} AND kafka_offset >= {span.start} AND kafka_offset < {span.stop}"
 
@@ -440,16 +441,16 @@ def _half_spans(span: range) -> list[range]:
     return [span[:middle], span[middle:]] if middle else []
 
 
-def _require_one_place(cur: Cursor, layout: Layout, part: Slice, source: str) -> None:
-    """For an upsert: all rows of a key must come from one partition. Without lineage a key must be unique, as no row would be the last."""
+def _require_one_partition(cur: Cursor, layout: Layout, part: Slice, source: str) -> None:
+    """Requires all rows of an upsert key to come from one partition. Without lineage a key must be unique: rows have no order."""
     key = listed(layout.key)
     several = "count(DISTINCT (kafka_topic_id, kafka_partition)) > 1" if layout.by_record else "count(*) > 1"
     cur.execute(SQL["key_twice"].format(key=key, source=source, several=several))
-    found = cur.fetchone()
-    if found is None:
+    key_values = cur.fetchone()
+    if key_values is None:
         return
     if layout.by_record:
-        cur.execute(SQL["places"].format(source=source, same_key=" AND ".join(f"{quoted(name)} = %s" for name in layout.key)), found)
+        cur.execute(SQL["places"].format(source=source, same_key=" AND ".join(f"{quoted(name)} = %s" for name in layout.key)), key_values)
         places = " and ".join(f"{topic}/{partition} offset {offset}" for topic, partition, offset in cur.fetchall())
         problem = f"records of one key came from several partitions ({places}), which have no order. All must come from one partition."
         raise SinkRejected(part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=problem, of_rows=False)
@@ -464,36 +465,36 @@ def _count(cur: Cursor, source: str) -> int:
 
 
 def _account(cur: Cursor, parts: Sequence[Slice], table: str, staged: Sequence[Staged]) -> Mapping[Slice, dict[str, int]]:
-    """The counts of each slice (I3). Raises `BadOutput` for rows that belong to no record of these slices."""
+    """Counts the outcomes of each slice (I3). Raises `BadOutput` for rows that belong to no record of these slices."""
     by_place = {(part.topic_id, part.partition.partition): part for part in parts}
-    cur.execute(SQL["account"].format(table=table, heard=_heard(staged)))
-    found = {}
+    cur.execute(SQL["account"].format(table=table, heard=_reported_tries(staged)))
+    counts_by_part = {}
     for row in rows(cur):
         part = by_place.get((row.pop("kafka_topic_id"), row.pop("kafka_partition")))
-        first, last, torn = row.pop("first"), row.pop("last"), row.pop("torn")
+        first, last, ambiguous = row.pop("first"), row.pop("last"), row.pop("torn")
         if part is None or first is None:
             raise BadOutput(part=parts[0], problem=f"a row's lineage is not of this batch: return {', '.join(GIVEN)} as they were given.")
         if first < part.start or last >= part.end:
             outside = first if first < part.start else last
             raise BadOutput(part=part, problem=f"kafka_offset {outside} is outside the range that was read.")
-        if torn is not None:
-            raise BadOutput(part=part, problem=f"record {torn} has rows with different dispositions: give all the same.")
-        found[part] = row
-    return found
+        if ambiguous is not None:
+            raise BadOutput(part=part, problem=f"record {ambiguous} has rows with different dispositions: give all the same.")
+        counts_by_part[part] = row
+    return counts_by_part
 
 
-def _check_breaker(cur: Cursor, breaker: Breaker, part: Slice, table: str, staged: Sequence[Staged], found: Mapping[str, int]) -> None:
-    if not found.get("retried", 0) + found.get("failed", 0):
+def _check_breaker(cur: Cursor, breaker: Breaker, part: Slice, table: str, staged: Sequence[Staged], counts: Mapping[str, int]) -> None:
+    if not counts.get("retried", 0) + counts.get("failed", 0):
         return
     span = _of_span(part, range(part.start, part.end))
-    cur.execute(SQL["in_a_row"].format(table=table, heard=_heard(staged), span=span))
+    cur.execute(SQL["in_a_row"].format(table=table, heard=_reported_tries(staged), span=span))
     (in_a_row,) = cur.fetchone() or (0,)
-    breaker.check(part, RecordCounts(**found, unaccounted=0), in_a_row, _rejects(cur, part, table, staged).values())
+    breaker.check(part, RecordCounts(**counts, unaccounted=0), in_a_row, _rejects(cur, part, table, staged).values())
 
 
 def _rejects(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[int, Reject]:
     span = _of_span(part, range(part.start, part.end))
-    cur.execute(SQL["not_loaded"].format(table=table, heard=_heard(staged), span=span))
+    cur.execute(SQL["not_loaded"].format(table=table, heard=_reported_tries(staged), span=span))
     return {offset: reject(offset, Disposition[word.upper()], error) for offset, word, error in cur.fetchall()}
 
 
@@ -502,14 +503,14 @@ def _copy_failed(cur: Cursor, target: Target, part: Slice, table: str, staged: S
 
 
 def _by_sink(batch: pa.RecordBatch, target: Target) -> Iterator[tuple[Layout, pa.RecordBatch]]:
-    """The rows of each sink, with the names of its own columns."""
+    """Yields each sink's rows, with the sink's own column names."""
     import pyarrow.compute as pc
 
     if len(target.layouts) == 1:
         yield target.layouts[0], batch
         return
     for layout in target.layouts:
-        of_sink = pc.fill_null(batch[OF_SINK], target.layouts[0].sink)  # the engine's own rows for records that failed have none
+        of_sink = pc.fill_null(batch[OF_SINK], target.layouts[0].sink)  # null in the engine's rows for failed records
         own = batch.filter(pc.equal(of_sink, layout.sink))
         names = {name: name for name in (*GIVEN, *OPTIONAL) if name in batch.schema.names}
         names |= {name: name.partition(":")[2] for name in batch.schema.names if name.partition(":")[0] == layout.sink}
@@ -518,33 +519,33 @@ def _by_sink(batch: pa.RecordBatch, target: Target) -> Iterator[tuple[Layout, pa
 
 
 def _staged(batch: pa.RecordBatch, target: Target, layout: Layout, parts: Sequence[Slice], try_id: int) -> pa.RecordBatch:
-    """A task's rows for a sink in the form of the staging table: only rows to load have data."""
+    """Converts a task's rows for a sink to the staging table's columns: only rows to load have data."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    said, error_texts = dispositions(batch, parts[0]), errors(batch, parts[0])
-    deletes = pc.equal(said, "delete")
+    words, error_texts = dispositions(batch, parts[0]), errors(batch, parts[0])
+    deletes = pc.equal(words, "delete")
     if pc.any(deletes).as_py() and not layout.by_record:
         raise BadOutput(
             part=parts[0], problem="a row without lineage columns has the disposition delete: deletes need their record's lineage."
         )
     while (wrong := wrong_deletes(batch, deletes, layout)) is not None:
         mask, error_type, text = wrong
-        said, deletes = pc.if_else(mask, "fail", said), pc.and_(deletes, pc.invert(mask))
+        words, deletes = pc.if_else(mask, "fail", words), pc.and_(deletes, pc.invert(mask))
         error_texts = pc.if_else(mask, f"{error_type}: {text}", error_texts)
-    loads = pc.or_(deletes, pc.equal(said, "load"))
+    loads = pc.or_(deletes, pc.equal(words, "load"))
     count = batch.num_rows
     arrays = []
-    for each in target.layouts:
-        if each is layout:
+    for sink_layout in target.layouts:
+        if sink_layout is layout:
             arrays += [pc.if_else(loads, values, pa.scalar(None, values.type)) for values in data_columns(batch, layout, parts[0])]
         else:
-            arrays += [pa.nulls(count, arrow_type(column.type)) for column in each.columns]
+            arrays += [pa.nulls(count, arrow_type(column.type)) for column in sink_layout.columns]
     if layout.by_record:
         arrays += _lineage(batch, parts)
     else:
         arrays += [pa.nulls(count, arrow_type(kind)) for _, kind in BESIDE[:3]]
-    arrays += [said, error_texts, pa.repeat(pa.scalar(try_id, pa.int64()), count)]
+    arrays += [words, error_texts, pa.repeat(pa.scalar(try_id, pa.int64()), count)]
     arrays.append(pa.repeat(pa.scalar(layout.sink or None, pa.string()), count))
     return pa.RecordBatch.from_arrays(arrays, names=_names(target))
 
@@ -555,8 +556,8 @@ def _lineage(batch: pa.RecordBatch, parts: Sequence[Slice]) -> list[pa.Array]:
 
     ids = {part.partition.topic: part.topic_id for part in parts}
     topic, partition, offset = lineage_as(batch, (pa.string(), pa.int32(), pa.int64()), parts[0])
-    known = pc.index_in(topic, value_set=pa.array(list(ids), pa.string()))
-    arrays = [pa.array(list(ids.values()), pa.int16()).take(known), partition, offset]
+    topic_at = pc.index_in(topic, value_set=pa.array(list(ids), pa.string()))
+    arrays = [pa.array(list(ids.values()), pa.int16()).take(topic_at), partition, offset]
     if any(values.null_count for values in arrays):
         problem = (
             f"a row has no lineage: {', '.join(GIVEN)} must be those of a record of this batch. After an outer join, coalesce both sides."
@@ -566,15 +567,15 @@ def _lineage(batch: pa.RecordBatch, parts: Sequence[Slice]) -> list[pa.Array]:
 
 
 def _without_data(batch: pa.RecordBatch, target: Target, error: SinkRejected) -> pa.RecordBatch:
-    """A row that could not be staged, without its data."""
+    """Returns a row that could not be staged, without its data."""
     import pyarrow as pa
 
     sink = batch[OF_SINK][0].as_py() or ONLY
     layout = next(each for each in target.layouts if each.sink == sink)
-    said = {"disposition": REFUSED, "error": f"{error.error_type}: {error.text(layout)}".replace("\0", "\\0")}
+    texts = {"disposition": REFUSED, "error": f"{error.error_type}: {error.text(layout)}".replace("\0", "\\0")}
     data = {name for name, _ in _columns(target)}
     arrays = [
-        pa.nulls(1, values.type) if name in data else pa.array([said[name]], pa.string()) if name in said else values
+        pa.nulls(1, values.type) if name in data else pa.array([texts[name]], pa.string()) if name in texts else values
         for name, values in zip(batch.schema.names, batch.columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, names=_names(target))
@@ -590,14 +591,14 @@ def _names(target: Target) -> list[str]:
 
 
 def _columns(target: Target) -> list[tuple[str, str]]:
-    """Names and types of the data columns in the staging table, sink by sink."""
+    """Returns names and types of the staging table's data columns, sink by sink."""
     return [
         (name, column.type) for layout in target.layouts for column, name in zip(layout.columns, _own_names(target, layout), strict=True)
     ]
 
 
 def _own_names(target: Target, layout: Layout) -> list[str]:
-    """The names that a sink's columns have in the staging table: numbers, if there are several sinks, because of Postgres' limit."""
+    """Returns a sink's column names in the staging table: numbers if there are several sinks, because Postgres limits name lengths."""
     if len(target.layouts) == 1:
         return [column.name for column in layout.columns]
     return [f"{target.layouts.index(layout)}_{number}" for number in range(len(layout.columns))]

@@ -1,14 +1,14 @@
 -- Statements on staging tables, tidemark_staging.staged_<attempt>_<number>_<random>. Until 0032 they were in the schema tidemark.
 
 -- name: left_behind
--- Staging tables of ended attempts: killed drivers could not drop theirs. Locks nothing.
+-- Staging tables that killed drivers left behind: their attempts have ended. Locks nothing.
 SELECT relnamespace::regnamespace || '.' || relname FROM pg_class
  WHERE relnamespace IN ('tidemark'::regnamespace, 'tidemark_staging'::regnamespace) AND relkind = 'r'
    AND relname ~ '^staged_[0-9]+_[0-9]+(_[0-9a-f]+)?$' AND pg_has_role(relowner, 'USAGE')
    AND EXISTS (SELECT FROM tidemark.attempt WHERE attempt_id::text = split_part(relname, '_', 2) AND state <> 'RUNNING');
 
 -- name: fail_refused
--- If a row was rejected, its record fails, with all of its rows.
+-- Fails the records of rejected rows, with all of their rows.
 UPDATE {table} staged SET disposition = 'fail', error = refused.error
   FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, min(error) AS error FROM {table}
          WHERE {heard} AND disposition = '{refused}' GROUP BY 1, 2, 3) refused
@@ -49,11 +49,11 @@ CREATE TEMP VIEW {ready} AS SELECT {columns}, {lineage} FROM {table} WHERE {hear
 INSERT INTO {sink} ({columns}) SELECT {columns} FROM {source} AS source;
 
 -- name: key_twice
--- A key with several rows of which none is the last.
+-- A key whose rows have no last one.
 SELECT {key} FROM {source} AS source GROUP BY {key} HAVING {several} LIMIT 1;
 
 -- name: places
--- From where the rows of a key came: the first record of each partition.
+-- The origin of a key's rows: the first record of each partition.
 SELECT topic.name, kafka_partition, min(kafka_offset) FROM {source} AS source JOIN tidemark.topic ON topic_id = kafka_topic_id
  WHERE {same_key} GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 3;
 
@@ -73,7 +73,7 @@ WITH record AS (
 SELECT coalesce(max(records), 0) FROM (SELECT count(*) AS records FROM run WHERE failed GROUP BY run) runs;
 
 -- name: strangers
--- A row that belongs to none of the retried records.
+-- A row of a record that was not retried.
 SELECT kafka_offset FROM {table}
  WHERE {heard} AND (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
        (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[])) LIMIT 1;

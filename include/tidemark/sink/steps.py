@@ -12,7 +12,7 @@ from tidemark.records.ranges import Slice
 
 
 class Step(IntEnum):
-    """A step of the commit of a slice; reached just before it is made."""
+    """A step of a slice's commit; reported just before it runs."""
 
     BEGIN = 1
     MOVE_OFFSET = 2

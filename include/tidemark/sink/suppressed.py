@@ -1,7 +1,7 @@
-"""What erasures keep out of a sink, so that no replay brings an erased row back: records, and for upsert sinks keys (I3).
+"""Suppression of erased records, and for upsert sinks of erased keys, so that no replay restores an erased row (I3).
 
-A commit asks after step ②. A suppressed record is skipped, whatever the transform made of it: no row, no failed record. The row of a
-suppressed key is dropped like a row that came late: its record counts as loaded, and the sink keeps no row of it.
+A commit checks after step ②. A suppressed record is skipped, whatever the transform returned: no row, no failed record. The row of a
+suppressed key is dropped like a late row: its record counts as loaded, but leaves no row in the sink.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SQL = statements("tidemark.sink", "suppressed.sql")
 
 
 def records(cur: Cursor, group_id: int, position_of: int, part: Slice) -> frozenset[int]:
-    """The offsets of a slice that a commit of ``group_id`` must skip. Erasures of the group wait for this transaction.
+    """Reads the offsets of a slice that a commit of ``group_id`` must skip. Erasures of the group wait for this transaction.
 
-    Raises `PositionLocked`, of the group ``position_of``, while an erasure is in progress.
+    Raises `PositionLocked` for the group ``position_of`` while an erasure is in progress.
     """
     key = {"class": ERASE_LOCK, "group_id": group_id, "topic_id": part.topic_id, "partition": part.partition.partition}
     with locked_position(position_of, part):
@@ -33,17 +33,17 @@ def records(cur: Cursor, group_id: int, position_of: int, part: Slice) -> frozen
 
 
 def without_keys(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> str:
-    """The relation ``source``, with rows of an upsert sink made from ``parts``, without the rows of suppressed keys."""
-    places = [(part.topic_id, part.partition.partition, part.start) for part in parts]
-    topic_ids, partitions, starts = map(list, zip(*places, strict=True))
+    """Returns ``source``, a relation with an upsert sink's rows from ``parts``, without the rows of suppressed keys."""
+    starts_of_parts = [(part.topic_id, part.partition.partition, part.start) for part in parts]
+    topic_ids, partitions, starts = map(list, zip(*starts_of_parts, strict=True))
     cur.execute(SQL["any_keys"], {"sink": layout.table, "topic_ids": topic_ids, "partitions": partitions, "starts": starts})
-    found, salt = cur.fetchone() or (False, None)
-    if not found:
+    any_suppressed, salt = cur.fetchone() or (False, None)
+    if not any_suppressed:
         return source
     return SQL["other_keys"].format(source=source, sink=literal(layout.table), digest=digest(layout.key, "newer", bytes(salt)))
 
 
 def digest(key: Sequence[str], row: str, salt: bytes) -> str:
-    r"""SQL for the salted hash of a row's key. The binary form of values depends on no setting of the session."""
+    r"""Returns SQL for the salted hash of a row's key. The binary form of values does not depend on session settings."""
     columns = ", ".join(f"{row}.{quoted(name)}" for name in key)
     return rf"sha256('\x{salt.hex()}'::bytea || record_send(ROW({columns})))"

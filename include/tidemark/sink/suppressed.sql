@@ -1,15 +1,15 @@
--- Statements on what erasures keep out of a sink.
+-- Statements on erased records and keys, which must stay out of a sink.
 
 -- name: records
--- The suppressed records of a slice. First waits for an erasure of the group, and keeps new ones out until the end of the transaction: an
--- erasure thus finds all rows of commits before it, and all commits after it find what it has suppressed.
+-- The suppressed records of a slice. First waits for an erasure of the group, and blocks new ones until the end of the transaction: so an
+-- erasure finds all rows of earlier commits, and later commits find all records that it has suppressed.
 SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 SELECT record_offset FROM tidemark.suppressed
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND record_offset >= %(start)s AND record_offset < %(end)s;
 
 -- name: any_keys
--- Whether keys are suppressed in one of these slices. One look into the index for each: max() and the order lead the planner there. Locks
+-- Whether keys are suppressed in one of these slices. One index lookup per slice: max() and the order make the planner use the index. Locks
 -- nothing.
 SELECT EXISTS (SELECT FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) part (topic_id, partition, start)
                 WHERE start < (SELECT max(below) FROM tidemark.suppressed_key gone

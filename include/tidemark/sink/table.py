@@ -1,4 +1,4 @@
-"""The sink: the user's own table, its requirements, and the DDL for what is missing."""
+"""The sink: the user's own table, its requirements, and the DDL that meets them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ LINEAGE = (
     ("kafka_offset", "bigint"),
     ("kafka_seq", "integer"),
 )
-"""The record that a row was made from, and the row's number among that record's rows."""
+"""A row's source record, and its number among that record's rows."""
 MARK = (DELETED, "boolean")
-"""Whether a row is deleted: a column of a sink with soft deletes, and of the rows on their way to a sink with deletes."""
+"""Whether a row is deleted: a column of sinks with soft deletes, and of rows being loaded into any sink with deletes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Column:
 class Layout:
     """How rows are written to a sink: the data columns in COPY order, then the lineage columns.
 
-    ``key``: a row replaces the existing row with the same values in these columns; empty for append. ``by_record``: each row comes from one
-    record. Otherwise (aggregates) it comes from the whole batch, and its lineage is the start of the batch's first slice. ``error_detail``:
-    the text of a failed record may quote values of its rows.
+    ``key``: columns of an upsert's key; empty for append. ``by_record``: each row comes from one record. Otherwise (aggregates) it comes
+    from the whole batch, and its lineage is the start of the batch's first slice. ``error_detail``: the text of a failed record may quote
+    values of its rows.
     """
 
     table: str
@@ -63,22 +63,22 @@ class Layout:
     error_detail: bool = False
     deletes: Deletes = Deletes.REFUSE
     sink: str = ONLY
-    """The sink's name in the consumer's file."""
+    """The sink's name in the spec."""
 
     @property
     def copy_columns(self) -> list[tuple[str, str]]:
-        """Names and types of the columns of rows on their way to the sink."""
+        """Names and types of the columns that rows have while they are loaded."""
         deleted = () if self.deletes is Deletes.REFUSE else (MARK,)
         return [(column.name, column.type) for column in self.columns] + [*LINEAGE, *deleted]
 
     @property
     def with_default(self) -> list[str]:
-        """The data columns whose default the table gives to rows that have nothing for them."""
+        """Data columns with a default, which applies to rows without a value."""
         return [column.name for column in self.columns if column.has_default]
 
     @property
     def sink_columns(self) -> list[str]:
-        """The columns of the sink that are written."""
+        """Columns of the sink that Tidemark writes."""
         deleted = (MARK,) if self.deletes is Deletes.SOFT else ()
         return [column.name for column in self.columns] + [name for name, _ in (*LINEAGE, *deleted)]
 
@@ -122,32 +122,32 @@ class SinkNoTable(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class SinkGuardsRows(Refused):
-    """Row-level security applies to the role, and Postgres has no COPY into such a table."""
+    """Row-level security applies to the role, so Postgres refuses COPY into the table."""
 
     table: str
     role: str
 
     def __str__(self) -> str:
         return (
-            f"row-level security of {self.table} applies to the role {self.role}, and Postgres copies no rows into such a table. "
+            f"row-level security of {self.table} applies to the role {self.role}, so Postgres refuses COPY into the table. "
             f"A superuser can exempt the role: ALTER ROLE {quoted(self.role)} BYPASSRLS;"
         )
 
 
 class Change(Enum):
-    """What makes the table fit."""
+    """How the table can be fixed."""
 
     ADD = "add"
     """A new nullable column. A run may do it."""
     WIDEN = "widen"
-    """A wider type, for which Postgres does not write the table again."""
+    """A wider type, without a rewrite of the table."""
     REFUSE = "refuse"
     """Anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What does not fit, and the DDL that fixes the table, if there is any. ``column``: as `Change.ADD` makes it."""
+    """A mismatch, and the DDL that fixes the table, if any. ``column``: the column for `Change.ADD` to add."""
 
     problem: str
     ddl: str | None = None
@@ -157,7 +157,7 @@ class Difference:
 
 @dataclass(kw_only=True, eq=False)
 class SinkMismatch(Refused):
-    """What a transform or the fields of values make does not fit the sink. Shows both."""
+    """The output does not fit the sink. Shows both."""
 
     table: str
     differences: list[Difference]
@@ -174,9 +174,9 @@ class SinkMismatch(Refused):
 
     @property
     def to_add(self) -> list[Column]:
-        """The columns that the table lacks, if it lacks nothing else."""
-        found = [each.column for each in self.differences if each.column is not None]
-        return found if len(found) == len(self.differences) else []
+        """Missing columns, if there are no other differences."""
+        missing = [each.column for each in self.differences if each.column is not None]
+        return missing if len(missing) == len(self.differences) else []
 
     def __str__(self) -> str:
         lines = [f"The output does not fit {self.table}:"]
@@ -188,7 +188,7 @@ class SinkMismatch(Refused):
         if self.ddl:
             lines += ["To fix the table:", self.ddl]
         if self.to_add:
-            lines.append("Or let runs do it: write evolve: add below the sink's table.")
+            lines.append("Or let runs add them: set `evolve: add` next to the sink's table.")
         return "\n".join(lines)
 
 
@@ -202,12 +202,12 @@ def quoted_table(table: str) -> str:
 
 
 def on_table(statement: str, table: str) -> str:
-    """The statement with ``{table}`` filled in, ready for parameter substitution."""
+    """Fills in ``{table}``, ready for parameter substitution."""
     return statement.replace("{table}", quoted_table(table).replace("%", "%%"))
 
 
 def on_tables(statement: str, tables: Sequence[str]) -> str:
-    """As `on_table`, for several tables: ``{table}`` has the lineage of all their rows."""
+    """`on_table` for several tables: ``{table}`` becomes the lineage of all their rows."""
     if len(tables) == 1:
         return on_table(statement, tables[0])
     union = " UNION ALL ".join(on_table(SQL["lineage"], table) for table in tables)
@@ -219,7 +219,7 @@ def listed(identifiers: Sequence[str]) -> str:
 
 
 def read_columns(cur: Cursor, table: str) -> list[Column]:
-    """The table's columns in order. Empty if the table does not exist. Raises `SinkHidden`."""
+    """Reads the table's columns in order. Empty if the table does not exist. Raises `SinkHidden`."""
     try:
         cur.execute(SQL["columns"], {"table": quoted_table(table)})
     except psycopg2.errors.InsufficientPrivilege:
@@ -236,27 +236,27 @@ def require_table(cur: Cursor, table: str) -> None:
 
 
 def require_copy(cur: Cursor, table: str) -> None:
-    """Raises `SinkGuardsRows` if row-level security applies to this role on the table: then Postgres refuses every COPY into it."""
+    """Raises `SinkGuardsRows` if row-level security applies to this role on the table."""
     cur.execute(SQL["row_security"], {"table": quoted_table(table)})
     if cur.fetchone():
         raise SinkGuardsRows(table=table, role=cur.connection.info.user)
 
 
 def partition_key(cur: Cursor, table: str) -> list[str]:
-    """The columns by which the table is partitioned."""
+    """Reads the columns by which the table is partitioned."""
     cur.execute(SQL["partition_key"], {"table": quoted_table(table)})
     return [name for (name,) in cur.fetchall()]
 
 
 def has_unique_index(cur: Cursor, table: str, columns: Sequence[str]) -> bool:
-    """Whether there is a unique index on exactly these columns that ``ON CONFLICT`` can use."""
+    """Whether ``ON CONFLICT`` can use a unique index on exactly these columns."""
     cur.execute(SQL["unique_index"], {"table": quoted_table(table), "columns": list(columns)})
     row = cur.fetchone()
     return bool(row and row[0])
 
 
 def blocking_publication(cur: Cursor, table: str) -> str | None:
-    """A publication because of which Postgres refuses updates and deletes of the table's rows."""
+    """Reads the name of a publication that makes Postgres refuse updates and deletes in the table."""
     cur.execute(SQL["publication"], {"table": quoted_table(table)})
     row = cur.fetchone()
     return row[0] if row else None
@@ -265,11 +265,11 @@ def blocking_publication(cur: Cursor, table: str) -> str | None:
 def create_ddl(
     table: str, output: pa.Schema, view: str, *, key: Sequence[str] = (), soft: bool = False, partitions: int | None = None
 ) -> str:
-    """The complete DDL of a sink for this output: schema, table, primary key, unique lineage index, view of validated rows.
+    """Returns the complete DDL of a sink for this output: schema, table, primary key, unique lineage index, view of validated rows.
 
-    The primary key, of the key or of the lineage, lets Postgres publish changes of the rows.
+    The primary key, on the key or the lineage, serves as replica identity for logical replication.
 
-    ``key`` are the key columns of an upsert sink; ``soft``: it keeps deleted rows. With ``partitions``, the table is LIST-partitioned by
+    ``key``: key columns of an upsert sink. ``soft``: the sink keeps deleted rows. With ``partitions``, the table is LIST-partitioned by
     Kafka partition, so that each writer has its own index. Raises `SinkMismatch` for a column whose type has no counterpart in Postgres,
     and `BadInput` if both ``key`` and ``partitions`` are given.
     """
@@ -305,12 +305,12 @@ def create_ddl(
 
 
 def add_column(table: str, column: Column) -> str:
-    """The DDL of a new nullable column."""
+    """Returns the DDL of a new nullable column."""
     return f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(column.name)} {column.type};"
 
 
 def columns_of(output: pa.Schema) -> list[Column]:
-    """The data columns of the table that `create_ddl` makes for this output."""
+    """Returns the data columns of the table that `create_ddl` creates."""
     return [Column(field.name, kind) for field in data_fields(output) if (kind := _kind(field)) is not None]
 
 
@@ -329,34 +329,33 @@ def match(
 ) -> Layout:
     """Matches this output to these columns. Raises `SinkMismatch` with every difference and the DDL that fixes the table.
 
-    ``lineage_index`` and ``key_index`` say whether the unique indexes exist; that of the lineage has the columns of ``partitioned_by`` as
-    well, which is the table's `partition_key`. ``publication``: `blocking_publication`.
-    ``aggregates``: the output may lack the lineage columns,
-    because no single record produced a row.
+    ``lineage_index`` and ``key_index``: whether the unique indexes exist. The lineage index also covers ``partitioned_by``, the table's
+    `partition_key`. ``publication``: `blocking_publication`. ``aggregates``: the output may lack the lineage columns, because no single
+    record produced a row.
     """
-    have = {column.name: column for column in columns}
+    by_name = {column.name: column for column in columns}
     by_record = not aggregates or any(name in output.names for name in (*GIVEN, *OPTIONAL))
-    found = [
+    differences = [
         *(_output_differences(output) if by_record else ()),
-        *_lineage_differences(table, have, output, lineage_index=lineage_index, partitioned_by=partitioned_by),
-        *(found for field in data_fields(output) if (found := _difference(table, field, have.get(field.name))) is not None),
-        *_not_given(columns, output),
-        *_key_differences(table, have, output, key, key_index=key_index, partitioned_by=partitioned_by),
-        *_deletes_differences(table, have, output, deletes),
+        *_lineage_differences(table, by_name, output, lineage_index=lineage_index, partitioned_by=partitioned_by),
+        *(each for field in data_fields(output) if (each := _difference(table, field, by_name.get(field.name))) is not None),
+        *_missing_required(columns, output),
+        *_key_differences(table, by_name, output, key, key_index=key_index, partitioned_by=partitioned_by),
+        *_deletes_differences(table, by_name, output, deletes),
         *_publication_differences(table, key, publication, partitioned_by),
     ]
-    if found:
+    if differences:
         raise SinkMismatch(
             table=table,
-            differences=found,
+            differences=differences,
             output=_shown(output),
             columns=[f"{column.name} {column.type}" for column in columns],
         )
-    return Layout(table, tuple(have[field.name] for field in data_fields(output)), tuple(key), by_record, deletes=deletes)
+    return Layout(table, tuple(by_name[field.name] for field in data_fields(output)), tuple(key), by_record, deletes=deletes)
 
 
 def offers(table: str, columns: Sequence[Column], output: pa.Schema) -> list[Difference]:
-    """The columns that could hold every value of this output, if they were wider, and that Postgres widens without a rewrite."""
+    """Returns the columns that Postgres can widen, without a rewrite, to hold every value of this output."""
     fields = {field.name: field for field in data_fields(output)}
     wider = [_widened(table, fields[column.name], column) for column in columns if column.name in fields]
     return [each for each in wider if each is not None and each.change is Change.WIDEN]
@@ -367,35 +366,35 @@ def lineage_index_columns(partitioned_by: Sequence[str]) -> list[str]:
 
 
 def _lineage_differences(
-    table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool, partitioned_by: Sequence[str]
+    table: str, by_name: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool, partitioned_by: Sequence[str]
 ) -> Iterator[Difference]:
     alter = f"ALTER TABLE {quoted_table(table)}"
     for name in dict.fromkeys(output.names):
         if output.names.count(name) > 1:
             yield Difference(f"the output has the column {name} {output.names.count(name)} times")
     for name, kind in LINEAGE:
-        if name not in have:
+        if name not in by_name:
             yield Difference(f"the table lacks the lineage column {name}", f"{alter} ADD COLUMN {quoted(name)} {kind} NOT NULL;")
-        elif have[name].type != kind:
-            problem = f"the table's {name} is {have[name].type}, but must be {kind}"
+        elif by_name[name].type != kind:
+            problem = f"the table's {name} is {by_name[name].type}, but must be {kind}"
             yield Difference(problem, f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};")
     if not lineage_index:
-        beside = f" and {', '.join(more)}" if (more := lineage_index_columns(partitioned_by)[len(_LINEAGE_NAMES) :]) else ""
+        extra = f" and {', '.join(more)}" if (more := lineage_index_columns(partitioned_by)[len(_LINEAGE_NAMES) :]) else ""
         unique = _unique(lineage_index_columns(partitioned_by))
-        yield Difference(f"the table has no unique index on its lineage columns{beside}", f"{alter} ADD {unique};")
+        yield Difference(f"the table has no unique index on its lineage columns{extra}", f"{alter} ADD {unique};")
     for field in output:
         if field.name in _FILLED_IN:
             yield Difference(f"the output has the lineage column {field.name}, which Tidemark fills in: remove it")
 
 
 def _key_differences(
-    table: str, have: Mapping[str, Column], output: pa.Schema, key: Sequence[str], *, key_index: bool, partitioned_by: Sequence[str]
+    table: str, by_name: Mapping[str, Column], output: pa.Schema, key: Sequence[str], *, key_index: bool, partitioned_by: Sequence[str]
 ) -> Iterator[Difference]:
     alter = f"ALTER TABLE {quoted_table(table)}"
     for name in key:
         if name not in output.names:
             yield Difference(f"the output lacks the key column {name}")
-        if name in have and not have[name].not_null:
+        if name in by_name and not by_name[name].not_null:
             yield Difference(f"the key column {name} is nullable", f"{alter} ALTER COLUMN {quoted(name)} SET NOT NULL;")
     if key and (outside := [name for name in partitioned_by if name not in key]):
         names = ", ".join(outside)
@@ -404,15 +403,15 @@ def _key_differences(
         yield Difference(f"the table has no unique index on the key {', '.join(key)}", f"{alter} ADD {_unique(key)};")
 
 
-def _deletes_differences(table: str, have: Mapping[str, Column], output: pa.Schema, deletes: Deletes) -> Iterator[Difference]:
+def _deletes_differences(table: str, by_name: Mapping[str, Column], output: pa.Schema, deletes: Deletes) -> Iterator[Difference]:
     name, kind = MARK
     if name in output.names:
         yield Difference(f"the output has the column {name}, which Tidemark fills in: remove it")
-    elif deletes is Deletes.SOFT and name not in have:
+    elif deletes is Deletes.SOFT and name not in by_name:
         alter = f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(name)} {kind} NOT NULL DEFAULT false;"
         yield Difference(f"the table lacks the column {name}, which soft deletes set", alter)
-    elif deletes is Deletes.SOFT and have[name].type != kind:
-        yield Difference(f"the table's {name} is {have[name].type}, but must be {kind}")
+    elif deletes is Deletes.SOFT and by_name[name].type != kind:
+        yield Difference(f"the table's {name} is {by_name[name].type}, but must be {kind}")
 
 
 def _publication_differences(
@@ -420,7 +419,7 @@ def _publication_differences(
 ) -> Iterator[Difference]:
     if publication is not None:
         problem = (
-            f"the publication {publication} has the table, which has no primary key and no other replica identity, "
+            f"the publication {publication} includes the table, which has no primary key and no other replica identity, "
             "so Postgres refuses to change or delete its rows"
         )
         primary = _listed(key or lineage_index_columns(partitioned_by))
@@ -447,7 +446,7 @@ def _difference(table: str, field: pa.Field, column: Column | None) -> Differenc
         if kind is None:
             return Difference(f"{lacks}, and Arrow's {field.type} has no Postgres type; {_advice(field.type)}")
         if len(field.name.encode()) > POSTGRES_NAME_LIMIT:
-            return Difference(f"{lacks}, and its name is too long: Postgres has names of at most {POSTGRES_NAME_LIMIT} bytes")
+            return Difference(f"{lacks}, and its name is too long: Postgres limits names to {POSTGRES_NAME_LIMIT} bytes")
         new = Column(field.name, kind)
         return Difference(lacks, add_column(table, new), Change.ADD, new)
     if column.generated:
@@ -468,11 +467,11 @@ def _widened(table: str, field: pa.Field, column: Column) -> Difference | None:
         return None
     ddl = f"ALTER TABLE {quoted_table(table)} ALTER COLUMN {quoted(field.name)} TYPE {wider}; -- first drop views of the column"
     if rewrites(column.type, wider):
-        return Difference("", f"{ddl}; writes the whole table again")
+        return Difference("", f"{ddl}; rewrites the whole table")
     return Difference(f"column {field.name} could be {wider}, the table is {column.type}", ddl, Change.WIDEN)
 
 
-def _not_given(columns: Sequence[Column], output: pa.Schema) -> Iterator[Difference]:
+def _missing_required(columns: Sequence[Column], output: pa.Schema) -> Iterator[Difference]:
     lineage = {name for name, _ in (*LINEAGE, MARK)}
     for column in columns:
         if column.must_be_given and column.name not in output.names and column.name not in lineage:
@@ -480,7 +479,7 @@ def _not_given(columns: Sequence[Column], output: pa.Schema) -> Iterator[Differe
 
 
 def data_fields(output: pa.Schema) -> list[pa.Field]:
-    """The output's fields that are stored: all except lineage, ``disposition`` and ``error``."""
+    """Returns the fields to store: all except lineage, ``disposition`` and ``error``."""
     return [field for field in output if field.name not in GIVEN and field.name not in OPTIONAL]
 
 
@@ -498,9 +497,9 @@ def _listed(columns: Sequence[str]) -> str:
 
 
 def _kind(field: pa.Field) -> str | None:
-    """The column type for a field: what its metadata says, else what its type implies."""
-    said = (field.metadata or {}).get(b"postgres")
-    return said.decode() if said else postgres_type(field.type)
+    """Returns the column type for a field: from its metadata, otherwise from its Arrow type."""
+    override = (field.metadata or {}).get(b"postgres")
+    return override.decode() if override else postgres_type(field.type)
 
 
 def _shown(output: pa.Schema) -> list[str]:

@@ -33,7 +33,7 @@ SELECT EXISTS (
 );
 
 -- name: publication
--- A publication with which Postgres refuses to change or delete rows of the table, or of one of its partitions: there is no replica identity.
+-- A publication that makes Postgres refuse updates and deletes in the table or a partition, because there is no replica identity.
 SELECT pubname
   FROM (SELECT to_regclass(%(table)s)::oid AS relid UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))) AS part
   JOIN pg_class ON pg_class.oid = relid

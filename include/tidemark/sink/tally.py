@@ -44,41 +44,41 @@ def split_output(batch: pa.RecordBatch, part: Slice) -> TransformOutput:
     rows = batch.drop_columns([name for name in OPTIONAL if name in names])
     if "disposition" not in names:
         return TransformOutput(only(rows))
-    said = dispositions(batch, part)
-    skipped = row_offsets(batch.filter(pc.equal(said, "skip")), part).tolist()
-    not_loaded = pc.is_in(said, value_set=_strings("retry", "fail"))
+    words = dispositions(batch, part)
+    skipped = row_offsets(batch.filter(pc.equal(words, "skip")), part).tolist()
+    not_loaded = pc.is_in(words, value_set=_strings("retry", "fail"))
     rejects = []
     if pc.any(not_loaded).as_py():
         refused = batch.filter(not_loaded)
-        words, texts = said.filter(not_loaded).to_pylist(), errors(refused, part).to_pylist()
-        for offset, word, text in zip(row_offsets(refused, part).tolist(), words, texts, strict=True):
+        refused_words, texts = words.filter(not_loaded).to_pylist(), errors(refused, part).to_pylist()
+        for offset, word, text in zip(row_offsets(refused, part).tolist(), refused_words, texts, strict=True):
             rejects.append(reject(offset, Disposition[word.upper()], text))
-    deletes = pc.equal(said, "delete")
+    deletes = pc.equal(words, "delete")
     if pc.any(deletes).as_py():
         rows = rows.append_column(DELETED, deletes)
-    return TransformOutput(only(rows.filter(pc.or_(deletes, pc.equal(said, "load")))), skipped, rejects)
+    return TransformOutput(only(rows.filter(pc.or_(deletes, pc.equal(words, "load")))), skipped, rejects)
 
 
 def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
-    """The rows' dispositions as words (default: ``load``). Raises `BadOutput` for an unknown word."""
+    """Returns the rows' dispositions as words (default: ``load``). Raises `BadOutput` for an unknown word."""
     import pyarrow.compute as pc
 
     if "disposition" not in batch.schema.names:
         return pc.fill_null(_nulls(batch.num_rows), "load")
-    said = pc.fill_null(_text(batch, "disposition", part), "load")
-    known = [*(disposition.name.lower() for disposition in Disposition if disposition is not Disposition.HELD), "delete"]
-    if not set(pc.unique(said).to_pylist()) <= set(known):  # it is not quoted: it may be a value of a record
-        raise BadOutput(part=part, problem=f"a row's disposition is not one of {', '.join(known)}.")
-    return said
+    words = pc.fill_null(_text(batch, "disposition", part), "load")
+    valid = [*(disposition.name.lower() for disposition in Disposition if disposition is not Disposition.HELD), "delete"]
+    if not set(pc.unique(words).to_pylist()) <= set(valid):  # not quoted: it may be a record's value
+        raise BadOutput(part=part, problem=f"a row's disposition is not one of {', '.join(valid)}.")
+    return words
 
 
 def errors(batch: pa.RecordBatch, part: Slice) -> pa.Array:
-    """The rows' ``error`` column; nulls if there is none."""
+    """Returns the rows' ``error`` column; nulls if there is none."""
     return _text(batch, "error", part) if "error" in batch.schema.names else _nulls(batch.num_rows)
 
 
 def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.Array]:
-    """The rows' data in COPY order. Raises `BadOutput` if the columns differ from the transform's earlier output."""
+    """Returns the rows' data in COPY order. Raises `BadOutput` if the columns differ from the transform's earlier output."""
     arrays = []
     for column in layout.columns:
         if column.name not in rows.schema.names:
@@ -94,7 +94,7 @@ def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.A
 
 
 def wrong_deletes(rows: pa.RecordBatch, deletes: pa.Array, layout: Layout) -> tuple[pa.Array, str, str] | None:
-    """Rows among ``deletes``, a mask of ``rows``, that can delete nothing, with the type and text of their records' error."""
+    """Finds invalid deletes: a mask of ``rows``, with the type and text of their records' error. ``deletes``: mask of deleting rows."""
     import pyarrow.compute as pc
 
     if layout.deletes is Deletes.REFUSE:
@@ -110,8 +110,8 @@ def wrong_deletes(rows: pa.RecordBatch, deletes: pa.Array, layout: Layout) -> tu
 class Tally:
     """Accounts for the records of one slice, output by output. Needs five bytes of memory per offset of the slice, and four for each sink.
 
-    ``suppressed``: offsets of records that are skipped, whatever the transform made of them. ``refused``: records that fail because of
-    their rows, which an earlier tally of the same slice has found.
+    ``suppressed``: offsets of records that are skipped, whatever the transform returned. ``refused``: records whose rows the sink rejected
+    in an earlier pass over the slice.
     """
 
     def __init__(self, part: Slice, suppressed: Set[int] = frozenset(), refused: Mapping[int, Reject] = MappingProxyType({})) -> None:
@@ -119,24 +119,24 @@ class Tally:
 
         self._part = part
         self._suppressed = suppressed
-        self._said = np.zeros(self._size, dtype=np.uint8)
+        self._dispositions = np.zeros(self._size, dtype=np.uint8)
         self._rows: dict[str, Any] = {}
         self._deleted = np.zeros(self._size, dtype=np.int32)
         self.rejects: dict[int, Reject] = dict(refused)
         self.refused: dict[int, Reject] = dict(refused)
         """Records that fail because of their rows, not because of the transform."""
-        self.torn: set[int] = set()
-        """Those that have rows in another sink, which may have been stored already."""
+        self.partial: set[int] = set()
+        """Refused records with rows in another sink, which may be stored already."""
         for offset in refused:
-            self._said[self._places(np.array([offset]))] = Disposition.FAIL
+            self._dispositions[self._indexes_of(np.array([offset]))] = Disposition.FAIL
 
     @property
     def _size(self) -> int:
         """The number of offsets to account for."""
         return self._part.span
 
-    def _places(self, offsets: Any) -> Any:
-        """Array indexes of these offsets. Raises `BadOutput` for an offset that was not read."""
+    def _indexes_of(self, offsets: Any) -> Any:
+        """Returns the array indexes of these offsets. Raises `BadOutput` for an offset that was not read."""
         index = offsets - self._part.start
         if len(index) and (index.min() < 0 or index.max() >= self._part.span):
             outside = offsets[(index < 0) | (index >= self._part.span)][0]
@@ -144,29 +144,28 @@ class Tally:
         return index
 
     def _offsets_at(self, index: Any) -> Any:
-        """The offsets at these array indexes."""
+        """Returns the offsets at these array indexes."""
         return index + self._part.start
 
-    def take(self, judged: TransformOutput, layout: Layout) -> pa.RecordBatch | None:
-        """Accounts for an output and returns its rows for one sink in COPY form, or `None` if it has none: `Layout.copy_columns`, and
-        maybe `ABSENT`.
+    def take(self, output: TransformOutput, layout: Layout) -> pa.RecordBatch | None:
+        """Accounts for an output and returns its rows for one sink, if any, with `Layout.copy_columns` and maybe `ABSENT`.
 
-        With several sinks, all outputs are taken for the first one, then for the next. Raises `BadOutput` for a row of another partition,
+        With several sinks, take all outputs for the first one, then all for the next. Raises `BadOutput` for a row of another partition,
         an offset outside the slice, or a record with two dispositions.
         """
         import numpy as np
 
         if self._suppressed:
-            judged = skipping(judged, self._suppressed, self._part)
+            output = skipping(output, self._suppressed, self._part)
         if self.refused:
-            judged = without(judged, self.refused, self._part)
-        judged = self._with_deletes_judged(judged, layout)
-        for reject_ in judged.rejects:
+            output = without(output, self.refused, self._part)
+        output = self._without_invalid_deletes(output, layout)
+        for reject_ in output.rejects:
             self._mark(np.array([reject_.offset]), reject_.disposition)
             self.rejects[reject_.offset] = reject_
-        if judged.skipped:
-            self._mark(np.asarray(judged.skipped, dtype=np.int64), Disposition.SKIP)
-        rows = judged.rows.get(layout.sink)
+        if output.skipped:
+            self._mark(np.asarray(output.skipped, dtype=np.int64), Disposition.SKIP)
+        rows = output.rows.get(layout.sink)
         if rows is None or rows.num_rows == 0:
             return None
         index = self._mark(row_offsets(rows, self._part), Disposition.LOAD)
@@ -174,67 +173,67 @@ class Tally:
             np.add.at(self._deleted, index[rows.column(DELETED).to_numpy(zero_copy_only=False)], 1)
         return self._with_lineage(rows, layout, index, self._number(index, layout))
 
-    def refuse(self, why: Reject, rows: int, sink: str = ONLY) -> None:
-        """Marks a record as failed, or to be retried, because its ``rows`` for a sink were rejected."""
+    def refuse(self, refusal: Reject, rows: int, sink: str = ONLY) -> None:
+        """Marks a record as failed, or for retry, because its ``rows`` for a sink were rejected."""
         import numpy as np
 
-        offset = why.offset
-        index = int(self._places(np.array([offset]))[0])
+        offset = refusal.offset
+        index = int(self._indexes_of(np.array([offset]))[0])
         if sink in self._rows and self._rows[sink][index] != rows:
-            said = why.error_text.partition(DETAIL)[0]
-            problem = f"rows of record {offset} were rejected ({said}), but its other rows came separately: return them together."
+            cause = refusal.error_text.partition(DETAIL)[0]
+            problem = f"rows of record {offset} were rejected ({cause}), but its other rows came separately: return them together."
             raise BadOutput(part=self._part, problem=problem)
         if any(written[index] for name, written in self._rows.items() if name != sink):
-            self.torn.add(offset)
-        self._said[index] = why.disposition
+            self.partial.add(offset)
+        self._dispositions[index] = refusal.disposition
         self._deleted[index] = 0
         for written in self._rows.values():
             written[index] = 0
-        self.rejects[offset] = self.refused[offset] = why
+        self.rejects[offset] = self.refused[offset] = refusal
 
     def counts(self) -> RecordCounts:
-        """The outcome of the slice's offsets so far. Offsets that were not mentioned are unaccounted."""
+        """Counts the offsets by outcome so far. Offsets without an outcome are unaccounted."""
         import numpy as np
 
-        by = np.bincount(self._said, minlength=len(Disposition) + 1)
+        totals = np.bincount(self._dispositions, minlength=len(Disposition) + 1)
         return RecordCounts(
-            loaded=int(by[Disposition.LOAD]),
-            skipped=int(by[Disposition.SKIP]),
-            retried=int(by[Disposition.RETRY] + by[Disposition.HELD]),
-            failed=int(by[Disposition.FAIL]),
-            unaccounted=int(by[0]),
+            loaded=int(totals[Disposition.LOAD]),
+            skipped=int(totals[Disposition.SKIP]),
+            retried=int(totals[Disposition.RETRY] + totals[Disposition.HELD]),
+            failed=int(totals[Disposition.FAIL]),
+            unaccounted=int(totals[0]),
             sink_rows=sum(int(rows.sum()) for rows in self._rows.values()),
             deleted=int(self._deleted.sum()),
         )
 
     def held(self) -> int:
-        """How many of the retried records are held because an earlier record of their key is waiting."""
-        return int((self._said == Disposition.HELD).sum())
+        """Counts the retried records that are held because an earlier record of their key is waiting."""
+        return int((self._dispositions == Disposition.HELD).sum())
 
     def longest_failure(self) -> int:
-        """The longest run of failed records, with no loaded or skipped record between them. Ignores held records."""
+        """Returns the longest run of failed records, without a loaded or skipped one between them. Ignores held records."""
         import numpy as np
 
-        failed = self._said[(self._said != 0) & (self._said != Disposition.HELD)] >= Disposition.RETRY
+        failed = self._dispositions[(self._dispositions != 0) & (self._dispositions != Disposition.HELD)] >= Disposition.RETRY
         ends = np.flatnonzero(np.diff(np.concatenate(([0], failed.view(np.int8), [0]))))
         return int((ends[1::2] - ends[::2]).max(initial=0))
 
-    def _with_deletes_judged(self, judged: TransformOutput, layout: Layout) -> TransformOutput:
-        """The output without records with a delete that cannot be carried out: they fail."""
-        while (rows := judged.rows.get(layout.sink)) is not None and DELETED in rows.schema.names:
+    def _without_invalid_deletes(self, output: TransformOutput, layout: Layout) -> TransformOutput:
+        """Fails the records with an invalid delete, and returns the output without them."""
+        while (rows := output.rows.get(layout.sink)) is not None and DELETED in rows.schema.names:
             wrong = wrong_deletes(rows, rows.column(DELETED), layout)
             if wrong is None:
                 break
             mask, error_type, text = wrong
             offsets = sorted(set(row_offsets(rows.filter(mask), self._part).tolist()))
-            judged = without(judged, offsets, self._part)
+            output = without(output, offsets, self._part)
             for offset in offsets:
                 self.refuse(reject(offset, Disposition.FAIL, text, error_type), 0, layout.sink)
-        return judged
+        return output
 
     def _mark(self, offsets: Any, disposition: Disposition) -> Any:
-        index = self._places(offsets)
-        before = self._said[index]
+        index = self._indexes_of(offsets)
+        before = self._dispositions[index]
         clash = (before != 0) & (before != disposition)
         if clash.any():
             word = Disposition(int(before[clash][0])).name.lower()
@@ -242,11 +241,11 @@ class Tally:
                 part=self._part,
                 problem=f"record {offsets[clash][0]} has rows with dispositions {word} and {disposition.name.lower()}: give all the same.",
             )
-        self._said[index] = disposition
+        self._dispositions[index] = disposition
         return index
 
     def _number(self, index: Any, layout: Layout) -> Any:
-        """Each row's number among its record's rows for this sink, in order of arrival."""
+        """Numbers each row among its record's rows for this sink, in order of arrival."""
         import numpy as np
 
         rows = self._rows.setdefault(layout.sink, np.zeros(self._size, dtype=np.int32))
@@ -276,8 +275,7 @@ class Tally:
             pa.array(numbers.astype(np.int32)),
         ]
         if layout.deletes is not Deletes.REFUSE:
-            said = rows.schema.names
-            arrays.append(rows.column(DELETED) if DELETED in said else pa.array(np.zeros(count, dtype=bool)))
+            arrays.append(rows.column(DELETED) if DELETED in rows.schema.names else pa.array(np.zeros(count, dtype=bool)))
         names = [name for name, _ in layout.copy_columns]
         if ABSENT in rows.schema.names:
             arrays.append(rows.column(ABSENT))
@@ -286,7 +284,7 @@ class Tally:
 
 
 def by_absent(rows: pa.RecordBatch, layout: Layout) -> Iterator[tuple[tuple[str, ...], pa.RecordBatch]]:
-    """Rows in COPY form, divided by the columns that they have nothing for, which stay in them as nulls."""
+    """Groups rows in COPY form by the columns that they have no value for. These columns stay, as nulls."""
     import numpy as np
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Where a slice is committed, as whom, and under which rules."""
+"""The target of a slice's commit: database, group and attempt, sinks, limits."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tidemark.sink.table import Layout
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and as whom a slice is committed."""
+    """The target of a slice's commit."""
 
     database_url: str = field(repr=False)
     group_id: int
     attempt_id: int
     layouts: tuple[Layout, ...]
-    """The tables, in the order in which their rows are loaded."""
+    """The tables, in load order."""
     max_rejected: int = 1000
-    """Maximum number of records of one slice that Postgres may reject before the slice is given up."""
+    """Maximum records per slice that Postgres may reject; one more fails the slice."""
     ladder: Ladder = NO_LADDER
-    """Where records that are not loaded go."""
+    """The retry topics for records that are not loaded."""
     breaker: Breaker | None = None
     max_held: int | None = None
-    """With an order by key: maximum number of held records per partition. `None`: no order."""
+    """With an order by key: maximum held records per partition. `None`: no order."""
     side_id: int | None = None
-    """For a backfill: the side group whose positions move. Ledger, failed records and rows still belong to ``group_id``."""
+    """For a backfill: the side group whose positions move. Ledger, failed records and rows belong to ``group_id``."""
 
     @property
     def tables(self) -> str:
-        """The names of the tables, for people."""
+        """Table names for display."""
         return ", ".join(layout.table for layout in self.layouts)
 
     @property

@@ -1,4 +1,4 @@
-"""Which Arrow type can be written to which Postgres type.
+"""Maps Arrow types to the Postgres types that they can be written to.
 
 Postgres does not type check binary COPY: an int64 sent to a float8 column is stored as garbage, without an error. So the match is exact
 and is checked before the first byte. Other representations of the same values (string_view, dictionaries, coarser time units) are
@@ -35,14 +35,14 @@ _IN_ARRAYS = {
 }
 """Element types that pgpq can name in an array. Binary COPY names the element type, and Postgres rejects a mismatch."""
 _DECIMAL128 = 38
-"""Digits of it."""
+"""Maximum digits of a decimal128."""
 _MICROS = 6
-"""Digits after the second that Postgres stores at most."""
+"""Maximum fractional digits of a second in Postgres."""
 _TEXT = {"text", "character varying", "character", "json", "jsonb", "name"}
 
 
 def postgres_type(arrow: pa.DataType) -> str | None:
-    """The column type for values of this Arrow type, or `None` if Postgres has no counterpart."""
+    """Returns the column type for values of this Arrow type, or `None` if Postgres has no counterpart."""
     import pyarrow as pa
 
     simple: list[tuple[bool, str]] = [
@@ -98,13 +98,13 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
         return is_list and base_of(postgres[:-2]) in _IN_ARRAYS and fits(arrow.value_type, postgres[:-2])
     if base == "interval":
         return bool(pa.types.is_duration(arrow))
-    found = postgres_type(arrow)
-    return found is not None and base_of(found) == base
+    own_type = postgres_type(arrow)
+    return own_type is not None and base_of(own_type) == base
 
 
 def arrow_type(postgres: str) -> pa.DataType | None:
-    """The Arrow type for a column of this type that holds all its values, or nearly all: a ``numeric`` column takes text too, for NaN and
-    for more digits than Arrow's decimals have. `None`: Tidemark cannot write such a column."""
+    """Returns the Arrow type for the values of such a column. A ``numeric`` column also accepts text, for NaN and for more digits than
+    Arrow's decimals have. `None`: Tidemark cannot write such a column."""
     import pyarrow as pa
 
     if postgres.endswith("[]"):
@@ -134,49 +134,52 @@ def arrow_type(postgres: str) -> pa.DataType | None:
 
 
 def widened(column: str, needed: str) -> str | None:
-    """The narrowest type that holds every value of a column and of the type ``needed``. `None`: the column holds them already, or no type
-    does."""
-    have, want, mine, other = base_of(column), base_of(needed), digits_of(column), digits_of(needed)
-    if have in ("numeric", "character varying") and mine is None:
+    """Returns the narrowest type that holds all values of both types. `None` if ``column`` already does, or if there is no such type."""
+    base, needed_base, digits, needed_digits = base_of(column), base_of(needed), digits_of(column), digits_of(needed)
+    if base in ("numeric", "character varying") and digits is None:
         return None
-    if have == want == "numeric" and mine and other:
-        scale = max(mine[1], other[1])
-        both = f"numeric({max(mine[0] - mine[1], other[0] - other[1]) + scale},{scale})"
+    if base == needed_base == "numeric" and digits and needed_digits:
+        scale = max(digits[1], needed_digits[1])
+        both = f"numeric({max(digits[0] - digits[1], needed_digits[0] - needed_digits[1]) + scale},{scale})"
         return None if both == column else both
-    if have == want and mine:
-        return needed if other is None or other > mine else None
+    if base == needed_base and digits:
+        return needed if needed_digits is None or needed_digits > digits else None
     for chain in (("smallint", "integer", "bigint"), ("real", "double precision")):
-        if have in chain and want in chain[chain.index(have) + 1 :]:
-            return want
-    return "text" if want == "text" and have not in ("text", "enum", "uuid", "json", "jsonb", "name") else None
+        if base in chain and needed_base in chain[chain.index(base) + 1 :]:
+            return needed_base
+    return "text" if needed_base == "text" and base not in ("text", "enum", "uuid", "json", "jsonb", "name") else None
 
 
 def rewrites(column: str, wider: str) -> bool:
-    """Whether Postgres writes the whole table again for a change to a type that `widened` returned."""
-    have = base_of(column)
-    if have == "character varying":
+    """Whether Postgres rewrites the whole table for a change to a type that `widened` returned."""
+    base = base_of(column)
+    if base == "character varying":
         return False
-    mine, other = digits_of(column), digits_of(wider)
-    return have != "numeric" or base_of(wider) != "numeric" or (other is not None and mine is not None and mine[1] != other[1])
+    digits, wider_digits = digits_of(column), digits_of(wider)
+    return (
+        base != "numeric"
+        or base_of(wider) != "numeric"
+        or (wider_digits is not None and digits is not None and digits[1] != wider_digits[1])
+    )
 
 
 def conform(column: pa.Array, postgres: str) -> pa.Array:
     """Converts a column's values to the encoder's form for this Postgres type. Requires `fits`.
 
     Raises ``pyarrow.ArrowInvalid`` if a value cannot be stored (a timestamp finer than a microsecond, an invalid uuid), or if Postgres
-    would cut or round it.
+    would truncate or round it.
     """
     import pyarrow as pa
 
-    made = conformed(column, postgres)
-    if cut(made, postgres):
+    values = conformed(column, postgres)
+    if cut(values, postgres):
         raise pa.ArrowInvalid(f"a value is longer or finer than {postgres}")
-    return made
+    return values
 
 
 def cut(column: pa.Array, postgres: str) -> dict[int, str]:
-    """The places of values that Postgres would cut or round without an error, with the reason: spaces after the text of a ``varchar(3)``,
-    digits after the second in a ``timestamp(3)``."""
+    """Finds values that Postgres would silently truncate or round, by index, with the reason: trailing spaces beyond a ``varchar(3)``,
+    fractional digits beyond a ``timestamp(3)``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -186,37 +189,37 @@ def cut(column: pa.Array, postgres: str) -> dict[int, str]:
     is_list = pa.types.is_list(column.type)
     flat = column.flatten() if is_list else column
     if pa.types.is_string(flat.type) and base_of(postgres) in ("character varying", "character"):
-        long = pc.indices_nonzero(pc.greater(pc.binary_length(flat), digits[0]).fill_null(False)).to_pylist()
-        places = [at for at in long if _has_spaces_after(flat[at].as_buffer().to_pybytes(), digits[0])]
-        why = f"has spaces after its {digits[0]} characters, which Postgres would cut"
+        too_long = pc.indices_nonzero(pc.greater(pc.binary_length(flat), digits[0]).fill_null(False)).to_pylist()
+        indexes = [at for at in too_long if _has_spaces_after(flat[at].as_buffer().to_pybytes(), digits[0])]
+        reason = f"has spaces after its {digits[0]} characters, which Postgres would cut"
     elif pa.types.is_temporal(flat.type) and digits[0] < _MICROS:
         unit, whole = 10 ** (_MICROS - digits[0]), flat.cast(pa.int64())
-        bad, why = pc.not_equal(whole, pc.multiply(pc.divide(whole, unit), unit)), f"has more than {digits[0]} digits after the second"
-        places = pc.indices_nonzero(bad.fill_null(False)).to_pylist()
+        lossy, reason = pc.not_equal(whole, pc.multiply(pc.divide(whole, unit), unit)), f"has more than {digits[0]} digits after the second"
+        indexes = pc.indices_nonzero(lossy.fill_null(False)).to_pylist()
     else:
         return {}
-    return dict.fromkeys(parents(column)[places].tolist() if is_list else places, why)
+    return dict.fromkeys(parents(column)[indexes].tolist() if is_list else indexes, reason)
 
 
 def parents(lists: pa.Array) -> np.ndarray:
-    """For each value of ``lists.flatten()``, the place of its list."""
+    """Returns, for each value of ``lists.flatten()``, the index of its list."""
     import numpy as np
     import pyarrow.compute as pc
 
-    found: np.ndarray = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).fill_null(0).to_numpy())
-    return found
+    indexes: np.ndarray = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).fill_null(0).to_numpy())
+    return indexes
 
 
 def _has_spaces_after(text: bytes, length: int) -> bool:
     try:
         beyond = text.decode()[length:]
-    except UnicodeDecodeError:  # Postgres says so
+    except UnicodeDecodeError:  # Postgres reports it
         return False
     return bool(beyond) and not beyond.strip(" ")
 
 
 def conformed(column: pa.Array, postgres: str) -> pa.Array:
-    """As `conform`, but with the values that Postgres would cut."""
+    """Like `conform`, but keeps the values that Postgres would truncate."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -229,15 +232,15 @@ def conformed(column: pa.Array, postgres: str) -> pa.Array:
     if base_of(postgres).removesuffix("[]") == "numeric":
         text = pa.string() if inner is column.type else pa.list_(pa.string())
         encode = numeric.encoded if inner is column.type else numeric.encoded_lists
-        found, wrong = encode(column.cast(text), postgres)
-        if wrong:
-            raise pa.ArrowInvalid(next(iter(wrong.values())))
-        return found
+        encoded, reasons = encode(column.cast(text), postgres)
+        if reasons:
+            raise pa.ArrowInvalid(next(iter(reasons.values())))
+        return encoded
     if base_of(postgres) == "uuid" and is_text(column.type):
-        found = [None if text is None else uuid_bytes(text.decode(errors="replace")) for text in column.cast(pa.binary()).to_pylist()]
-        if found.count(None) > column.null_count:
+        uuids = [None if text is None else uuid_bytes(text.decode(errors="replace")) for text in column.cast(pa.binary()).to_pylist()]
+        if uuids.count(None) > column.null_count:
             raise pa.ArrowInvalid("a value is not a uuid")
-        return pa.array(found, target)
+        return pa.array(uuids, target)
     return column if column.type == target else column.cast(target)
 
 
@@ -256,21 +259,21 @@ def is_bytes(arrow: pa.DataType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def base_of(postgres: str) -> str:
-    """The name without its modifier: ``numeric(10,2)`` -> ``numeric``, ``timestamp(3) with time zone`` -> without the 3."""
+    """Returns the type name without its modifier: ``numeric(10,2)`` -> ``numeric``, ``timestamp(3) with time zone`` -> without the 3."""
     return re.sub(r"\s*\([^)]*\)", "", postgres)
 
 
 @functools.lru_cache(maxsize=1024)
 def digits_of(postgres: str) -> tuple[int, ...] | None:
-    """The numbers in a type's name: ``numeric(10,2)`` -> ``(10, 2)``."""
-    found = re.search(r"\(([\d,-]+)\)", postgres)
-    return tuple(int(each) for each in found[1].split(",")) if found else None
+    """Returns the numbers in a type name: ``numeric(10,2)`` -> ``(10, 2)``."""
+    modifier = re.search(r"\(([\d,-]+)\)", postgres)
+    return tuple(int(number) for number in modifier[1].split(",")) if modifier else None
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", re.IGNORECASE | re.ASCII)
 
 
 def uuid_bytes(text: str) -> bytes | None:
-    """The bytes of a uuid that is written in groups of digits or in one, with or without braces. `None` for other text."""
+    """Parses a uuid with or without hyphens and braces. `None` for other text."""
     bare = text[1:-1] if text[:1] == "{" and text[-1:] == "}" else text
     return bytes.fromhex(bare.replace("-", "")) if _UUID.fullmatch(bare) else None

@@ -224,7 +224,7 @@ def _column(
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - any error is the record's fault
-            reason = str(error) if isinstance(error, Misfit | connect.InvalidValue) else _problem(error, value)
+            reason = str(error) if isinstance(error, Misfit | connect.InvalidConnectValue) else _problem(error, value)
             problem = reason if reason == NOT_SENT else f"does not fit {postgres}: the value {reason}"
             errors.setdefault(at, f"Fail: {'.'.join(path)} {problem}")
             values.append(None)

@@ -78,7 +78,7 @@ def read_tries(kafka: KafkaConfig, part: Slice, records: Waiting) -> Iterator[Tr
     import numpy as np
     import pyarrow as pa
 
-    retry_offsets = records.hops
+    retry_offsets = records.message_offsets
     for chunk in read(kafka, part.partition, int(retry_offsets[0]), int(retry_offsets[-1]) + 1):
         offsets = chunk["offset"].to_numpy()
         indexes = np.minimum(np.searchsorted(retry_offsets, offsets), len(retry_offsets) - 1)

@@ -24,8 +24,8 @@ DEFAULT_LARGEST = 1_048_588
 def ensure(outbox: Outbox, *, create: bool = False) -> dict[str, bool]:
     """Returns the topics' names, without the group's, and whether each was created."""
     found = ensure_topics(outbox.cluster, outbox.spec, create=create)
-    outbox.topics.adopt(one.topic.name for one in found if one.made)
-    return {one.topic.name.removeprefix(f"{outbox.group}."): one.made for one in found}
+    outbox.topics.adopt(one.topic.name for one in found if one.created)
+    return {one.topic.name.removeprefix(f"{outbox.group}."): one.created for one in found}
 
 
 def problems(outbox: Outbox) -> tuple[str, ...]:

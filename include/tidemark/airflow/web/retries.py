@@ -19,7 +19,7 @@ from tidemark.worker.decoding import Decoding, Shown
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
-    from tidemark.retry.admin import Payload, Whole
+    from tidemark.retry.admin import Payload, RecordDetails
     from tidemark.spec import ConsumerSpec
 
 SQL = statements("tidemark.airflow.web", "retries.sql")
@@ -111,7 +111,7 @@ def records(consumer: DeclaredConsumer, record_filter: Filter, after: int) -> di
 def record(consumer: DeclaredConsumer, number: int) -> dict[str, Any]:
     """Returns everything stored about a record, with its payload."""
     with database(consumer.spec) as connection:
-        stored: Whole = admin.show_record(connection, consumer.spec.group, number)
+        stored: RecordDetails = admin.show_record(connection, consumer.spec.group, number)
     decoded, room = _decoded(consumer.spec, stored.row["topic"], stored.payload), Room()
     return {
         "number": stored.number,
