@@ -26,7 +26,7 @@ def _sample_and_mirror(connection: Connection) -> tuple[dict[str, Drift], list[s
         unsampled = sample_all(connection, cluster, good.values())
         published, unpublished = republish_all(connection, cluster, good.values())
     except TidemarkError as error:
-        return {}, [f"lag not sampled: {error}"]
+        return {}, [f"lag not sampled, or positions not mirrored: {error}"]
     failed = [f"lag not sampled: {name}: {error}" for name, error in unsampled.items()]
     return published, failed + [f"positions not mirrored: {name}: {error}" for name, error in unpublished.items()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from airflow.sdk import DAG, BaseOperator, Context, Param
@@ -92,7 +92,6 @@ class MaintainOperator(BaseOperator):
         from tidemark.offsets.mirror import republish_all
         from tidemark.offsets.sampling import sample_all
 
-        unpublished: Mapping[str, TidemarkError] = {}
         try:
             connections = resolve(specs[0])
             with session(connections.database_url) as connection:
@@ -104,7 +103,8 @@ class MaintainOperator(BaseOperator):
                 unsampled = sample_all(connection, cluster, specs)
                 _, unpublished = republish_all(connection, cluster, specs)
         except TidemarkError as error:
-            unsampled = {spec.name: error for spec in specs}
+            self.log.warning("lag not sampled, or positions not mirrored consumers=%s: %s", ",".join(spec.name for spec in specs), error)
+            return
         for name, cause in unsampled.items():
             self.log.warning("lag not sampled consumer=%s: %s", name, cause)
         for name, cause in unpublished.items():

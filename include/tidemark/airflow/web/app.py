@@ -186,8 +186,8 @@ def records(
 
 
 @app.get("/api/groups/{consumer}/records/{number}")
-def record(consumer: Editable, number: Number) -> Response:
-    return _json(retries.record(consumer, number))
+def record(consumer: Editable, number: Number, user: GetUserDep) -> Response:
+    return _json(retries.record(consumer, number) | {"forms": guards.forms(user, consumer)})
 
 
 @app.get("/api/validations")

@@ -22,8 +22,8 @@ function View({ consumer, data }) {
   const { row } = data;
   return h(Box, null,
     h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Record ${data.number}`), h(State, { value: row.state }),
-      h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { numbers: String(data.number) }) }, "Redrive …")),
-      ["WAITING", "HELD", "FAILED"].includes(row.state)
+      data.forms.redrive && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { numbers: String(data.number) }) }, "Redrive …")),
+      data.forms.discard && ["WAITING", "HELD", "FAILED"].includes(row.state)
         && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: discardPath(consumer, { numbers: String(data.number) }) }, "Discard …"))),
     h(Section, { title: "Why" }, h(Facts, { rows: [
       ["Error", row.error_type], ["Text", row.error_text], ["Read from", `${row.topic}/${row.partition} at offset ${number(row.offset)}`],

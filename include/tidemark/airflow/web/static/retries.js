@@ -59,7 +59,7 @@ function tiers(data) {
     const held = rows.filter((row) => row.state === "HELD").reduce((all, row) => all + row.records, 0);
     const waiting = rows.filter((row) => row.state === "WAITING");
     const bars = Array.from({ length: data.buckets + 1 }, (_, index) => ({
-      label: index === 0 ? "due" : index === data.buckets ? `in ${data.buckets} min or later` : `in ${index} min`,
+      label: index === 0 ? "due" : `in ${index * data.bucket_seconds / 60} min${index === data.buckets ? " or later" : ""}`,
       value: waiting.filter((row) => row.bucket === index).reduce((all, row) => all + row.records, 0),
     }));
     const first = waiting.map((row) => row.first).sort()[0], last = waiting.map((row) => row.last).sort().pop();
