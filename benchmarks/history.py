@@ -51,7 +51,7 @@ from tidemark.retry.relay import relay
 from tidemark.rewind import reaction
 from tidemark.rewind import store as rewinds
 from tidemark.rewind.apply import apply
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import Scenario, ShiftBy, ToBatch, ToValidated, Undo
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.target import Target
@@ -266,7 +266,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
 
     def planned(scenario: Scenario) -> int:
         return plan(
-            connection, lambda _: cluster, [spec], Scope.parse([f"{spec.topics[0]}:0"]), scenario, reason=REASON, by="bench"
+            connection, lambda _: cluster, PlanRequest([spec], Scope.parse([f"{spec.topics[0]}:0"]), scenario, reason=REASON, by="bench")
         ).rewind_id
 
     def rewind() -> None:
@@ -307,7 +307,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "the undo": applied("undo"),
         "the plan of a drain": within(drain),
         "the relay": lambda: relay(connection, {"bootstrap.servers": place.servers}, spec),
-        "the plan of a redrive": lambda: redrive.plan(connection, spec, Filter(), reason=REASON, by="bench"),
+        "the plan of a redrive": lambda: redrive.plan(connection, redrive.RedriveRequest(spec, Filter(), reason=REASON, by="bench")),
         "what a DAG of a redrive finds of its own": lambda: redrive.of_run(connection, "redrive", "manual__none"),
         "what a DAG of a rewind finds of its own": lambda: rewinds.of_run(connection, "rewind", "manual__none"),
         "groups with retries": lambda: pending.busy(connection),

@@ -31,7 +31,7 @@ from tidemark.db import Connection, connect
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.rewind.apply import apply
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import ToEarliest
 from tidemark.spec import ConsumerSpec, load_consumer
 from tidemark.spec.scope import Scope
@@ -154,7 +154,7 @@ class _Sink:
         self._fill(each)
         with contextlib.closing(connect(self._stage.database_url, application="tidemark rewind")) as connection:
             scope = Scope.parse([f"{TOPIC}:0-{MOVED - 1}"])
-            made = plan(connection, lambda _: self._cluster, [self._spec], scope, ToEarliest(), reason=REASON, by="bench")
+            made = plan(connection, lambda _: self._cluster, PlanRequest([self._spec], scope, ToEarliest(), reason=REASON, by="bench"))
             self._sql("CHECKPOINT")
             with watched(connection) if watched else contextlib.nullcontext():
                 began = time.perf_counter()

@@ -26,7 +26,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import FromFile
 from tidemark.sink.steps import Step
 from tidemark.spec.scope import Scope
@@ -103,7 +103,11 @@ class Members:
         spec, topic = self.trial.scenario.spec, self.trial.feed.topic
         with session(self.trial.scenario.database_url, application="tidemark rewind") as connection:
             scenario = FromFile({TopicPartition(topic, partition): offset for partition, offset in to.items()})
-            made = plan(connection, lambda _: self._cluster, [spec], Scope.parse([]), scenario, reason="the transform was wrong", by="ann")
+            made = plan(
+                connection,
+                lambda _: self._cluster,
+                PlanRequest([spec], Scope.parse([]), scenario, reason="the transform was wrong", by="ann"),
+            )
             return applying.apply(connection, lambda _: self._cluster, lambda _: spec, made.rewind_id, by="ann")
 
     def go_on(self, done: Applied) -> None:

@@ -20,7 +20,7 @@ from tidemark.offsets.window import Observation
 from tidemark.quality import ValidatedRun, validate
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import ToOffset
 from tidemark.spec.scope import Scope
 
@@ -195,6 +195,8 @@ class Data:
     def rewind(self, one: Scenario, scope: str, offset: int, *, applied: bool = True) -> None:
         cluster = Cluster(one.connections.kafka)
         with session(self.url) as connection:
-            made = plan(connection, lambda _: cluster, [one.spec], Scope.parse([scope]), ToOffset(offset), reason=REASON, by="ann")
+            made = plan(
+                connection, lambda _: cluster, PlanRequest([one.spec], Scope.parse([scope]), ToOffset(offset), reason=REASON, by="ann")
+            )
             if applied:
                 applying.apply(connection, lambda _: cluster, lambda _: one.spec, made.rewind_id, by="ann", approved_by="bob")

@@ -30,7 +30,7 @@ from tidemark.quality import check_conservation
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.sink.steps import Step
 from tidemark.spec.scope import Scope
@@ -137,7 +137,9 @@ class Story:
         with session(self.scenario.database_url) as connection:
             for again in Retrying(retry=retry_if_exception_type(StalePlan), stop=stop_after_attempt(20), reraise=True):
                 with again:
-                    made = plan(connection, lambda _: cluster, [spec], Scope.parse([]), to, reason="a test of change data", by="ann")
+                    made = plan(
+                        connection, lambda _: cluster, PlanRequest([spec], Scope.parse([]), to, reason="a test of change data", by="ann")
+                    )
                     applying.apply(connection, lambda _: cluster, lambda _: spec, made.rewind_id, by="ann")
 
     # ---- what is stored

@@ -58,13 +58,13 @@ def plan(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Plan a redrive: show and store which records it would retry. Changes nothing; run `tidemark redrive apply` next."""
-    from tidemark.retry.redrive import Destination
+    from tidemark.retry.redrive import Destination, RedriveRequest
     from tidemark.retry.redrive import plan as make_plan
 
     spec = spec_of(name, consumers)
     options: dict[str, Any] = {"limit": limit, "per_second": per_second, "max_redrives": max_redrives, "destination": Destination(to.value)}
     with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
-        preview = make_plan(connection, spec, record_filter, reason=reason, by=who(), **options)
+        preview = make_plan(connection, RedriveRequest(spec, record_filter, reason=reason, by=who(), **options))
     _print(preview, output)
     stderr.print(
         f"nothing has changed yet; to apply it: tidemark redrive apply {preview.redrive.redrive_id}", markup=False, highlight=False

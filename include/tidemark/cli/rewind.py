@@ -275,6 +275,7 @@ def _make_plan(
 ) -> Plan:
     """Makes and stores a plan. Raises all problems of the arguments at once, before it connects to Postgres or Kafka."""
     from tidemark import project
+    from tidemark.rewind.plan import PlanRequest
     from tidemark.rewind.plan import plan as store_plan
     from tidemark.rewind.scenarios.scenario import parse_expiry
     from tidemark.spec import find_consumer
@@ -296,14 +297,16 @@ def _make_plan(
         return store_plan(
             connection,
             lambda _: kafka_cluster(),
-            [spec for spec in specs if spec],
-            chosen,
-            scenario,
-            reason=checked_reason,
-            by=who(),
-            allow_loss=allow_loss,
-            backfill=backfill,
-            expires_in=expiry,
+            PlanRequest(
+                [spec for spec in specs if spec],
+                chosen,
+                scenario,
+                reason=checked_reason,
+                by=who(),
+                allow_loss=allow_loss,
+                backfill=backfill,
+                expires_in=expiry,
+            ),
         )
 
 

@@ -147,28 +147,34 @@ class PlanAltered(Refused):
         return f"The records or settings of redrive {self.redrive_id} do not match its digest. No record was redriven. Plan it again."
 
 
-def plan(
-    connection: Connection,
-    spec: ConsumerSpec,
-    filter_: Filter,
-    *,
-    reason: str,
-    by: str,
-    destination: Destination = Destination.LADDER,
-    limit: int | None = None,
-    per_second: int | None = None,
-    max_redrives: int = MAX_REDRIVES,
-    dag_id: str | None = None,
-    run_id: str | None = None,
-) -> Preview:
+@dataclass(frozen=True, slots=True)
+class RedriveRequest:
+    """A request for a redrive of the records that the filter selects; with ``limit``, of the first ones only.
+
+    ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run.
+    """
+
+    spec: ConsumerSpec
+    filter: Filter
+    reason: str
+    by: str
+    destination: Destination = Destination.LADDER
+    limit: int | None = None
+    per_second: int | None = None
+    max_redrives: int = MAX_REDRIVES
+    dag_id: str | None = None
+    run_id: str | None = None
+
+
+def plan(connection: Connection, request: RedriveRequest) -> Preview:
     """Stores which records a redrive would retry (①), and returns the redrive with counts and examples. Changes no record.
 
-    Selects failed records and records that the broker rejected; discarded records only if the filter names that state. ``limit`` selects
-    only the first ones. ``dag_id`` and ``run_id`` identify the Airflow run. Raises `NoLadder`, or `BadInput` for bad arguments or if no
-    record qualifies.
+    Selects failed records and records that the broker rejected; discarded records only if the filter names that state. Raises `NoLadder`,
+    or `BadInput` for bad arguments or if no record qualifies.
     """
-    reason = check_reason(reason)
-    if destination is Destination.LADDER and not Ladder.of(spec):
+    spec, filter_ = request.spec, request.filter
+    reason = check_reason(request.reason)
+    if request.destination is Destination.LADDER and not Ladder.of(spec):
         raise NoLadder(consumer=spec.name)
     if excluded := [state for state in filter_.states if state not in REDRIVABLE]:
         fix = "Use a rewind to read loaded or skipped records again."
@@ -176,17 +182,23 @@ def plan(
     with transaction(connection) as cur:
         key = group_key(cur, spec.group)
         discarded = RecordState.DISCARDED in filter_.states
-        params = {**key, **filter_.parameters(spec.group), "max_redrives": max_redrives, "limit": limit, "discarded": discarded}
-        values = {"consumer": spec.name, "destination": destination.value, "filter": json.dumps(filter_.as_json())}
-        run = {"dag_id": dag_id, "run_id": run_id}
-        cur.execute(SQL["add"], {**params, **values, **run, "per_second": per_second, "reason": reason, "by": by})
+        params = {
+            **key,
+            **filter_.parameters(spec.group),
+            "max_redrives": request.max_redrives,
+            "limit": request.limit,
+            "discarded": discarded,
+        }
+        values = {"consumer": spec.name, "destination": request.destination.value, "filter": json.dumps(filter_.as_json())}
+        run = {"dag_id": request.dag_id, "run_id": request.run_id}
+        cur.execute(SQL["add"], {**params, **values, **run, "per_second": request.per_second, "reason": reason, "by": request.by})
         (redrive_id,) = cur.fetchone() or (0,)
         planned = _preview(cur, redrive_id)
         if not planned.redrive.records:
             wait, were = counted(planned.waiting, "already waits", "already wait"), counted(planned.worn_out, "was", "were")
-            others = f"; {wait} for a retry, {were} redriven {counted(max_redrives, 'time')}"
+            others = f"; {wait} for a retry, {were} redriven {counted(request.max_redrives, 'time')}"
             raise BadInput(what="redrive", found=f"no record to redrive: {filter_}{others}", fix="See: tidemark retries count.")
-    log.info("redrive planned redrive=%s group=%s records=%s by=%s", redrive_id, spec.group, planned.redrive.records, by)
+    log.info("redrive planned redrive=%s group=%s records=%s by=%s", redrive_id, spec.group, planned.redrive.records, request.by)
     return planned
 
 

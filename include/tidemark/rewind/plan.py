@@ -101,26 +101,29 @@ class Consumer:
     moves: list[Move] = field(default_factory=list)
 
 
-def plan(
-    connection: Connection,
-    cluster_of: ClusterOf,
-    consumers: Sequence[ConsumerSpec],
-    scope: PartitionFilter,
-    scenario: Scenario,
-    *,
-    reason: str,
-    by: str,
-    allow_loss: bool = False,
-    backfill: bool = False,
-    expires_in: timedelta = EXPIRES_IN,
-    dag_id: str | None = None,
-    run_id: str | None = None,
-) -> Plan:
-    """Stores and returns the plan of a rewind of these consumers. Changes nothing else; the consumers keep running.
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A request for a rewind. All ``consumers`` move, or none; they share the database of their sinks.
 
-    ``connection`` is to the database of the sinks, which all consumers must share; all of them are moved, or none. ``by`` is the requester,
-    ``dag_id`` and ``run_id`` are the Airflow run. With ``allow_loss``, a target before the start of the log becomes the start. With
-    ``backfill``, a separate run reads the skipped records later (`tidemark.rewind.backfill`).
+    ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run. ``allow_loss``: a target before the start of the log becomes the start.
+    ``backfill``: a separate run reads the skipped records later (`tidemark.rewind.backfill`).
+    """
+
+    consumers: Sequence[ConsumerSpec]
+    scope: PartitionFilter
+    scenario: Scenario
+    reason: str
+    by: str
+    allow_loss: bool = False
+    backfill: bool = False
+    expires_in: timedelta = EXPIRES_IN
+    dag_id: str | None = None
+    run_id: str | None = None
+
+
+def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) -> Plan:
+    """Stores and returns the plan of a rewind. Changes nothing else; the consumers keep running.
+
     The plan leaves out partitions on which the group has no position or for which the scenario has no target.
 
     Stores nothing if it raises: `TargetsOutOfRange` with every target outside its log, `PlanRefused` with all other obstacles (a topic that
@@ -128,20 +131,22 @@ def plan(
     first), `CompactedTopics` without ``allow_loss``, `BadInput` for a bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or
     `BrokerUnavailable`.
     """
-    reason = check_reason(reason)  # ①
-    moved, scenario = _resolve_all(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
-    if backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in moved for move in consumer.moves)):
+    reason = check_reason(request.reason)  # ①
+    moved, scenario = _resolve_all(
+        connection, cluster_of, request.consumers, request.scope, request.scenario, allow_loss=request.allow_loss
+    )
+    if request.backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in moved for move in consumer.moves)):
         raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
     rewind = {
         "scenario": json.dumps(to_json(scenario)),
         "undo_of": scenario.rewind_id if isinstance(scenario, Undo) else None,
-        "allow_loss": allow_loss,
-        "backfill": backfill,
+        "allow_loss": request.allow_loss,
+        "backfill": request.backfill,
         "reason": reason,
-        "by": by,
-        "expires_in": expires_in,
-        "dag_id": dag_id,
-        "run_id": run_id,
+        "by": request.by,
+        "expires_in": request.expires_in,
+        "dag_id": request.dag_id,
+        "run_id": request.run_id,
     }
     with transaction(connection) as cur:  # ⑤
         stored = _store(cur, rewind, moved)
@@ -152,7 +157,8 @@ def plan(
             problems += guards.problems(cur, group_key, tables) or guards.trial(cur, group_key, tables)
         if problems:
             raise PlanRefused(problems=tuple(problems))
-    log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, ",".join(spec.name for spec in consumers), by)
+    names = ",".join(spec.name for spec in request.consumers)
+    log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, names, request.by)
     return stored
 
 

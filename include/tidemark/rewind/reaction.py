@@ -21,7 +21,7 @@ from tidemark.quality.validation import CONSERVATION
 from tidemark.quality.verdict import ValidatedRun, ValidationReport, Verdict
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.apply import apply
-from tidemark.rewind.plan import CompactedTopics, plan
+from tidemark.rewind.plan import CompactedTopics, PlanRequest, plan
 from tidemark.rewind.plan_model import Plan, ToBatch
 from tidemark.rewind.store import reject
 from tidemark.spec import ConsumerSpec
@@ -104,14 +104,16 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
         planned = plan(
             connection,
             lambda _: cluster,
-            [spec],
-            Scope.parse([]),
-            ToBatch(dag_id=run.dag_id, run_id=run.run_id),
-            expires_in=EXPIRES_IN,
-            reason=f"{by} of {spec.name} was critical: {failing}"[:REASON_LIMIT],
-            by=by,
-            dag_id=run.dag_id,
-            run_id=run.run_id,
+            PlanRequest(
+                [spec],
+                Scope.parse([]),
+                ToBatch(dag_id=run.dag_id, run_id=run.run_id),
+                expires_in=EXPIRES_IN,
+                reason=f"{by} of {spec.name} was critical: {failing}"[:REASON_LIMIT],
+                by=by,
+                dag_id=run.dag_id,
+                run_id=run.run_id,
+            ),
         )
     except CompactedTopics as error:
         topics = ", ".join(error.topics)

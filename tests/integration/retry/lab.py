@@ -28,7 +28,7 @@ from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination
 from tidemark.retry.relay import relay
 from tidemark.rewind.apply import apply
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import Plan, Undo
 from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.sink import commit as commit_module
@@ -185,7 +185,7 @@ class Lab:
         if to is Destination.NOW:
             self.make_topic(now_topic(self.group))
         with session(self.url) as connection:
-            made = redrive.plan(connection, self.spec, wanted, destination=to, **WHY)
+            made = redrive.plan(connection, redrive.RedriveRequest(self.spec, wanted, destination=to, **WHY))
             return redrive.apply(connection, self.cluster, lambda _: self.spec, made.redrive.redrive_id, by="bob")
 
     def discard(self, wanted: Filter) -> int:
@@ -219,7 +219,9 @@ class Lab:
 
     def plan(self, scenario: Rewind, *scope: str, backfill: bool = False) -> Plan:
         with session(self.url, application="tidemark rewind") as connection:
-            return plan(connection, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, backfill=backfill, **WHY)
+            return plan(
+                connection, lambda _: self.cluster, PlanRequest([self.spec], Scope.parse(scope), scenario, backfill=backfill, **WHY)
+            )
 
     def apply(self, rewind_id: int, *, cursor: type[PostgresCursor] | None = None) -> Plan:
         with session(self.url, application="tidemark rewind") as connection:

@@ -306,7 +306,7 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
         with pytest.raises(NotEditable, match="it is held until an earlier record of its key is settled"):
             edit(connection, lab.group, held[0].number, lambda was: Payload(was.key, b"x", ()), **WHY)
         with pytest.raises(BadInput, match="no record to redrive: states HELD; 3 already wait for a retry"):
-            redrive.plan(connection, lab.spec, Filter(states=(RecordState.HELD,)), **WHY)
+            redrive.plan(connection, redrive.RedriveRequest(lab.spec, Filter(states=(RecordState.HELD,)), **WHY))
     assert lab.discard(Filter(numbers=(held[1].number,))) == 1
     assert lab.discard(Filter(from_offset=0, to_offset=1)) == 1
     lab.check()

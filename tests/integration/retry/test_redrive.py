@@ -30,7 +30,7 @@ REASON = ("--reason", "the service is back again")
 
 def plan(outbox: Outbox, wanted: Filter = Filter(), **options: Any) -> Preview:  # noqa: B008 - frozen
     with outbox.session() as connection:
-        return redrive.plan(connection, outbox.spec, wanted, **{**WHY, **options})
+        return redrive.plan(connection, redrive.RedriveRequest(outbox.spec, wanted, **{**WHY, **options}))
 
 
 def apply(outbox: Outbox, redrive_id: int, connection: Connection | None = None, **options: Any) -> Preview:
@@ -306,7 +306,7 @@ def test_a_plan_that_dies_anywhere_is_stored_whole_or_not_at_all(outbox: Outbox)
 
     def plan(cursor: type[PostgresCursor]) -> None:
         with counting(outbox, cursor) as connection:
-            redrive.plan(connection, outbox.spec, Filter(), **WHY)
+            redrive.plan(connection, redrive.RedriveRequest(outbox.spec, Filter(), **WHY))
 
     for last in deaths(plan, outbox.watch):
         assert outbox.sql("SELECT 1 FROM tidemark.redrive UNION ALL SELECT 1 FROM tidemark.redrive_record") == [], last

@@ -47,7 +47,9 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
             ("WAITING", kept[0], b"f", kept[1], False),
         ]
         assert lab.sql("SELECT key, value, headers FROM tidemark.failed_record_edit") == [(None, None, [])]
-        planned = redrive.plan(connection, lab.spec, Filter(states=(RecordState.DISCARDED, RecordState.FAILED)), **WHY)
+        planned = redrive.plan(
+            connection, redrive.RedriveRequest(lab.spec, Filter(states=(RecordState.DISCARDED, RecordState.FAILED)), **WHY)
+        )
         done = redrive.apply(connection, lab.cluster, lambda _: lab.spec, planned.redrive.redrive_id, by="bob")
     assert (done.redrive.redriven, done.passed_over) == (1, {"its payload was emptied": 2})
     shown = tidemark(lab.consumer, "retries", "show", lab.spec.name, str(numbers["d"])).stdout

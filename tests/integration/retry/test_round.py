@@ -43,7 +43,7 @@ def test_record_climbs_the_whole_ladder_is_given_up_redriven_and_loaded(lab: Lab
     assert lab.failed("state, due_at, hop_topic") == [("FAILED", None, f"{lab.group}.failed")] * 2
     assert lab.relay() == 2
     with session(lab.url) as connection:
-        early = redrive.plan(connection, lab.spec, Filter(), **WHY).redrive.redrive_id
+        early = redrive.plan(connection, redrive.RedriveRequest(lab.spec, Filter(), **WHY)).redrive.redrive_id
     assert lab.redrive().redrive.redriven == 2
     lab.say({})
     lab.climb(minutes(4.9))

@@ -31,7 +31,7 @@ from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import Plan, Scenario, Undo
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.staged import make_staging, promote, stage
@@ -178,7 +178,7 @@ class Lab:
         options = {"reason": REASON, "by": "ann", **options}
         with contextlib.ExitStack() as stack:
             used = connection or stack.enter_context(self.session(cursor))
-            return plan(used, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, **options)
+            return plan(used, lambda _: self.cluster, PlanRequest([self.spec], Scope.parse(scope), scenario, **options))
 
     def apply(
         self, rewind_id: int, *, connection: Connection | None = None, cursor: type[PostgresCursor] | None = None, **options: Any

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind.apply import StalePlan, apply
-from tidemark.rewind.plan import PlanRefused, plan
+from tidemark.rewind.plan import PlanRefused, PlanRequest, plan
 from tidemark.rewind.plan_model import Adopt, Plan
 from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.spec.scope import Scope
@@ -45,10 +45,8 @@ def commits(consumer: Scenario, offsets: Mapping[int, int]) -> None:
 def planned(consumer: Scenario, *, allow_loss: bool = False) -> Plan:
     cluster = Cluster(consumer.connections.kafka)
     with session(consumer.database_url) as connection:
-        return plan(
-            connection, lambda _: cluster, [consumer.spec], Scope(), Adopt(consumer.spec.group),
-            reason="replaces old-app", by="ann", allow_loss=allow_loss,
-        )  # fmt: skip
+        adopt = PlanRequest([consumer.spec], Scope(), Adopt(consumer.spec.group), "replaces old-app", "ann", allow_loss=allow_loss)
+        return plan(connection, lambda _: cluster, adopt)
 
 
 def applied(consumer: Scenario, rewind_id: int) -> None:

@@ -26,7 +26,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import plan_text
 from tidemark.rewind.apply import StalePlan, apply
-from tidemark.rewind.plan import CompactedTopics, PlanRefused, plan
+from tidemark.rewind.plan import CompactedTopics, PlanRefused, PlanRequest, plan
 from tidemark.rewind.plan_model import (
     ByDuration,
     FromFile,
@@ -329,7 +329,7 @@ def test_several_consumers_move_together_or_not_at_all(read: Lab, topics: Topics
         def planned(scenario: Scenario) -> Plan:
             with read.session() as connection:
                 specs = [each.spec for each in labs.values()]
-                return plan(connection, lambda _: read.cluster, specs, Scope(), scenario, reason=REASON, by="ann")
+                return plan(connection, lambda _: read.cluster, PlanRequest(specs, Scope(), scenario, reason=REASON, by="ann"))
 
         made = planned(ShiftBy(-10))
         other.sql(f"ALTER TABLE {other.table} ADD COLUMN more text")

@@ -19,7 +19,7 @@ from tests.support.shop import Order, Shop
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.plan import PlanRefused, plan
+from tidemark.rewind.plan import PlanRefused, PlanRequest, plan
 from tidemark.rewind.plan_model import Plan, ToOffset, Undo
 from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.rewind.verify import verify
@@ -32,7 +32,7 @@ class Till(Shop):
     def plan(self, scenario: Rewind) -> Plan:
         with self.session() as connection:
             why = {"reason": "the transform was wrong", "by": "ann"}
-            return plan(connection, lambda _: self.cluster, [self.scenario.spec], Scope.parse([]), scenario, **why)
+            return plan(connection, lambda _: self.cluster, PlanRequest([self.scenario.spec], Scope.parse([]), scenario, **why))
 
     def apply(self, made: Plan) -> Plan:
         with self.session() as connection:

@@ -13,7 +13,7 @@ from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.rewind import apply as applying
-from tidemark.rewind.plan import plan
+from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import ToCurrent
 from tidemark.spec.scope import Scope
 
@@ -51,7 +51,7 @@ def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
             consumer.worker(done)
             with session(scenario.database_url) as connection:
                 words = {"reason": "a test of the bell", "by": "ann"}
-                made = plan(connection, lambda _: cluster, [scenario.spec], Scope.parse([]), ToCurrent(), **words)
+                made = plan(connection, lambda _: cluster, PlanRequest([scenario.spec], Scope.parse([]), ToCurrent(), **words))
                 applying.apply(connection, lambda _: cluster, lambda _: scenario.spec, made.rewind_id, by="ann")
             until(consumer.cancelled.is_set, "the batch is interrupted", 5)
             query = "SELECT min(owner_epoch) FROM tidemark.partition_offset"

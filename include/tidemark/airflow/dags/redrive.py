@@ -129,7 +129,7 @@ class PlanRedriveOperator(BaseOperator):
     @refusals_fail
     def execute(self, context: Context) -> int:
         from tidemark.profiles import Profile
-        from tidemark.retry.redrive import Destination, of_run, plan, preview
+        from tidemark.retry.redrive import Destination, RedriveRequest, of_run, plan, preview
         from tidemark.roles import require
 
         params, run = context["params"], context["dag_run"]
@@ -142,16 +142,18 @@ class PlanRedriveOperator(BaseOperator):
             else:
                 plan_preview = plan(
                     connection,
-                    request.spec,
-                    request.filter,
-                    reason=request.reason,
-                    by=requester(context),
-                    destination=Destination(params["to"]),
-                    limit=params["limit"],
-                    per_second=params["per_second"],
-                    max_redrives=params["max_redrives"],
-                    dag_id=run.dag_id,
-                    run_id=run.run_id,
+                    RedriveRequest(
+                        request.spec,
+                        request.filter,
+                        reason=request.reason,
+                        by=requester(context),
+                        destination=Destination(params["to"]),
+                        limit=params["limit"],
+                        per_second=params["per_second"],
+                        max_redrives=params["max_redrives"],
+                        dag_id=run.dag_id,
+                        run_id=run.run_id,
+                    ),
                 )
         _log(self.log, plan_preview)
         return plan_preview.redrive.redrive_id

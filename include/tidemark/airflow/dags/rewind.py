@@ -83,7 +83,7 @@ class PlanRewindOperator(BaseOperator):
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
         from tidemark.profiles import Profile
-        from tidemark.rewind.plan import plan
+        from tidemark.rewind.plan import PlanRequest, plan
         from tidemark.rewind.store import of_run
         from tidemark.roles import require
 
@@ -94,16 +94,18 @@ class PlanRewindOperator(BaseOperator):
             stored_plan = of_run(connection, run.dag_id, run.run_id) or plan(
                 connection,
                 _cluster_of,
-                request.specs,
-                request.scope,
-                request.scenario,
-                reason=request.reason,
-                by=requester(context),
-                allow_loss=request.allow_loss,
-                backfill=request.backfill,
-                expires_in=request.expires_in,
-                dag_id=run.dag_id,
-                run_id=run.run_id,
+                PlanRequest(
+                    request.specs,
+                    request.scope,
+                    request.scenario,
+                    reason=request.reason,
+                    by=requester(context),
+                    allow_loss=request.allow_loss,
+                    backfill=request.backfill,
+                    expires_in=request.expires_in,
+                    dag_id=run.dag_id,
+                    run_id=run.run_id,
+                ),
             )
         _log_plan(self.log, stored_plan)
         return stored_plan.rewind_id
