@@ -35,7 +35,7 @@ SELECT n, n, k %% {partitions}, k * 5 * {slices}, '[]', 'retry', 'Timeout', 'no 
   FROM generate_series(0, {runs} / 5 - 1) k, generate_series(1, {groups}) n,
        LATERAL (SELECT clock_timestamp() - ({runs} - k * 5) * interval '5 minutes' - interval '31 days' AS at) moment;
 INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, key, value, headers, disposition, error_type, error_text,
-                                    attempt_id, created_at, state, due_at, hop_topic, hop_topic_id, hop_partition, hop_offset)
+                                    attempt_id, created_at, state, due_at, retry_topic, retry_topic_id, retry_partition, retry_offset)
 SELECT n, n, 0, {runs} * {slices} - 21 - 2 * k, 'key', convert_to(repeat('x', 300), 'UTF8'), '[]', 'retry', 'Timeout', 'no answer within 5 s',
        {groups} * ({runs}::bigint - 1) + n, clock_timestamp() - k * interval '5 minutes', CASE WHEN waits THEN 'WAITING' ELSE 'FAILED' END,
        CASE WHEN waits THEN clock_timestamp() - interval '1 minute' END, CASE WHEN waits THEN 'orders_' || n || '.retry.5m' END,
@@ -51,7 +51,7 @@ SELECT i + 1, 'APPLIED', '{{"scenario": "to-offset", "offset": 0}}', false, 'far
        'ann', at, i + 1
   FROM generate_series(0, {groups}::bigint * ({runs} / {every}) - 1) i,
        LATERAL (SELECT clock_timestamp() - ({runs} - i / {groups} * {every}) * interval '5 minutes' - interval '31 days' AS at) moment;
-INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, told, overwritten_removed_at)
+INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, announced_assets, overwritten_removed_at)
 SELECT rewind_id, n, 'orders_' || n, 'orders_' || n, 'shop.orders_' || n, '{{}}', 'Empty', 0, 0, '{{}}', clock_timestamp()
   FROM tidemark.rewind, LATERAL (SELECT (rewind_id - 1) %% {groups} + 1 AS n) grp ORDER BY rewind_id;
 INSERT INTO tidemark.rewind_archive (rewind_id, number, group_id, sink, relation, table_partition, rows, removed_at)

@@ -33,7 +33,7 @@ INSERT INTO tidemark.rewind (rewind_id, state, scenario, allow_loss, reason, pla
                              applied_at, applied_no) OVERRIDING SYSTEM VALUE
 SELECT n, 'APPLIED', '{{"scenario": "to-offset", "offset": 0}}', false, 'fares were doubled', 'ann', clock_timestamp() - interval '2 days',
        clock_timestamp(), 'd', 'ann', clock_timestamp() - interval '2 days', n FROM generate_series(1, {groups}) n;
-INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, told)
+INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, announced_assets)
 SELECT n, n, 'orders_' || n, 'orders_' || n, 'shop.orders_' || n, '{{}}', 'Empty', 0, 0, '{{}}' FROM generate_series(1, {groups}) n;
 INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from,
                                        planned_sink_rows, planned_failed_records, old_offset, old_validated_offset, owner_epoch, sink_rows,

@@ -31,7 +31,7 @@ BEGIN
         SELECT group_id, group_id, part, run * 100, run * 100 + 100, 1, attempt_id, 100, 0, 0, 0, 0, 100, at
           FROM tidemark.attempt, generate_series(0, {slices} - 1) part WHERE attempt_id >= first;
         INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, key, value, headers, disposition, error_type, error_text,
-                                            attempt_id, created_at, state, due_at, changed_at, ladder_at, hop_topic)
+                                            attempt_id, created_at, state, due_at, changed_at, ladder_at, retry_topic)
         SELECT group_id, group_id, 0, run * 100, convert_to('key-' || run, 'UTF8'), convert_to(repeat('x', 300), 'UTF8'), '[]', 'retry', 'Timeout',
                'the service has not answered within 5 s', attempt_id, at, 'WAITING', at, at, at, 'orders_' || group_id || '.retry.5m'
           FROM tidemark.attempt WHERE attempt_id >= first AND (attempt_id + tick) % {fails} = 0;
@@ -46,7 +46,7 @@ BEGIN
                '{{"text": "conservation: every record of 2 batches is accounted for", "batches": 2, "deleted": 0, "violations": 0, "first_violations": []}}'
           FROM tidemark.validation WHERE validation_id >= judged;
         UPDATE tidemark.batch SET validation_id = judged + attempt_id - first WHERE attempt_id >= first;
-        UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL, sink_rows = 1, changed_at = at, tried_at = at, tried_late = 1, hop_topic = NULL
+        UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL, sink_rows = 1, changed_at = at, tried_at = at, tried_late = 1, retry_topic = NULL
          WHERE attempt_id >= first AND state = 'WAITING';
         COMMIT;
     END LOOP;

@@ -11,7 +11,7 @@ CREATE TABLE tidemark.partition_offset (
     owner_epoch      bigint      NOT NULL DEFAULT 0 CHECK (owner_epoch >= 0),
     validated_offset bigint      NOT NULL CHECK (validated_offset >= 0),
     committed_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seat             text,        -- the instance id of the member that claimed last with something to read
+    instance_id             text,        -- the instance id of the member that claimed last with something to read
     drained          boolean     NOT NULL DEFAULT false, -- the position of a retry topic, which only drains move
     -- Kafka's leader epoch in which the log reached up to next_offset (KIP-320); null: unknown, for a position that nobody has read up to. A log
     -- that was truncated and grew again has other records at the same offsets.
@@ -62,7 +62,7 @@ CREATE TABLE tidemark.batch (
     sink_rows       bigint      NOT NULL CHECK (sink_rows >= loaded),
     -- Null: each row has its record's lineage. Otherwise no single record explains the rows: they have the start of this batch as their
     -- lineage, and belong to all batches with this anchor, which can only be taken back together.
-    anchor_id       bigint REFERENCES tidemark.batch,
+    whole_batch_id       bigint REFERENCES tidemark.batch,
     validation_id   bigint, -- which has judged it (references tidemark.validation); null: none yet
     committed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     head_of         bigint, -- what a rewind into the middle of a batch has left of it; the whole one is in rewound_batch
@@ -79,7 +79,7 @@ CREATE INDEX batch_attempt ON tidemark.batch (attempt_id);
 CREATE INDEX batch_validation ON tidemark.batch (validation_id);
 CREATE INDEX batch_head_of ON tidemark.batch (head_of) WHERE head_of IS NOT NULL;
 -- Deleting batches looks for those that are anchored on them.
-CREATE INDEX batch_anchor ON tidemark.batch (anchor_id) WHERE anchor_id IS NOT NULL;
+CREATE INDEX batch_whole_batch ON tidemark.batch (whole_batch_id) WHERE whole_batch_id IS NOT NULL;
 
 -- Ranges that nobody has read and nobody can or will: retention or a re-created topic took them away and the user allowed it, or a rewind
 -- skipped them.

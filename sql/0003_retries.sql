@@ -34,10 +34,10 @@ CREATE TABLE tidemark.failed_record (
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     state            text        NOT NULL DEFAULT 'FAILED' CHECK (state IN ('WAITING', 'HELD', 'FAILED', 'LOADED', 'SKIPPED', 'DISCARDED')),
     due_at           timestamptz, -- of a waiting one: not to be tried before
-    hop_topic        text,        -- the topic of its delay, or the failed topic; null: it has no ladder
-    hop_topic_id     smallint,    -- where the relay has published it; null: not yet
-    hop_partition    integer,
-    hop_offset       bigint,
+    retry_topic        text,        -- the topic of its delay, or the failed topic; null: it has no ladder
+    retry_topic_id     smallint,    -- where the relay has published it; null: not yet
+    retry_partition    integer,
+    retry_offset       bigint,
     publish_error    text,        -- why it never will be
     story            jsonb       NOT NULL DEFAULT '[]', -- earlier tries: [{"number", "type", "text", "attempt_id", "at"}]
     sink_rows        integer     NOT NULL DEFAULT 0 CHECK (sink_rows >= 0), -- that it made when it was loaded after all
@@ -50,17 +50,17 @@ CREATE TABLE tidemark.failed_record (
     emptied_at       timestamptz, -- key, value and headers were taken out of the settled record; null: they are there
     UNIQUE (group_id, topic_id, partition, record_offset),
     CHECK ((state = 'WAITING') = (due_at IS NOT NULL)),
-    CHECK ((hop_offset IS NULL) = (hop_topic_id IS NULL) AND (hop_offset IS NULL) = (hop_partition IS NULL)),
+    CHECK ((retry_offset IS NULL) = (retry_topic_id IS NULL) AND (retry_offset IS NULL) = (retry_partition IS NULL)),
     CHECK (sink_rows = 0 OR state = 'LOADED'),
-    CHECK (state <> 'HELD' OR (key IS NOT NULL AND hop_topic IS NULL AND hop_offset IS NULL)),
+    CHECK (state <> 'HELD' OR (key IS NOT NULL AND retry_topic IS NULL AND retry_offset IS NULL)),
     CHECK ((tried_at IS NULL) = (tried_late IS NULL)),
     CHECK (emptied_at IS NULL
            OR (state IN ('LOADED', 'SKIPPED', 'DISCARDED') AND key IS NULL AND value IS NULL AND headers::text = '[]'))
 );
 -- Only a message that stands here is ever tried: what anybody else writes into a retry topic, and what a relay published twice, is not.
-CREATE UNIQUE INDEX failed_record_hop ON tidemark.failed_record (hop_topic_id, hop_partition, hop_offset) WHERE hop_offset IS NOT NULL;
+CREATE UNIQUE INDEX failed_record_message ON tidemark.failed_record (retry_topic_id, retry_partition, retry_offset) WHERE retry_offset IS NOT NULL;
 CREATE INDEX failed_record_outbox ON tidemark.failed_record (group_id, failed_record_id)
-    WHERE hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED');
+    WHERE retry_offset IS NULL AND retry_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED');
 CREATE INDEX failed_record_held ON tidemark.failed_record (group_id, topic_id, partition, record_offset) WHERE state = 'HELD';
 -- What was tried since when: how late the last day's tries were, and what a drain has loaded.
 CREATE INDEX failed_record_tried ON tidemark.failed_record (group_id, tried_at) WHERE tried_at IS NOT NULL;

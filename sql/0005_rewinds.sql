@@ -45,7 +45,7 @@ CREATE TABLE tidemark.rewind_group (
     in_flight     integer NOT NULL, -- attempts that were running
     lag           bigint  NOT NULL,
     records_per_s double precision, -- null: it has not read yet
-    told          text[]  NOT NULL, -- assets whose events have announced rows that go
+    announced_assets          text[]  NOT NULL, -- assets whose events have announced rows that go
     -- Since when rows that were overwritten after the rewind are no longer kept; null: they are.
     overwritten_removed_at timestamptz,
     sinks         text[], -- of a consumer with several tables, for which `sink` lists them all; null: only `sink`
@@ -270,20 +270,20 @@ BEGIN
         DELETE FROM tidemark.rewound_batch WHERE rewound_by = undone RETURNING *
     )
     INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped,
-                                retried, failed, unaccounted, sink_rows, deleted, anchor_id, validation_id, committed_at, head_of, drained,
+                                retried, failed, unaccounted, sink_rows, deleted, whole_batch_id, validation_id, committed_at, head_of, drained,
                                 began_at) OVERRIDING SYSTEM VALUE
     SELECT batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-           failed, unaccounted, sink_rows, deleted, anchor_id, validation_id, committed_at, head_of, drained, began_at FROM back;
+           failed, unaccounted, sink_rows, deleted, whole_batch_id, validation_id, committed_at, head_of, drained, began_at FROM back;
     -- Where failed records were published no longer counts, because drains have passed that point: they are published again.
     WITH back AS (
         DELETE FROM tidemark.rewound_failed_record WHERE rewound_by = undone RETURNING *
     )
     INSERT INTO tidemark.failed_record (failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
-                                        disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
+                                        disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, retry_topic,
                                         publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id, tried_at, tried_late,
                                         emptied_at) OVERRIDING SYSTEM VALUE
     SELECT failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
-           disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
+           disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, retry_topic,
            publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id, tried_at, tried_late, emptied_at FROM back;
     WITH back AS (
         DELETE FROM tidemark.rewound_lost_range WHERE rewound_by = undone RETURNING *

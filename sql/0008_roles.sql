@@ -79,7 +79,7 @@ BEGIN
 END
 $$;
 CREATE TRIGGER keep_heads BEFORE INSERT ON tidemark.batch FOR EACH ROW
-    WHEN (NEW.head_of IS NOT NULL OR NOT has_column_privilege('tidemark.batch', 'anchor_id', 'UPDATE')) EXECUTE FUNCTION tidemark.keep_heads();
+    WHEN (NEW.head_of IS NOT NULL OR NOT has_column_privilege('tidemark.batch', 'whole_batch_id', 'UPDATE')) EXECUTE FUNCTION tidemark.keep_heads();
 
 -- Payloads are edited by operators, who may count redrives; anybody else can only empty them.
 CREATE FUNCTION tidemark.keep_payload() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -50,9 +50,9 @@ PAYLOADS: Mapping[str, Sequence[str]] = {
 
 ALL: Sequence[str] = ()
 """All columns."""
-_RETRY = ("state", "due_at", "hop_topic", "hop_topic_id", "hop_partition", "hop_offset", "publish_error", "story", "retry_number",
+_RETRY = ("state", "due_at", "retry_topic", "retry_topic_id", "retry_partition", "retry_offset", "publish_error", "story", "retry_number",
           "error_type", "error_text", "ladder_at", "changed_at")  # fmt: skip
-_POSITION = ("next_offset", "generation", "owner", "owner_epoch", "validated_offset", "committed_at", "seat", "leader_epoch")
+_POSITION = ("next_offset", "generation", "owner", "owner_epoch", "validated_offset", "committed_at", "instance_id", "leader_epoch")
 _GROUP = ("state", "state_since", "rebalance_reason", "generation", "protocol", "leader", "initial_until", "deadline", "server_start")
 _ERASURE = ("sink_rows", "archived_rows", "overwritten_rows", "failed_records", "examples", "suppressed", "not_suppressed")
 _PAYLOAD = ("key", "value", "headers", "error_text", "story", "publish_error", "emptied_at", "state", "due_at", "changed_at")
@@ -85,7 +85,7 @@ RIGHTS: Mapping[Profile, Rights] = {
                 "validation_row"),
         update={
             "attempt": (*_ATTEMPT_END, "planned", "columns_added"),
-            "batch": ("anchor_id", "validation_id"),
+            "batch": ("whole_batch_id", "validation_id"),
             "consumer_group": _GROUP,
             "deletion": ("kept", "kept_topic_id", "kept_offset"),
             "failed_record": (*_RETRY, "attempt_id", "sink_rows", "tried_at", "tried_late"),
@@ -140,7 +140,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "partition_offset": ("next_offset", "owner_epoch", "validated_offset", "committed_at", "leader_epoch"),
             "rewind": ("state", "decided_by", "decided_at", "applied_by", "applied_at", "applied_no", "dag_id", "run_id"),
             "rewind_archive": ("put_back_at", "removed_at", "rows"),
-            "rewind_group": ("told", "overwritten_removed_at"),
+            "rewind_group": ("announced_assets", "overwritten_removed_at"),
             "rewind_partition": ALL,
             "rewound_failed_record": _PAYLOAD,
             "rewound_row": ("rewind_id", "parked_by"),

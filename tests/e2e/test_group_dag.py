@@ -25,7 +25,7 @@ def test_member_that_is_killed_is_tried_again_in_its_seat_and_every_record_comes
     ends = [driver, *driver.children(recursive=True), mark.process]
     seat = lab.sql(
         "SELECT map_index FROM tidemark.attempt JOIN tidemark.partition_offset part USING (group_id)"
-        " WHERE seat = dag_id || '/' || task_id || '/' || map_index AND partition = 0 AND run_id = %s",
+        " WHERE instance_id = dag_id || '/' || task_id || '/' || map_index AND partition = 0 AND run_id = %s",
         run.run_id,
     )[0][0]
     driver.kill()

@@ -227,7 +227,7 @@ def test_groups_are_worst_first_and_say_why(site: Site) -> None:
 def test_group_has_rates_queries_to_try_and_the_transforms_source(site: Site) -> None:
     orders = site.json("api/groups/orders")
     assert all(part["lag"]["produced_per_s"] > 0 and part["lag"]["consumed_per_s"] is not None for part in orders["partitions"])
-    assert [(one["seat"], one["map_index"], one["read"]) for one in orders["seats"]] == [
+    assert [(one["instance"], one["map_index"], one["read"]) for one in orders["instances"]] == [
         ("consume__orders/consume/0", 0, ""),
         ("consume__orders/consume/1", 1, "shop.orders:0-2"),
     ]

@@ -36,7 +36,7 @@ class Ladder:
     def failed(self) -> dict[int, tuple[str, str | None, bool]]:
         """By offset, the state and topic of each record that was not loaded at once, and whether it has been published to that topic."""
         query = (
-            "SELECT record_offset, failed_record.state, hop_topic, hop_offset IS NOT NULL FROM tidemark.failed_record"
+            "SELECT record_offset, failed_record.state, retry_topic, retry_offset IS NOT NULL FROM tidemark.failed_record"
             " JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
         )
         return {offset: (state, topic, published) for offset, state, topic, published in self.lab.sql(query, self.name)}

@@ -261,7 +261,7 @@ def test_key_does_not_find_rows_from_before_the_log(keyed: Lab, topics: Topics) 
 def test_key_is_refused_for_aggregates(lab: Lab) -> None:
     """Rows of aggregates belong to batches. A condition finds them, and the plan says that a replay creates them again."""
     lab.read(20)
-    lab.sql("UPDATE tidemark.batch SET anchor_id = batch_id")
+    lab.sql("UPDATE tidemark.batch SET whole_batch_id = batch_id")
     with pytest.raises(BadInput, match="belong to whole batches"):
         planned(lab, b"ann")
     made = planned(lab, "city = 'city 13'")
@@ -349,6 +349,6 @@ def test_plan_says_until_when_kafka_keeps_the_messages(lab: Lab, topics: Topics)
     (held,) = told(lab, "city = 'city 13'").in_kafka
     assert "write a tombstone" in str(held)
     failed = topics.create()
-    lab.sql("UPDATE tidemark.failed_record SET hop_topic = %s WHERE record_offset = 12", failed)
+    lab.sql("UPDATE tidemark.failed_record SET retry_topic = %s WHERE record_offset = 12", failed)
     lab.sql("UPDATE tidemark.failed_record SET key = 'ann' WHERE record_offset = 12")
     assert {one.topic: one.messages for one in told(lab, b"ann").in_kafka} == {lab.topic: 1, failed: 1}

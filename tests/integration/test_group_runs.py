@@ -50,7 +50,7 @@ class Team:
         return TaskIdentity("consume__team", f"run {self.run_id}", "consume", member, try_number)
 
     def seats(self) -> dict[int, str]:
-        return dict(self.scenario.sql("SELECT partition, seat FROM tidemark.partition_offset ORDER BY 1"))
+        return dict(self.scenario.sql("SELECT partition, instance_id FROM tidemark.partition_offset ORDER BY 1"))
 
     def check(self) -> None:
         """Checks that every record is in the sink exactly once."""

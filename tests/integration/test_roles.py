@@ -793,7 +793,8 @@ def test_what_a_rewind_moves_is_what_the_ledger_had(story: Story) -> None:
               VALUES ('{{}}', {}, false, 'to steal the ledger', 'a thief', now(), '')"""
     query(
         roles, thief, plan.format("NULL"),
-        "INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, told) "
+        "INSERT INTO tidemark.rewind_group"
+        " (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, announced_assets) "
         "SELECT rewind_id, group_id, 'x', 'x', 'x', '{}', 'Empty', 0, 0, '{}' FROM tidemark.rewind, tidemark.consumer_group",
         """INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset,
                                                   superseded_from)

@@ -305,11 +305,12 @@ def test_aggregates_have_their_batch_as_lineage(staged: Staged) -> None:
     staged.run()
     lineage = "city, people, kafka_partition, kafka_offset"
     assert staged.rows(lineage) == [("bonn", 11, 0, 0), ("ulm", 4, 0, 0), ("ulm", 5, 1, 1)]
-    ledger = "SELECT partition, start_offset, end_offset, anchor_id = min(batch_id) OVER (PARTITION BY anchor_id), sink_rows, unaccounted"
+    whole = "whole_batch_id = min(batch_id) OVER (PARTITION BY whole_batch_id)"
+    ledger = f"SELECT partition, start_offset, end_offset, {whole}, sink_rows, unaccounted"
     assert staged.scenario.sql(f"{ledger} FROM tidemark.batch ORDER BY batch_id") == [
         (0, 0, 3, True, 2, 3), (1, 0, 1, True, 0, 1), (1, 1, 2, True, 1, 1),
     ]  # fmt: skip
-    assert len(staged.scenario.sql("SELECT DISTINCT anchor_id FROM tidemark.batch")) == 2
+    assert len(staged.scenario.sql("SELECT DISTINCT whole_batch_id FROM tidemark.batch")) == 2
     assert staged.violations() == []
 
 

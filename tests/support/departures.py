@@ -86,7 +86,7 @@ class Departures:
         ((rewind_id,),) = self.sql(add)
         of = {"rewind_id": rewind_id, "group_id": self.group_id}
         group = {"consumer": self.group, "group_name": self.group, "sink": TABLE, "basis": "{}", "group_state": "Empty"}
-        add_row(self.sql, "rewind_group", of | group | {"in_flight": 0, "lag": 0, "told": []})
+        add_row(self.sql, "rewind_group", of | group | {"in_flight": 0, "lag": 0, "announced_assets": []})
         moved = {"target": at, "planned_offset": at, "new_offset": at, "superseded_from": at}
         add_row(self.sql, "rewind_partition", of | {"topic_id": self.topic_id, "partition": 0, "hold": False} | moved)
         self.sql("SELECT tidemark.take_from_ledger(%s)", rewind_id)

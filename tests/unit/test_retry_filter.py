@@ -69,8 +69,8 @@ def test_every_field_is_a_part_of_the_condition() -> None:
     parameters = Filter(tier="failed").parameters("departures")
     assert set(re.findall(r"%\((\w+)\)s", CONDITION)) == set(parameters)
     assert len(parameters) == len(fields(Filter))
-    assert parameters["hop_topic"] == "departures.failed"
-    assert Filter(tier="5m").parameters("departures")["hop_topic"] == "departures.retry.5m"
+    assert parameters["retry_topic"] == "departures.failed"
+    assert Filter(tier="5m").parameters("departures")["retry_topic"] == "departures.retry.5m"
 
 
 LATE, EARLY = datetime(2026, 2, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)

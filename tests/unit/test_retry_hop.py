@@ -14,7 +14,7 @@ from tidemark.retry.messages import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, Row,
 
 RECORD = Row(
     failed_record_id=7, topic="flights", partition=5, record_offset=1200, record_millis=None, key=None, value=None, headers=None,
-    error_type="KeyError", error_text="no such city", retry_number=2, due_millis=None, hop_topic="departures.retry.5m",
+    error_type="KeyError", error_text="no such city", retry_number=2, due_millis=None, retry_topic="departures.retry.5m",
 )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def test_json_has_everything_and_is_a_file_of_offsets():
     assert told["scenario"] == {"scenario": "to-datetime", "moment": "2026-03-29T12:00:00Z"}
     assert (told["replay"], told["skip"], told["sink_rows"], told["failed_records"]) == (1550, 100, 1545, 2)
     group = told["groups"][0]
-    assert (group["lag_records"], group["catch_up_s"], group["told"]) == (1234, 123.4, ["analytics.departures"])
+    assert (group["lag_records"], group["catch_up_s"], group["announced_assets"]) == (1234, 123.4, ["analytics.departures"])
     moved = {"topic": "weather", "partition": 0, "old": 700, "new": 650, "replay": 50, "skip": 0}
     stored = {"sink_rows": 45, "failed_records": 0, "superseded_from": None, "lost": [600, 650]}
     assert group["partitions"][3] == {**moved, **stored, "backfill_left": None, "rows_back": 0, "failed_back": 0}

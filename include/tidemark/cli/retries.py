@@ -489,8 +489,8 @@ def _record_json(record: RecordDetails, payload: Payload) -> dict[str, Any]:
 def _print_record(record: RecordDetails, payload: Payload, as_: As, decoded: Mapping[str, Shown]) -> None:
     row = record.row
     due = f", due {minute(row['due_at'])} UTC" if row["due_at"] else ""
-    retry_topic = "" if row["hop_topic"] is None else f", {row['hop_topic']}"
-    retry_place = "" if row["hop_offset"] is None else f"/{row['hop_partition']}@{row['hop_offset']}"
+    retry_topic = "" if row["retry_topic"] is None else f", {row['retry_topic']}"
+    retry_place = "" if row["retry_offset"] is None else f"/{row['retry_partition']}@{row['retry_offset']}"
     pairs = [
         ("record", f"{row['topic']}/{row['partition']}@{row['offset']}, {_when(row['timestamp'])}"),
         ("state", f"{row['state']}, retry {row['retry_number']}{due}{retry_topic}{retry_place}"),

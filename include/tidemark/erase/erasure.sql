@@ -95,17 +95,17 @@ SELECT 'deleted', deletion_id, gone.kafka_topic_id, gone.kafka_partition, gone.k
 
 -- name: aggregates
 -- Whether rows of the group belong to whole batches, not to records.
-SELECT EXISTS (SELECT FROM tidemark.batch WHERE group_id = %(group_id)s AND anchor_id IS NOT NULL);
+SELECT EXISTS (SELECT FROM tidemark.batch WHERE group_id = %(group_id)s AND whole_batch_id IS NOT NULL);
 
 -- name: mark_again
 -- Rows that a replay restores: rows of whole batches, and in an append sink rows of records that keep other rows.
 UPDATE pg_temp.tidemark_found found SET again = true
  WHERE (left_over AND NOT %(upsert)s)
-    OR EXISTS (SELECT FROM (SELECT group_id, topic_id, partition, start_offset, end_offset, anchor_id FROM tidemark.batch
+    OR EXISTS (SELECT FROM (SELECT group_id, topic_id, partition, start_offset, end_offset, whole_batch_id FROM tidemark.batch
                              UNION ALL
-                            SELECT group_id, topic_id, partition, start_offset, end_offset, anchor_id FROM tidemark.rewound_batch) batch
+                            SELECT group_id, topic_id, partition, start_offset, end_offset, whole_batch_id FROM tidemark.rewound_batch) batch
                 WHERE batch.group_id = %(group_id)s AND batch.topic_id = found.topic_id AND batch.partition = found.partition
-                  AND found.record_offset >= start_offset AND found.record_offset < end_offset AND anchor_id IS NOT NULL);
+                  AND found.record_offset >= start_offset AND found.record_offset < end_offset AND whole_batch_id IS NOT NULL);
 
 -- name: choose
 -- The records of the matching rows, except records that keep other rows.
@@ -167,11 +167,11 @@ SELECT count(*) FILTER (WHERE place = 'sink') AS sink_rows, count(*) FILTER (WHE
 -- name: mark_failed
 -- Failed records to erase, in the ledger and removed from it: the person's in every state, and settled ones of the matching rows.
 CREATE TEMP TABLE tidemark_failed ON COMMIT DROP AS
-SELECT failed_record_id, emptied_at IS NULL AS has_payload, hop_topic, retry_number, redrives, changed_at
-  FROM (SELECT failed_record_id, group_id, topic_id, partition, record_offset, state, emptied_at, hop_topic, retry_number, redrives, changed_at
+SELECT failed_record_id, emptied_at IS NULL AS has_payload, retry_topic, retry_number, redrives, changed_at
+  FROM (SELECT failed_record_id, group_id, topic_id, partition, record_offset, state, emptied_at, retry_topic, retry_number, redrives, changed_at
           FROM tidemark.failed_record
          UNION ALL
-        SELECT failed_record_id, group_id, topic_id, partition, record_offset, state, emptied_at, hop_topic, retry_number, redrives, changed_at
+        SELECT failed_record_id, group_id, topic_id, partition, record_offset, state, emptied_at, retry_topic, retry_number, redrives, changed_at
           FROM tidemark.rewound_failed_record) record
  WHERE group_id = %(group_id)s
    AND ((topic_id, partition, record_offset) IN (SELECT topic_id, partition, record_offset FROM pg_temp.tidemark_person)
@@ -197,7 +197,7 @@ UPDATE tidemark.failed_record_edit SET key = NULL, value = NULL, headers = '[]'
 -- Discards records that are not settled: their messages stay in the retry topics, and drains skip them. Locks them as drains do.
 WITH gone AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.{records} WHERE failed_record_id IN (SELECT failed_record_id FROM pg_temp.tidemark_failed)
-     ORDER BY hop_topic_id, hop_partition, hop_offset, failed_record_id FOR UPDATE
+     ORDER BY retry_topic_id, retry_partition, retry_offset, failed_record_id FOR UPDATE
 )
 UPDATE tidemark.{records} record
    SET key = NULL, value = NULL, headers = '[]', error_text = 'erased', story = '[]', publish_error = NULL, emptied_at = clock_timestamp(),
@@ -294,5 +294,5 @@ SELECT topic, count(*) AS messages, max(changed_at) AS last
   FROM (SELECT failed_record_id, topic, changed_at FROM pg_temp.tidemark_failed
           JOIN unnest(%(topics)s::text[]) WITH ORDINALITY AS rung (topic, number) ON number <= retry_number OR redrives > 0
          UNION
-        SELECT failed_record_id, hop_topic, changed_at FROM pg_temp.tidemark_failed WHERE hop_topic IS NOT NULL) hop
+        SELECT failed_record_id, retry_topic, changed_at FROM pg_temp.tidemark_failed WHERE retry_topic IS NOT NULL) hop
  GROUP BY 1;

@@ -181,7 +181,7 @@ def positions(cur: Cursor, group: str) -> list[Position]:
             Generation(row["generation"]),
             row["owner"],
             Epoch(row["owner_epoch"]),
-            row["seat"],
+            row["instance_id"],
             row["committed_at"],
             row["leader_epoch"],
         )
@@ -382,7 +382,7 @@ def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicP
 def mark_whole_batch(cur: Cursor, batch_ids: Sequence[int]) -> None:
     """Marks these batches as one whole batch: their rows have the start of the first one as lineage."""
     whole_batch_id = batch_ids[0]
-    cur.execute(SQL["anchor_batches"], {"anchor_id": whole_batch_id, "batch_ids": list(batch_ids)})
+    cur.execute(SQL["set_whole_batch"], {"whole_batch_id": whole_batch_id, "batch_ids": list(batch_ids)})
 
 
 def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity, *, backfill_of: int | None = None) -> int:

@@ -28,7 +28,7 @@ VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s, %(dra
 
 -- name: positions
 -- Every position of a group, including earlier incarnations of topics, but without its retry topics. Locks nothing.
-SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, part.generation, owner, owner_epoch, seat,
+SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, part.generation, owner, owner_epoch, instance_id,
        committed_at, leader_epoch
   FROM tidemark.partition_offset part JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
  WHERE grp.name = %(group)s AND NOT part.drained
@@ -42,7 +42,7 @@ SELECT nextval('tidemark.generation');
 -- released partition can be claimed again in its generation: by the next process of a static member that ended before it left the group.
 UPDATE tidemark.partition_offset
    SET owner = %(owner)s, generation = %(generation)s, owner_epoch = owner_epoch + 1,
-       seat = CASE WHEN next_offset < %(end)s THEN %(instance_id)s ELSE seat END
+       instance_id = CASE WHEN next_offset < %(end)s THEN %(instance_id)s ELSE instance_id END
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND (generation < %(generation)s OR (generation = %(generation)s AND (owner = %(owner)s OR owner IS NULL)))
 RETURNING next_offset, owner_epoch, drained, leader_epoch;
@@ -72,7 +72,7 @@ SELECT dag_id || '/' || task_id || '/' || map_index FROM tidemark.attempt WHERE 
 -- name: partitions_of_instance
 -- The partitions that a static member claimed last and no other member has claimed since. Locks nothing.
 SELECT topic.name, partition, generation FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)
- WHERE group_id = %(group_id)s AND seat = %(instance_id)s ORDER BY topic.name, partition;
+ WHERE group_id = %(group_id)s AND instance_id = %(instance_id)s ORDER BY topic.name, partition;
 
 -- name: note_leader_epoch
 -- Stores the leader epoch of a position that was found in the log, unless it has moved. Never waits for a lock: a commit stores it, too.
@@ -168,9 +168,9 @@ WITH skipped AS (
 )
 SELECT end_offset FROM skipped;
 
--- name: anchor_batches
+-- name: set_whole_batch
 -- Gives the rows of these batches, all new in the same transaction, the lineage of the first batch.
-UPDATE tidemark.batch SET anchor_id = %(anchor_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
+UPDATE tidemark.batch SET whole_batch_id = %(whole_batch_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
 
 -- name: read_batch
 -- The ledger row of a slice, if it was committed under this epoch. Locks nothing.

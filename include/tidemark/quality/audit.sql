@@ -7,7 +7,7 @@ WITH ledger AS (
            sum(retried + failed)::bigint AS handed_off, sum(unaccounted)::bigint AS unaccounted
       FROM tidemark.batch WHERE group_id = %(group_id)s AND NOT drained GROUP BY topic_id, partition
 ), tier AS (
-    SELECT topic_id, partition, state, CASE state WHEN 'WAITING' THEN coalesce(hop_topic, '') WHEN 'HELD' THEN 'held' END AS topic, count(*) AS records
+    SELECT topic_id, partition, state, CASE state WHEN 'WAITING' THEN coalesce(retry_topic, '') WHEN 'HELD' THEN 'held' END AS topic, count(*) AS records
       FROM tidemark.failed_record WHERE group_id = %(group_id)s GROUP BY 1, 2, 3, 4
 ), record AS (
     SELECT topic_id, partition, sum(records)::bigint AS kept,
@@ -27,10 +27,10 @@ SELECT topic.name AS topic, partition, coalesce(ledger.read, 0) AS read, coalesc
 
 -- name: registered
 -- For each retry topic: the range of offsets at which the group's waiting records are registered, and the drains' positions.
-SELECT topic.name AS topic, kafka_uuid, hop_partition AS partition, min(hop_offset) AS first, max(hop_offset) AS last, count(*) AS records,
-       count(*) FILTER (WHERE hop_offset < pos.next_offset) AS passed
-  FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = hop_topic_id
+SELECT topic.name AS topic, kafka_uuid, retry_partition AS partition, min(retry_offset) AS first, max(retry_offset) AS last, count(*) AS records,
+       count(*) FILTER (WHERE retry_offset < pos.next_offset) AS passed
+  FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = retry_topic_id
   LEFT JOIN tidemark.partition_offset pos
-         ON pos.group_id = record.group_id AND pos.topic_id = hop_topic_id AND pos.partition = hop_partition AND pos.drained
- WHERE record.group_id = %(group_id)s AND state = 'WAITING' AND hop_offset IS NOT NULL
- GROUP BY topic.name, kafka_uuid, hop_partition ORDER BY topic.name, hop_partition;
+         ON pos.group_id = record.group_id AND pos.topic_id = retry_topic_id AND pos.partition = retry_partition AND pos.drained
+ WHERE record.group_id = %(group_id)s AND state = 'WAITING' AND retry_offset IS NOT NULL
+ GROUP BY topic.name, kafka_uuid, retry_partition ORDER BY topic.name, retry_partition;

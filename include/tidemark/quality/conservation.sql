@@ -33,7 +33,7 @@ SELECT violation.kind, topic.name AS topic, counted.partition, counted.start_off
     VALUES ('loaded', loaded + loaded_later - erased_loaded, found_loaded), ('sink rows', sink_rows + rows_later - erased_rows, found_rows),
            ('retried', retried, found_retried), ('failed', failed, found_failed)
  ) AS violation (kind, expected, found)
- WHERE CASE WHEN violation.kind = 'loaded' AND anchor_id IS NOT NULL THEN false -- its rows belong to no single record
+ WHERE CASE WHEN violation.kind = 'loaded' AND whole_batch_id IS NOT NULL THEN false -- its rows belong to no single record
             WHEN %(upsert)s AND violation.kind IN ('loaded', 'sink rows') THEN violation.found > violation.expected
             ELSE violation.found <> violation.expected END
  ORDER BY counted.topic_id, counted.partition, counted.start_offset, violation.kind;

@@ -51,9 +51,9 @@ class Summary:
     retry_number: int
     due_at: datetime | None
     due: bool | None
-    hop_topic: str | None
-    hop_partition: int | None
-    hop_offset: int | None
+    retry_topic: str | None
+    retry_partition: int | None
+    retry_offset: int | None
     publish_error: str | None
     error_type: str
     error_text: str

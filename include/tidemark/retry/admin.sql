@@ -8,7 +8,7 @@ SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 -- name: records
 -- The matching records after a given one, without payloads, in id order. Locks nothing.
 SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
-       retry_number, due_at, due_at <= clock_timestamp() AS due, hop_topic, hop_partition, hop_offset, publish_error, error_type, error_text,
+       retry_number, due_at, due_at <= clock_timestamp() AS due, retry_topic, retry_partition, retry_offset, publish_error, error_type, error_text,
        redrives, created_at, changed_at, coalesce(octet_length(value), 0) AS value_bytes
   FROM tidemark.failed_record record JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND {where}
@@ -26,7 +26,7 @@ SELECT state, error_type, count(*) AS records, count(DISTINCT error_text) AS tex
 -- name: whole
 -- The matching records after a given one, with all columns. Locks nothing.
 SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
-       key, value, headers, disposition, error_type, error_text, attempt_id, retry_number, due_at, hop_topic, hop_partition, hop_offset,
+       key, value, headers, disposition, error_type, error_text, attempt_id, retry_number, due_at, retry_topic, retry_partition, retry_offset,
        publish_error, story, sink_rows, redrives, created_at, changed_at, ladder_at, tried_at, tried_late, emptied_at
   FROM tidemark.failed_record record JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND {where}
@@ -62,7 +62,7 @@ SELECT count(*), md5(coalesce(string_agg(failed_record_id::text, ',' ORDER BY fa
 WITH meant AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record record
      WHERE group_id = %(group_id)s AND state IN ('WAITING', 'HELD', 'FAILED') AND {where}
-     ORDER BY hop_topic_id, hop_partition, hop_offset, failed_record_id FOR UPDATE
+     ORDER BY retry_topic_id, retry_partition, retry_offset, failed_record_id FOR UPDATE
 ), settled AS (
     UPDATE tidemark.failed_record record
        SET state = 'DISCARDED', due_at = NULL, action_id = %(action_id)s, changed_at = clock_timestamp()
@@ -96,7 +96,7 @@ SELECT action_id, kind, filter, reason, done_by AS by, done_at AS at, records FR
 -- name: due_by_tier
 -- Waiting records by topic and due time, in buckets of %(seconds)s from now; bucket 0 is already due, the last one includes all later
 -- records, held records have none. Locks nothing.
-SELECT coalesce(hop_topic, '') AS topic, state,
+SELECT coalesce(retry_topic, '') AS topic, state,
        least(greatest(ceil(extract(epoch FROM due_at - now) / %(seconds)s), 0), %(buckets)s)::integer AS bucket,
        count(*) AS records, min(due_at) AS first, max(due_at) AS last
   FROM tidemark.failed_record, (SELECT clock_timestamp() AS now) now

@@ -97,7 +97,7 @@ class Filter:
             "key": self.key,
             "since": self.since,
             "until": self.until,
-            "hop_topic": tier,
+            "retry_topic": tier,
             "refused": self.refused,
         }
 
@@ -143,7 +143,7 @@ CONDITION = """(%(numbers)s::bigint[] IS NULL OR record.failed_record_id = ANY (
    AND (%(key)s::bytea IS NULL OR record.key = %(key)s)
    AND (%(since)s::timestamptz IS NULL OR record.created_at >= %(since)s)
    AND (%(until)s::timestamptz IS NULL OR record.created_at < %(until)s)
-   AND (%(hop_topic)s::text IS NULL OR record.hop_topic = %(hop_topic)s)
+   AND (%(retry_topic)s::text IS NULL OR record.retry_topic = %(retry_topic)s)
    AND (NOT %(refused)s::boolean OR record.publish_error IS NOT NULL)"""
 """The filter in SQL, on a row ``record`` of ``failed_record``. Replaces ``{where}`` in a statement."""
 

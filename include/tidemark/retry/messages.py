@@ -58,7 +58,7 @@ class Row(NamedTuple):
     error_text: str
     retry_number: int
     due_millis: int | None
-    hop_topic: str
+    retry_topic: str
 
 
 def partition_of(record: Row, partitions: int) -> int:
@@ -70,7 +70,11 @@ def outgoing(group: str, record: Row, partitions: int) -> Outgoing:
     """Builds the message for a record, for a topic with ``partitions`` partitions."""
     own = [(name, None if text is None else base64.b64decode(text)) for name, text in json.loads(record.headers)] if record.headers else []
     return Outgoing(
-        record.hop_topic, partition_of(record, partitions), _bytes(record.key), _bytes(record.value), own + tidemark_headers(group, record)
+        record.retry_topic,
+        partition_of(record, partitions),
+        _bytes(record.key),
+        _bytes(record.value),
+        own + tidemark_headers(group, record),
     )
 
 

@@ -6,7 +6,7 @@ SELECT name FROM tidemark.consumer_group grp
  WHERE EXISTS (SELECT FROM tidemark.failed_record record WHERE record.group_id = grp.group_id AND state = 'WAITING')
     OR EXISTS (SELECT FROM tidemark.failed_record record WHERE record.group_id = grp.group_id AND state = 'HELD')
     OR EXISTS (SELECT FROM tidemark.failed_record record
-                WHERE record.group_id = grp.group_id AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL
+                WHERE record.group_id = grp.group_id AND retry_offset IS NULL AND retry_topic IS NOT NULL AND publish_error IS NULL
                   AND state IN ('WAITING', 'FAILED'))
  ORDER BY name;
 

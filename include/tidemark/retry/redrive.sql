@@ -122,8 +122,8 @@ WITH portion AS MATERIALIZED (
       FROM portion LEFT JOIN tidemark.failed_record record USING (failed_record_id) LEFT JOIN locked USING (failed_record_id)
 ), sent AS (
     UPDATE tidemark.failed_record record
-       SET state = 'WAITING', retry_number = %(number)s, due_at = clock_timestamp() + %(delay)s::interval, hop_topic = %(topic)s,
-           hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL,
+       SET state = 'WAITING', retry_number = %(number)s, due_at = clock_timestamp() + %(delay)s::interval, retry_topic = %(topic)s,
+           retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL, publish_error = NULL,
            story = story || jsonb_build_object('number', CASE WHEN state = 'WAITING' THEN retry_number - 1 ELSE retry_number END,
                                                'type', error_type, 'text', error_text, 'attempt_id', attempt_id, 'at', changed_at),
            error_type = %(error_type)s, error_text = %(error_text)s, redrives = redrives + 1, action_id = %(action_id)s,

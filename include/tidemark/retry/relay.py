@@ -4,7 +4,7 @@
 
 ④ begins with the first answers, while other records are still being published.
 
-A row without ``hop_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that no row registers; they are
+A row without ``retry_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that no row registers; they are
 never tried, and their records are published again. So no record is lost or tried twice. Several relays share the work, because each skips
 rows that others have locked. A relay that hangs loses its session, and with it its portion, after `IDLE_MS`; later answers are ignored.
 
@@ -209,7 +209,7 @@ class _Relay:
             reports = publisher.publish(outgoing(self.group, record, self._partitions(record)) for record in records)  # ② ③
             registrations = list[Future[None]]()
             for record, report in zip(records, reports, strict=True):
-                number, topic = record.failed_record_id, record.hop_topic
+                number, topic = record.failed_record_id, record.retry_topic
                 if report.answer is DeliveryStatus.STORED:
                     stored.append((number, self.topics[topic][1], partition_of(record, self._partitions(record)), report.offset))
                     published[topic] += 1
@@ -238,7 +238,7 @@ class _Relay:
         )
 
     def _partitions(self, record: Row) -> int:
-        return self.topics[record.hop_topic][0].partitions
+        return self.topics[record.retry_topic][0].partitions
 
     def _take(self, cur: Cursor, after: int, upto: int, count: int, topics: Sequence[str]) -> list[Row]:
         cur.execute(SQL["idle_limit"], {"idle_ms": str(IDLE_MS)})

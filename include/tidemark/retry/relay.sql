@@ -9,9 +9,9 @@ SELECT set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
 
 -- name: outbox_topics
 -- The topics with records to publish. Locks nothing.
-SELECT DISTINCT hop_topic FROM tidemark.failed_record
+SELECT DISTINCT retry_topic FROM tidemark.failed_record
  WHERE group_id = %(group_id)s
-   AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED') ORDER BY 1;
+   AND retry_offset IS NULL AND retry_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED') ORDER BY 1;
 
 -- name: known
 -- The known incarnations of these topics. Locks nothing.
@@ -19,10 +19,10 @@ SELECT name, kafka_uuid FROM tidemark.topic WHERE name = ANY (%(names)s);
 
 -- name: published
 -- The partitions that hold messages of waiting records, with the first such message. Locks nothing.
-SELECT hop_topic AS topic, hop_topic_id AS topic_id, topic.kafka_uuid, hop_partition AS partition, min(hop_offset) AS first
-  FROM tidemark.failed_record JOIN tidemark.topic ON topic.topic_id = hop_topic_id
- WHERE group_id = %(group_id)s AND state = 'WAITING' AND hop_offset IS NOT NULL
- GROUP BY hop_topic, hop_topic_id, topic.kafka_uuid, hop_partition ORDER BY 1, 2, 4;
+SELECT retry_topic AS topic, retry_topic_id AS topic_id, topic.kafka_uuid, retry_partition AS partition, min(retry_offset) AS first
+  FROM tidemark.failed_record JOIN tidemark.topic ON topic.topic_id = retry_topic_id
+ WHERE group_id = %(group_id)s AND state = 'WAITING' AND retry_offset IS NOT NULL
+ GROUP BY retry_topic, retry_topic_id, topic.kafka_uuid, retry_partition ORDER BY 1, 2, 4;
 
 -- name: take
 -- The next records to publish, up to a number of records and bytes, but at least one. Locks them.
@@ -30,23 +30,23 @@ WITH taken AS MATERIALIZED (
     SELECT failed_record_id, topic_id, partition, record_offset,
            CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END AS record_millis,
            key, value, nullif(headers::text, '[]') AS headers, error_type, error_text, retry_number,
-           floor(extract(epoch FROM due_at) * 1000)::bigint AS due_millis, hop_topic,
+           floor(extract(epoch FROM due_at) * 1000)::bigint AS due_millis, retry_topic,
            coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + octet_length(headers::text) AS octets
       FROM tidemark.failed_record
-     WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND failed_record_id <= %(upto)s AND hop_topic = ANY (%(topics)s)
-       AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED')
+     WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND failed_record_id <= %(upto)s AND retry_topic = ANY (%(topics)s)
+       AND retry_offset IS NULL AND retry_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED')
      ORDER BY failed_record_id LIMIT %(records)s
        FOR UPDATE SKIP LOCKED
 ), measured AS (
     SELECT *, sum(octets) OVER (ORDER BY failed_record_id) - octets AS before FROM taken
 )
 SELECT failed_record_id, topic.name, partition, record_offset, record_millis, key, value, headers, error_type, error_text, retry_number,
-       due_millis, hop_topic
+       due_millis, retry_topic
   FROM measured JOIN tidemark.topic USING (topic_id) WHERE before < %(bytes)s ORDER BY failed_record_id;
 
 -- name: note_stored
 -- Registers the messages: from now on, only these are tried. Needs the rows' locks.
-UPDATE tidemark.failed_record SET hop_topic_id = stored.topic_id, hop_partition = stored.partition, hop_offset = stored.offset_
+UPDATE tidemark.failed_record SET retry_topic_id = stored.topic_id, retry_partition = stored.partition, retry_offset = stored.offset_
   FROM unnest(%(ids)s::bigint[], %(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[])
        AS stored (failed_record_id, topic_id, partition, offset_)
  WHERE failed_record.failed_record_id = stored.failed_record_id;

@@ -13,23 +13,23 @@ SELECT set_config(planner.setting, 'off', true) FROM unnest('{enable_seqscan, en
 
 -- name: lock_due
 -- The due records whose registered messages lie in a slice of a retry topic. Locks them.
-SELECT failed_record_id, hop_offset
+SELECT failed_record_id, retry_offset
   FROM tidemark.failed_record
- WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
-   AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
- ORDER BY hop_offset FOR UPDATE;
+ WHERE group_id = %(group_id)s AND retry_topic_id = %(topic_id)s AND retry_partition = %(partition)s
+   AND retry_offset >= %(start)s AND retry_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
+ ORDER BY retry_offset FOR UPDATE;
 
 -- name: read_due
 -- The same records, with the SHA-256 of key and value. All columns are of fixed width and not null, so that the rows of a binary COPY are
 -- an array. Locks nothing.
-SELECT failed_record_id, hop_offset, topic_id::bigint, partition::bigint, record_offset,
+SELECT failed_record_id, retry_offset, topic_id::bigint, partition::bigint, record_offset,
        CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint ELSE %(no_millis)s::bigint END,
        (headers::text <> '[]')::integer::bigint,
        coalesce(sha256(key), decode(repeat('00', 32), 'hex')) || coalesce(sha256(value), decode(repeat('00', 32), 'hex'))
   FROM tidemark.failed_record
- WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
-   AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
- ORDER BY hop_offset;
+ WHERE group_id = %(group_id)s AND retry_topic_id = %(topic_id)s AND retry_partition = %(partition)s
+   AND retry_offset >= %(start)s AND retry_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
+ ORDER BY retry_offset;
 
 -- name: topic_names
 -- Locks nothing.
@@ -71,7 +71,7 @@ SELECT key, min(record_offset) AS first, count(*) FILTER (WHERE state = 'HELD') 
 -- name: hold
 -- Holds records that are not the next ones of their keys. A release makes them WAITING again, at the same retry. Needs their locks.
 UPDATE tidemark.failed_record
-   SET state = 'HELD', due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL
+   SET state = 'HELD', due_at = NULL, retry_topic = NULL, retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL, publish_error = NULL
  WHERE failed_record_id = ANY (%(numbers)s::bigint[]);
 
 -- name: any_held
@@ -90,15 +90,15 @@ WITH freed AS MATERIALIZED (
      ORDER BY failed_record_id FOR UPDATE SKIP LOCKED
 )
 UPDATE tidemark.failed_record record
-   SET state = 'WAITING', due_at = clock_timestamp(), hop_topic = %(topic)s,
+   SET state = 'WAITING', due_at = clock_timestamp(), retry_topic = %(topic)s,
        ladder_at = CASE WHEN retry_number = 0 THEN clock_timestamp() ELSE ladder_at END
   FROM freed WHERE record.failed_record_id = freed.failed_record_id;
 
 -- name: succeed
 -- Settles records that a retry loaded or skipped. Needs their locks.
 UPDATE tidemark.failed_record record
-   SET state = CASE WHEN said.rows < 0 THEN 'SKIPPED' ELSE 'LOADED' END, sink_rows = greatest(said.rows, 0), due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL,
-       hop_offset = NULL, publish_error = NULL, attempt_id = %(attempt_id)s, changed_at = now, tried_at = now,
+   SET state = CASE WHEN said.rows < 0 THEN 'SKIPPED' ELSE 'LOADED' END, sink_rows = greatest(said.rows, 0), due_at = NULL, retry_topic = NULL, retry_topic_id = NULL, retry_partition = NULL,
+       retry_offset = NULL, publish_error = NULL, attempt_id = %(attempt_id)s, changed_at = now, tried_at = now,
        tried_late = extract(epoch FROM now - due_at)
   FROM unnest(%(numbers)s::bigint[], %(rows)s::integer[]) AS said (failed_record_id, rows),
        (SELECT clock_timestamp() AS now) now
@@ -123,8 +123,8 @@ WITH now AS MATERIALIZED (
        SET state = CASE WHEN climbs THEN 'WAITING' ELSE 'FAILED' END,
            retry_number = CASE WHEN climbs THEN retry_number + 1 ELSE retry_number END,
            due_at = CASE WHEN climbs THEN now + delay END,
-           hop_topic = CASE WHEN climbs THEN said.topic ELSE %(failed_topic)s END,
-           hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL,
+           retry_topic = CASE WHEN climbs THEN said.topic ELSE %(failed_topic)s END,
+           retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL, publish_error = NULL,
            story = CASE WHEN retry_number = 0 AND redrives = 0 THEN story -- it was held; this was its first try
                         ELSE story || jsonb_build_object('number', retry_number - 1, 'type', error_type, 'text', error_text,
                                                          'attempt_id', attempt_id, 'at', changed_at) END,
@@ -139,11 +139,11 @@ SELECT state, count(*) FROM changed GROUP BY state;
 -- The readable range of each partition of the group's retry topics: up to the first registered message that is not due yet, otherwise past
 -- the last one. Only partitions with due records. Locks nothing.
 SELECT topic_id, topic.name AS topic, topic.kafka_uuid, partition, first, "end"
-  FROM (SELECT hop_topic_id AS topic_id, hop_partition AS partition, min(hop_offset) AS first,
-               coalesce(min(hop_offset) FILTER (WHERE due_at > now), max(hop_offset) + 1) AS "end"
+  FROM (SELECT retry_topic_id AS topic_id, retry_partition AS partition, min(retry_offset) AS first,
+               coalesce(min(retry_offset) FILTER (WHERE due_at > now), max(retry_offset) + 1) AS "end"
           FROM tidemark.failed_record, (SELECT clock_timestamp() AS now) now
-         WHERE group_id = %(group_id)s AND state = 'WAITING' AND hop_offset IS NOT NULL
-         GROUP BY hop_topic_id, hop_partition) waiting
+         WHERE group_id = %(group_id)s AND state = 'WAITING' AND retry_offset IS NOT NULL
+         GROUP BY retry_topic_id, retry_partition) waiting
   JOIN tidemark.topic USING (topic_id)
  WHERE first < "end"
  ORDER BY topic.name, topic_id, partition;
@@ -154,15 +154,15 @@ SELECT topic_id, topic.name AS topic, topic.kafka_uuid, partition, first, "end"
 WITH passed AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.partition_offset pos
      CROSS JOIN LATERAL (SELECT failed_record_id FROM tidemark.failed_record
-                          WHERE hop_topic_id = pos.topic_id AND hop_partition = pos.partition AND hop_offset < pos.next_offset
+                          WHERE retry_topic_id = pos.topic_id AND retry_partition = pos.partition AND retry_offset < pos.next_offset
                             AND state = 'WAITING' FOR UPDATE) record
      WHERE pos.group_id = %(group_id)s AND pos.drained
 )
-UPDATE tidemark.failed_record record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL
+UPDATE tidemark.failed_record record SET retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL
   FROM passed WHERE record.failed_record_id = passed.failed_record_id;
 
 -- name: publish_gone
 -- Puts waiting records back into the outbox if their registered message is gone from the log. Locks them.
-UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL
- WHERE group_id = %(group_id)s AND state = 'WAITING' AND hop_topic_id = %(topic_id)s
-   AND (hop_partition = %(partition)s OR %(partition)s::integer IS NULL) AND (hop_offset < %(before)s OR %(before)s::bigint IS NULL);
+UPDATE tidemark.failed_record SET retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL
+ WHERE group_id = %(group_id)s AND state = 'WAITING' AND retry_topic_id = %(topic_id)s
+   AND (retry_partition = %(partition)s OR %(partition)s::integer IS NULL) AND (retry_offset < %(before)s OR %(before)s::bigint IS NULL);

@@ -272,7 +272,7 @@ def partial_batches(cur: Cursor, key: Mapping[str, Any], moving: str = guards.ST
     ``key`` and ``moving``: see `guards.problems`."""
     cur.execute(SQL["partial_batches"].replace("{moving}", moving), key)
     problems = []
-    for whole_batch_id, members in groupby(rows(cur), key=lambda row: row["anchor_id"]):
+    for whole_batch_id, members in groupby(rows(cur), key=lambda row: row["whole_batch_id"]):
         parts = list(members)
         before = ", ".join(f"{part['topic']}/{part['partition']} to {part['start']}" for part in parts)
         after = ", ".join(f"{part['topic']}/{part['partition']} to {part['end']}" for part in parts)
@@ -451,7 +451,7 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]
         cur.execute(SQL["add_group"], {
             **consumer.now, "rewind_id": rewind_id, "group_id": consumer.group_id, "consumer": group.consumer, "group": group.group,
             "sink": group.table, "sinks": list(group.tables), "basis": json.dumps(consumer.basis), "lag": group.lag,
-            "told": list(group.announced_assets),
+            "announced_assets": list(group.announced_assets),
         })  # fmt: skip
         cur.execute(SQL["add_partitions"], {
             **_moving([consumer]),

@@ -27,7 +27,7 @@ SELECT topic_id, partition FROM tidemark.partition_offset pos
 SELECT topic_id, partition, min(start_offset) AS start_offset
   FROM (SELECT * FROM tidemark.batch WHERE batch_id = %(batch_id)s
          UNION ALL
-        SELECT * FROM tidemark.batch WHERE anchor_id = (SELECT anchor_id FROM tidemark.batch WHERE batch_id = %(batch_id)s)
+        SELECT * FROM tidemark.batch WHERE whole_batch_id = (SELECT whole_batch_id FROM tidemark.batch WHERE batch_id = %(batch_id)s)
          UNION ALL
         SELECT batch.* FROM tidemark.attempt JOIN tidemark.batch USING (attempt_id)
          WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s) batch
@@ -42,9 +42,9 @@ RETURNING rewind_id;
 
 -- name: add_group
 INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, sinks, basis, group_state, in_flight, lag,
-                                   records_per_s, told)
+                                   records_per_s, announced_assets)
 VALUES (%(rewind_id)s, %(group_id)s, %(consumer)s, %(group)s, %(sink)s, %(sinks)s, %(basis)s, %(state)s, %(in_flight)s, %(lag)s,
-        %(records_per_s)s, %(told)s);
+        %(records_per_s)s, %(announced_assets)s);
 
 -- name: add_partitions
 INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from,
@@ -94,23 +94,23 @@ SELECT EXISTS (SELECT FROM {moving} part
 WITH going AS (
     SELECT * FROM {moving} part WHERE rewind_id = %(rewind_id)s AND NOT hold
 ), touched AS (
-    SELECT DISTINCT batch.anchor_id
+    SELECT DISTINCT batch.whole_batch_id
       FROM going JOIN tidemark.batch ON batch.group_id = going.group_id AND batch.topic_id = going.topic_id
                       AND batch.partition = going.partition AND batch.end_offset > going.superseded_from
                       AND batch.start_offset >= coalesce((SELECT max(start_offset) FROM tidemark.batch before
                                                      WHERE before.group_id = going.group_id AND before.topic_id = going.topic_id
                                                        AND before.partition = going.partition AND before.start_offset <= going.superseded_from),
                                                    going.superseded_from)
-     WHERE batch.anchor_id IS NOT NULL
+     WHERE batch.whole_batch_id IS NOT NULL
 ), placed AS (
     SELECT batch.*, going.superseded_from AS goes_from, going.superseded_from <= batch.start_offset IS TRUE AS whole
-      FROM touched JOIN tidemark.batch USING (anchor_id)
+      FROM touched JOIN tidemark.batch USING (whole_batch_id)
       LEFT JOIN going ON going.group_id = batch.group_id AND going.topic_id = batch.topic_id AND going.partition = batch.partition
 )
-SELECT anchor_id, topic.name AS topic, partition, start_offset AS start, end_offset AS end, goes_from
+SELECT whole_batch_id, topic.name AS topic, partition, start_offset AS start, end_offset AS end, goes_from
   FROM placed JOIN tidemark.topic USING (topic_id)
- WHERE anchor_id IN (SELECT anchor_id FROM placed WHERE NOT whole)
- ORDER BY anchor_id, topic.name, partition;
+ WHERE whole_batch_id IN (SELECT whole_batch_id FROM placed WHERE NOT whole)
+ ORDER BY whole_batch_id, topic.name, partition;
 
 -- name: of_rewind
 -- The partitions of an applied rewind, for its undo.

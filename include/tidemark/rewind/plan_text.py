@@ -245,7 +245,7 @@ def _group_json(group: GroupPlan) -> dict[str, Any]:
         "lag_records": group.lag,
         "records_per_s": group.records_per_s,
         "catch_up_s": group.catch_up_s,
-        "told": list(group.announced_assets),
+        "announced_assets": list(group.announced_assets),
         "partitions": [
             {
                 "topic": part.partition.topic,

@@ -135,7 +135,7 @@ def _group(row: dict[str, Any], partitions: Sequence[PartitionPlan]) -> GroupPla
         records_per_s=row["records_per_s"],
         group_state=row["group_state"],
         in_flight=row["in_flight"],
-        announced_assets=tuple(row["told"]),
+        announced_assets=tuple(row["announced_assets"]),
     )
 
 

@@ -17,7 +17,7 @@ SELECT rewind_id FROM tidemark.rewind WHERE dag_id = %(dag_id)s AND run_id = %(r
 
 -- name: read_groups
 -- The consumers of these rewinds. Locks nothing.
-SELECT rewind_id, group_id, consumer, group_name, sink, sinks, group_state, in_flight, lag, records_per_s, told
+SELECT rewind_id, group_id, consumer, group_name, sink, sinks, group_state, in_flight, lag, records_per_s, announced_assets
   FROM tidemark.rewind_group WHERE rewind_id = ANY (%(rewind_ids)s::bigint[]) ORDER BY rewind_id, consumer;
 
 -- name: read_partitions

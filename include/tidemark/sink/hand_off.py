@@ -36,7 +36,7 @@ FAILED_COLUMNS = (
     ("state", "text"),
     ("retry_number", "integer"),
     ("due_at", "timestamp with time zone"),
-    ("hop_topic", "text"),
+    ("retry_topic", "text"),
 )
 
 Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]

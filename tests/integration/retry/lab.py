@@ -172,7 +172,7 @@ class Lab:
     def relay(self, *, limit: int | None = None) -> int:
         """Publishes the outbox, to topics that are deleted after the test. Returns the number of records."""
         held = now_topic(self.group)
-        for topic in {held if state == "HELD" else topic for state, topic in self.failed("state, hop_topic")} - {None}:
+        for topic in {held if state == "HELD" else topic for state, topic in self.failed("state, retry_topic")} - {None}:
             self.make_topic(topic)
         with session(self.url) as connection:
             done = relay(connection, self.consumer.connections.kafka, self.spec, limit=limit, publishers=self._publishers)
@@ -198,7 +198,7 @@ class Lab:
         with session(self.url) as connection, transaction(connection) as cur:
             topic_id = store.ensure_topic(cur, topic, described.kafka_uuid)
         self.sql(
-            "UPDATE tidemark.failed_record SET hop_topic_id = %(topic_id)s, hop_partition = %(partition)s, hop_offset = %(offset)s"
+            "UPDATE tidemark.failed_record SET retry_topic_id = %(topic_id)s, retry_partition = %(partition)s, retry_offset = %(offset)s"
             " WHERE failed_record_id = %(number)s",
             number=number,
             topic_id=topic_id,
@@ -263,7 +263,7 @@ class Lab:
 
     def hops(self) -> dict[int, str | None]:
         """Returns, by offset, the topic that each failed record is in or goes to, without the group's name."""
-        return {offset: topic and topic.removeprefix(f"{self.group}.") for offset, topic in self.failed("record_offset, hop_topic")}
+        return {offset: topic and topic.removeprefix(f"{self.group}.") for offset, topic in self.failed("record_offset, retry_topic")}
 
     def rows(self) -> list[tuple[int, int]]:
         """Returns offset and sequence number of each row in the sink."""

@@ -126,7 +126,7 @@ class Outbox:
             "record_timestamp": timestamp, "key": key, "value": value, "headers": json.dumps(written),
             "disposition": "fail" if failed else "retry", "error_type": error[0], "error_text": error[1], "attempt_id": self.attempt,
             "state": "FAILED" if failed else "WAITING", "retry_number": number - 1 if failed else number,
-            "due_at": None if failed or rung is None else datetime.now(UTC) + rung.delay, "hop_topic": topic or belongs,
+            "due_at": None if failed or rung is None else datetime.now(UTC) + rung.delay, "retry_topic": topic or belongs,
         }  # fmt: skip
         names = ", ".join(values)
         ((made,),) = self.sql(
@@ -140,7 +140,7 @@ class Outbox:
         """Adds ``count`` records at once, spread over the three partitions."""
         self.sql(
             "INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,"
-            " disposition, error_type, error_text, attempt_id, state, retry_number, due_at, hop_topic)"
+            " disposition, error_type, error_text, attempt_id, state, retry_number, due_at, retry_topic)"
             " SELECT %(group_id)s, %(topic_id)s, number %% 3, %(first)s + number, %(time)s, convert_to('key ' || number %% 1000, 'UTF8'),"
             " convert_to(rpad('value ' || number, %(size)s, '.'), 'UTF8'), '[[\"trace\", \"YWJj\"]]', %(disposition)s, 'TimeoutError',"
             " 'the service did not answer in time', %(attempt)s, %(state)s, %(number)s,"
@@ -194,15 +194,15 @@ class Outbox:
     def waiting(self) -> int:
         """Returns the number of records that are still to be published and that the broker has not rejected."""
         ((count,),) = self.sql(
-            "SELECT count(*) FROM tidemark.failed_record WHERE hop_topic IS NOT NULL AND hop_offset IS NULL AND publish_error IS NULL"
+            "SELECT count(*) FROM tidemark.failed_record WHERE retry_topic IS NOT NULL AND retry_offset IS NULL AND publish_error IS NULL"
         )
         return int(count)
 
     def hops(self) -> dict[int, tuple[str, int, int]]:
         """Returns, by record id, the topic, partition and offset at which the record is registered."""
         found = self.sql(
-            "SELECT failed_record_id, topic.name, hop_partition, hop_offset FROM tidemark.failed_record"
-            " JOIN tidemark.topic ON topic.topic_id = hop_topic_id ORDER BY 1"
+            "SELECT failed_record_id, topic.name, retry_partition, retry_offset FROM tidemark.failed_record"
+            " JOIN tidemark.topic ON topic.topic_id = retry_topic_id ORDER BY 1"
         )
         return {number: (topic, partition, offset) for number, topic, partition, offset in found}
 
@@ -225,7 +225,7 @@ class Outbox:
                 logs[topic] = self.messages(topic)
             record, message = self.record(number), logs[topic][partition, offset]
             headers = [(name, None if text is None else base64.b64decode(text)) for name, text in record["headers"]]
-            assert (record["hop_topic"], message.key, message.value) == (topic, record["key"], record["value"])
+            assert (record["retry_topic"], message.key, message.value) == (topic, record["key"], record["value"])
             assert list(own_headers(message.headers)) == headers
             assert dict(message.headers[len(headers) :])["tidemark.record"] == str(number).encode()
 

@@ -129,7 +129,7 @@ def test_one_record_is_shown_with_its_whole_story(outbox: Outbox) -> None:
         assert words in shown
     assert "key 00 ff" in " ".join(command(outbox, "show", str(number), "--as", "hex").stdout.split())
     told = as_json(outbox, "show", str(number))
-    assert (base64.b64decode(told["value"]).decode(), told["tries"], told["hop_offset"]) == ("né Zürich", tries, 0)
+    assert (base64.b64decode(told["value"]).decode(), told["tries"], told["retry_offset"]) == ("né Zürich", tries, 0)
     refused = command(outbox, "show", "999")
     assert refused.returncode == 1
     assert f"group {outbox.group} has no failed record 999" in refused.stderr

@@ -100,10 +100,10 @@ def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same
     away = dataclasses.replace(connections, database_url="postgresql://nobody@127.0.0.1:9/nowhere")
     (silent,) = relay_at_end(away, lab.spec)
     assert silent.startswith("Failed records are not published yet: Postgres is not available")
-    assert lab.failed("hop_offset") == [(None,)]
+    assert lab.failed("retry_offset") == [(None,)]
     make_topics(lab)
     assert relay_at_end(connections, lab.spec) == []
-    assert lab.failed("hop_offset") == [(0,)]
+    assert lab.failed("retry_offset") == [(0,)]
 
 
 def test_tidemark_consume_publishes_what_it_has_handed_off(lab: Lab) -> None:
@@ -118,4 +118,4 @@ def test_tidemark_consume_publishes_what_it_has_handed_off(lab: Lab) -> None:
     lab.topics.adopt([f"{lab.group}.retry.5m"])
     assert f"Cannot publish to {failed}: cleanup.policy is compact" in done.stderr
     assert "message.timestamp.type is CreateTime" in done.stderr
-    assert lab.failed("hop_topic, hop_offset") == [(f"{lab.group}.retry.5m", 0), (f"{lab.group}.failed", None)]
+    assert lab.failed("retry_topic, retry_offset") == [(f"{lab.group}.retry.5m", 0), (f"{lab.group}.failed", None)]

@@ -33,7 +33,7 @@ def test_record_whose_service_is_back_is_loaded_as_what_it_was(lab: Lab) -> None
     lab.say({"a": "three"})
     lab.climb(minutes(5))
     assert lab.rows() == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]
-    assert lab.failed("state, retry_number, sink_rows, due_at, hop_topic, hop_offset") == [("LOADED", 2, 3, None, None, None)]
+    assert lab.failed("state, retry_number, sink_rows, due_at, retry_topic, retry_offset") == [("LOADED", 2, 3, None, None, None)]
     lab.check()
 
 
@@ -98,7 +98,7 @@ def test_no_try_is_begun_behind_the_budget(lab: Lab) -> None:
     lab.climb(minutes(5))
     assert lab.states() == {"WAITING": 1}
     lab.climb(minutes(5))
-    assert lab.failed("state, retry_number, hop_topic") == [("FAILED", 2, f"{lab.group}.failed")]
+    assert lab.failed("state, retry_number, retry_topic") == [("FAILED", 2, f"{lab.group}.failed")]
     lab.check()
 
 
@@ -211,10 +211,12 @@ def test_message_that_is_another_records_is_never_loaded_as_the_registered_one(l
     lab.read("a", "b", "c", "same", "same", answers={"*": "retry"})
     lab.relay()
     for swap in ((0, 1), (3, 4)):
-        places = dict(lab.sql("SELECT record_offset, hop_offset FROM tidemark.failed_record"))
+        places = dict(lab.sql("SELECT record_offset, retry_offset FROM tidemark.failed_record"))
         first, second = swap
         for offset, place in ((first, 99), (second, places[first]), (first, places[second])):
-            lab.sql("UPDATE tidemark.failed_record SET hop_offset = %(place)s WHERE record_offset = %(offset)s", place=place, offset=offset)
+            lab.sql(
+                "UPDATE tidemark.failed_record SET retry_offset = %(place)s WHERE record_offset = %(offset)s", place=place, offset=offset
+            )
     lab.say({})
     lab.age(minutes(5))
     lab.drain()
@@ -274,7 +276,7 @@ def test_slow_transform_drains_into_any_sink(scenario: Scenario, topics: Topics,
         lab.check()
 
 
-NOWHERE = "hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL"
+NOWHERE = "retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL"
 
 
 def test_rewind_waits_for_no_transform_of_a_drain(lab: Lab) -> None:

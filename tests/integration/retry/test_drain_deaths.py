@@ -37,7 +37,7 @@ def image(lab: Lab) -> list[Any]:
 
 
 def check_done(lab: Lab) -> None:
-    assert lab.failed("state, retry_number, split_part(hop_topic, '.', 2)") == DONE
+    assert lab.failed("state, retry_number, split_part(retry_topic, '.', 2)") == DONE
     assert lab.rows() == [(0, 0), (0, 1), (0, 2), (4, 0)]
     assert lab.drains() == [("retry.5m", 0, 5, 2, 1, 1, 1, 0)]
     lab.check()

@@ -64,7 +64,7 @@ def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nob
     assert f"Cannot publish to {other.group}.retry.5m: it does not exist. See: tidemark retries topics {other.spec.name}" in relayed
     assert [line.split(":")[:2] for line in relayed if line.startswith("away")] == [["away", " Postgres is not available"]]
     assert not [line for line in relayed if "missing" in line]
-    assert (lab.failed("hop_offset"), other.failed("hop_offset"), due) == ([(0,)], [(None,)], [])
+    assert (lab.failed("retry_offset"), other.failed("retry_offset"), due) == ([(0,)], [(None,)], [])
     for each in (lab, other):
         each.age(minutes(5))
     (folder / "faraway.yaml").unlink()
@@ -94,11 +94,11 @@ def test_error_that_nobody_expected_holds_up_no_other_consumer(
                 patched.setattr(module, name, broken_for(broken.spec.name, getattr(module, name)))
             relayed, _ = relay_and_due()
             assert relayed == [f"{broken.spec.name}: ValueError: year 10000 is out of range"]
-            assert sound.failed("hop_offset") == [(0,)]
+            assert sound.failed("retry_offset") == [(0,)]
             sound.age(minutes(5))
             _, due = relay_and_due()
         assert due == sorted([broken.spec.name, sound.spec.name])
-        sound.sql("UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL")
+        sound.sql("UPDATE tidemark.failed_record SET retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL")
 
 
 def test_consumer_with_a_broken_file_fails_the_drains_while_its_records_wait_and_holds_up_nobody(

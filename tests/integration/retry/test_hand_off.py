@@ -33,7 +33,7 @@ def test_record_that_is_to_be_retried_waits_for_the_first_delay_by_the_databases
     ((due_at,), (none,)) = lab.failed("due_at")
     assert before + minutes(5) <= due_at <= after + minutes(5)
     assert none is None
-    assert lab.failed("state, retry_number, hop_topic, hop_offset, disposition") == [
+    assert lab.failed("state, retry_number, retry_topic, retry_offset, disposition") == [
         ("WAITING", 1, f"{lab.group}.retry.5m", None, "retry"),
         ("FAILED", 0, f"{lab.group}.failed", None, "fail"),
     ]
@@ -45,7 +45,7 @@ def test_without_a_ladder_a_record_that_was_not_loaded_has_failed_and_stays_in_i
     """Scenarios 8, 41: there is no failed topic. Nothing is dropped, and nothing is published."""
     lab.consumer.set(retry=None)
     lab.read("a", "b", answers={"a": "retry", "b": "fail"})
-    assert lab.failed("state, retry_number, due_at, hop_topic") == [("FAILED", 0, None, None)] * 2
+    assert lab.failed("state, retry_number, due_at, retry_topic") == [("FAILED", 0, None, None)] * 2
     assert lab.relay() == 0
     lab.check()
 

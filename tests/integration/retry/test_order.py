@@ -119,7 +119,7 @@ def test_later_records_of_a_key_that_waits_are_held_and_loaded_in_order_after_it
     continue."""
     read(lab, "a1 b1 a2 -1 -2 a3", {"a1": "retry", "-1": "retry"})
     assert lab.loaded() == ["b1", "-2"]
-    assert lab.failed("value, state, retry_number, hop_topic, error_type") == [
+    assert lab.failed("value, state, retry_number, retry_topic, error_type") == [
         (b"a1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
         (b"a2", "HELD", 0, None, "HeldBack"),
         (b"-1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
@@ -157,7 +157,7 @@ def test_record_that_fails_for_good_holds_its_key_no_longer(lab: Lab, request: p
     assert drain(lab, 5) == ["a1"]
     assert states(lab)["a1"] == "FAILED"
     assert drain(lab) == (["a2", "a3"] if request.node.callspec.id == "arrow" else ["a2"])
-    assert lab.failed("value, state, retry_number, hop_topic, jsonb_array_length(story)")[2:] == [
+    assert lab.failed("value, state, retry_number, retry_topic, jsonb_array_length(story)")[2:] == [
         (b"a2", "WAITING", 1, f"{lab.group}.retry.5m", 0),
         (b"a3", "HELD", 0, None, 0),
     ]
@@ -395,13 +395,15 @@ def test_record_whose_turn_passes_while_it_is_tried_is_held(lab: Lab, monkeypatc
     drain(lab, 5)
     read(lab, "c1 c2", {"*": "retry"})
     lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), retry_number = 1,"
-                " hop_topic = (SELECT hop_topic FROM tidemark.failed_record WHERE value = 'c1') WHERE value = 'c2'")  # fmt: skip
+                " retry_topic = (SELECT retry_topic FROM tidemark.failed_record WHERE value = 'c1') WHERE value = 'c2'")  # fmt: skip
     lab.make_due(minutes(5))
     lab.say({})
 
     def lose(step: Step, _part: Slice) -> None:
         if step is Step.BEGIN:
-            lab.sql("UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL WHERE value = 'c1'")
+            lab.sql(
+                "UPDATE tidemark.failed_record SET retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL WHERE value = 'c1'"
+            )
 
     with monkeypatch.context() as patched:
         patched.setattr(commit_module, "reached", lose)
@@ -440,7 +442,7 @@ def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(l
     read(lab, "a1 a2", {"a1": "retry"})
     lab.make_due(minutes(5))
     lab.sql(
-        "UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), hop_topic = %(topic)s WHERE value = 'a2'",
+        "UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), retry_topic = %(topic)s WHERE value = 'a2'",
         topic=now_topic(lab.group),
     )
     lab.relay()
@@ -529,7 +531,7 @@ class Ordered(RetryMachine):
         reverse order, as several relays may."""
         with session(self.lab.url) as connection, transaction(connection) as cur:
             store.release(cur, self.lab.group_id, now_topic(self.lab.group))
-        outbox = self.rows("failed_record_id, hop_topic, key, value", "state IN ('WAITING', 'FAILED') AND hop_offset IS NULL")
+        outbox = self.rows("failed_record_id, retry_topic, key, value", "state IN ('WAITING', 'FAILED') AND retry_offset IS NULL")
         self._publish(outbox[:: -published if backwards else published])
         self.lab.sql(
             "UPDATE tidemark.failed_record SET due_at = due_at - %(by)s WHERE group_id = %(group_id)s AND record_offset %% %(of)s = 0",

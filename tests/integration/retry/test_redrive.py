@@ -46,7 +46,7 @@ def states(outbox: Outbox) -> list[str]:
 def image(outbox: Outbox) -> list[Any]:
     """Returns every failed record, without its timestamps and payload."""
     return outbox.sql(
-        "SELECT failed_record_id, state, retry_number, hop_topic, hop_offset, error_type, redrives, jsonb_array_length(story)"
+        "SELECT failed_record_id, state, retry_number, retry_topic, retry_offset, error_type, redrives, jsonb_array_length(story)"
         " FROM tidemark.failed_record ORDER BY 1"
     )
 
@@ -85,7 +85,7 @@ def test_redriven_records_begin_their_ladder_anew(outbox: Outbox) -> None:
     planned = plan(outbox)
     apply(outbox, planned.redrive.redrive_id)
     row = outbox.record(number)
-    assert (row["state"], row["retry_number"], row["hop_topic"], row["hop_offset"]) == ("WAITING", 1, outbox.tiers[0], None)
+    assert (row["state"], row["retry_number"], row["retry_topic"], row["retry_offset"]) == ("WAITING", 1, outbox.tiers[0], None)
     assert row["due_at"] - row["ladder_at"] == pytest.approx(timedelta(minutes=5), abs=timedelta(seconds=1))
     assert row["ladder_at"] > old["ladder_at"] + timedelta(days=1)
     assert (row["redrives"], row["action_id"]) == (1, 1)
@@ -110,7 +110,7 @@ def test_a_try_at_once_goes_by_a_topic_in_which_nothing_waits(outbox: Outbox) ->
     outbox.consumer.set(retry=retry)
     apply(outbox, redrive_id)
     row = outbox.record(number)
-    assert (row["retry_number"], row["hop_topic"], row["due_at"] <= datetime.now(UTC)) == (3, outbox.tiers[2], True)
+    assert (row["retry_number"], row["retry_topic"], row["due_at"] <= datetime.now(UTC)) == (3, outbox.tiers[2], True)
     outbox.relay()
     outbox.adopt_topics()
     assert outbox.hops()[number][0] == outbox.tiers[2]
@@ -126,7 +126,7 @@ def test_a_consumer_without_a_ladder_is_redriven_at_once_or_not_at_all(outbox: O
     outbox.make_topic(outbox.tiers[0])
     assert outbox.tiers[0] == f"{outbox.group}.retry.now"
     apply(outbox, planned)
-    assert (outbox.record(number)["retry_number"], outbox.record(number)["hop_topic"]) == (0, outbox.tiers[0])
+    assert (outbox.record(number)["retry_number"], outbox.record(number)["retry_topic"]) == (0, outbox.tiers[0])
 
 
 def test_the_set_is_fixed_when_it_is_planned(outbox: Outbox) -> None:

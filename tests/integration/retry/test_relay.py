@@ -76,7 +76,7 @@ def test_record_goes_to_no_topic_that_is_not_of_its_group(outbox: Outbox, topics
     outbox.make_topics()
     others = [topics.create(), f"{outbox.group}.retry.soon", f"{outbox.group}x.failed"]
     for number, other in zip([outbox.add(b"forged") for _ in others], others, strict=True):
-        outbox.sql("UPDATE tidemark.failed_record SET hop_topic = %(name)s WHERE failed_record_id = %(id)s", name=other, id=number)
+        outbox.sql("UPDATE tidemark.failed_record SET retry_topic = %(name)s WHERE failed_record_id = %(id)s", name=other, id=number)
     outbox.add(b"good")
     done = outbox.relay()
     assert (dict(done.published), set(done.blocked)) == ({outbox.tiers[0]: 1}, set(others))
@@ -116,7 +116,7 @@ def test_headers_do_not_grow_from_hop_to_hop(outbox: Outbox) -> None:
         outbox.check_published()
         outbox.sql(
             "UPDATE tidemark.failed_record"
-            " SET retry_number = retry_number + 1, hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL"
+            " SET retry_number = retry_number + 1, retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL"
         )
     messages = outbox.messages(outbox.tiers[0]).values()
     assert [len(message.headers) for message in messages] == [1 + COUNT] * 6
@@ -252,7 +252,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
     stands, go_on = threading.Event(), threading.Event()
 
     def stand_still(_cursor: PostgresCursor, _number: int, query: str) -> None:
-        if "SET hop_topic_id = stored" in query:
+        if "SET retry_topic_id = stored" in query:
             stands.set()
             go_on.wait(30)
 
@@ -304,7 +304,7 @@ def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
     pieces: list[int] = []
 
     def end_at_the_second(cursor: PostgresCursor, number: int, query: str) -> None:
-        if "SET hop_topic_id = stored" in query:
+        if "SET retry_topic_id = stored" in query:
             pieces.append(number)
             if len(pieces) == 2:
                 end_session(cursor, outbox.watch)

@@ -24,18 +24,18 @@ from tidemark.sink.steps import Step
 WORDS = ("a", "b", "c")
 ANSWERS = st.dictionaries(st.sampled_from(WORDS), st.sampled_from(("load", "three", "skip", "retry", "retry", "fail")))
 RECORD = "topic_id, partition, record_offset"
-DUE = "state = 'WAITING' AND hop_offset IS NOT NULL AND due_at <= clock_timestamp()"
+DUE = "state = 'WAITING' AND retry_offset IS NOT NULL AND due_at <= clock_timestamp()"
 
 MUST = f"""
     SELECT partition, record_offset FROM tidemark.failed_record record
      WHERE group_id = %(group_id)s AND {DUE}
        AND NOT EXISTS (SELECT FROM tidemark.failed_record other
-                        WHERE other.group_id = record.group_id AND other.hop_topic_id = record.hop_topic_id
-                          AND other.hop_partition = record.hop_partition AND other.hop_offset < record.hop_offset
+                        WHERE other.group_id = record.group_id AND other.retry_topic_id = record.retry_topic_id
+                          AND other.retry_partition = record.retry_partition AND other.retry_offset < record.retry_offset
                           AND other.state = 'WAITING' AND other.due_at > clock_timestamp())
        AND NOT EXISTS (SELECT FROM tidemark.partition_offset pos
-                        WHERE pos.group_id = record.group_id AND pos.topic_id = record.hop_topic_id
-                          AND pos.partition = record.hop_partition AND pos.next_offset > record.hop_offset)"""
+                        WHERE pos.group_id = record.group_id AND pos.topic_id = record.retry_topic_id
+                          AND pos.partition = record.retry_partition AND pos.next_offset > record.retry_offset)"""
 
 
 class Retries(RetryMachine):
@@ -111,7 +111,7 @@ class Retries(RetryMachine):
     @rule(register=st.booleans(), data=st.data())
     def relay_dies_or_is_slow(self, register: bool, data: Any) -> None:
         """A message is in the topic, but is registered late or never."""
-        waiting = self.rows("failed_record_id, hop_topic", "state = 'WAITING' AND hop_offset IS NULL")
+        waiting = self.rows("failed_record_id, retry_topic", "state = 'WAITING' AND retry_offset IS NULL")
         if waiting:
             number, topic = data.draw(st.sampled_from(waiting))
             self.lab.make_topic(topic)
@@ -125,7 +125,7 @@ class Retries(RetryMachine):
     def slow_relay_says_where(self) -> None:
         """A relay holds the record's lock meanwhile, so it registers the message only if the record has not been published or changed."""
         number, topic, partition, offset = self.late.pop()
-        if self.rows("1", f"failed_record_id = {number} AND state = 'WAITING' AND hop_offset IS NULL AND hop_topic = '{topic}'"):
+        if self.rows("1", f"failed_record_id = {number} AND state = 'WAITING' AND retry_offset IS NULL AND retry_topic = '{topic}'"):
             self.lab.register(number, topic, partition, offset)
 
     @rule(data=st.data())

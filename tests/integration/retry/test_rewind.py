@@ -58,7 +58,7 @@ def test_rewind_takes_along_what_drains_have_loaded_and_withdraws_what_waits(mix
 
 def test_undo_puts_retries_back_and_has_them_published_anew(mixed: Lab) -> None:
     """Drains may have passed their messages meanwhile. Nothing is loaded twice, and no record gets stuck."""
-    columns = "record_offset, state, retry_number, due_at, hop_topic, story, sink_rows, error_text, changed_at"
+    columns = "record_offset, state, retry_number, due_at, retry_topic, story, sink_rows, error_text, changed_at"
     before, rows = mixed.failed(columns), mixed.rows()
     done = mixed.rewind(ToEarliest())
     mixed.say({})
@@ -66,7 +66,7 @@ def test_undo_puts_retries_back_and_has_them_published_anew(mixed: Lab) -> None:
     mixed.check()
     mixed.undo(done.rewind_id)
     assert (mixed.failed(columns), mixed.rows()) == (before, rows)
-    assert {row[0] for row in mixed.failed("hop_offset")} == {None}
+    assert {row[0] for row in mixed.failed("retry_offset")} == {None}
     mixed.check()
     mixed.make_due(minutes(5))
     mixed.drain()

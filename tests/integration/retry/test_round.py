@@ -33,14 +33,14 @@ def test_record_climbs_the_whole_ladder_is_given_up_redriven_and_loaded(lab: Lab
     lab.run()
     tiers = []
     for number, delay in enumerate((5, 5, 30, 30, 30, 60), 1):
-        ((topic, waits, retry_number), _) = lab.failed("hop_topic, due_at - changed_at, retry_number")
+        ((topic, waits, retry_number), _) = lab.failed("retry_topic, due_at - changed_at, retry_number")
         tiers.append(topic.removeprefix(f"{lab.group}.retry."))
         assert retry_number == number
         assert abs(waits - minutes(delay)) < minutes(0.1)
         assert lab.climb(minutes(delay)).records == 2
         lab.check()
     assert tiers == list(DELAYS)
-    assert lab.failed("state, due_at, hop_topic") == [("FAILED", None, f"{lab.group}.failed")] * 2
+    assert lab.failed("state, due_at, retry_topic") == [("FAILED", None, f"{lab.group}.failed")] * 2
     assert lab.relay() == 2
     with session(lab.url) as connection:
         early = redrive.plan(connection, redrive.RedriveRequest(lab.spec, Filter(), **WHY)).redrive.redrive_id
@@ -82,4 +82,4 @@ def test_a_record_of_a_consumer_without_a_ladder_is_tried_once_more(lab: Lab) ->
     lab.say({"worse": "retry"})
     lab.redrive(to=Destination.NOW)
     lab.climb(minutes(0))
-    assert lab.failed("record_offset, state, hop_topic") == [(0, "LOADED", None), (1, "FAILED", None)]
+    assert lab.failed("record_offset, state, retry_topic") == [(0, "LOADED", None), (1, "FAILED", None)]

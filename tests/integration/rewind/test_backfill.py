@@ -164,7 +164,7 @@ def test_what_a_backfill_cannot_load_climbs_the_ladder_of_the_group(plain: FillL
     plain.consumer.transform(TRANSFORM)
     skipped = plain.skip().rewind_id
     plain.run_back(skipped)
-    found = plain.sql("SELECT DISTINCT state, hop_topic FROM tidemark.failed_record WHERE record_offset >= %s ORDER BY state", OLD)
+    found = plain.sql("SELECT DISTINCT state, retry_topic FROM tidemark.failed_record WHERE record_offset >= %s ORDER BY state", OLD)
     assert found == [("FAILED", f"{plain.spec.group}.failed"), ("WAITING", f"{plain.spec.group}.retry.5m")]
     plain.check()
 

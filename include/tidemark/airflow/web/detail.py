@@ -53,7 +53,7 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
         "attempts": [],
         "batches": [],
         "membership": None,
-        "seats": _instances(spec.name, spec.members, ()),
+        "instances": _instances(spec.name, spec.members, ()),
         "rebalances": [],
         "queries": {},
         "history": [],
@@ -70,7 +70,7 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
                 positions = _newest(store.positions(cur, spec.group))
                 page["unvalidated"] = sum(position.position - position.validated for position in positions)
                 page |= _group_facts(cur, spec.group, group_rows[0]["group_id"], positions) | {"now": group_rows[0]["now"]}
-                page |= {"seats": _instances(spec.name, spec.members, positions)}
+                page |= {"instances": _instances(spec.name, spec.members, positions)}
             page |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
     return page | {"membership": membership}
 
@@ -120,7 +120,7 @@ def _partition(position: store.Position, paused: Flow, replays_by_partition: Map
         "position": position.position,
         "validated": position.validated,
         "owner": position.owner,
-        "seat": position.instance_id,
+        "instance": position.instance_id,
         "epoch": position.epoch,
         "generation": position.generation,
         "committed_at": position.committed_at,
@@ -141,7 +141,7 @@ def _instances(consumer: str, members: int, positions: Sequence[store.Position])
                 partitions_read.setdefault(position.partition.topic, []).append(position.partition.partition)
         instances.append(
             {
-                "seat": instance,
+                "instance": instance,
                 "map_index": number,
                 "read": " ".join(f"{topic}:{spans(partitions)}" for topic, partitions in partitions_read.items()),
             }

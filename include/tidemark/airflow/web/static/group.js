@@ -89,7 +89,7 @@ const PARTITIONS = [
   { name: "State", cell: (row) => row.paused ? h(State, { value: "paused" })
     : row.replaying_until !== null ? h(Box, null, h(State, { value: "replaying" }), h(Muted, { display: "block" }, `until ${number(row.replaying_until)}, rewind ${row.rewind_id}`)) : null },
   { name: "Owner", cell: (row) => row.owner ?? h(Muted, null, "nobody") },
-  { name: "Instance", cell: (row) => row.seat },
+  { name: "Instance", cell: (row) => row.instance },
   { name: "Epoch", end: true, cell: (row) => number(row.epoch) },
   { name: "Committed", cell: (row) => h(Ago, { at: row.committed_at }) },
 ];
@@ -121,14 +121,14 @@ const attempts = (consumer) => [
 function Members({ data }) {
   const membership = data.membership;
   const members = membership?.members ?? [];
-  if (!data.seats.length && !members.length) {
+  if (!data.instances.length && !members.length) {
     return h(Section, { title: "Members" }, h(Muted, null, "This consumer has no members: each run reads all of its partitions. members: 2 or more in its file makes a group."));
   }
-  const instances = data.seats.map((instance) => ({ ...instance, member: members.find((member) => member.instance_id === instance.seat) }));
-  const others = members.filter((member) => !data.seats.some((instance) => instance.seat === member.instance_id)).map((member) => ({ seat: null, member }));
+  const instances = data.instances.map((instance) => ({ ...instance, member: members.find((member) => member.instance_id === instance.instance) }));
+  const others = members.filter((member) => !data.instances.some((instance) => instance.instance === member.instance_id)).map((member) => ({ instance: null, member }));
   return h(Section, { title: "Members", aside: h(Muted, null, membership && `${membership.state}, generation ${membership.generation}${membership.protocol ? `, ${membership.protocol}` : ""}`) },
-    h(Rows, { label: "Members", rows: [...instances, ...others], id: (row) => row.seat ?? row.member.member_id, columns: [
-      { name: "Instance", cell: (row) => row.seat ?? h(Muted, null, row.member.instance_id ?? row.member.member_id) },
+    h(Rows, { label: "Members", rows: [...instances, ...others], id: (row) => row.instance ?? row.member.member_id, columns: [
+      { name: "Instance", cell: (row) => row.instance ?? h(Muted, null, row.member.instance_id ?? row.member.member_id) },
       { name: "Member", cell: ({ member }) => !member ? h(Muted, null, "none: members leave when their run ends")
         : h(Box, null, member.client_id, member.member_id === membership.leader && h(Muted, null, " leader"), member.overdue && h(State, { value: "overdue" })) },
       { name: "Has", cell: ({ member }) => held(member) },

@@ -29,7 +29,7 @@ function View({ consumer, data }) {
       ["Error", row.error_type], ["Text", row.error_text], ["Read from", `${row.topic}/${row.partition} at offset ${number(row.offset)}`],
       ["Record's time", row.timestamp ? moment(row.timestamp) : "none"], ["First failed", h(Ago, { at: row.created_at })],
       row.due_at && ["Next try", h(Due, { at: row.due_at })], ["Tries", number(row.retry_number)], ["Redrives", number(row.redrives)],
-      row.hop_topic && ["Retry topic", row.hop_offset === null ? `${row.hop_topic}, not published yet` : `${row.hop_topic}/${row.hop_partition} at ${number(row.hop_offset)}`],
+      row.retry_topic && ["Retry topic", row.retry_offset === null ? `${row.retry_topic}, not published yet` : `${row.retry_topic}/${row.retry_partition} at ${number(row.retry_offset)}`],
       row.publish_error && ["Refused by the broker", row.publish_error],
       data.action && ["Last action", `${data.action.kind} by ${data.action.by}, ${moment(data.action.at)}: ${data.action.reason}`],
     ] })),

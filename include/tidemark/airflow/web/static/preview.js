@@ -37,8 +37,8 @@ function Effects({ data }) {
   return h(Box, null, h(Text, null, data.says), h(Text, { fontWeight: "semibold", my: 1 }, sentence(data)), data.groups.map((group) =>
     h(Box, { key: group.consumer, mt: 2 }, many && h(Text, { fontWeight: "medium" }, group.consumer),
       h(Text, { fontSize: "sm", mb: 2 }, afterwards(group)),
-      group.told.length > 0 && h(Notice, { tone: "warning", title: "Downstream DAGs have already been notified about these rows" },
-        `Assets: ${group.told.join(", ")}. They get another event when the rewind is applied.`),
+      group.announced_assets.length > 0 && h(Notice, { tone: "warning", title: "Downstream DAGs have already been notified about these rows" },
+        `Assets: ${group.announced_assets.join(", ")}. They get another event when the rewind is applied.`),
       h(Rows, { label: `Preview of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitionColumns(data) }))));
 }
 

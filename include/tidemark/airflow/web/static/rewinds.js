@@ -63,7 +63,7 @@ function View({ consumer, data }) {
     data.groups.map((group) => h(Section, { key: group.consumer, title: group.consumer, aside: h(Muted, null,
       `${counted(group.partitions.reduce((sum, partition) => sum + partition.sink_rows, 0), "row")} out of ${group.table}, ` +
       counted(group.partitions.reduce((sum, partition) => sum + partition.failed_records, 0), "failed record")) },
-    group.told.length > 0 && h(Notice, { tone: "warning", title: "Downstream DAGs have already been notified about these rows" }, `Assets: ${group.told.join(", ")}`),
+    group.announced_assets.length > 0 && h(Notice, { tone: "warning", title: "Downstream DAGs have already been notified about these rows" }, `Assets: ${group.announced_assets.join(", ")}`),
     h(Rows, { label: `Partitions of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitionColumns(data) }))),
     state === "APPLIED" && !data.undo_of && h(Verified, { consumer, id: data.rewind_id }));
 }
