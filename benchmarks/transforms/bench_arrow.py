@@ -1,7 +1,16 @@
-"""The events in the Arrow form: the JSON of a whole batch is parsed in one go, into the table's types."""
+"""The events in the Arrow form: the JSON of a whole batch is parsed in one go, into the table's types. And variations of it."""
+
+import os
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
+
+FILE = "BENCH_FLAKY"
+"""The environment variable with the path of a file. Of 1000 records, as many are retried as it says."""
+PARTITIONS = 4
+"""Events are numbered round robin over the topic's partitions."""
 
 EVENT = pa.schema(
     [
@@ -20,6 +29,32 @@ LINEAGE = ("kafka_topic", "kafka_partition", "kafka_offset")
 def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
     events = parse(batch["value"])
     return pa.RecordBatch.from_arrays([*events.columns, *(batch[name] for name in LINEAGE)], names=[*EVENT.names, *LINEAGE])
+
+
+def two_tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+    """Every other event of a partition for each of two tables."""
+    events = transform(batch)
+    odd = pc.not_equal(pc.bit_wise_and(events["event_id"], PARTITIONS), 0)
+    return {"even": events.filter(pc.invert(odd)), "odd": events.filter(odd)}
+
+
+def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Events that are already decoded, from Avro or Protobuf."""
+    events = batch["value"]
+    names = [field.name for field in events.type]
+    return pa.RecordBatch.from_arrays([*events.flatten(), *(batch[name] for name in LINEAGE)], names=[*names, *LINEAGE])
+
+
+def flaky(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A share of the events is retried, the same in each partition."""
+    events = transform(batch)
+    share = int(Path(os.environ[FILE]).read_text()) if FILE in os.environ else 0
+    turn = pc.divide(events["event_id"], PARTITIONS)
+    fails = pc.less(pc.subtract(turn, pc.multiply(pc.divide(turn, 1000), 1000)), share)
+    disposition = pc.if_else(fails, pa.scalar("retry"), pa.scalar(None, pa.string()))
+    error = pc.if_else(fails, pa.scalar("ServiceDown: no answer"), pa.scalar(None, pa.string()))
+    names = [*events.schema.names, "disposition", "error"]
+    return pa.RecordBatch.from_arrays([*events.columns, disposition, error], names=names)
 
 
 def parse(values: pa.Array) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
-from benchmarks import history
+from benchmarks.database import history
 
 from tidemark.local import LocalStack
 

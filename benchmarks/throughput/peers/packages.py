@@ -1,0 +1,58 @@
+"""The packages of the other contestants: jars, by the Ivy that pyspark ships, and Quix Streams in a separate environment.
+
+If a package is unavailable, one line says so, and its contestants are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.harness.site import ROOT
+
+from tidemark.errors import TidemarkError
+from tidemark.jvm.jars import Recipe, jars_of
+
+_HERE = Path(__file__).parent
+RECIPES = {
+    "jdbc": Recipe(_HERE / "jdbc.xml", ("jdbc",), "Postgres' JDBC driver", "1 MB"),
+    "connect": Recipe(_HERE / "connect.xml", ("connect",), "the jars of Kafka Connect with Debezium's JDBC sink", "66 MB"),
+}
+QUIX = "quixstreams[postgresql]==3.28.1"
+_LIMIT_S = 600
+
+
+class Unobtainable(Exception):
+    """A package or jar could not be fetched."""
+
+
+def jars(name: str, report: Callable[[str], None]) -> list[str]:
+    """The jars of a recipe, from the embedded stack's cache, or fetched into it. Raises `Unobtainable`."""
+    try:
+        return [str(jar) for jar in jars_of(RECIPES[name], name, report)]
+    except TidemarkError as error:
+        raise Unobtainable(str(error)) from error
+
+
+def quix_python(report: Callable[[str], None]) -> Path:
+    """The interpreter of an environment with Quix Streams, whose dependencies conflict with ours. Raises `Unobtainable`."""
+    environment = ROOT / "build" / "quix"
+    python, ready = environment / "bin" / "python", environment / ".ready"
+    if ready.is_file() and ready.read_text() == QUIX:
+        return python
+    report(f"installing {QUIX} (once)")
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if uv is None:
+        raise Unobtainable("uv is not installed")
+    shutil.rmtree(environment, ignore_errors=True)
+    install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), QUIX]
+    for command in ([uv, "venv", "--quiet", "--python", sys.executable, str(environment)], install):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+        if done.returncode != 0:
+            raise Unobtainable((done.stderr.strip().splitlines() or ["no reason given"])[-1].strip())
+    ready.write_text(QUIX)
+    return python

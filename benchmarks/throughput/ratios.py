@@ -1,0 +1,118 @@
+"""From Kafka to Postgres: rows a second of all contestants, CPU by family of process, and the ratios to the limit and to the peers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from benchmarks.harness.processes import FAMILIES
+from benchmarks.harness.site import PARTITIONS, Job, Topic
+from benchmarks.harness.turns import counted, figures
+from benchmarks.measurement import Bar, Bench, Figures, Measurement, Table
+from benchmarks.throughput.contestants import BY_NAME, Contestant, Reads
+from benchmarks.throughput.peers import packages
+
+RATIOS: dict[str, float | None] = {
+    "writer/limit": 0.95,
+    "writer_2/limit_2": None,
+    "spark_transform/jdbc_tuned": 1.4,
+    "arrow_transform/jdbc_tuned": 3.0,
+    "arrow_transform/execute_values_2": 7.0,
+    "arrow_transform/limit": 0.65,
+    "avro_without_code/arrow_transform": 1.0,
+    "json_without_code/arrow_transform": None,
+    "protobuf_without_code/arrow_transform": None,
+    "avro_transform/arrow_transform": None,
+    "protobuf_transform/arrow_transform": None,
+    "two_tables/arrow_transform": None,
+    "arrow_transform/debezium_tuned": None,
+    "arrow_transform/quix": None,
+    "changes/debezium_changes": 3.0,
+    "changes_avro/debezium_changes_avro": 3.0,
+}
+"""The median of one contestant divided by that of another, and the bar on 2 cores, if there is one: at least."""
+
+
+def measure(bench: Bench) -> Figures:
+    skipped = _equip(bench)
+    jobs = [(one, job) for one, job in _jobs(bench) if one.name not in skipped]
+    skipped |= bench.harness.warm(jobs)
+    jobs = [(one, job) for one, job in jobs if one.name not in skipped]
+    runs = bench.harness.rounds(jobs, bench.rounds)
+    rows = []
+    for one, job in jobs:
+        about = {"name": one.name, "what": f"({one.letter}) {one.title}", "exactly_once": one.exactly_once, "records": job.rows}
+        rows.append({**about, **figures(runs[one.name])})
+        rows[-1]["text"] = _rate(rows[-1])
+    of = {name: statistics.median(run.rows_a_second for run in counted(done)) for name, done in runs.items() if counted(done)}
+    settings = {"records": bench.records, "partitions": PARTITIONS, "width": bench.width, "rounds": bench.rounds}
+    return {"settings": settings, "contestants": rows, "ratios": _ratios(of), "skipped": skipped}
+
+
+def _ratios(medians: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Those whose contestants both have a figure. ``arrow_transform`` has two connections, as many as concurrent tasks."""
+    rows = []
+    for name in RATIOS:
+        of, to = name.split("/")
+        to = "limit_2" if (of, to) == ("arrow_transform", "limit") else to
+        if of in medians and to in medians:
+            rows.append({"ratio": name, "measured": medians[of] / medians[to]})
+    return rows
+
+
+def _equip(bench: Bench) -> dict[str, str]:
+    """Fetches what the contestants need, and returns those whose packages are unavailable, with reasons."""
+    skipped: dict[str, str] = {}
+    jars: dict[str, list[str]] = {}
+    for package in sorted({one.package for one in bench.contestants if one.package}):
+        try:
+            if package == "quix":
+                bench.harness.quix = packages.quix_python(bench.report)
+            else:
+                jars[package] = packages.jars(package, bench.report)
+        except packages.Unobtainable as error:
+            skipped |= {one.name: str(error) for one in bench.contestants if one.package == package}
+            bench.report(f"skipped, because {package} is unavailable: {error}")
+    registry = bench.stage.start_registry() if any(one.reads.registry for one in bench.contestants) else None
+    bench.harness.site = replace(bench.harness.site, jars=jars, registry=registry)
+    return skipped
+
+
+def _jobs(bench: Bench) -> list[tuple[Contestant, Job]]:
+    topics: dict[Reads, Topic] = {}
+    jobs = []
+    for one in bench.contestants:
+        if one.reads not in topics:
+            name, form, share = one.reads.value
+            topics[one.reads] = bench.stage.topic(Topic(name, PARTITIONS, bench.records // share, bench.width, form=form))
+        jobs.append((one, Job(topics[one.reads], parameters=one.parameters)))
+    return jobs
+
+
+def _rate(row: Figures) -> str:
+    if row["rows_per_s"] is None:
+        return f"no figure: {(*row['errors'], 'did not run')[0]}"
+    return f"{row['rows_per_s']:,.0f}" + (f" ({row['disturbed_runs']} disturbed)" if row["disturbed_runs"] else "")
+
+
+def _measured(name: str, of: Figures) -> float | None:
+    return next((row["measured"] for row in of["ratios"] if row["ratio"] == name), None)
+
+
+_CPU = " | ".join(f"{{cpu_us_per_row[{family}]:.1f}}" for family in FAMILIES)
+MEASUREMENT = Measurement(
+    "ratios",
+    measure,
+    Table(
+        "Kafka to Postgres: rows a second, and CPU in µs a row",
+        f"| rows/s | min | max | records | {' µs | '.join(FAMILIES)} µs | exactly once",
+        f"{{what}} | {{text}} | {{lowest:,.0f}} | {{highest:,.0f}} | {{records:,}} | {_CPU} | {{exactly_once}}",
+        "contestants",
+    ),
+    Table("Ratios of medians", "| measured", "{ratio} | {measured:.2f}", "ratios"),
+    bars=[Bar(name, partial(_measured, name), at_least=bar) for name, bar in RATIOS.items() if bar],
+    needs=list(BY_NAME),
+)
