@@ -242,7 +242,8 @@ GATED = """
 
 
 def test_run_that_waited_before_its_commit_is_fenced_by_a_newer_run(scenario: Scenario) -> None:
-    """The older run's slice begins after the newer run's claim: its compare-and-set finds a different epoch, and nothing of it stays."""
+    """The older run's slice begins after the newer run's claim: its compare-and-set finds a different epoch, and nothing of it stays.
+    On a slow machine, the run may notice the newer claim before that."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic).make_sink()
@@ -258,9 +259,10 @@ def test_run_that_waited_before_its_commit_is_fenced_by_a_newer_run(scenario: Sc
         older_attempt = scenario.attempt_id
         assert scenario.run().records == 10
         gate.set()
-        with pytest.raises(OffsetFenced) as fenced:
+        with pytest.raises((OffsetFenced, ClaimRefused)) as fenced:
             older.result(180)
-    assert fenced.value.current > fenced.value.held
+    before = fenced.value.held if isinstance(fenced.value, OffsetFenced) else fenced.value.generation
+    assert fenced.value.current > before
     assert scenario.attempt(older_attempt)["error"]["kind"] == "fenced"
     assert scenario.rows() == numbers(0, 10)
     scenario.check()
