@@ -55,7 +55,7 @@ test-airflow: $(READY) java ## one run through Airflow, from the topic to the va
 unit: $(READY) ## run the tests that need no server
 	$(PYTEST) tests/unit $(PYTEST_ARGS)
 
-versions: $(READY) ## run the unit tests under each further Python; skip one that is missing
+versions: $(READY) ## run the unit tests under each Python that Tidemark supports; skip one that is missing
 	@for version in $(PYTHONS); do \
 	  python="$$($(BIN)/uv python find --no-python-downloads "$$version" 2>/dev/null)" || { echo "skipped: Python $$version is missing"; continue; }; \
 	  echo "Python $$version: $$python"; \

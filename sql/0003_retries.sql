@@ -104,7 +104,7 @@ CREATE TABLE tidemark.redrive (
     dag_id       text,
     run_id       text,
     approved_by  text CHECK (approved_by <> ''), -- null: nobody was asked
-    digest       text, -- of the settings and the records, see redrive_digest
+    digest       text NOT NULL, -- of the settings and the records, see redrive_digest
     CHECK ((state = 'PLANNED') = (started_at IS NULL)),
     CHECK ((state = 'DONE') = (ended_at IS NOT NULL))
 );

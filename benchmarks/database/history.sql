@@ -69,9 +69,9 @@ SELECT rewind_id, rewind_id * 1000 + part, group_id, topic_id, partition, new_of
 INSERT INTO tidemark.retry_action (action_id, group_id, kind, filter, reason, done_by, done_at, records) OVERRIDING SYSTEM VALUE
 SELECT rewind_id, group_id, 'REDRIVE', '{{}}', 'the service answers again', 'ann', clock_timestamp(), 5 FROM tidemark.rewind_group ORDER BY rewind_id;
 INSERT INTO tidemark.redrive (redrive_id, group_id, consumer, state, destination, filter, max_redrives, reason, planned_by, planned_at, started_at,
-                              ended_at, dag_id, run_id) OVERRIDING SYSTEM VALUE
+                              ended_at, dag_id, run_id, digest) OVERRIDING SYSTEM VALUE
 SELECT rewind_id, group_id, consumer, 'DONE', 'ladder', '{{}}', 5, 'the service answers again', 'ann', clock_timestamp(), clock_timestamp(),
-       clock_timestamp(), 'redrive', 'manual__' || rewind_id FROM tidemark.rewind_group ORDER BY rewind_id;
+       clock_timestamp(), 'redrive', 'manual__' || rewind_id, '' FROM tidemark.rewind_group ORDER BY rewind_id;
 INSERT INTO tidemark.redrive_record (redrive_id, failed_record_id, state, action_id, done_at)
 SELECT redrive_id, redrive_id * 5 + k, 'REDRIVEN', redrive_id, clock_timestamp() FROM tidemark.redrive, generate_series(0, 4) k;
 INSERT INTO tidemark.maintenance (done_by, keep, begun_at, ended_at)

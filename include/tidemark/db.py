@@ -31,6 +31,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from tidemark import secret
 from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
+from tidemark.waiting import LOOK_EVERY_S, REPORT_AFTER_S
 
 __all__ = [
     "ERASE_LOCK",
@@ -108,9 +109,6 @@ READ_ONLY = "25006"
 """SQLSTATE of a write in a read-only transaction."""
 SILENCE_S = 1800.0
 """How long a server may neither send nor accept a byte during a statement. A staged batch of 10 million rows is one statement."""
-LOOK_EVERY_S = 5.0
-REPORT_AFTER_S = 30.0
-"""When to log a session's silence first; then each time its duration has doubled."""
 SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary tables come last, so that they cannot hide catalog tables. All other names are schema-qualified."""
 FIX_PATH = f"SET LOCAL search_path TO {SEARCH_PATH}"
@@ -326,7 +324,7 @@ def keep_visible(connection: Connection) -> Iterator[None]:
 
 
 def set_audit_actor(cursor: Cursor, by: str, reason: str = "") -> None:
-    """Names the user, and the reason, for the events that triggers write in this transaction (`sql/0015_roles.additive.sql`)."""
+    """Names the user, and the reason, for the events that triggers write in this transaction (`sql/0009_audit.sql`)."""
     cursor.execute("SELECT set_config('tidemark.claimed_by', %s, true), set_config('tidemark.reason', %s, true)", (by, reason))
 
 

@@ -92,7 +92,10 @@ class LockTimeout(DatabaseUnavailable):
     """Another session did not release a lock in time."""
 
     def __str__(self) -> str:
-        return f"Another session holds a lock: {self.cause}. This step stored nothing; the next try waits again. The log names the session."
+        return (
+            f"Another session holds a lock: {self.cause}. This step stored nothing; the next try waits again. "
+            "The log of a run names the session."
+        )
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """Reads the audit log: who did what.
 
-Triggers write ``tidemark.audit_event`` in the transaction of each action (`sql/0015_roles.additive.sql`).
+Triggers write ``tidemark.audit_event`` in the transaction of each action (`sql/0009_audit.sql`).
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class SchemaMismatch(Refused):
     def __str__(self) -> str:
         if self.unknown:
             return (
-                f"The database was migrated by a newer Tidemark: this one does not know {', '.join(self.unknown)}. "
-                "Nothing was changed; upgrade Tidemark to the version that migrated it."
+                f"The database was migrated by another version of Tidemark: this one does not know {', '.join(self.unknown)}. "
+                "Nothing was changed; use the version that migrated it, or a newer one."
             )
         return f"The database lacks {', '.join(self.missing)}. Run: tidemark migrate"
 

@@ -212,6 +212,14 @@ def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> No
     assert "Migration `0005_rewinds.sql`" in reference["schema"], "foreign keys that a later migration adds"
 
 
+def test_migrations_that_the_code_names_exist() -> None:
+    """By file. A number alone says nothing once the files are folded."""
+    for path in [*LIBRARY.rglob("*.py"), *LIBRARY.rglob("*.sql")]:
+        text = path.read_text(encoding="utf-8")
+        assert not [name for name in re.findall(r"sql/(\d{4}_\w+(?:\.\w+)*?\.sql)", text) if not (ROOT / "sql" / name).is_file()], path
+        assert not re.search(r"(?i)(migration|before|until|since) 00\d\d\b", text), path
+
+
 # The invariants, and the front pages
 
 

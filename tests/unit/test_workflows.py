@@ -55,5 +55,14 @@ def test_pythons_are_the_same_wherever_they_are_named() -> None:
     assert WORKFLOWS["test.yaml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == [pythons[0], pythons[-1]]
 
 
+def test_each_command_uses_the_python_that_its_job_sets_up() -> None:
+    """make takes the newest Python that it finds, and the runners have several."""
+    for name, job in jobs():
+        setups = [step["with"]["python-version"] for step in job["steps"] if step.get("uses", "").startswith("actions/setup-python")]
+        for step in job["steps"]:
+            if step.get("run", "").startswith(("make", ".ci/run")):
+                assert [step["env"]["PYTHON"]] == [f"python{version}" for version in setups], (name, step["run"])
+
+
 def test_each_job_has_a_limit() -> None:
     assert {name for name, job in jobs() if "timeout-minutes" not in job} == set()

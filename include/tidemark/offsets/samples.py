@@ -29,7 +29,7 @@ STEPS: Mapping[timedelta, timedelta] = {
     timedelta(minutes=5): timedelta(days=1),
     timedelta(hours=1): timedelta(days=30),
 }
-"""The steps of the history, and how long each is kept. Migration 0019 and samples.sql use the same values."""
+"""The steps of the history, and how long each is kept. `sql/0006_lag.sql` and samples.sql use the same values."""
 
 Key = tuple[int, int]
 """``topic_id``, partition."""

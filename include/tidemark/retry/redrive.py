@@ -83,8 +83,8 @@ class Redrive:
     started_at: datetime | None
     ended_at: datetime | None
     approved_by: str | None
-    digest: str | None
-    """A hash of the settings and the numbers of the records. `None`: planned before migration 0018."""
+    digest: str
+    """A hash of the settings and the numbers of the records."""
     planned: int
     redriven: int
     passed_over: int
@@ -232,7 +232,7 @@ def apply(
             if cur.fetchone() is None:
                 return _preview(cur, redrive_id)
             cur.execute(SQL["digest"], {"redrive_id": redrive_id})
-            if redrive.digest is not None and cur.fetchone() != (redrive.digest,):
+            if cur.fetchone() != (redrive.digest,):
                 raise PlanAltered(redrive_id=redrive_id)
             action = add_action(cur, group_id, "REDRIVE", redrive.filter, redrive.reason, by)
         started, progress = time.monotonic(), RedriveProgress(redrive.records, redrive.redriven, redrive.passed_over)

@@ -6,7 +6,7 @@
 SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: add
--- Stores a redrive and fixes its set of records: the matching ones that can be redriven. Locks nothing. The digest is null without records.
+-- Stores a redrive and fixes its set of records: the matching ones that can be redriven. Locks nothing.
 WITH chosen AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record record
      WHERE group_id = %(group_id)s AND {where} AND redrives < %(max_redrives)s
@@ -16,7 +16,7 @@ WITH chosen AS MATERIALIZED (
     INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by, dag_id, run_id, digest)
     SELECT %(group_id)s, %(consumer)s, %(destination)s, %(filter)s::jsonb, %(per_second)s::integer, %(max_redrives)s, %(reason)s, %(by)s,
            %(dag_id)s, %(run_id)s, tidemark.redrive_digest(%(consumer)s::text, %(destination)s::text, %(filter)s::jsonb, %(per_second)s::integer,
-                                                           %(max_redrives)s::integer, array_agg(failed_record_id ORDER BY failed_record_id))
+                                                           %(max_redrives)s::integer, coalesce(array_agg(failed_record_id ORDER BY failed_record_id), '{{}}'))
       FROM chosen
     RETURNING redrive_id
 ), noted AS (

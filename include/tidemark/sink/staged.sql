@@ -1,9 +1,9 @@
--- Statements on staging tables, tidemark_staging.staged_<attempt>_<number>_<random>. Until 0032 they were in the schema tidemark.
+-- Statements on staging tables, tidemark_staging.staged_<attempt>_<number>_<random>.
 
 -- name: left_behind
 -- Staging tables that killed drivers left behind: their attempts have ended. Locks nothing.
 SELECT relnamespace::regnamespace || '.' || relname FROM pg_class
- WHERE relnamespace IN ('tidemark'::regnamespace, 'tidemark_staging'::regnamespace) AND relkind = 'r'
+ WHERE relnamespace = 'tidemark_staging'::regnamespace AND relkind = 'r'
    AND relname ~ '^staged_[0-9]+_[0-9]+(_[0-9a-f]+)?$' AND pg_has_role(relowner, 'USAGE')
    AND EXISTS (SELECT FROM tidemark.attempt WHERE attempt_id::text = split_part(relname, '_', 2) AND state <> 'RUNNING');
 

@@ -234,9 +234,8 @@ def _stored(context: Context) -> tuple[Redrive, ConsumerSpec]:
 
 
 def _identity(redrive: Redrive) -> str:
-    """Returns the text that identifies the plan in the question that Airflow records. Plans from before the digest go by their time."""
-    version = f"planned at {redrive.planned_at.isoformat()}" if redrive.digest is None else f"digest {redrive.digest}"
-    return f"redrive {redrive.redrive_id}, {version}"
+    """Returns the text that identifies the plan in the question that Airflow records."""
+    return f"redrive {redrive.redrive_id}, digest {redrive.digest}"
 
 
 class _Progress:

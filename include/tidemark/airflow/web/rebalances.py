@@ -1,4 +1,4 @@
-"""The moves of each rebalance between members, from the assignments that `sql/0025_page.additive.sql` stores."""
+"""The moves of each rebalance between members, from the assignments that `sql/0001_groups.sql` stores."""
 
 from __future__ import annotations
 

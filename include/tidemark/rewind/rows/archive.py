@@ -275,7 +275,7 @@ def open_archive(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
     """
     rewind_id, number, relation = int(archive["rewind_id"]), int(archive["number"]), str(archive["relation"])
     expected = _relation(rewind_id, number)
-    if relation not in (expected, f"tidemark.{_name(rewind_id, number)}"):  # the second name is from before 0032
+    if relation != expected:
         problem = f"tidemark.rewind_archive names the relation {relation!r}, not {expected}"
         raise ArchiveForged(rewind_id=rewind_id, number=number, problem=problem)
     cur.execute(SQL["exists"], {"archive": relation})
