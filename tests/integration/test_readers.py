@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.kafka_topics import Topics
+from tests.support.kafka_topics import Topics, checked_producer
 from tests.support.raw_records import RawRecord, produce_raw
 from tests.support.readers import READERS, read_with, reading_with
 from tests.support.records import compacted, large, numbers, produce_large
@@ -341,8 +340,7 @@ BOMB = bytes(90_000_000)
 def test_batch_that_is_too_large_once_decompressed_says_so_and_what_to_set(topics: Topics) -> None:
     """librdkafka has a limit for zstd only. The batch is not damaged, so no replica would help."""
     topic = topics.create()
-    settings = {"bootstrap.servers": topics.servers, "message.max.bytes": 200_000_000, "compression.type": "zstd"}
-    producer = Producer(settings)
+    producer = checked_producer(topics.servers, message_max_bytes=200_000_000, compression_type="zstd")
     producer.produce(topic, BOMB)
     assert producer.flush(60) == 0
     partition = TopicPartition(topic, 0)

@@ -58,6 +58,18 @@ def administer(servers: str, ask: Callable[[AdminClient], Mapping[Any, Future[An
     until(answered, f"{servers} answers a request for the controller")
 
 
+def checked_producer(servers: str, **config: Any) -> Producer:
+    """A producer whose ``poll`` and ``flush`` raise `KafkaException` for a record that was not stored. Kafka's own ``flush`` returns 0 for
+    it."""
+
+    def check(error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            raise KafkaException(error)
+
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    return Producer({"bootstrap.servers": servers, "log_level": 0, "on_delivery": check, **settings})
+
+
 def delete_topics(servers: str, names: Iterable[str]) -> None:
     wanted = list(names)
     administer(servers, lambda admin: admin.delete_topics(wanted, request_timeout=TRY_S), done=KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -78,12 +90,12 @@ class Topics:
         wanted = NewTopic(name, partitions, 1, config=settings)
         administer(self.servers, lambda admin: admin.create_topics([wanted], request_timeout=TRY_S), done=KafkaError.TOPIC_ALREADY_EXISTS)
         self._made.append(name)
-        until(lambda: self._led(name))
+        until(lambda: self._led(name, partitions))
         return name
 
     def produce(self, topic: str, values: Iterable[Value], *, partition: int = 0, key: Value = None, **options: Any) -> None:
         """Appends records to one partition, in order."""
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5, "log_level": 0})
+        producer = checked_producer(self.servers, linger_ms=5)
         for value in values:
             producer.produce(topic, value=value, key=key, partition=partition, **options)
             producer.poll(0)
@@ -93,7 +105,7 @@ class Topics:
         """Appends records in a transaction and commits or aborts it. Returns when the marker is in the log: the broker responds before it
         writes the marker."""
         start = self._end(topic, partition)
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex, "log_level": 0})
+        producer = checked_producer(self.servers, transactional_id=uuid.uuid4().hex)
         producer.init_transactions(30)
         producer.begin_transaction()
         for value in values:
@@ -117,9 +129,11 @@ class Topics:
         administer(self.servers, lambda admin: admin.delete_records(wanted, request_timeout=TRY_S))
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Adds partitions, up to this total."""
+        """Adds partitions, up to this total. Returns when the broker knows them: a producer drops records for a partition that it does not
+        find in the broker's metadata."""
         wanted = NewPartitions(topic, partitions)
         administer(self.servers, lambda admin: admin.create_partitions([wanted], request_timeout=TRY_S), done=KafkaError.INVALID_PARTITIONS)
+        until(lambda: self._led(topic, partitions))
 
     def recreate(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Deletes a topic and creates it again with the same name."""
@@ -151,10 +165,12 @@ class Topics:
         (end,) = until(ask, f"the end of {topic}/{partition}", within_s=60)
         return int(end)
 
-    def _led(self, topic: str) -> bool:
-        """Whether the broker knows the topic's partitions and their leaders. It learns them a moment after the controller's response."""
-        found = self._admin.list_topics(timeout=10).topics.get(topic)
-        return found is not None and found.error is None and all(part.leader >= 0 for part in found.partitions.values())
+    def _led(self, topic: str, partitions: int) -> bool:
+        """Whether the broker knows this many partitions and their leaders. It learns them a moment after the controller's response."""
+        metadata = self._admin.list_topics(timeout=10).topics.get(topic)
+        if metadata is None or metadata.error is not None:
+            return False
+        return len(metadata.partitions) == partitions and all(part.leader >= 0 for part in metadata.partitions.values())
 
     def delete_all(self) -> None:
         if self._made:

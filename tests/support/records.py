@@ -8,10 +8,9 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from tests.support.kafka_topics import Topics
+from tests.support.kafka_topics import Topics, checked_producer
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
@@ -33,7 +32,7 @@ def large(number: int, size: int = LARGEST) -> bytes:
 
 def produce_large(topics: Topics, topic: str, count: int, size: int = LARGEST) -> list[str]:
     """Appends large values to partition 0. Returns their MD5 sums in the format of Postgres' ``md5``."""
-    producer = Producer({"bootstrap.servers": topics.servers, "message.max.bytes": size + 1000, "log_level": 0})
+    producer = checked_producer(topics.servers, message_max_bytes=size + 1000)
     sums = []
     for number in range(count):
         value = large(number, size)
@@ -46,7 +45,7 @@ def produce_large(topics: Topics, topic: str, count: int, size: int = LARGEST) -
 
 def produce_compressed(topics: Topics, topic: str, values: Iterable[bytes], codec: str) -> None:
     """Appends values to partition 0 in batches that the producer compresses."""
-    producer = Producer({"bootstrap.servers": topics.servers, "compression.type": codec, "linger.ms": 5, "log_level": 0})
+    producer = checked_producer(topics.servers, compression_type=codec, linger_ms=5)
     for value in values:
         producer.produce(topic, value=value, partition=0)
     assert producer.flush(30) == 0
@@ -66,7 +65,7 @@ def compacted(scenario: Scenario) -> str:
 @contextlib.contextmanager
 def open_transaction(topics: Topics, topic: str, value: bytes) -> Iterator[Any]:
     """A transaction that has produced a record and is still open."""
-    producer = Producer({"bootstrap.servers": topics.servers, "transactional.id": f"open-{topic}"})
+    producer = checked_producer(topics.servers, transactional_id=f"open-{topic}")
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, value=value, partition=0)
