@@ -66,7 +66,7 @@ def test_postgres_struck_at_each_step_leaves_all_of_a_slice_or_nothing(trial, se
 @pytest.mark.parametrize("number", range(len(STAGED)), ids=STAGED)
 def test_postgres_struck_at_each_step_leaves_all_of_a_staged_batch_or_nothing(trial, server: PostgresServer, seed: int, number: int):
     """All slices of a batch, whose rows a shuffle has mixed, share one transaction. If the server crashes, the staged rows are lost.
-    `tests/integration/test_staged.py` tries that, too, with less work."""
+    `tests/integration/sink/test_staged.py` tries that, too, with less work."""
     chaos = trial(2, SHUFFLED)
     chaos.together = True
     chaos.run = lambda task: run_here(chaos.scenario, task=task)

@@ -44,7 +44,7 @@ def cluster() -> Iterator[SparkCluster]:
         yield cluster
 
 
-@pytest.mark.thorough  # tests/integration/test_fence_machine.py has copies without Spark
+@pytest.mark.thorough  # tests/integration/offsets/test_fence_machine.py has copies without Spark
 def test_slice_that_two_tasks_of_an_attempt_commit_at_once_is_stored_once(trial, server: PostgresServer, cluster: SparkCluster):
     """Before ②, the copy overtakes the first task. Once the first task holds the row, the copy waits for it. What the first task commits is
     also the copy's receipt."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 COMMIT, FENCE, INPUTS, POISON, STAGED = (
-    f"tests/integration/test_{name}.py" for name in ("commit", "fence_machine", "consume_inputs", "poison", "staged")
+    f"tests/integration/{name}.py"
+    for name in ("sink/test_commit", "offsets/test_fence_machine", "consume/test_inputs", "sink/test_poison", "sink/test_staged")
 )
 CAS = "   AND owner_epoch = %(epoch)s AND next_offset = %(start)s RETURNING next_offset;\n\n-- name: read_offset"
 

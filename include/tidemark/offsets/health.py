@@ -1,7 +1,7 @@
 """A consumer's health: a state, its reason and its fix. Derived from what happened, without thresholds. Pure functions.
 
 The page, ``tidemark lag``, ``groups``, ``offsets`` and ``doctor``, the metrics and the alert rules all show the result of `judge`. Like
-Burrow, it needs no thresholds. docs/operating.md has the table of cases, which `tests/unit/test_health.py` covers.
+Burrow, it needs no thresholds. docs/operating.md has the table of cases, which `tests/unit/offsets/test_health.py` covers.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
     scenario.check()
 
 
-@pytest.mark.thorough  # tests/integration/test_consume_inputs.py reads such a topic
+@pytest.mark.thorough  # tests/integration/consume/test_inputs.py reads such a topic
 def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
     """Each partition with records gets a task, in batches that do not exceed their limit."""
     topic = scenario.topics.create(100)

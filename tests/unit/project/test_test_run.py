@@ -32,9 +32,9 @@ def test_files_that_share_one_airflow_or_spark_stay_together() -> None:
     assert scope("tests/e2e/test_consume_dag.py::test_a[x]") == scope("tests/e2e/test_watch_dag.py::test_b") == ONE_AIRFLOW
     assert scope("tests/e2e/test_page.py::test_c") == "tests/e2e/test_page.py"
     assert {scope(f"{file}::test_a") for file in IN_ONE_SPARK} == {ONE_SPARK}
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     users = {str(path.relative_to(root)) for path in root.glob("tests/*/**/test_*.py") if "session_here" in path.read_text()}
-    assert users - {"tests/unit/test_test_run.py"} <= IN_ONE_SPARK
+    assert users - {"tests/unit/project/test_test_run.py"} <= IN_ONE_SPARK
     assert scope("tests/unit/test_a.py::test_d") == "tests/unit/test_a.py"
 
 
@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(items):
 def run(folder: Path, tests: str = TESTS, **env: str) -> str:
     (folder / "test_it.py").write_text(tests)
     (folder / "conftest.py").write_text(CONFTEST)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     plain = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith(("TIDEMARK_TEST", "PYTEST"))}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(root / "pyproject.toml"), str(folder)]
     env = plain | {"PYTHONPATH": str(root)} | env

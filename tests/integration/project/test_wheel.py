@@ -20,7 +20,7 @@ from tests.support.waiting import until
 
 from tidemark import migrations
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 PARSE = """
 import sys

@@ -36,7 +36,7 @@ def test_a_setting_that_decides_what_is_read_or_committed_is_refused(name: str) 
 
 
 def test_the_jvm_gets_the_settings_that_it_knows_by_the_same_name() -> None:
-    """Queue sizes and statistics do not affect what is read. For security settings, see tests/unit/test_kafka_security.py."""
+    """Queue sizes and statistics do not affect what is read. For security settings, see tests/unit/kafka/test_security.py."""
     known = {"client.id": "a", "client.rack": "b", "request.timeout.ms": "3000", "metadata.max.age.ms": "1", "security.protocol": "SSL"}
     assert jvm({**SERVERS, **known, "queued.max.messages.kbytes": "1", "statistics.interval.ms": "5"}) == SERVERS | known
 

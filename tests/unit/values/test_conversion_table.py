@@ -10,7 +10,7 @@ import pytest
 from tidemark.sink.types import fits
 from tidemark.values.conversion import CELLS, Kind, Rule, converts, kind_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
+PAGE = Path(__file__).parents[3] / "docs" / "formats.md"
 COLUMNS = {
     "boolean": "boolean",
     "smallint, integer, bigint": "bigint",

@@ -17,7 +17,7 @@ import pytest
 from tidemark.cli import main
 from tidemark.db import Connection, is_outage, session
 
-LIBRARY = Path(__file__).parents[2] / "include" / "tidemark"
+LIBRARY = Path(__file__).parents[3] / "include" / "tidemark"
 VALUE, NUMBER = "secretxyz", 98_765
 OF_TEXT = (
     "v::regclass IS NULL", "v::regconfig IS NULL", "v::regrole IS NULL", "v::regnamespace IS NULL", "nextval(v::text) > 0", "v::int > 0",

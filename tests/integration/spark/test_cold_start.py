@@ -143,7 +143,7 @@ def test_a_collector_that_somebody_has_chosen_is_the_only_one(
     assert not {COLLECTOR, SMALL_YOUNG, LARGE_YOUNG} & set(found["options"])
 
 
-@pytest.mark.thorough  # tests/unit/test_spark_archive.py: of many drivers that end at once, one has it made
+@pytest.mark.thorough  # tests/unit/spark/test_archive.py: of many drivers that end at once, one has it made
 def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(drivers: Drivers) -> None:
     """The process that builds it survives when the launcher kills the driver's process group."""
     for first in [drivers.start(drivers.cache), drivers.start(drivers.cache)]:

@@ -112,7 +112,7 @@ def test_each_command_exists(command: list[str]) -> None:
 
 
 def test_the_classes_that_spark_runs_exist() -> None:
-    """They are in pyspark's jars; `tests/integration/test_cluster_guarded.py` starts them with the same script."""
+    """They are in pyspark's jars; `tests/integration/spark/test_cluster_guarded.py` starts them with the same script."""
     home = Path(str(importlib.util.find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
     (jar,) = home.glob("jars/spark-core_*.jar")
     names = zipfile.ZipFile(jar).namelist()

@@ -169,7 +169,7 @@ def test_check_of_a_good_consumer_says_what_it_found(scenario: Scenario) -> None
 
 
 def test_check_of_a_bad_file_shows_every_problem_with_its_line_and_the_fix(scenario: Scenario) -> None:
-    """On stdout, with exit status 1; tests/unit/test_spec_problems.py covers the problems."""
+    """On stdout, with exit status 1; tests/unit/spec/test_problems.py covers the problems."""
     scenario.spec_file.write_text("topics: [flights]\ntransform: cities\nsink: {table: a.b.c}\n")
     done = tidemark(scenario, "consumers", "check", scenario.name)
     assert done.stdout == (

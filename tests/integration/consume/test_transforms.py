@@ -1,5 +1,5 @@
 """The dispositions that transforms give to records, and what a plain function may return. For each value and each exception, see
-tests/unit/test_work.py."""
+tests/unit/worker/test_slice_worker.py."""
 
 from __future__ import annotations
 

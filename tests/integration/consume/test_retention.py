@@ -1,6 +1,6 @@
 """Where reading starts, and what happens when the log no longer has the position: retention, recreated topics, added partitions.
 
-For each position with each ``offset_reset``, see tests/unit/test_reset.py."""
+For each position with each ``offset_reset``, see tests/unit/offsets/test_reset.py."""
 
 from __future__ import annotations
 

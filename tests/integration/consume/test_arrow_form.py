@@ -1,4 +1,5 @@
-"""The Arrow form: what it may return, and what is refused. For each misfit, see tests/unit/test_table.py and tests/unit/test_tally.py."""
+"""The Arrow form: what it may return, and what is refused. For each misfit, see
+tests/unit/sink/test_table.py and tests/unit/sink/test_tally.py."""
 
 from __future__ import annotations
 
