@@ -351,10 +351,11 @@ def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[in
         overwritten.put_back(cur, ids, keys)
         for sink, columns in keys.items():
             deletions.put_back(cur, ids, sink, columns)
+        for sink, columns in reversed([*keys.items()]):
+            deletions.bring_back(cur, ids, sink, columns)  # before their rows give way to those of the archives
+        for sink, columns in keys.items():
             give_way = functools.partial(overwritten.give_way, cur, ids, sink, columns)
             put_back(cur, plan.undo_of, group.group_id, sink, give_way)
-        for sink, columns in reversed([*keys.items()]):
-            deletions.bring_back(cur, ids, sink, columns)
         overwritten.unpark(cur, ids)
 
 

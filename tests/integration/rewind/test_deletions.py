@@ -232,3 +232,12 @@ def test_deleted_rows_are_kept_for_a_limited_time(lab: Lab) -> None:
     with lab.session() as connection:
         remove_archives(connection, timedelta(0))
     assert lab.sql("SELECT key ->> 'city', kept FROM tidemark.deletion") == [("ulm", None)]
+
+
+def test_undo_restores_the_row_that_a_deletion_keeps_when_the_key_came_back(lab: Lab) -> None:
+    """The key's row at the rewind's point is another one than the deletion's."""
+    script = {0: ["ulm"], 1: ["ulm"], 8: ["-ulm"], 29: ["ulm"]}
+    read(lab, END, script, 1)
+    before = stored(lab)
+    lab.undo(lab.rewind(ToOffset(8), f"{lab.topic}:0").rewind_id)
+    assert stored(lab) == before

@@ -2,8 +2,9 @@
 
 A rewind parks the deletions by records at or after its point. Rows from before the point that only these had deleted go back into the
 sink (with soft deletes: lose their mark). So the sink is as if reading had stopped at the point, except for rows that were overwritten
-since: the replay restores them. An undo also parks the replay's deletions. After it has put rows back, it restores the deletions that the
-undone rewind had parked, and the rows before them leave the sink again.
+since: the replay restores them. An undo also parks the replay's deletions, and puts back the rows before them. Then it restores the
+deletions that the undone rewind had parked, and the rows before them leave the sink again. The rows of the archives come last: they may
+have the same keys.
 """
 
 from __future__ import annotations
