@@ -54,13 +54,16 @@ __all__ = [
     "is_outage",
     "keep_visible",
     "kept_open",
+    "limit_lock_waits",
     "may_be_row_error",
     "parsed",
     "pooled",
     "read_url",
     "rows",
+    "scalar",
     "session",
     "set_audit_actor",
+    "single_row",
     "statements",
     "transaction",
     "unavailable",
@@ -571,6 +574,23 @@ def statements(package: str, file: str) -> Mapping[str, str]:
 def array(numbers: Iterable[int]) -> str:
     """Formats integers as Postgres' array text. A list would become an expression, which Postgres parses ten times as slowly."""
     return f"{{{','.join(map(str, numbers))}}}"
+
+
+def limit_lock_waits(cursor: Cursor, wait_ms: int) -> None:
+    """Sets ``lock_timeout`` for the rest of the transaction."""
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (str(wait_ms),))
+
+
+def single_row(cursor: Cursor) -> tuple[Any, ...]:
+    """The row of a statement that always returns one."""
+    row = cursor.fetchone()
+    assert row is not None
+    return row
+
+
+def scalar(cursor: Cursor) -> Any:
+    """The first column of `single_row`."""
+    return single_row(cursor)[0]
 
 
 def rows(cursor: Cursor) -> list[dict[str, Any]]:

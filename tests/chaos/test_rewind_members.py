@@ -16,20 +16,18 @@ import pytest
 from tests.chaos.reader import Reader, Snapshot, problems
 from tests.chaos.trial import Trial
 from tests.support.attempts import Attempt
+from tests.support.by_hand import ByHand
 from tests.support.ledger import in_thread
 from tests.support.points import Mark
 from tests.support.waiting import until
 
 from tidemark.db import session
 from tidemark.group.coordinator import Coordinator, Leaving
-from tidemark.kafka.cluster import Cluster
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
-from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import FromFile
 from tidemark.sink.steps import Step
-from tidemark.spec.scope import Scope
 
 PARTITIONS, BACKLOG, SLICE = 4, 20, 40
 """The number of partitions, the rounds of the feed that exist before any member reads, and the offsets per batch."""
@@ -66,7 +64,6 @@ class Members:
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self.attempts: list[Attempt] = []
-        self._cluster = Cluster(trial.scenario.connections.kafka)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.trial.scenario.sql(statement, *parameters)
@@ -100,15 +97,9 @@ class Members:
         return {partition: starts[batch] for partition, starts in self.sql(query)}
 
     def rewind(self, to: dict[int, int]) -> Applied:
-        spec, topic = self.trial.scenario.spec, self.trial.feed.topic
-        with session(self.trial.scenario.database_url, application="tidemark rewind") as connection:
-            scenario = FromFile({TopicPartition(topic, partition): offset for partition, offset in to.items()})
-            made = plan(
-                connection,
-                lambda _: self._cluster,
-                PlanRequest([spec], Scope.parse([]), scenario, reason="the transform was wrong", by="ann"),
-            )
-            return applying.apply(connection, lambda _: self._cluster, lambda _: spec, made.rewind_id, by="ann")
+        by_hand = ByHand(self.trial.scenario)
+        offsets = {TopicPartition(self.trial.feed.topic, partition): offset for partition, offset in to.items()}
+        return by_hand.apply(by_hand.plan(FromFile(offsets)).rewind_id)
 
     def go_on(self, done: Applied) -> None:
         """Waits until each partition has reached its position before the rewind."""

@@ -16,6 +16,7 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from tests.support.attempts import FAST_JVM, Attempt, all_gone
+from tests.support.by_hand import ByHand
 from tests.support.change_data import ChangeSource, Followed, avro_converter, json_converter
 from tests.support.change_load import COLUMNS, ENUM, Load, Rows, differences
 from tests.support.ledger import in_thread
@@ -28,12 +29,9 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.records.ranges import Slice
-from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.sink.steps import Step
-from tidemark.spec.scope import Scope
 
 SINK = COLUMNS.replace(" inet", " text")
 """The columns of the sink. If Tidemark cannot write a type, the column is text."""
@@ -133,14 +131,9 @@ class Story:
     def rewind(self, to: Rewind) -> None:
         """Rewinds the group. Plans again if a column was added in the meantime."""
         self.rewound = True
-        spec, cluster = self.scenario.spec, Cluster(self.scenario.connections.kafka)
-        with session(self.scenario.database_url) as connection:
-            for again in Retrying(retry=retry_if_exception_type(StalePlan), stop=stop_after_attempt(20), reraise=True):
-                with again:
-                    made = plan(
-                        connection, lambda _: cluster, PlanRequest([spec], Scope.parse([]), to, reason="a test of change data", by="ann")
-                    )
-                    applying.apply(connection, lambda _: cluster, lambda _: spec, made.rewind_id, by="ann")
+        for again in Retrying(retry=retry_if_exception_type(StalePlan), stop=stop_after_attempt(20), reraise=True):
+            with again:
+                ByHand(self.scenario).rewind(to)
 
     # ---- what is stored
 

@@ -23,8 +23,9 @@ OWN_SERVERS = {f"{ONE_AIRFLOW}/{name}.py" for name in ("test_demo", "test_page",
 """End-to-end tests that start their own Airflow."""
 IN_ONE_SPARK = {
     f"tests/integration/{name}.py"
-    for name in ("consume/test_evolve", "formats/test_decoding", "offsets/test_log_truncated", "retry/test_drain_spark", "rewind/test_told",
-                 "sink/test_deletes", "sink/test_staged", "sink/test_tables", "spark/test_engine_cancel", "spark/test_form")
+    for name in ("consume/test_evolve", "formats/test_decoding", "offsets/test_log_truncated", "retry/test_drain_spark",
+                 "rewind/test_cancelled_batch", "sink/test_deletes", "sink/test_staged", "sink/test_tables", "spark/test_engine_cancel",
+                 "spark/test_form")
 }  # fmt: skip
 """The files with tests on the fixture `session_here`: starting and warming up a JVM costs 15 CPU seconds."""
 COSTS = TESTS / "costs.tsv"

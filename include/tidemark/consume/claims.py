@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg2.errors
 
 from tidemark.consume.renamed import require_unread
-from tidemark.db import REWIND_LOCK, transaction
+from tidemark.db import REWIND_LOCK, limit_lock_waits, transaction
 from tidemark.errors import DatabaseUnavailable, TidemarkError
 from tidemark.group.coordinator import require_member
 from tidemark.group.listener import Partitions, RebalanceListener
@@ -315,7 +315,7 @@ def _claim_jointly(
     log_lines: list[LogLine] = []
     try:
         with transaction(connection) as cur:
-            cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(JOINT_WAIT_MS),))
+            limit_lock_waits(cur, JOINT_WAIT_MS)
             if claimant.member_id is not None:
                 require_member(cur, claimant.group, claimant.group_id, claimant.member_id)
             claims = [_claim_row(cur, claimant, topic_id, log_, cluster, log_lines, topic_known=topic_known) for log_ in logs]
@@ -343,7 +343,7 @@ def _claim(
     while True:
         try:
             with transaction(connection) as cur:
-                cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(GRACE_MS),))
+                limit_lock_waits(cur, GRACE_MS)
                 if claimant.member_id is not None:
                     require_member(cur, claimant.group, claimant.group_id, claimant.member_id)
                 if backfill is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import EVOLVE_LOCK, data_error, described_sessions, statements, transaction
+from tidemark.db import EVOLVE_LOCK, data_error, described_sessions, limit_lock_waits, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
 from tidemark.quality.view import validated_view
 from tidemark.sink.table import Column, Layout, SinkMismatch, add_column, quoted, quoted_table, read_columns
@@ -96,7 +96,7 @@ def _add_columns(connection: Connection, attempt_id: int, table: str, columns: S
     key = {"class": EVOLVE_LOCK, "table": table, "quoted": quoted_table(table)}
     try:
         with transaction(connection) as cur:
-            cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
+            limit_lock_waits(cur, LOCK_MS)
             cur.execute(SQL["take_turns"], key)
             existing = {column.name for column in read_columns(cur, table)}
             missing = [column for column in columns if column.name not in existing]

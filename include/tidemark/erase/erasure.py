@@ -22,18 +22,19 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import ERASE_LOCK, REWIND_LOCK, data_error, rows, statements, transaction
+from tidemark.db import ERASE_LOCK, REWIND_LOCK, data_error, rows, scalar, statements, transaction
 from tidemark.erase.kafka_records import InKafka, Keyed, in_kafka, of_logs
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.quality.conservation import group_number
+from tidemark.offsets.store import require_group
 from tidemark.rewind import guards
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.rows.archive import open_archive
 from tidemark.sink import suppressed
 from tidemark.sink.table import quoted_table
 from tidemark.spec import ConsumerSpec, Sink
+from tidemark.text.problems import only
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -142,7 +143,7 @@ def plan(
     sink = _only_sink(spec)
     keyed = None if person.key is None else read_kafka(spec, person.key)
     with _allowed(), transaction(connection) as cur:
-        group_id = group_number(cur, spec.group)
+        group_id = require_group(cur, spec.group)
         cur.execute(SQL["make_found"])
         ids = _add_keyed(cur, group_id, person, keyed)
         salt = secrets.token_bytes(16)
@@ -150,15 +151,15 @@ def plan(
         counts = search.count()
         values = {"consumer": spec.name, "sink": sink.table, "salt": salt, "digest": person.digest(salt), "reason": reason, "by": by}
         cur.execute(SQL["add"], {**counts, **values, "group_id": group_id})
-        (erasure_id,) = cur.fetchone() or (0,)
+        erasure_id = scalar(cur)
         older = 0
         if keyed is not None:
             logs = of_logs({partition: log.start for partition, log in keyed.logs.items()}, ids)
             old_ids = [topic_id for topic_id in search.topic_ids if topic_id not in ids.values()]
             cur.execute(SQL["older_rows"].format(table=quoted_table(sink.table).replace("%", "%%")), {**logs, "old": old_ids})
-            (older,) = cur.fetchone() or (0,)
+            older = scalar(cur)
         not_searched_records = not_searched(cur, group_id) if person.key is None else 0
-        return Planned(_read(cur, erasure_id, None, 1)[0], in_kafka(cur, cluster, spec, group_id), not_searched_records, older)
+        return Planned(read(cur, erasure_id), in_kafka(cur, cluster, spec, group_id), not_searched_records, older)
 
 
 def _only_sink(spec: ConsumerSpec) -> Sink:
@@ -202,7 +203,7 @@ def apply(
         cur.execute(SQL["record"], key)
         cur.execute(SQL["suppress_keys" if search.by_row else "suppress_records"], {**key, "sink": sink.table, "salt": salt})
         cur.execute(SQL["applied"], {**counts, **key, "by": by})
-        with guards.errors_as(lambda message: RowsStay(table=sink.table, message=message)):
+        with guards.rows_stay(sink.table):
             cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
         done = read(cur, erasure_id)
     log.info(
@@ -227,7 +228,7 @@ def _add_keyed(cur: Cursor, group_id: int, person: Person, keyed: Keyed | None) 
     if keyed is None:
         return {}
     cur.execute(SQL["aggregates"], {"group_id": group_id})
-    if (cur.fetchone() or (False,))[0]:
+    if scalar(cur):
         problem = "rows of the sink belong to whole batches (aggregates), not to records, so that a key finds none"
         raise BadInput(what="--key", found=problem, fix="Use --where.")
     ids = {name: store.ensure_topic(cur, name, uuid) for name, uuid in keyed.uuids.items()}
@@ -240,12 +241,7 @@ def _add_keyed(cur: Cursor, group_id: int, person: Person, keyed: Keyed | None) 
 
 def read(cur: Cursor, erasure_id: int) -> Erasure:
     """Reads a stored erasure. Raises `BadInput` if it does not exist."""
-    erasures = _read(cur, erasure_id, None, 1)
-    if not erasures:
-        raise BadInput(
-            what="erasure", found=f"there is no erasure {erasure_id} in this database", fix="List them with: tidemark erase list"
-        )
-    return erasures[0]
+    return only(_read(cur, erasure_id, None, 1), "erasure", erasure_id, "tidemark erase list")
 
 
 def history(connection: Connection, consumer: str | None = None, *, limit: int = 100) -> list[Erasure]:
@@ -257,8 +253,7 @@ def history(connection: Connection, consumer: str | None = None, *, limit: int =
 def not_searched(cur: Cursor, group_id: int) -> int:
     """Counts records with payloads but without rows, which no condition can find."""
     cur.execute(SQL["not_searched"], {"group_id": group_id})
-    (count,) = cur.fetchone() or (0,)
-    return int(count)
+    return int(scalar(cur))
 
 
 def _read(cur: Cursor, erasure_id: int | None, consumer: str | None, limit: int) -> list[Erasure]:
@@ -278,7 +273,7 @@ class _Search:
 
     @property
     def _key(self) -> dict[str, Any]:
-        return {"group_id": self._group_id, "sink": self._sink, "upsert": self.by_row, "by_row": self.by_row}
+        return {"group_id": self._group_id, "sink": self._sink, "by_row": self.by_row}
 
     def count(self) -> dict[str, int]:
         for table, key in self._relations():
@@ -290,11 +285,10 @@ class _Search:
     def remove(self) -> dict[str, int]:
         cur = self._cur
         for table, key in self._relations():
-            with guards.errors_as(lambda message, table=table: RowsStay(table=table, message=message)):  # type: ignore[misc]
+            with guards.rows_stay(table):
                 cur.execute(self._filled("remove", table), key)
             cur.execute(self._filled("left", table), key)
-            (remaining,) = cur.fetchone() or (0,)
-            if remaining:
+            if remaining := scalar(cur):
                 keepers = " and ".join(guards.hooks(cur, self._sink, "DELETE")) or "another session, which has added them meanwhile"
                 raise RowsStay(table=table, message=f"{remaining:,} rows remain, because of {keepers}.")
             cur.execute(SQL["mark_left_over"].format(table=table), {**key, "planned": False})
@@ -325,7 +319,7 @@ class _Search:
             counts |= rows(cur)[0]
         for name, statement in (("failed_records", "count_failed"), ("examples", "count_examples")):
             cur.execute(SQL[statement])
-            (counts[name],) = cur.fetchone() or (0,)
+            counts[name] = scalar(cur)
         return counts
 
     def _relations(self) -> Iterator[tuple[str, Mapping[str, Any]]]:

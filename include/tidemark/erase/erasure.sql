@@ -100,7 +100,7 @@ SELECT EXISTS (SELECT FROM tidemark.batch WHERE group_id = %(group_id)s AND whol
 -- name: mark_again
 -- Rows that a replay restores: rows of whole batches, and in an append sink rows of records that keep other rows.
 UPDATE pg_temp.tidemark_found found SET again = true
- WHERE (left_over AND NOT %(upsert)s)
+ WHERE (left_over AND NOT %(by_row)s)
     OR EXISTS (SELECT FROM (SELECT group_id, topic_id, partition, start_offset, end_offset, whole_batch_id FROM tidemark.batch
                              UNION ALL
                             SELECT group_id, topic_id, partition, start_offset, end_offset, whole_batch_id FROM tidemark.rewound_batch) batch

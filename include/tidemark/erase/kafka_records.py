@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tidemark.db import rows, statements
+from tidemark.db import rows, scalar, statements
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
@@ -92,16 +92,13 @@ def in_kafka(cur: Cursor, cluster: Cluster, spec: ConsumerSpec, group_id: int) -
     in_logs = {TopicPartition(names[row["topic_id"]], row["partition"]): row for row in rows(cur)}
     times = cluster.times_at({partition: row["last"] for partition, row in in_logs.items()}) if in_logs else {}
     cur.execute(SQL["now"])
-    (now,) = cur.fetchone() or (None,)
-    assert isinstance(now, datetime)
+    now: datetime = scalar(cur)
     for partition, row in in_logs.items():
         millis = times.get(partition, -1)
         moment = now if millis < 0 else datetime.fromtimestamp(millis / 1000, UTC)
         messages, newest = last.get(partition.topic, (0, moment))
         last[partition.topic] = (messages + row["messages"], max(newest, moment))
-    ladder = Ladder.of(spec)
-    rungs = [rung.topic for number in range(1, len(ladder.delays) + 1) if (rung := ladder.rung(number)) is not None]
-    cur.execute(SQL["in_hops"], {"topics": rungs})
+    cur.execute(SQL["in_hops"], {"topics": [rung.topic for rung in Ladder.of(spec).rungs]})
     last |= {row["topic"]: (row["messages"], row["last"]) for row in rows(cur)}
     settings = cluster.settings(topic.name for topic in cluster.topics(sorted(last), missing_ok=True))
     in_topics = []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import psycopg2.errors
 from psycopg2.extras import Json
 
-from tidemark.db import execute_often, rows, set_audit_actor, statements, transaction
+from tidemark.db import execute_often, rows, scalar, set_audit_actor, statements, transaction
 from tidemark.group.errors import (
     GroupError,
     GroupIdNotFound,
@@ -47,7 +47,7 @@ from tidemark.group.requests import (
     normal_protocols,
 )
 from tidemark.group.states import GroupState
-from tidemark.group.wake import notice
+from tidemark.group.wake import notice, notify
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 
@@ -386,13 +386,6 @@ class Coordinator:
 
     def _load(self, cur: Cursor, row: Mapping[str, Any]) -> tuple[Group, dict[str, Any]]:
         """The locked group, and its stored values, with which `_save` detects changes."""
-
-        def take_generation() -> int:
-            cur.execute(SQL["next_generation"])
-            generation = cur.fetchone()
-            assert generation is not None
-            return int(generation[0])
-
         cur.execute(SQL["read_members"], {"group_id": row["group_id"]})
         members = [
             MemberRow(**{**member_row, "protocols": tuple((name, data) for name, data in member_row["protocols"])})
@@ -401,7 +394,7 @@ class Coordinator:
         group = Group(
             self._group,
             self._config,
-            take_generation,
+            lambda: store.next_generation(cur),
             GroupState(row["state"]),
             row["generation"],
             row["protocol"],
@@ -443,7 +436,7 @@ class Coordinator:
         if new:
             cur.execute(SQL["add_members"], {"group_id": group_id, "members": json.dumps(new)})
         for state, generation in group.reached:
-            cur.execute(SQL["notify"], {"group": self._group, "message": notice(state, generation)})
+            notify(cur, self._group, notice(state, generation))
 
 
 def list_groups(connection: Connection, states: Iterable[str] = ()) -> list[GroupListing]:
@@ -479,9 +472,7 @@ def _delete_position(cur: Cursor, group: Group, group_id: int, partition: TopicP
     except psycopg2.errors.ForeignKeyViolation:
         cur.execute("ROLLBACK TO SAVEPOINT position")
         cur.execute(SQL["count_batches"], key)
-        row = cur.fetchone()
-        assert row is not None
-        return OffsetHasResults(group=group.name, topic=partition.topic, partition=partition.partition, batches=row[0])
+        return OffsetHasResults(group=group.name, topic=partition.topic, partition=partition.partition, batches=scalar(cur))
     cur.execute("RELEASE SAVEPOINT position")
     return None
 

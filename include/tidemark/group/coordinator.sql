@@ -72,9 +72,6 @@ SELECT member_no, member_id, instance_id, client_id, pending, joining, synced, s
        expected_members, protocols, assignment, seen_at + session_timeout_ms * interval '1 ms' <= clock_timestamp() AS expired
   FROM tidemark.group_member WHERE group_id = %(group_id)s ORDER BY member_no;
 
--- name: next_generation
-SELECT nextval('tidemark.generation');
-
 -- name: save_group
 -- Stores a locked group. Each timer is kept, stopped or started now.
 WITH times AS (
@@ -119,10 +116,6 @@ UPDATE tidemark.group_member member
        member_no bigint, member_id text, client_id text, pending boolean, joining boolean, synced boolean, session_timeout_ms integer,
        rebalance_timeout_ms integer, expected_members integer, protocols jsonb, assignment jsonb, heard boolean)
  WHERE member.member_no = new.member_no;
-
--- name: notify
--- Wakes the processes that wait for this group when the transaction commits.
-SELECT pg_notify('tidemark_' || md5(%(group)s), %(message)s);
 
 -- name: describe
 -- A group and its members as they are stored, one row per member; one row for a group without members. Locks nothing.

@@ -25,10 +25,10 @@ from tidemark.errors import DatabaseUnavailable
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tidemark.db import Connection, DatabaseUrl
+    from tidemark.db import Connection, Cursor, DatabaseUrl
     from tidemark.group.states import GroupState
 
-__all__ = ["Wakeups", "channel_of", "notice"]
+__all__ = ["Wakeups", "channel_of", "notice", "notify"]
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ def channel_of(group: str) -> str:
 def notice(state: GroupState, generation: int) -> str:
     """The payload of a transition's notification. A join phase begins under the last generation, which it ends."""
     return f"{state} {generation}"
+
+
+def notify(cur: Cursor, group: str, payload: str) -> None:
+    """Wakes the processes that wait for this group when the transaction commits."""
+    cur.execute("SELECT pg_notify(%s, %s)", (channel_of(group), payload))
 
 
 class Wakeups:

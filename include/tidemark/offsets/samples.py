@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from psycopg2.extras import execute_values
 
-from tidemark.db import rows, statements
+from tidemark.db import rows, scalar, single_row, statements
 from tidemark.offsets.window import Mark, Observation, Sample, Trend, advance
 
 if TYPE_CHECKING:
@@ -79,23 +79,14 @@ def history(cur: Cursor, group: str, period: timedelta) -> list[Moment]:
 def may_write(cur: Cursor) -> bool:
     """Whether the role may store samples."""
     cur.execute(SQL["may_write"])
-    row = cur.fetchone()
-    return bool(row and row[0])
-
-
-def find_group(cur: Cursor, group: str) -> int | None:
-    """Returns the id of a group; `None` if it does not exist."""
-    cur.execute(SQL["find_group"], {"group": group})
-    row = cur.fetchone()
-    return None if row is None else int(row[0])
+    return bool(scalar(cur))
 
 
 def state(cur: Cursor, group_id: int) -> tuple[datetime, int]:
     """Reads the database's time, and the number of the group's last rewind."""
     cur.execute(SQL["state"], {"group_id": group_id})
-    row = cur.fetchone()
-    assert row is not None
-    return row[0], row[1]
+    at, applied_no = single_row(cur)
+    return at, applied_no
 
 
 def replays(cur: Cursor, group_id: int) -> dict[Key, int]:
@@ -119,8 +110,7 @@ def store(
     Returns `False`, and stores nothing, while another process stores a sample of the group.
     """
     cur.execute(SQL["try_lock"], {"class": LAG_LOCK, "group_id": group_id})
-    row = cur.fetchone()
-    if not observations or not row or not row[0]:
+    if not scalar(cur) or not observations:
         return False
     new_samples = advanced(cur, group_id, observations, new_window=new_window)
     topic_ids = sorted({topic_id for topic_id, _ in observations})

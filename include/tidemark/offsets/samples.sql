@@ -3,9 +3,6 @@
 -- name: may_write
 SELECT bool_and(has_table_privilege(name, 'INSERT')) FROM unnest(ARRAY['tidemark.lag_partition', 'tidemark.lag_history', 'tidemark.lag_group']) name;
 
--- name: find_group
-SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
-
 -- name: state
 -- The database's time, and the group's last rewind. Locks nothing.
 SELECT clock_timestamp(),

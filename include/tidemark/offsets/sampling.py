@@ -81,7 +81,7 @@ def sample(
     Raises `BrokerUnavailable` and `NotAllowed`.
     """
     with transaction(connection) as cur:
-        group_id = samples.find_group(cur, group)
+        group_id = store.find_group(cur, group)
         if group_id is None or not partitions:
             return False
         ids = {topic.name: store.ensure_topic(cur, topic.name, topic.kafka_uuid) for topic in topics}

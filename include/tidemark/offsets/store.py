@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg2.errors
 
-from tidemark.db import data_error, rows, statements
-from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
+from tidemark.db import data_error, rows, scalar, single_row, statements
+from tidemark.errors import BadInput, Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
 from tidemark.records.outcome import RecordCounts
 from tidemark.records.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
@@ -156,6 +156,21 @@ def ensure_group(cur: Cursor, name: str) -> int:
     return _ensure(cur, SQL["ensure_group"], {"name": name})
 
 
+def find_group(cur: Cursor, name: str) -> int | None:
+    """Returns the group's id; `None` if it does not exist."""
+    cur.execute(SQL["find_group"], {"name": name})
+    row = cur.fetchone()
+    return None if row is None else int(row[0])
+
+
+def require_group(cur: Cursor, name: str) -> int:
+    """Returns the group's id. Raises `BadInput` if no consumer has ever started it."""
+    group_id = find_group(cur, name)
+    if group_id is None:
+        raise BadInput(what="group", found=f"no group {name!r} has ever run here", fix="Name a group from: tidemark groups list.")
+    return group_id
+
+
 def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
     """Returns the id of this incarnation of a topic; a re-created topic gets its own id."""
     return _ensure(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
@@ -192,7 +207,7 @@ def positions(cur: Cursor, group: str) -> list[Position]:
 def next_generation(cur: Cursor) -> Generation:
     """Returns a generation greater than any before."""
     cur.execute(SQL["next_generation"])
-    return Generation(int(_single_row(cur)[0]))
+    return Generation(scalar(cur))
 
 
 def claim(
@@ -224,7 +239,7 @@ def claim(
 def group_generation(cur: Cursor, group_id: int) -> Generation:
     """Reads the group protocol's current generation; 0 for a group that never had members."""
     cur.execute(SQL["group_generation"], {"group_id": group_id})
-    return Generation(int(_single_row(cur)[0]))
+    return Generation(scalar(cur))
 
 
 def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) -> None:
@@ -368,7 +383,7 @@ def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = N
 def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: RecordCounts) -> int:
     """Writes the ledger row of a slice and returns its id."""
     cur.execute(SQL["insert_batch"], {**_key(group_id, part), "attempt_id": attempt_id, "drained": part.drained, **asdict(counts)})
-    return int(_single_row(cur)[0])
+    return int(scalar(cur))
 
 
 def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, start: int, end: int) -> None:
@@ -388,7 +403,7 @@ def mark_whole_batch(cur: Cursor, batch_ids: Sequence[int]) -> None:
 def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
     """Writes the row of a new attempt and returns its id. ``backfill_of``: a rewind, whose skipped ranges it reads."""
     cur.execute(SQL["new_attempt"], {"group_id": group_id, "backfill_of": backfill_of, **asdict(task)})
-    return int(_single_row(cur)[0])
+    return int(scalar(cur))
 
 
 def earlier_attempts(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
@@ -401,7 +416,7 @@ def dag_run_planned(cur: Cursor, attempt_id: int) -> bool:
     """Whether this attempt, or another one of its group in the same DAG run, has planned to read records. An attempt without a plan has
     committed nothing."""
     cur.execute(SQL["dag_run_planned"], {"attempt_id": attempt_id})
-    return bool(_single_row(cur)[0])
+    return bool(scalar(cur))
 
 
 def has_newer_attempt(cur: Cursor, attempt_id: int) -> bool:
@@ -486,11 +501,5 @@ def _ensure(cur: Cursor, statement: str, parameters: Mapping[str, str]) -> int:
     row = cur.fetchone()
     if row is None:
         cur.execute(statement, parameters)
-        row = _single_row(cur)
+        row = single_row(cur)
     return int(row[0])
-
-
-def _single_row(cur: Cursor) -> tuple[Any, ...]:
-    row = cur.fetchone()
-    assert row is not None
-    return row

@@ -10,8 +10,11 @@ WITH known AS (
 )
 SELECT group_id FROM known UNION ALL SELECT group_id FROM made;
 
+-- name: find_group
+SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s;
+
 -- name: ensure_topic
--- The topic's id; a name with a new UUID gets a new row. Locks no existing row. No row returned: as above.
+-- The topic's id; a name with a new UUID gets a new row. Locks no existing row. No row returned: see `ensure_group`.
 -- Does not insert a row that exists: an insert with a conflict would still use up one of the 32,767 ids.
 WITH known AS (
     SELECT topic_id FROM tidemark.topic WHERE name = %(name)s AND kafka_uuid = %(kafka_uuid)s

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, session, statements, transaction
-from tidemark.quality.conservation import group_number
+from tidemark.offsets.store import require_group
 from tidemark.quality.merged_ranges import by_name, merge_ranges
 from tidemark.quality.validation import loaded_by
 from tidemark.quality.verdict import RunCounts, Verdict
@@ -40,7 +40,7 @@ def unannounced(connection_url: DatabaseUrl, group: str, verdicts: Collection[Ve
     Omits verdicts that newer ones have replaced, and rows that a rewind has taken out since.
     """
     with session(connection_url, application="tidemark publish") as connection, transaction(connection) as cursor:
-        group_id = group_number(cursor, group)
+        group_id = require_group(cursor, group)
         cursor.execute(SQL["unannounced"], {"group_id": group_id, "verdicts": [verdict.value for verdict in verdicts], "again": again})
         validations = rows(cursor)
         key = {"validation_ids": [int(row["validation_id"]) for row in validations]}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.kafka.cluster import Cluster
-from tidemark.quality.conservation import check_conservation, group_number
+from tidemark.offsets.store import require_group
+from tidemark.quality.conservation import check_conservation
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import counted
@@ -62,7 +63,7 @@ def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit
     """
     with transaction(connection) as cur:
         cur.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        group_id = group_number(cur, spec.group)
+        group_id = require_group(cur, spec.group)
         cur.execute(SQL["accounts"], {"group_id": group_id})
         account_rows = rows(cur)
         violations = check_conservation(cur, spec.group, spec.table_names, upsert=spec.upserts)

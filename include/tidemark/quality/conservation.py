@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements
-from tidemark.errors import BadInput
+from tidemark.offsets.store import require_group
 from tidemark.sink.table import on_tables
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def check_conservation(
     Reads only; never commits. Use a REPEATABLE READ transaction if the group is running: each of the three statements is consistent, but
     they are not consistent with each other. Raises `BadInput` for an unknown group.
     """
-    group_id = group_number(cursor, group)
+    group_id = require_group(cursor, group)
     parameters = {"group_id": group_id, "batch_ids": list(batch_ids) if batch_ids is not None else None, "upsert": upsert}
     names = ["batch_violations", "ledger_violations"] + (["orphans"] if batch_ids is None else [])
     violations: list[Violation] = []
@@ -84,15 +84,6 @@ def check_conservation(
         cursor.execute(on_tables(SQL[name], tables), parameters)
         violations += [_violation(row) for row in rows(cursor)]
     return violations
-
-
-def group_number(cursor: Cursor, group: str) -> int:
-    """Returns the ``group_id`` of a group. Raises `BadInput` if no consumer has ever started it."""
-    cursor.execute("SELECT group_id FROM tidemark.consumer_group WHERE name = %s", (group,))
-    row = cursor.fetchone()
-    if row is None:
-        raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="Name a group from: tidemark groups list")
-    return int(row[0])
 
 
 def _violation(row: dict[str, Any]) -> Violation:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import FIX_PATH, rows, session, statements, transaction, unavailable
+from tidemark.db import FIX_PATH, rows, scalar, session, statements, transaction, unavailable
 from tidemark.errors import BadInput, DatabaseUnavailable
-from tidemark.quality.conservation import Violation, ViolationKind, check_conservation, group_number
+from tidemark.offsets.store import require_group
+from tidemark.quality.conservation import Violation, ViolationKind, check_conservation
 from tidemark.quality.expectations import Evaluated, ExpectationError, copy_loaded, evaluate, expose
 from tidemark.quality.merged_ranges import MOST_RANGES, by_name, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
@@ -63,7 +64,7 @@ def validate(
     with session(connection_url, application="tidemark validate") as connection:
         try:
             with transaction(connection) as cursor:
-                committed = _batches(cursor, group_number(cursor, group), run)
+                committed = _batches(cursor, require_group(cursor, group), run)
             if not committed:
                 return _empty_report(group, run)
             loaded = {table: None if suite is None else load_suite(suite) for table, suite in suites.items()}
@@ -92,7 +93,7 @@ def unjudged(connection: Connection, group: str, *, critical: bool = False) -> l
     Raises `BadInput` for a group that never ran.
     """
     with transaction(connection) as cursor:
-        cursor.execute(SQL["unjudged_runs"], {"group_id": group_number(cursor, group), "critical": critical})
+        cursor.execute(SQL["unjudged_runs"], {"group_id": require_group(cursor, group), "critical": critical})
         return [Unjudged(ValidatedRun(row["dag_id"], row["run_id"], row["attempt_id"]), row["running"]) for row in rows(cursor)]
 
 
@@ -107,7 +108,7 @@ def validate_with_earlier(
     """
     with session(connection_url, application="tidemark validate") as connection:
         with transaction(connection) as cursor:
-            fence = {"group_id": group_number(cursor, group), "dag_id": run.dag_id, "run_id": run.run_id}
+            fence = {"group_id": require_group(cursor, group), "dag_id": run.dag_id, "run_id": run.run_id}
             cursor.execute(SQL["fence_run"], fence)
             ended = [attempt_id for (attempt_id,) in cursor.fetchall()]
         waiting = [other for other in unjudged(connection, group) if other.run != run]
@@ -128,7 +129,7 @@ def _validate(
     judged: list[Evaluated] = []
     tables = list(suites)
     with _snapshot(connection) as cursor:
-        group_id = group_number(cursor, group)
+        group_id = require_group(cursor, group)
         batches = _batches(cursor, group_id, run)
         if not batches:  # a rewind has just removed them
             return _empty_report(group, run)
@@ -275,9 +276,7 @@ def _store(
             "sink_rows": verdict.counts.sink_rows, "seconds": verdict.seconds, "ranges": json.dumps(dict(verdict.ranges)),
         },
     )  # fmt: skip
-    row = cursor.fetchone()
-    assert row is not None
-    validation_id = int(row[0])
+    validation_id = int(scalar(cursor))
     for result in verdict.results:
         cursor.execute(
             SQL["add_result"],

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import REWIND_LOCK, rows, statements, transaction
+from tidemark.db import limit_lock_waits, rows, scalar, single_row, statements, transaction
 from tidemark.errors import BadInput, Refused
+from tidemark.offsets.store import require_group
 from tidemark.retry.filter import Filter, RecordState, statement
+from tidemark.retry.store import lock_out_rewinds
 from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
@@ -152,20 +154,14 @@ class SelectionChanged(Refused):
 def list_records(connection: Connection, group: str, filter_: Filter, *, limit: int, after: int = 0) -> list[Summary]:
     """Reads the first ``limit`` matching records with numbers above ``after``, in the order of their hand-off."""
     with transaction(connection) as cur:
-        cur.execute(SQL["records"], {**_key(cur, group), **filter_.parameters(group), "after": after, "limit": limit})
+        cur.execute(SQL["records"], {**condition(cur, group, filter_), "after": after, "limit": limit})
         return [_summary(row) for row in rows(cur)]
 
 
 def count_records(connection: Connection, group: str, filter_: Filter) -> list[Count]:
     """Counts the matching records by state and error type."""
     with transaction(connection) as cur:
-        return counted(cur, group, filter_)
-
-
-def counted(cur: Cursor, group: str, filter_: Filter) -> list[Count]:
-    """Like `count_records`, in the caller's transaction."""
-    cur.execute(SQL["counts"], {**_key(cur, group), **filter_.parameters(group)})
-    return [Count(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
+        return _counts(cur, condition(cur, group, filter_))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +179,7 @@ class Due:
 def due_by_tier(connection: Connection, group: str, *, seconds: int, buckets: int) -> list[Due]:
     """Counts waiting records by tier and due time, in ``buckets`` of this many seconds; the last one includes all later records."""
     with transaction(connection) as cur:
-        cur.execute(SQL["due_by_tier"], {**_key(cur, group), "seconds": seconds, "buckets": buckets})
+        cur.execute(SQL["due_by_tier"], {"group_id": require_group(cur, group), "seconds": seconds, "buckets": buckets})
         return [Due(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
 
 
@@ -227,12 +223,11 @@ def select_to_discard(connection: Connection, group: str, filter_: Filter) -> Se
     if not discardable.states:
         raise BadInput(what="states", found="such records are settled already", fix=f"Choose {', '.join(DISCARDED_FROM)}.")
     with transaction(connection) as cur:
-        key = _key(cur, group)
         _require_numbers(cur, group, filter_)
-        params = {**key, **discardable.parameters(group)}
+        params = condition(cur, group, discardable)
         cur.execute(SQL["to_discard"], params)
-        ((records, digest),) = cur.fetchall()
-        counts = counted(cur, group, discardable)
+        records, digest = single_row(cur)
+        counts = _counts(cur, params)
         cur.execute(SQL["records"], {**params, "after": 0, "limit": EXAMPLES})
         return Selection(records, digest, counts, [_summary(row) for row in rows(cur)])
 
@@ -246,11 +241,12 @@ def discard(connection: Connection, group: str, filter_: Filter, *, reason: str,
     reason = check_reason(reason)
     _refuse_all(filter_)
     with transaction(connection) as cur:
-        key = _begin(cur, group)
+        params = condition(cur, group, filter_)
+        begin_change(cur, params["group_id"])
         _require_numbers(cur, group, filter_)
-        action = _add_action(cur, key["group_id"], "DISCARD", filter_, reason, by)
-        cur.execute(SQL["discard"], {**key, **filter_.parameters(group), "action_id": action})
-        ((records, digest),) = cur.fetchall()
+        action = add_action(cur, params["group_id"], "DISCARD", filter_, reason, by)
+        cur.execute(SQL["discard"], {**params, "action_id": action})
+        records, digest = single_row(cur)
         if only not in (None, digest):
             raise SelectionChanged(group=group)
         cur.execute(SQL["count_action"], {"action_id": action, "records": records})
@@ -265,8 +261,9 @@ def edit(connection: Connection, group: str, number: int, change: Callable[[Payl
     """
     reason = check_reason(reason)
     with transaction(connection) as cur:
-        key = _begin(cur, group)
-        cur.execute(SQL["lock_record"], {**key, "number": number})
+        group_id = require_group(cur, group)
+        begin_change(cur, group_id)
+        cur.execute(SQL["lock_record"], {"group_id": group_id, "number": number})
         records = rows(cur)
         if not records:
             raise _unknown(group, number)
@@ -276,7 +273,7 @@ def edit(connection: Connection, group: str, number: int, change: Callable[[Payl
         edited = change(original)
         if edited == original:
             return None
-        action = _add_action(cur, key["group_id"], "EDIT", Filter(numbers=(number,)), reason, by, records=1)
+        action = add_action(cur, group_id, "EDIT", Filter(numbers=(number,)), reason, by, records=1)
         cur.execute(SQL["keep_original"], {"action_id": action, "number": number})
         values = {"key": edited.key, "value": edited.value, "headers": json.dumps(headers_json(edited.headers))}
         cur.execute(SQL["edit"], {**values, "action_id": action, "number": number})
@@ -287,7 +284,7 @@ def edit(connection: Connection, group: str, number: int, change: Callable[[Payl
 def actions(connection: Connection, group: str, *, limit: int) -> list[dict[str, Any]]:
     """Reads the operators' actions on the group's records, newest first."""
     with transaction(connection) as cur:
-        cur.execute(SQL["actions"], {**_key(cur, group), "limit": limit})
+        cur.execute(SQL["actions"], {"group_id": require_group(cur, group), "limit": limit})
         return rows(cur)
 
 
@@ -315,32 +312,31 @@ def headers_json(headers: Headers) -> list[list[str | None]]:
 # ---- also for redrives
 
 
-def group_key(cur: Cursor, group: str) -> dict[str, int]:
-    """Returns ``group_id`` as a statement parameter. Raises `BadInput` for a group that has never run."""
-    return _key(cur, group)
+def condition(cur: Cursor, group: str, filter_: Filter) -> dict[str, Any]:
+    """Returns the parameters of a statement on the group's matching records. Raises `BadInput` for a group that has never run."""
+    return {"group_id": require_group(cur, group), **filter_.parameters(group)}
 
 
 def add_action(cur: Cursor, group_id: int, kind: str, filter_: Filter, reason: str, by: str, *, records: int = 0) -> int:
     """Stores an action with its user, time and reason. Returns its id."""
-    return _add_action(cur, group_id, kind, filter_, reason, by, records=records)
-
-
-def _key(cur: Cursor, group: str) -> dict[str, int]:
-    cur.execute("SELECT group_id FROM tidemark.consumer_group WHERE name = %s", (group,))
-    row = cur.fetchone()
-    if row is None:
-        raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="tidemark groups list shows the groups that have.")
-    return {"group_id": int(row[0])}
+    values = {"group_id": group_id, "kind": kind, "reason": reason, "by": by, "records": records}
+    cur.execute(SQL["add_action"], {**values, "filter": json.dumps(filter_.as_json())})
+    return int(scalar(cur))
 
 
 def begin_change(cur: Cursor, group_id: int) -> None:
     """Sets the lock timeout and blocks rewinds of the group until the transaction ends, as drains do."""
-    cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
-    cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
+    limit_lock_waits(cur, LOCK_MS)
+    lock_out_rewinds(cur, group_id)
 
 
 def _summary(row: Mapping[str, Any]) -> Summary:
     return Summary(**{**row, "state": RecordState(row["state"])})
+
+
+def _counts(cur: Cursor, params: Mapping[str, Any]) -> list[Count]:
+    cur.execute(SQL["counts"], params)
+    return [Count(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
 
 
 def _refuse_all(filter_: Filter) -> None:
@@ -348,33 +344,19 @@ def _refuse_all(filter_: Filter) -> None:
         raise BadInput(what="filter", found="it matches every record of the group", fix="Filter by numbers, error, topic or time.")
 
 
-def _begin(cur: Cursor, group: str) -> dict[str, int]:
-    key = _key(cur, group)
-    begin_change(cur, key["group_id"])
-    return key
-
-
 def _require_numbers(cur: Cursor, group: str, filter_: Filter) -> None:
     """Raises `BadInput` unless each number of the filter is a record of the group."""
     if filter_.numbers:
-        cur.execute(SQL["records"], {
-            **_key(cur, group), **Filter(numbers=filter_.numbers).parameters(group), "after": 0, "limit": len(filter_.numbers),
-        })  # fmt: skip
+        params = condition(cur, group, Filter(numbers=filter_.numbers))
+        cur.execute(SQL["records"], {**params, "after": 0, "limit": len(filter_.numbers)})
         numbers = {row["number"] for row in rows(cur)}
         for number in filter_.numbers:
             if number not in numbers:
                 raise _unknown(group, number)
 
 
-def _add_action(cur: Cursor, group_id: int, kind: str, filter_: Filter, reason: str, by: str, *, records: int = 0) -> int:
-    values = {"group_id": group_id, "kind": kind, "reason": reason, "by": by, "records": records}
-    cur.execute(SQL["add_action"], {**values, "filter": json.dumps(filter_.as_json())})
-    (action,) = cur.fetchone() or (0,)
-    return int(action)
-
-
 def _full_rows(cur: Cursor, group: str, filter_: Filter, after: int, limit: int) -> list[dict[str, Any]]:
-    cur.execute(SQL["whole"], {**_key(cur, group), **filter_.parameters(group), "after": after, "limit": limit})
+    cur.execute(SQL["whole"], {**condition(cur, group, filter_), "after": after, "limit": limit})
     return rows(cur)
 
 

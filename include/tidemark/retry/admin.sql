@@ -1,10 +1,6 @@
 -- Statements for operators' reads and actions. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock
 -- against rewinds, then records by message offset, as drains lock them.
 
--- name: lock_out_rewinds
--- Blocks rewinds of the group until this transaction ends, so that none withdraws records. Actions do not block each other.
-SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
-
 -- name: records
 -- The matching records after a given one, without payloads, in id order. Locks nothing.
 SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,

@@ -40,9 +40,13 @@ class Ladder:
         return bool(self.delays)
 
     @property
+    def rungs(self) -> tuple[Rung, ...]:
+        return tuple(Rung(number, delay, retry_topic(self.group, delay)) for number, delay in enumerate(self.delays, 1))
+
+    @property
     def topics(self) -> tuple[str, ...]:
         """The retry topics, in the order of a record's retries."""
-        return tuple(dict.fromkeys(retry_topic(self.group, delay) for delay in self.delays))
+        return tuple(dict.fromkeys(rung.topic for rung in self.rungs))
 
     @property
     def failed_topic(self) -> str | None:
@@ -51,10 +55,7 @@ class Ladder:
 
     def rung(self, number: int) -> Rung | None:
         """Returns the ``number``-th retry, counted from 1. `None` beyond the end of the ladder."""
-        if not 1 <= number <= len(self.delays):
-            return None
-        delay = self.delays[number - 1]
-        return Rung(number, delay, retry_topic(self.group, delay))
+        return self.rungs[number - 1] if 1 <= number <= len(self.delays) else None
 
     def after(self, tries: int, age: timedelta) -> Rung | None:
         """Returns the next retry of a record after a first try and ``tries`` retries, ``age`` after its hand-off. `None`: it has failed.

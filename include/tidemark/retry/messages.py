@@ -1,8 +1,8 @@
 """A failed record as a Kafka message of a retry topic or the failed topic: its own key, value and headers, then Tidemark's headers.
 
 Tidemark's headers are for people and other tools. There are always `COUNT` of them, after all others. Tidemark never trusts them (I7): a
-drain strips the last `COUNT` headers (`own_headers`) and reads the facts from Postgres. So forged headers, or the headers of another
-consumer's failed topic, have no effect.
+drain reads a record's headers and all facts from Postgres. So forged headers, or the headers of another consumer's failed topic, have no
+effect.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tidemark.kafka.producer import Outgoing
 from tidemark.spec.retry_topics import FIRST_HEADER
-
-T = TypeVar("T")
 
 NAMES = (
     FIRST_HEADER,
@@ -93,11 +90,6 @@ def tidemark_headers(group: str, record: Row) -> list[tuple[str, bytes | None]]:
         truncate(record.error_text, TEXT_BYTES).encode(),
     )
     return list(zip(NAMES, values, strict=True))
-
-
-def own_headers(headers: Sequence[T]) -> Sequence[T]:
-    """Returns a message's headers without Tidemark's."""
-    return headers[:-COUNT]
 
 
 def truncate(text: str, size: int) -> str:

@@ -6,7 +6,7 @@ import logging
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tidemark.db import statements, transaction
+from tidemark.db import single_row, statements, transaction
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -26,7 +26,7 @@ def empty_settled(connection: Connection, keep: timedelta, *, portion: int = AT_
     while records == portion:
         with transaction(connection) as cur:
             cur.execute(SQL["empty"], {"after": after, "keep": keep, "records": portion})
-            after, records = cur.fetchone() or ("", 0)
+            after, records = single_row(cur)
         emptied += records
     if emptied:
         log.info("payloads of settled records emptied records=%s", emptied)

@@ -11,6 +11,7 @@ import psycopg2
 
 from tidemark.db import rows, session, statements, transaction
 from tidemark.errors import TidemarkError
+from tidemark.offsets.store import find_group
 from tidemark.retry import store
 from tidemark.retry.relay import Relayed, relay
 from tidemark.text.wording import counted
@@ -55,11 +56,10 @@ def busy(connection: Connection) -> list[str]:
 def due(connection: Connection, group: str) -> DueRecords | None:
     """Reads the records that a drain of the group would try now, by the database's clock (I6). `None`: none is due."""
     with transaction(connection) as cur:
-        cur.execute(SQL["group_id"], {"group": group})
-        row = cur.fetchone()
-        if row is None or not store.due(cur, row[0]):
+        group_id = find_group(cur, group)
+        if group_id is None or not store.due(cur, group_id):
             return None
-        cur.execute(SQL["lateness"], {"group_id": row[0]})
+        cur.execute(SQL["lateness"], {"group_id": group_id})
         (lateness,) = rows(cur)
         return DueRecords(**lateness) if lateness["records"] else None
 

@@ -10,9 +10,6 @@ SELECT name FROM tidemark.consumer_group grp
                   AND state IN ('WAITING', 'FAILED'))
  ORDER BY name;
 
--- name: group_id
-SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
-
 -- name: lateness
 -- The number of a group's due records, and the time since they came due.
 SELECT count(*) AS records, percentile_disc(0.5) WITHIN GROUP (ORDER BY now - due_at) AS median,

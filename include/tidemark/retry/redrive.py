@@ -21,14 +21,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import REDRIVE_LOCK, kept_open, rows, set_audit_actor, statements, transaction
+from tidemark.db import REDRIVE_LOCK, kept_open, rows, scalar, set_audit_actor, single_row, statements, transaction
 from tidemark.errors import BadInput, Refused, Unavailable
-from tidemark.retry.admin import add_action, begin_change, group_key
+from tidemark.offsets.store import require_group
+from tidemark.retry.admin import add_action, begin_change, condition
 from tidemark.retry.filter import Filter, RecordState, statement
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.topics import ensure_topics
 from tidemark.spec.retry_topics import now_topic
-from tidemark.text.problems import check_reason
+from tidemark.text.problems import check_reason, only
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -180,19 +181,13 @@ def plan(connection: Connection, request: RedriveRequest) -> Preview:
         fix = "Use a rewind to read loaded or skipped records again."
         raise BadInput(what="state", found=f"records that are {excluded[0]} cannot be redriven", fix=fix)
     with transaction(connection) as cur:
-        key = group_key(cur, spec.group)
-        discarded = RecordState.DISCARDED in filter_.states
-        params = {
-            **key,
-            **filter_.parameters(spec.group),
-            "max_redrives": request.max_redrives,
-            "limit": request.limit,
-            "discarded": discarded,
-        }
-        values = {"consumer": spec.name, "destination": request.destination.value, "filter": json.dumps(filter_.as_json())}
-        run = {"dag_id": request.dag_id, "run_id": request.run_id}
-        cur.execute(SQL["add"], {**params, **values, **run, "per_second": request.per_second, "reason": reason, "by": request.by})
-        (redrive_id,) = cur.fetchone() or (0,)
+        cur.execute(SQL["add"], {
+            **condition(cur, spec.group, filter_), "consumer": spec.name, "destination": request.destination.value,
+            "filter": json.dumps(filter_.as_json()), "limit": request.limit, "per_second": request.per_second,
+            "max_redrives": request.max_redrives, "discarded": RecordState.DISCARDED in filter_.states, "reason": reason, "by": request.by,
+            "dag_id": request.dag_id, "run_id": request.run_id,
+        })  # fmt: skip
+        redrive_id = scalar(cur)
         planned = _preview(cur, redrive_id)
         if not planned.redrive.records:
             wait, were = counted(planned.waiting, "already waits", "already wait"), counted(planned.worn_out, "was", "were")
@@ -210,9 +205,7 @@ def apply(
     *,
     by: str,
     approved_by: str | None = None,
-    portion: int = PORTION,
     on_progress: Callable[[RedriveProgress], None] = lambda _: None,
-    wait: Callable[[float], None] = time.sleep,
 ) -> Preview:
     """Redrives the remaining planned records and returns the result. Safe to repeat: redriven records are not redriven again.
 
@@ -236,18 +229,19 @@ def apply(
                 raise PlanAltered(redrive_id=redrive_id)
             action = add_action(cur, group_id, "REDRIVE", redrive.filter, redrive.reason, by)
         started, progress = time.monotonic(), RedriveProgress(redrive.records, redrive.redriven, redrive.passed_over)
-        size = portion if redrive.per_second is None else max(1, min(portion, redrive.per_second))
+        size = PORTION if redrive.per_second is None else max(1, min(PORTION, redrive.per_second))
         values = {
             **target, "redrive_id": redrive_id, "records": size, "max_redrives": redrive.max_redrives, "action_id": action,
             "discarded": RecordState.DISCARDED in redrive.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {redrive.reason}",
         }  # fmt: skip
-        while (result := _portion(connection, group_id, values, by)) is not None:  # ④ ⑥
-            progress = RedriveProgress(redrive.records, progress.redriven + result.sent, progress.passed_over + result.passed_over)
+        while (counts := _portion(connection, group_id, values, by)) is not None:  # ④ ⑥
+            sent, passed_over = counts
+            progress = RedriveProgress(redrive.records, progress.redriven + sent, progress.passed_over + passed_over)
             on_progress(progress)
-            if result.last:
+            if sent + passed_over < size:
                 break
             if redrive.per_second is not None:  # ⑤
-                wait(max(0.0, started + (progress.redriven - redrive.redriven) / redrive.per_second - time.monotonic()))
+                time.sleep(max(0.0, started + (progress.redriven - redrive.redriven) / redrive.per_second - time.monotonic()))
     final = preview(connection, redrive_id)
     log.info(
         "redriven redrive=%s group=%s state=%s records=%s passed_over=%s left=%s by=%s",
@@ -263,7 +257,7 @@ def stop(connection: Connection, redrive_id: int, *, reason: str, by: str) -> Re
         set_audit_actor(cur, by, reason)
         cur.execute(SQL["stop"], {"redrive_id": redrive_id})
         if cur.rowcount:
-            add_action(cur, group_key(cur, redrive.group)["group_id"], "STOP", redrive.filter, reason, by, records=redrive.planned)
+            add_action(cur, require_group(cur, redrive.group), "STOP", redrive.filter, reason, by, records=redrive.planned)
     return read(connection, redrive_id)
 
 
@@ -297,37 +291,29 @@ def history(connection: Connection, group: str | None = None, *, limit: int = 50
 def _redrive_lock(connection: Connection, group: str) -> Iterator[int]:
     """Holds the group's redrive lock."""
     with transaction(connection) as cur:
-        key = {**group_key(cur, group), "class": REDRIVE_LOCK}
+        group_id = require_group(cur, group)
     with kept_open(connection) as guard:
-        guard.execute(SQL["lock_group"], key)
-        (acquired,) = guard.fetchone() or (False,)
-        if not acquired:
+        guard.execute(SQL["lock_group"], {"group_id": group_id, "class": REDRIVE_LOCK})
+        if not scalar(guard):
             raise RedriveInProgress(group=group)
-        yield key["group_id"]
+        yield group_id
 
 
-@dataclass(frozen=True, slots=True)
-class _PortionResult:
-    sent: int
-    passed_over: int
-    last: bool
-
-
-def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], by: str) -> _PortionResult | None:
-    """Processes the next records. `None`: the redrive was stopped. The last portion also records the end of the redrive."""
+def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], by: str) -> tuple[int, int] | None:
+    """Processes the next records, and returns how many were redriven and passed over. `None`: the redrive was stopped. The last portion
+    also records the end of the redrive."""
     with transaction(connection) as cur:
         begin_change(cur, group_id)
         cur.execute(SQL["state"], values)
-        if (cur.fetchone() or ("",))[0] != RedrivePhase.RUNNING:
+        if scalar(cur) != RedrivePhase.RUNNING:
             return None
         cur.execute(SQL["send"], values)
-        sent, passed_over = cur.fetchone() or (0, 0)
+        sent, passed_over = single_row(cur)
         cur.execute(SQL["count_sent"], {**values, "records": sent})
-        last = sent + passed_over < values["records"]
-        if last:
+        if sent + passed_over < values["records"]:
             set_audit_actor(cur, by)
             cur.execute(SQL["end"], values)
-    return _PortionResult(sent, passed_over, last)
+        return sent, passed_over
 
 
 def _target(cluster: Cluster, spec: ConsumerSpec, redrive: Redrive) -> dict[str, Any]:
@@ -352,30 +338,24 @@ def _preview(cur: Cursor, redrive_id: int) -> Preview:
     errors, topics, examples, passed_over = results
     excluded = {}
     if redrive.state is RedrivePhase.PLANNED:
-        values = {**group_key(cur, redrive.group), **redrive.filter.parameters(redrive.group), "max_redrives": redrive.max_redrives}
+        values = {**condition(cur, redrive.group, redrive.filter), "max_redrives": redrive.max_redrives}
         cur.execute(SQL["left_out"], {**values, "redrive_id": redrive_id})
         (excluded,) = rows(cur)
     return Preview(redrive, errors, topics, examples, {row["why"]: row["records"] for row in passed_over}, **excluded)
 
 
 def _read_one(cur: Cursor, redrive_id: int) -> Redrive:
-    redrives = _read(cur, redrive_id, None, 1)
-    if not redrives:
-        raise BadInput(what="redrive", found=f"there is no redrive {redrive_id} in this database", fix="See: tidemark redrive list.")
-    return redrives[0]
+    return only(_read(cur, redrive_id, None, 1), "redrive", redrive_id, "tidemark redrive list")
 
 
 def _read(cur: Cursor, redrive_id: int | None, group: str | None, limit: int) -> list[Redrive]:
     cur.execute(SQL["read"], {"redrive_id": redrive_id, "group": group, "limit": limit})
     return [
-        Redrive(
-            **{
-                **{name: value for name, value in row.items() if name != "group_name"},
-                "group": row["group_name"],
-                "state": RedrivePhase(row["state"]),
-                "destination": Destination(row["destination"]),
-                "filter": Filter.from_json(row["filter"]),
-            }
-        )
+        Redrive(**{
+            **row,
+            "state": RedrivePhase(row["state"]),
+            "destination": Destination(row["destination"]),
+            "filter": Filter.from_json(row["filter"]),
+        })
         for row in rows(cur)
-    ]
+    ]  # fmt: skip

@@ -46,7 +46,7 @@ SELECT count(*) FILTER (WHERE state = 'HELD' OR (state = 'WAITING' AND publish_e
 
 -- name: read
 -- Redrives of a group, or a single one, with the number of records in each state, newest first. Locks nothing.
-SELECT redrive.redrive_id, redrive.state, consumer, grp.name AS group_name, destination, filter, per_second, max_redrives, reason, planned_by,
+SELECT redrive.redrive_id, redrive.state, consumer, grp.name AS "group", destination, filter, per_second, max_redrives, reason, planned_by,
        planned_at, started_at, ended_at, approved_by, digest, coalesce(planned, 0) AS planned, coalesce(redriven, 0) AS redriven,
        coalesce(passed_over, 0) AS passed_over
   FROM tidemark.redrive JOIN tidemark.consumer_group grp USING (group_id)

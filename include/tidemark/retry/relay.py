@@ -33,6 +33,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.producer import DeliveryStatus, Publisher, Publishers
 from tidemark.offsets import store
+from tidemark.offsets.store import find_group
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry.messages import Row, outgoing, partition_of
 from tidemark.retry.store import by_index, publish_gone, release
@@ -101,11 +102,10 @@ def relay(
     this process was too slow. Committed portions stay, and the rest is still in the outbox.
     """
     with transaction(connection) as cur:
-        cur.execute(SQL["group_id"], {"group": spec.group})
-        row = cur.fetchone()
-    if row is None:
+        group_id = find_group(cur, spec.group)
+    if group_id is None:
         return Relayed()
-    return _Relay(connection, Cluster(config), publishers or Publishers(config), spec, int(row[0]), portion).run(limit)
+    return _Relay(connection, Cluster(config), publishers or Publishers(config), spec, group_id, portion).run(limit)
 
 
 class _Relay:

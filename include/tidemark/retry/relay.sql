@@ -1,8 +1,5 @@
 -- Statements of the relay. It locks rows of failed_record in id order, and skips rows that are already locked.
 
--- name: group_id
-SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
-
 -- name: idle_limit
 -- A relay that is idle inside its transaction for this long loses its session, and so its row locks. Locks nothing.
 SELECT set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);

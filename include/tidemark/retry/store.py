@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import REWIND_LOCK, array, rows, statements
+from tidemark.db import REWIND_LOCK, array, rows, scalar, statements
 from tidemark.errors import Broken
 from tidemark.offsets.store import locked_position
 from tidemark.records.ranges import Slice, TopicPartition
@@ -124,6 +124,11 @@ def by_index(cur: Cursor) -> None:
     cur.execute(SQL["by_index"])
 
 
+def lock_out_rewinds(cur: Cursor, group_id: int) -> None:
+    """Blocks rewinds of the group until the transaction ends."""
+    cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
+
+
 def lock_due(cur: Cursor, group_id: int, part: Slice, read: Waiting) -> Waiting:
     """Locks the due records still registered in a drained slice, in message order. Returns the ones in ``read``.
 
@@ -133,7 +138,7 @@ def lock_due(cur: Cursor, group_id: int, part: Slice, read: Waiting) -> Waiting:
     import numpy as np
 
     with locked_position(group_id, part):
-        cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
+        lock_out_rewinds(cur, group_id)
     cur.execute(SQL["lock_due"], _key(group_id, part))
     locked = dict(cur.fetchall())
     offsets = np.array([locked.get(number, NOWHERE) for number in read.numbers.tolist()], np.int64)
@@ -180,15 +185,14 @@ def hold(cur: Cursor, part: Slice, numbers: Sequence[int]) -> None:
     if not numbers:
         return
     cur.execute(SQL["hold"], {"numbers": list(numbers)})
-    if cur.rowcount != len(numbers):
-        raise RecordsChanged(part=part, expected=len(numbers), updated=cur.rowcount)
+    _require_updated(part, len(numbers), cur.rowcount)
 
 
 def release(cur: Cursor, group_id: int, topic: str) -> int:
     """Releases held records, if no earlier record of their key is waiting, for a try through ``topic``. Returns their number. Releases all
     records of a key together; the drain keeps their order."""
     cur.execute(SQL["any_held"], {"group_id": group_id})
-    if not (cur.fetchone() or (False,))[0]:
+    if not scalar(cur):
         return 0
     cur.execute(SQL["release"], {"group_id": group_id, "topic": topic})
     return cur.rowcount
@@ -199,8 +203,7 @@ def succeed(cur: Cursor, part: Slice, attempt_id: int, numbers: Sequence[int], r
     if not numbers:
         return
     cur.execute(SQL["succeed"], {"numbers": array(numbers), "rows": array(rows), "attempt_id": attempt_id})
-    if cur.rowcount != len(numbers):
-        raise RecordsChanged(part=part, expected=len(numbers), updated=cur.rowcount)
+    _require_updated(part, len(numbers), cur.rowcount)
 
 
 def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Sequence[FailedTry]) -> tuple[int, int]:
@@ -210,7 +213,6 @@ def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Se
     """
     if not failures:
         return 0, 0
-    rungs = [rung for number in range(1, len(ladder.delays) + 1) if (rung := ladder.rung(number)) is not None]
     cur.execute(
         SQL["fail"],
         {
@@ -218,17 +220,21 @@ def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Se
             "permanent": [failure.permanent for failure in failures],
             "types": [failure.error_type for failure in failures],
             "texts": [failure.error_text for failure in failures],
-            "delays": [rung.delay for rung in rungs],
-            "topics": [rung.topic for rung in rungs],
+            "delays": [rung.delay for rung in ladder.rungs],
+            "topics": [rung.topic for rung in ladder.rungs],
             "failed_topic": ladder.failed_topic,
             "budget": ladder.budget,
             "attempt_id": attempt_id,
         },
     )
     by_state = dict(cur.fetchall())
-    if sum(by_state.values()) != len(failures):
-        raise RecordsChanged(part=part, expected=len(failures), updated=sum(by_state.values()))
+    _require_updated(part, len(failures), sum(by_state.values()))
     return by_state.get("WAITING", 0), by_state.get("FAILED", 0)
+
+
+def _require_updated(part: Slice, expected: int, updated: int) -> None:
+    if updated != expected:
+        raise RecordsChanged(part=part, expected=expected, updated=updated)
 
 
 def due(cur: Cursor, group_id: int) -> list[DueRange]:

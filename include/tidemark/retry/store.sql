@@ -2,8 +2,8 @@
 -- offset.
 
 -- name: lock_out_rewinds
--- Blocks rewinds of the group until this transaction ends, so that none withdraws records while they are being loaded. Drains do not
--- block each other.
+-- Blocks rewinds of the group until this transaction ends, so that none withdraws its records. Drains and operators' actions do not block
+-- each other.
 SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 
 -- name: by_index

@@ -7,34 +7,24 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from tidemark.db import transaction
 from tidemark.kafka import groups
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.reset import first_position
-from tidemark.records.ranges import Log, TopicPartition
 from tidemark.rewind.plan_model import Adopt, Plan
+from tidemark.rewind.scenarios.targets import Place
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
-    from tidemark.db import Cursor
+    from tidemark.db import Connection, Cursor
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A partition's first position, and its log ``[start, end)``. ``kafka_uuid`` is its topic's."""
-
-    partition: TopicPartition
-    kafka_uuid: str
-    position: int
-    log: Log
-
-
-def starts(cluster: Cluster, spec: ConsumerSpec, group: str) -> tuple[list[Start], list[str]]:
-    """Returns where the consumer's partitions start, or why it cannot adopt ``group``.
+def places(connection: Connection, cluster: Cluster, spec: ConsumerSpec, group: str) -> tuple[list[Place], list[str]]:
+    """Returns where the consumer's partitions start, or why it cannot adopt ``group``. Stores topics that are new.
 
     Raises `NoPosition`, `TopicsMissing`, `GroupNotAllowed` or `BrokerUnavailable`.
     """
@@ -52,11 +42,17 @@ def starts(cluster: Cluster, spec: ConsumerSpec, group: str) -> tuple[list[Start
         )
     if problems:
         return [], problems
-    positions = []
-    for partition, log in cluster.logs(partitions).items():
-        position = committed[partition] if partition in committed else first_position(log, spec.offset_reset, topic_known=False)
-        positions.append(Start(partition, uuids[partition.topic], position, log))
-    return positions, []
+    logs = cluster.logs(partitions)
+    starts = {
+        partition: committed[partition] if partition in committed else first_position(log, spec.offset_reset, topic_known=False)
+        for partition, log in logs.items()
+    }
+    with transaction(connection) as cur:
+        ids = {name: store.ensure_topic(cur, name, uuid) for name, uuid in uuids.items()}
+    return [
+        Place(partition, ids[partition.topic], uuids[partition.topic], start, start, logs[partition].start, logs[partition].end)
+        for partition, start in starts.items()
+    ], []
 
 
 def outdated(clusters: Iterable[Cluster], plan: Plan) -> list[str]:
@@ -81,13 +77,12 @@ def in_use(cluster: Cluster, group: str) -> list[str]:
     return [f"Group {group} has live members in Kafka{groups.named(live)}. Stop these consumers first."] if live else []
 
 
-def store_positions(cur: Cursor, plan: Plan, planned: Sequence[Mapping[str, Any]]) -> list[str]:
+def store_positions(cur: Cursor, plan: Plan) -> list[str]:
     """Stores the positions of an adoption; reports positions that the consumer had already. Does nothing for any other plan."""
-    problems: list[str] = []
     if not isinstance(plan.scenario, Adopt):
-        return problems
-    for part in planned:
-        stored = store.start_partition(cur, part["group_id"], part["topic_id"], part["partition"], part["planned_offset"])
-        if not stored:
-            problems.append(f"{part['topic']}/{part['partition']}: the consumer has a position, because it has run since.")
-    return problems
+        return []
+    return [
+        f"{part.partition}: the consumer has a position, because it has run since."
+        for group, part in plan
+        if not store.start_partition(cur, group.group_id, part.topic_id, part.partition.partition, part.old)
+    ]

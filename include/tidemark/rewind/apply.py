@@ -1,6 +1,6 @@
 """Applies a planned rewind to a running group, in one transaction (I4).
 
-    ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind
+    ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind, read the plan that is applied
     ③ lock the positions, in order; an adoption stores them first
     ④ refuse if the plan is stale   ⑤ store the before-image   ⑥ take out superseded rows, failed records and batches
     ⑦ undo only: put back what the undone rewind took out   ⑧ store the ranges that stay unread, or that a backfill reads
@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
 
-from tidemark.db import REWIND_LOCK, data_error, rows, statements, transaction
+from tidemark.db import REWIND_LOCK, data_error, rows, scalar, single_row, statements, transaction
 from tidemark.errors import Refused
+from tidemark.group.wake import notify
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait
@@ -32,9 +33,10 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import adopt, backfill, guards, undo
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, partial_batches
-from tidemark.rewind.plan_model import Plan, RewindState
+from tidemark.rewind.plan_model import GroupPlan, Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
 from tidemark.rewind.rows.archive import Span, put_back, take_out
+from tidemark.rewind.scenarios.scenario import to_json
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
 from tidemark.sink.table import on_tables
 from tidemark.spec import ConsumerSpec
@@ -53,6 +55,8 @@ LOCK_MS = 20_000
 IDLE_MS = 60_000
 """A process that stalls in the middle of a rewind loses its session and its locks after this time."""
 
+Place = tuple[int, int, TopicPartition]
+"""The ids of a group and a topic, and the partition: a position."""
 SpecOf = Callable[[str], ConsumerSpec]
 """Returns the current spec of the consumer with this name."""
 
@@ -99,15 +103,7 @@ class KafkaLogs:
 
 
 def apply(
-    connection: Connection,
-    cluster_of: ClusterOf,
-    spec_of: SpecOf,
-    rewind_id: int,
-    *,
-    by: str,
-    approved_by: str | None = None,
-    dag_id: str | None = None,
-    run_id: str | None = None,
+    connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, by: str, approved_by: str | None = None
 ) -> Applied:
     """Applies a stored plan, all of it or nothing, and returns it with the actual numbers.
 
@@ -130,27 +126,23 @@ def apply(
     try:
         with transaction(connection) as cur:
             key = {"rewind_id": rewind_id, "undo_of": plan.undo_of}
-            locked = _lock(cur, plan)  # ②
-            if locked["state"] != RewindState.PLANNED:
-                return _already_applied(read_plan(cur, rewind_id))
-            cur.execute(SQL["partitions"], key)
-            planned = rows(cur)
-            outdated += adopt.store_positions(cur, plan, planned)
-            positions = [_lock_position(cur, part) for part in planned]  # ③
+            expired = _lock(cur, plan)  # ②
+            plan = read_plan(cur, rewind_id)
+            if plan.state is not RewindState.PLANNED:
+                return _already_applied(plan)
+            outdated += adopt.store_positions(cur, plan)
+            positions = {place: _lock_position(cur, *place) for place in _places(plan)}  # ③
             for side in backfill.to_lock(cur, key):
-                _lock_position(cur, side)
-            changes = outdated + _expired(locked) + _altered(cur, key, locked, planned)  # ④
-            changes += _spec_mismatches(plan, specs) + _group_changes(cur, key, specs)
-            changes += _partition_changes(plan, planned, positions, kafka_logs)
+                _lock_position(cur, *side)
+            changes = outdated + ([f"The plan expired at {plan.expires_at}."] if expired else []) + _altered(plan)  # ④
+            changes += _spec_mismatches(plan, specs) + _group_changes(cur, plan, specs)
+            changes += _partition_changes(plan, positions, kafka_logs)
             if not changes:
                 cur.execute(SQL["keep_before_image"], key)  # ⑤
                 images = rows(cur)
                 changes = partial_batches(cur, {"rewind_id": rewind_id})
             if changes:
                 raise StalePlan(rewind_id=rewind_id, changes=tuple(changes))
-            for group in plan.groups:
-                if problems := guards.problems(cur, {**key, "group_id": group.group_id}, group.tables):
-                    raise RowsStay(table=group.table, message=" ".join(problems))
             _take_out(cur, plan, key, images, specs)  # ⑥
             if plan.undo_of is not None:  # ⑦
                 _put_back(cur, plan, key, specs)
@@ -159,15 +151,16 @@ def apply(
             cur.execute(SQL["move"], key)  # ⑨
             overwritten.set_floors(cur, key)
             cur.execute(SQL["mark_undone"], key)  # ⑩
-            cur.execute(SQL["mark_applied"], {**key, "by": by, "approved_by": approved_by, "dag_id": dag_id, "run_id": run_id})
+            cur.execute(SQL["mark_applied"], {**key, "by": by, "approved_by": approved_by})
             for group in plan.groups:
-                cur.execute(SQL["notify"], {"group": group.group, "message": f"rewind {rewind_id}"})
+                notify(cur, group.group, f"rewind {rewind_id}")
             done = read_plan(cur, rewind_id)
-            with guards.errors_as(lambda message: RowsStay(table=", ".join(group.table for group in plan.groups), message=message)):
+            with guards.rows_stay(", ".join(group.table for group in plan.groups)):
                 cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # so that deferred constraints fail here, not at ⑪
     except psycopg2.errors.InsufficientPrivilege as error:
         raise RewindNotAllowed(rewind_id=rewind_id, message=data_error(error).message) from None
-    _mirror(connection, cluster_of, specs.values())
+    for spec in specs.values():
+        republish_or_log(connection, cluster_of(spec), spec)
     for group, part in done:
         log.info(
             "rewound group=%s partition=%s rewind=%s old=%s new=%s superseded_from=%s rows=%s failed_records=%s",
@@ -183,11 +176,6 @@ def _already_applied(plan: Plan) -> Applied:
     return Applied(plan, already=True)
 
 
-def _mirror(connection: Connection, cluster_of: ClusterOf, specs: Iterable[ConsumerSpec]) -> None:
-    for spec in specs:
-        republish_or_log(connection, cluster_of(spec), spec)
-
-
 def _look_up(cluster: Cluster, partitions: Sequence[TopicPartition]) -> KafkaLogs:
     topics = cluster.topics(sorted({partition.topic for partition in partitions}))
     in_kafka = {partition for topic in topics for partition in topic.all()}
@@ -199,29 +187,39 @@ def _look_up(cluster: Cluster, partitions: Sequence[TopicPartition]) -> KafkaLog
     )
 
 
-def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
+def _lock(cur: Cursor, plan: Plan) -> bool:
+    """Locks the plan's groups and its row. Returns whether it has expired."""
     cur.execute(SQL["limits"], {"lock_ms": str(LOCK_MS), "idle_ms": str(IDLE_MS)})
-    for group in sorted(plan.groups, key=lambda group: group.group_id):
+    for group in _in_lock_order(plan):
         wait, key = LockWait(f"rewinds of group {group.group}"), {"class": REWIND_LOCK, "group_id": group.group_id}
         while _locked(cur, SQL["lock_group"], key) is None:
             wait.report_holders(cur, {**key, "topic_id": None, "partition": None})
     cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # the rewind's row is never locked for long
     cur.execute(SQL["lock_rewind"], {"rewind_id": plan.rewind_id})
-    (locked,) = rows(cur)
+    expired = bool(scalar(cur))
     cur.execute(SQL["limits"], {"lock_ms": str(GRACE_MS), "idle_ms": str(IDLE_MS)})
-    return locked
+    return expired
 
 
-def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
+def _in_lock_order(plan: Plan) -> list[GroupPlan]:
+    return sorted(plan.groups, key=lambda group: group.group_id)
+
+
+def _places(plan: Plan) -> list[Place]:
+    """Returns the positions of the plan, in lock order."""
+    places = [(group.group_id, part.topic_id, part.partition) for group, part in plan]
+    return sorted(places, key=lambda place: (*place[:2], place[2].partition))
+
+
+def _lock_position(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int | None:
     """Locks and returns the position; `None` if it was deleted. Earlier locks stay."""
-    partition = TopicPartition(part["topic"], part["partition"])
-    wait = LockWait(f"position of {partition}")
-    while (locked := _locked(cur, SQL["lock_partition"], part)) is None:
-        ended = store.end_writers(cur, part["group_id"], part["topic_id"], partition)
+    wait, key = LockWait(f"position of {partition}"), {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
+    while (locked := _locked(cur, SQL["lock_partition"], key)) is None:
+        ended = store.end_writers(cur, group_id, topic_id, partition)
         if ended:
             log.warning("ended a session that held a partition partition=%s sessions=%s", partition, ended)
         else:
-            wait.report_holders(cur, {**part, "class": REWIND_LOCK})
+            wait.report_holders(cur, {**key, "class": REWIND_LOCK})
     return int(locked[0][0]) if locked else None
 
 
@@ -239,17 +237,9 @@ def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[
     return locked
 
 
-def _expired(locked: Mapping[str, Any]) -> list[str]:
-    return [f"The plan expired at {locked['expires_at']}."] if locked["expired"] else []
-
-
-def _altered(cur: Cursor, key: Mapping[str, Any], locked: Mapping[str, Any], planned: Sequence[Mapping[str, Any]]) -> list[str]:
+def _altered(plan: Plan) -> list[str]:
     """Reports a change of the plan's rows since planning. The digest covers everything that was approved."""
-    cur.execute(SQL["groups"], key)
-    bases = {group["group_id"]: group["basis"] for group in rows(cur)}
-    columns = ("group_id", "topic_id", "partition", "hold", "target", "new_offset", "superseded_from")
-    moves = [[part[name] for name in columns] for part in planned]
-    if digest_of(locked["scenario"], locked["allow_loss"], locked["backfill"], bases, moves) == locked["digest"]:
+    if digest_of(to_json(plan.scenario), plan.allow_loss, plan.backfill, plan.groups) == plan.digest:
         return []
     return ["The plan was altered: its moves, or the state that it was made from, do not match its digest."]
 
@@ -268,64 +258,62 @@ def _spec_mismatches(plan: Plan, specs: Mapping[int, ConsumerSpec]) -> list[str]
     return mismatches
 
 
-def _group_changes(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> list[str]:
+def _group_changes(cur: Cursor, plan: Plan, specs: Mapping[int, ConsumerSpec]) -> list[str]:
     """Reports changes of groups, specs and sinks since planning and, for an undo, of the rows to restore."""
-    cur.execute(SQL["groups"], key)
     changes = []
-    for group in rows(cur):
-        spec, was = specs[group["group_id"]], group["basis"]
-        now = basis_of(cur, spec, group["last_rewind"])
-        if group["name_now"] != group["group_name"]:
-            changes.append(f"Group {group['group_name']} was deleted.")
+    for group in plan.groups:
+        cur.execute(SQL["group_now"], {"group_id": group.group_id})
+        name, last_rewind = single_row(cur)
+        was, now = group.basis, basis_of(cur, specs[group.group_id], last_rewind)
+        if name != group.group:
+            changes.append(f"Group {group.group} was deleted.")
         changes += [
-            f"The spec of {group['consumer']} was changed: {name} was {was['spec'].get(name)} and is now {value}."
+            f"The spec of {group.consumer} was changed: {name} was {was['spec'].get(name)} and is now {value}."
             for name, value in now["spec"].items()
             if was["spec"].get(name) != value
         ]
         if now["columns"] != was["columns"] and now["spec"]["sink"] == was["spec"]["sink"]:
-            changes.append(
-                f"The columns of {group['sink']} were changed: {_columns_text(was['columns'])} before, {_columns_text(now['columns'])} now."
-            )
+            before, after = (", ".join(f"{name} {kind}" for name, kind in basis["columns"]) for basis in (was, now))
+            changes.append(f"The columns of {group.table} were changed: {before} before, {after} now.")
         if now["last_rewind"] != was["last_rewind"]:
-            changes.append(f"Group {group['group_name']} has been rewound since.")
-    if key["undo_of"] is not None:
-        undo.lock_archives(cur, key["undo_of"])
-        changes += undo.problems(cur, key["undo_of"], {group_id: spec.table_names for group_id, spec in specs.items()})
+            changes.append(f"Group {group.group} has been rewound since.")
+    if plan.undo_of is not None:
+        undo.lock_archives(cur, plan.undo_of)
+        changes += undo.problems(cur, read_plan(cur, plan.undo_of), {group_id: spec.table_names for group_id, spec in specs.items()})
     return changes
 
 
-def _partition_changes(
-    plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], kafka_logs: Mapping[int, KafkaLogs]
-) -> list[str]:
+def _partition_changes(plan: Plan, positions: Mapping[Place, int | None], kafka_logs: Mapping[int, KafkaLogs]) -> list[str]:
     """Reports changes on the partitions since planning. Progress of the group is not a change."""
     changes = []
-    for part, position in zip(planned, positions, strict=True):
-        partition = TopicPartition(part["topic"], part["partition"])
-        kafka = kafka_logs[part["group_id"]]
-        if kafka.uuids[partition.topic] != part["kafka_uuid"] or partition not in kafka.logs:
+    for group, part in plan:
+        partition, position, kafka = part.partition, positions[group.group_id, part.topic_id, part.partition], kafka_logs[group.group_id]
+        if kafka.uuids.get(partition.topic) != part.kafka_uuid or partition not in kafka.logs:
             changes.append(f"{partition}: the topic was deleted and created again.")
             continue
         if position is None:
             changes.append(f"{partition}: the group's position was deleted.")
             continue
-        start, end = kafka.logs[partition]
-        if part["hold"]:
+        if part.hold:
             continue
-        if not start <= part["new_offset"] <= end:
-            why = "retention has passed it" if part["new_offset"] < start else "the log was truncated"
-            changes.append(f"{partition}: {part['new_offset']} is no longer in the log [{start}, {end}); {why}.")
-        target = part["target"]
-        forward, is_forward = target > part["planned_offset"], target > position
+        start, end = kafka.logs[partition]
+        if not start <= part.new <= end:
+            why = "retention has passed it" if part.new < start else "the log was truncated"
+            changes.append(f"{partition}: {part.new} is no longer in the log [{start}, {end}); {why}.")
+        forward, is_forward = part.target > part.old, part.target > position
         if plan.undo_of is None and forward != is_forward:
-            how = f"the group has passed the target {target}" if forward else f"the target {target} is now ahead of the group"
-            changes.append(f"{partition}: {how}; its position was {part['planned_offset']} and is now {position}.")
+            how = f"the group has passed the target {part.target}" if forward else f"the target {part.target} is now ahead of the group"
+            changes.append(f"{partition}: {how}; its position was {part.old} and is now {position}.")
     return changes
 
 
 def _take_out(
     cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]], specs: Mapping[int, ConsumerSpec]
 ) -> None:
-    groups = sorted(plan.groups, key=lambda group: group.group_id)
+    groups = _in_lock_order(plan)
+    for group in groups:
+        if problems := guards.problems(cur, {**key, "group_id": group.group_id}, group.tables):
+            raise RowsStay(table=group.table, message=" ".join(problems))
     for group in groups:
         superseded = [image for image in images if image["group_id"] == group.group_id and not image["hold"]]
         superseded.sort(key=lambda image: image["partition"])
@@ -346,7 +334,7 @@ def _take_out(
 def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> None:
     assert plan.undo_of is not None
     cur.execute(SQL["put_back_in_ledger"], key)
-    for group in sorted(plan.groups, key=lambda group: group.group_id):
+    for group in _in_lock_order(plan):
         ids, keys = {**key, "group_id": group.group_id}, specs[group.group_id].keys
         overwritten.put_back(cur, ids, keys)
         for sink, columns in keys.items():
@@ -357,7 +345,3 @@ def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[in
             give_way = functools.partial(overwritten.give_way, cur, ids, sink, columns)
             put_back(cur, plan.undo_of, group.group_id, sink, give_way)
         overwritten.unpark(cur, ids)
-
-
-def _columns_text(columns: Sequence[Sequence[str]]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in columns)

@@ -11,22 +11,14 @@ SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transa
 SELECT pg_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: lock_rewind
--- Locks the rewind's row and reads its current state, its expiry and the columns of its digest.
-SELECT state, undo_of, expires_at, expires_at <= clock_timestamp() AS expired, scenario, allow_loss, backfill, digest FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;
+-- Locks the rewind's row, and returns whether the plan has expired.
+SELECT expires_at <= clock_timestamp() FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;
 
--- name: groups
--- The basis of the plan, one row per consumer. Locks nothing.
-SELECT grp.group_id, grp.consumer, grp.group_name, grp.sink, grp.basis, now.name AS name_now,
-       (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group other USING (rewind_id)
-         WHERE other.group_id = grp.group_id) AS last_rewind
-  FROM tidemark.rewind_group grp JOIN tidemark.consumer_group now USING (group_id)
- WHERE grp.rewind_id = %(rewind_id)s ORDER BY grp.group_id;
-
--- name: partitions
--- The planned partitions, in lock order. Locks nothing.
-SELECT group_id, topic_id, topic.name AS topic, topic.kafka_uuid, partition, hold, target, planned_offset, new_offset, superseded_from
-  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id)
- WHERE rewind_id = %(rewind_id)s ORDER BY group_id, topic_id, partition;
+-- name: group_now
+-- The group's current name and its last rewind. Locks nothing.
+SELECT name, (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group USING (rewind_id)
+               WHERE rewind_group.group_id = %(group_id)s)
+  FROM tidemark.consumer_group WHERE group_id = %(group_id)s;
 
 -- name: lock_partition
 -- Locks one position. Waits for a commit in flight on it.
@@ -154,10 +146,6 @@ UPDATE tidemark.rewind SET state = 'UNDONE' WHERE rewind_id = %(undo_of)s AND st
 UPDATE tidemark.rewind
    SET state = 'APPLIED', applied_by = %(by)s, applied_at = clock_timestamp(), applied_no = nextval('tidemark.rewind_applied'),
        decided_by = coalesce(decided_by, %(approved_by)s),
-       decided_at = coalesce(decided_at, CASE WHEN %(approved_by)s::text IS NOT NULL THEN clock_timestamp() END),
-       dag_id = coalesce(dag_id, %(dag_id)s), run_id = coalesce(run_id, %(run_id)s)
+       decided_at = coalesce(decided_at, CASE WHEN %(approved_by)s::text IS NOT NULL THEN clock_timestamp() END)
  WHERE rewind_id = %(rewind_id)s;
 
--- name: notify
--- Notifies the members on their group's channel when the transaction commits.
-SELECT pg_notify('tidemark_' || md5(%(group)s), %(message)s);

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, statements
+from tidemark.db import rows, scalar, statements
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
 
@@ -126,17 +126,16 @@ def end_now(cur: Cursor, backfill: Backfill, topic_id: int, partition: TopicPart
     """Like `ends`, for one part."""
     key = {"rewind_id": backfill.rewind_id, "group_id": backfill.group_id, "topic_id": topic_id, "partition": partition.partition}
     cur.execute(SQL["end_now"], key)
-    (end,) = cur.fetchone() or (0,)
-    return int(end)
+    return int(scalar(cur))
 
 
 # ---- In the transaction that applies a rewind
 
 
-def to_lock(cur: Cursor, key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns ``group_id, topic_id, topic, partition`` of each side group position that `follow` may change, in lock order."""
+def to_lock(cur: Cursor, key: Mapping[str, Any]) -> list[tuple[int, int, TopicPartition]]:
+    """Returns group id, topic id and partition of each side group position that `follow` may change, in lock order."""
     cur.execute(SQL["to_lock"], key)
-    return rows(cur)
+    return [(row["group_id"], row["topic_id"], TopicPartition(row["topic"], row["partition"])) for row in rows(cur)]
 
 
 def follow(cur: Cursor, key: Mapping[str, Any], *, make: bool) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import data_error, in_users_function, is_outage, rows, statements
+from tidemark.db import data_error, in_users_function, is_outage, limit_lock_waits, rows, scalar, statements
 from tidemark.errors import Refused
-from tidemark.sink.table import quoted, quoted_table
+from tidemark.sink.table import on_table, quoted, quoted_table
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -64,30 +64,29 @@ def _problems(cur: Cursor, key: Mapping[str, Any], sink: str, sinks: Sequence[st
     return [text for reference in _references(cur, sink, sinks) if (text := _blocking(cur, key, sink, moving, reference)) is not None]
 
 
-def trial(cur: Cursor, key: Mapping[str, Any], sinks: Sequence[str]) -> list[str]:
+def trial(cur: Cursor, key: Mapping[str, Any], sinks: Sequence[str], moving: str) -> list[str]:
     """If a sink has triggers or rules, deletes one row of the rewind, rolls that back, and returns what keeps the row. Skips sinks that
-    another sink refers to, because the referring rows would have to go first."""
-    return [problem for sink in sinks for problem in _trial(cur, key, sink, sinks)]
+    another sink refers to, because the referring rows would have to go first. Parameters as in `problems`."""
+    return [problem for sink in sinks for problem in _trial(cur, key, sink, sinks, moving)]
 
 
-def _trial(cur: Cursor, key: Mapping[str, Any], sink: str, sinks: Sequence[str]) -> list[str]:
+def _trial(cur: Cursor, key: Mapping[str, Any], sink: str, sinks: Sequence[str], moving: str) -> list[str]:
     if len(sinks) > 1 and any(reference["own"] for reference in _references(cur, sink, sinks)):
         return []
     names = hooks(cur, sink, "DELETE")
     cur.execute(SQL["may_delete"], {"table": quoted_table(sink)})
-    (may_delete,) = cur.fetchone() or (False,)
-    if not names or not may_delete:
+    if not names or not scalar(cur):
         return []
-    cur.execute(_on(SQL["sample_row"], sink), key)
+    cur.execute(on_table(SQL["sample_row"].replace("{moving}", moving), sink), key)
     samples = rows(cur)
     if not samples:
         return []
     cur.execute("SAVEPOINT trial")
     problems = []
     try:
-        with errors_as(lambda message: RowsStay(table=sink, message=f"{message} It has {_listed(names)}.")):
-            cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(TRIAL_WAIT_MS),))
-            cur.execute(_on(SQL["delete_one"], sink), samples[0])
+        with rows_stay(sink, names):
+            limit_lock_waits(cur, TRIAL_WAIT_MS)
+            cur.execute(on_table(SQL["delete_one"], sink), samples[0])
             deleted = cur.rowcount
             cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if not deleted:
@@ -145,6 +144,12 @@ def errors_as(as_error: Callable[[str], Refused]) -> Iterator[None]:
         raise as_error(data_error(error).message) from None
 
 
+def rows_stay(sink: str, hooks: Sequence[str] = ()) -> contextlib.AbstractContextManager[None]:
+    """Raises `RowsStay` for an error in the block that keeps rows in the sink. ``hooks``: its triggers and rules, a possible cause."""
+    cause = f" It has {_listed(hooks)}." if hooks else ""
+    return errors_as(lambda message: RowsStay(table=sink, message=message + cause))
+
+
 _FIX = "Let it return OLD, or disable it during the rewind."
 
 
@@ -161,15 +166,14 @@ def _blocking(cur: Cursor, key: Mapping[str, Any], sink: str, moving: str, refer
     if not reference["readable"]:
         fix = f"Grant SELECT on {reference['name']} so that the rewind can count them."
         return f"Rows of {_named(reference)} may refer to rows that would be taken out of {sink}. {fix}" if cascades else None
-    join = [f"written.{_escaped(to)} = child.{_escaped(of)}" for of, to in zip(reference["referring"], reference["referred"], strict=True)]
+    join = [f"written.{quoted(to)} = child.{quoted(of)}" for of, to in zip(reference["referring"], reference["referred"], strict=True)]
     if reference["own"]:  # rows that are taken out too do not count
         join.append("NOT (child.kafka_topic_id = part.topic_id AND child.kafka_partition = part.partition AND "
                     "child.kafka_offset >= part.superseded_from)")  # fmt: skip
-    text = (
-        SQL["referring"].replace("{moving}", moving).replace("{child}", _percent(reference["child"])).replace("{same}", " AND ".join(join))
-    )
-    cur.execute(_on(text, sink), key)
-    (count,) = cur.fetchone() or (0,)
+    child, same = (text.replace("%", "%%") for text in (reference["child"], " AND ".join(join)))
+    text = SQL["referring"].replace("{moving}", moving).replace("{child}", child).replace("{same}", same)
+    cur.execute(on_table(text, sink), key)
+    count = scalar(cur)
     if not count:
         return None
     consequence = "They would be deleted or changed too, and an undo would not restore them." if cascades else "The constraint forbids it."
@@ -181,19 +185,6 @@ def _blocking(cur: Cursor, key: Mapping[str, Any], sink: str, moving: str, refer
 
 def _named(reference: Mapping[str, Any]) -> str:
     return f"{reference['name']} (constraint {reference['conname']}, {_ACTIONS[reference['action']]})"
-
-
-def _on(statement: str, sink: str) -> str:
-    return statement.replace("{table}", _percent(quoted_table(sink)))
-
-
-def _escaped(name: str) -> str:
-    return _percent(quoted(name))
-
-
-def _percent(name: str) -> str:
-    """Escapes a name for a statement with parameters."""
-    return name.replace("%", "%%")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'DELETE');
 -- name: sample_row
 -- One row that the rewind takes out.
 SELECT written.kafka_topic_id, written.kafka_partition, written.kafka_offset, written.kafka_seq
-  FROM tidemark.rewind_partition part
+  FROM {moving} part
  CROSS JOIN LATERAL (SELECT kafka_topic_id, kafka_partition, kafka_offset, kafka_seq FROM {table} written
                       WHERE written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
                         AND written.kafka_offset >= part.superseded_from LIMIT 1) written

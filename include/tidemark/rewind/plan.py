@@ -1,7 +1,7 @@
 """Plans a rewind: resolves it to offsets once and stores them, to be reviewed, approved and applied.
 
     ① check the request   ② read groups, positions and tables   ③ look up topics and the ranges of their logs in Kafka
-    ④ resolve the scenario to one target per partition   ⑤ count the rows to take out, store the plan, check that it can be applied
+    ④ resolve the scenario to one target per partition   ⑤ count the rows to take out, check that they can go, store the plan
 
 A running group reads on: nothing is locked, and nothing is written before ⑤. `preview` stores nothing.
 """
@@ -13,12 +13,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, statements, transaction
+from tidemark.db import rows, scalar, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster, cleanup_of
 from tidemark.kafka.failures import NotAllowed
@@ -28,7 +28,6 @@ from tidemark.rewind import adopt, guards, undo
 from tidemark.rewind.plan_model import Adopt, GroupPlan, PartitionPlan, Plan, Scenario, Undo
 from tidemark.rewind.scenarios.scenario import EXPIRES_IN, to_json
 from tidemark.rewind.scenarios.targets import (
-    Move,
     Outside,
     Place,
     TargetsOutOfRange,
@@ -42,6 +41,7 @@ from tidemark.rewind.store import read_plan
 from tidemark.sink.table import SinkMissing, on_tables, read_columns
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import Deletes, OnFailure, SinkMode
+from tidemark.spec.scope import Scope
 from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
@@ -53,13 +53,6 @@ SQL = statements("tidemark.rewind", "plan.sql")
 
 ClusterOf = Callable[[ConsumerSpec], Cluster]
 """Returns the Kafka cluster that a consumer reads."""
-
-
-class PartitionFilter(Protocol):
-    """Selects the partitions that a rewind moves; `tidemark.spec.scope.Scope` is one."""
-
-    def select(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Returns the partitions in scope. Raises `BadInput` if the scope names one that is not in ``partitions``."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,23 +91,27 @@ class Consumer:
     """The group's state, its running attempts and its read rate."""
     positions: Sequence[store.Position]
     places: list[Place] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    moves: list[PartitionPlan] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """A request for a rewind. All ``consumers`` move, or none; they share the database of their sinks.
-
-    ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run. ``allow_loss``: a target before the start of the log becomes the start.
-    ``backfill``: a separate run reads the skipped records later (`tidemark.rewind.backfill`).
-    """
+class MoveRequest:
+    """What a rewind would move. All ``consumers`` move, or none; they share the database of their sinks. ``allow_loss``: a target before
+    the start of the log becomes the start."""
 
     consumers: Sequence[ConsumerSpec]
-    scope: PartitionFilter
+    scope: Scope
     scenario: Scenario
+    allow_loss: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest(MoveRequest):
+    """A request for a rewind. ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run. ``backfill``: a separate run reads the
+    skipped records later (`tidemark.rewind.backfill`)."""
+
     reason: str
     by: str
-    allow_loss: bool = False
     backfill: bool = False
     expires_in: timedelta = EXPIRES_IN
     dag_id: str | None = None
@@ -132,14 +129,13 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
     `BrokerUnavailable`.
     """
     reason = check_reason(request.reason)  # ①
-    moved, scenario = _resolve_all(
-        connection, cluster_of, request.consumers, request.scope, request.scenario, allow_loss=request.allow_loss
-    )
-    if request.backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in moved for move in consumer.moves)):
+    moved, scenario = _resolve_all(connection, cluster_of, request)
+    undo_of = _undone(scenario)
+    if request.backfill and (undo_of or not any(move.can_be_backfilled for consumer in moved for move in consumer.moves)):
         raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
     rewind = {
-        "scenario": json.dumps(to_json(scenario)),
-        "undo_of": scenario.rewind_id if isinstance(scenario, Undo) else None,
+        "scenario": to_json(scenario),
+        "undo_of": undo_of,
         "allow_loss": request.allow_loss,
         "backfill": request.backfill,
         "reason": reason,
@@ -149,77 +145,68 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
         "run_id": request.run_id,
     }
     with transaction(connection) as cur:  # ⑤
-        stored = _store(cur, rewind, moved)
-        key = {"rewind_id": stored.rewind_id, "undo_of": stored.undo_of}
-        problems = partial_batches(cur, key)
-        for consumer in moved:
-            group_key, tables = {**key, "group_id": consumer.group_id}, consumer.spec.table_names
-            problems += guards.problems(cur, group_key, tables) or guards.trial(cur, group_key, tables)
-        if problems:
-            raise PlanRefused(problems=tuple(problems))
+        stored = _store(cur, rewind, _preview(cur, moved, undo_of, trial=True))
     names = ",".join(spec.name for spec in request.consumers)
     log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, names, request.by)
     return stored
 
 
-def preview(
-    connection: Connection,
-    cluster_of: ClusterOf,
-    consumers: Sequence[ConsumerSpec],
-    scope: PartitionFilter,
-    scenario: Scenario,
-    *,
-    allow_loss: bool,
-) -> tuple[GroupPlan, ...]:
+def preview(connection: Connection, cluster_of: ClusterOf, request: MoveRequest) -> tuple[GroupPlan, ...]:
     """Returns what `plan` would store now. Only reads, so the session may be read-only, and `Adopt` cannot be previewed.
 
     Raises the errors of `plan`, except for triggers that keep the rows: only the trial delete of `plan` detects these.
     """
-    moved, scenario = _resolve_all(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
-    undo_of = scenario.rewind_id if isinstance(scenario, Undo) else None
+    moved, scenario = _resolve_all(connection, cluster_of, request)
     with transaction(connection) as cur:
-        groups = tuple(_group_plan(cur, consumer, undo_of) for consumer in moved)
-        key = {"undo_of": undo_of, **_moving(moved)}
-        problems = partial_batches(cur, key, SQL["moving"])
-        for consumer in moved:
-            problems += guards.problems(cur, {**key, "group_id": consumer.group_id}, consumer.spec.table_names, SQL["moving"])
+        return _preview(cur, moved, _undone(scenario), trial=False)
+
+
+def _undone(scenario: Scenario) -> int | None:
+    return scenario.rewind_id if isinstance(scenario, Undo) else None
+
+
+def _preview(cur: Cursor, moved: Sequence[Consumer], undo_of: int | None, *, trial: bool) -> tuple[GroupPlan, ...]:
+    """Returns the plans of the groups, with counts. Raises `PlanRefused` if their rows cannot go. ``trial``: see `guards.trial`."""
+    groups = tuple(_group_plan(cur, consumer, undo_of) for consumer in moved)
+    key, moving = {"undo_of": undo_of, **_moving((group.group_id, group.partitions) for group in groups)}, SQL["moving"]
+    problems = partial_batches(cur, key, moving)
+    for group in groups:
+        of_group = (cur, {**key, "group_id": group.group_id}, group.tables, moving)
+        problems += guards.problems(*of_group) or (guards.trial(*of_group) if trial else [])
     if problems:
         raise PlanRefused(problems=tuple(problems))
     return groups
 
 
-def _resolve_all(
-    connection: Connection,
-    cluster_of: ClusterOf,
-    consumers: Sequence[ConsumerSpec],
-    scope: PartitionFilter,
-    scenario: Scenario,
-    *,
-    allow_loss: bool,
-) -> tuple[list[Consumer], Scenario]:
+def _resolve_all(connection: Connection, cluster_of: ClusterOf, request: MoveRequest) -> tuple[list[Consumer], Scenario]:
     """Steps ① to ④: returns the consumers that move, with their moves, and the scenario limited to the chosen partitions."""
-    _check_consumers(consumers)
+    scenario, allow_loss = request.scenario, request.allow_loss
+    _check_consumers(request.consumers)
     with transaction(connection) as cur:  # ②
         if isinstance(scenario, Adopt):
-            for spec in consumers:
+            for spec in request.consumers:
                 store.ensure_group(cur, spec.group)
-        requested = [_consumer(cur, spec, cluster_of(spec)) for spec in consumers]
+        requested = [_consumer(cur, spec, cluster_of(spec)) for spec in request.consumers]
     if isinstance(scenario, Adopt):  # ③
         problems = [problem for consumer in requested for problem in _locate_adopted(connection, consumer, scenario)]
     else:
         problems = [problem for consumer in requested for problem in _locate(consumer)]
     if problems:
         raise PlanRefused(problems=tuple(problems))
-    chosen = set(scope.select([place.partition for consumer in requested for place in consumer.places]))
+    partitions = [place.partition for consumer in requested for place in consumer.places]
+    chosen = set(request.scope.select(partitions))
     with transaction(connection) as cur:  # ④
         if isinstance(scenario, Undo):
             problems, outside = _resolve_undo(cur, scenario, requested, chosen, allow_loss=allow_loss)
         else:
-            problems = unread_partitions(scenario, [place.partition for consumer in requested for place in consumer.places])
+            problems = unread_partitions(scenario, partitions)
             scenario = limited_to(scenario, chosen)
-            outside = [target for consumer in requested for target in _resolve(cur, scenario, consumer, chosen, allow_loss=allow_loss)]
+            outside = []
             for consumer in requested:
                 places = [place for place in consumer.places if place.partition in chosen]
+                offsets = targets(cur, consumer.cluster, scenario, consumer.spec.group, consumer.group_id, places)
+                consumer.moves, beyond = moves(scenario, places, offsets, allow_loss=allow_loss)
+                outside += beyond
                 problems += unvalidated(cur, scenario, consumer.group_id, places)
     if problems:
         raise PlanRefused(problems=tuple(problems))
@@ -319,6 +306,7 @@ def _locate(consumer: Consumer) -> list[str]:
         Place(
             position.partition,
             position.topic_id,
+            position.kafka_uuid,
             position.position,
             position.validated,
             starts[position.partition],
@@ -342,28 +330,15 @@ def _locate_adopted(connection: Connection, consumer: Consumer, scenario: Adopt)
     if consumer.positions:
         move = f"tidemark rewind plan {spec.name} --from-group kafka:{scenario.group}"
         return [f"Group {spec.group} has positions already, so it cannot adopt others. To move it: {move}"]
-    starts, problems = adopt.starts(consumer.cluster, spec, scenario.group)
-    with transaction(connection) as cur:
-        topics = {(start.partition.topic, start.kafka_uuid) for start in starts}
-        ids = {uuid: store.ensure_topic(cur, topic, uuid) for topic, uuid in topics}
-    consumer.places = [
-        Place(start.partition, ids[start.kafka_uuid], start.position, start.position, start.log.start, start.log.end) for start in starts
-    ]
+    consumer.places, problems = adopt.places(connection, consumer.cluster, spec, scenario.group)
     return problems
-
-
-def _resolve(cur: Cursor, scenario: Scenario, consumer: Consumer, chosen: set[TopicPartition], *, allow_loss: bool) -> list[Outside]:
-    places = [place for place in consumer.places if place.partition in chosen]
-    offsets = targets(cur, consumer.cluster, scenario, consumer.spec.group, consumer.group_id, places)
-    consumer.moves, outside = moves(scenario, places, offsets, allow_loss=allow_loss)
-    return outside
 
 
 def _refuse_compacted(consumers: Iterable[Consumer]) -> None:
     """Raises `CompactedTopics`. A topic whose settings this client may not read counts as not compacted."""
     compacted: set[str] = set()
     for consumer in consumers:
-        replayed = {move.place.partition.topic for move in consumer.moves if not move.hold and move.superseded_from < move.place.position}
+        replayed = {move.partition.topic for move in consumer.moves if not move.hold and move.superseded_from < move.old}
         with contextlib.suppress(NotAllowed):
             compacted |= {topic for topic, settings in consumer.cluster.settings(replayed).items() if cleanup_of(settings).compacted}
     if compacted:
@@ -373,113 +348,97 @@ def _refuse_compacted(consumers: Iterable[Consumer]) -> None:
 def _resolve_undo(
     cur: Cursor, scenario: Undo, requested: Sequence[Consumer], chosen: set[TopicPartition], *, allow_loss: bool
 ) -> tuple[list[str], list[Outside]]:
-    """`_resolve` from the stored rewind; also returns why it cannot be undone."""
-    images = undo.read_images(cur, scenario.rewind_id)
-    places = {(consumer.group_id, place.topic_id, place.partition.partition): place for consumer in requested for place in consumer.places}
-    problems = undo.problems(cur, scenario.rewind_id, {consumer.group_id: consumer.spec.table_names for consumer in requested})
+    """Moves the consumers to where the stored rewind found them. Returns why it cannot be undone, and targets outside the log."""
+    undone = read_plan(cur, scenario.rewind_id)
+    problems = undo.problems(cur, undone, {consumer.group_id: consumer.spec.table_names for consumer in requested})
+    consumers = {consumer.group_id: consumer for consumer in requested}
+    places = {(consumer.group_id, place.topic_id, place.partition): place for consumer in requested for place in consumer.places}
     outside: list[Outside] = []
-    for image in images:
-        place = places.get((image.group_id, image.topic_id, image.partition.partition))
-        consumer = next((consumer for consumer in requested if consumer.group_id == image.group_id), None)
-        if consumer is None:
+    for group, part in undone:
+        if group.group_id not in consumers:
             continue  # reported by `undo.problems`
+        place = places.get((group.group_id, part.topic_id, part.partition))
         if place is None:
-            problems.append(f"{image.partition}: the group no longer has a position on the topic of rewind {scenario.rewind_id}.")
-        elif image.partition not in chosen:
-            problems.append(f"{image.partition} is part of rewind {scenario.rewind_id}, which can only be undone whole. Choose all of it.")
-        elif image.hold:
-            consumer.moves.append(Move(place, place.position, place.position, place.position, hold=True))
-        elif not (image.old <= place.end and (image.old >= place.start or allow_loss)):
-            outside.append(Outside(image.partition, image.old, place.start, place.end))
+            problems.append(f"{part.partition}: the group no longer has a position on the topic of rewind {undone.rewind_id}.")
+        elif part.partition not in chosen:
+            problems.append(f"{part.partition} is part of rewind {undone.rewind_id}, which can only be undone whole. Choose all of it.")
+        elif part.hold:
+            consumers[group.group_id].moves.append(place.held())
+        elif (beyond := place.outside(part.old, allow_loss=allow_loss)) is not None:
+            outside.append(beyond)
         else:
-            consumer.moves.append(Move(place, image.old, max(image.old, place.start), image.superseded_from))
+            consumers[group.group_id].moves.append(place.moved(part.old, part.superseded_from))
     return problems, outside
 
 
-def _moving(consumers: Sequence[Consumer]) -> dict[str, Any]:
-    """Returns the parameters of the relation ``moving``."""
-    moves = [(consumer.group_id, move) for consumer in consumers for move in consumer.moves]
+def _moving(moves: Iterable[tuple[int, Sequence[PartitionPlan]]]) -> dict[str, Any]:
+    """Returns the parameters of the relation ``moving`` for the moves of each group id."""
+    parts = [(group_id, part) for group_id, group_moves in moves for part in group_moves]
     return {
         "rewind_id": 0,
-        "group_ids": [group_id for group_id, _ in moves],
-        "topic_ids": [move.place.topic_id for _, move in moves],
-        "partitions": [move.place.partition.partition for _, move in moves],
-        "holds": [move.hold for _, move in moves],
-        "superseded": [move.superseded_from for _, move in moves],
+        "group_ids": [group_id for group_id, _ in parts],
+        "topic_ids": [part.topic_id for _, part in parts],
+        "partitions": [part.partition.partition for _, part in parts],
+        "holds": [part.hold for _, part in parts],
+        "superseded": [part.superseded_from for _, part in parts],
     }
 
 
 def _group_plan(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
     """Counts what the consumer's moves would take out and put back now."""
     spec, now = consumer.spec, consumer.now
-    key = {**_moving([consumer]), "undo_of": undo_of}
+    key = {**_moving([(consumer.group_id, consumer.moves)]), "undo_of": undo_of}
     cur.execute(on_tables(SQL["count_superseded"].replace("{moving}", SQL["moving"]), spec.table_names), key)
     counts = {(row.pop("topic_id"), row.pop("partition")): row for row in rows(cur)}
     reports = spec.validation is not None and spec.validation.on_failure is OnFailure.REPORT
     cur.execute(SQL["announced"].replace("{moving}", SQL["moving"]), {**key, "reports": reports})
-    (announced,) = cur.fetchone() or (False,)
+    announced = scalar(cur)
+    ends = {place.partition: place.end for place in consumer.places}
     return GroupPlan(
         consumer=spec.name,
         group=spec.group,
         group_id=consumer.group_id,
         tables=spec.table_names,
-        partitions=tuple(
-            PartitionPlan(
-                partition=move.place.partition,
-                topic_id=move.place.topic_id,
-                old=move.place.position,
-                new=move.to,
-                lost=(move.target, move.to) if not move.hold and move.to > move.target else None,
-                superseded_from=move.superseded_from,
-                **counts.get((move.place.topic_id, move.place.partition.partition), {}),
-            )
-            for move in consumer.moves
-        ),
-        lag=sum(max(0, move.place.end - move.to) for move in consumer.moves),
+        partitions=tuple(replace(move, **counts.get((move.topic_id, move.partition.partition), {})) for move in consumer.moves),
+        lag=sum(max(0, ends[move.partition] - move.new) for move in consumer.moves),
         records_per_s=now["records_per_s"],
         group_state=now["state"],
         in_flight=now["in_flight"],
         announced_assets=spec.table_names if announced else (),
+        basis=consumer.basis,
     )
 
 
-def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]) -> Plan:
-    cur.execute(SQL["add_rewind"], {**rewind, "digest": _digest(rewind, consumers)})
-    (rewind_id,) = cur.fetchone() or (0,)
-    for consumer in consumers:
-        group = _group_plan(cur, consumer, rewind["undo_of"])
+def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) -> Plan:
+    digest = digest_of(rewind["scenario"], rewind["allow_loss"], rewind["backfill"], groups)
+    cur.execute(SQL["add_rewind"], {**rewind, "scenario": json.dumps(rewind["scenario"]), "digest": digest})
+    rewind_id = scalar(cur)
+    for group in groups:
         cur.execute(SQL["add_group"], {
-            **consumer.now, "rewind_id": rewind_id, "group_id": consumer.group_id, "consumer": group.consumer, "group": group.group,
-            "sink": group.table, "sinks": list(group.tables), "basis": json.dumps(consumer.basis), "lag": group.lag,
-            "announced_assets": list(group.announced_assets),
+            "rewind_id": rewind_id, "group_id": group.group_id, "consumer": group.consumer, "group": group.group, "sink": group.table,
+            "sinks": list(group.tables), "basis": json.dumps(group.basis), "state": group.group_state, "in_flight": group.in_flight,
+            "lag": group.lag, "records_per_s": group.records_per_s, "announced_assets": list(group.announced_assets),
         })  # fmt: skip
         cur.execute(SQL["add_partitions"], {
-            **_moving([consumer]),
+            **_moving([(group.group_id, group.partitions)]),
             "rewind_id": rewind_id,
-            "group_id": consumer.group_id,
-            "targets": [move.target for move in consumer.moves],
-            "positions": [move.place.position for move in consumer.moves],
-            "offsets": [move.to for move in consumer.moves],
+            "group_id": group.group_id,
+            "targets": [part.target for part in group.partitions],
+            "positions": [part.old for part in group.partitions],
+            "offsets": [part.new for part in group.partitions],
             "sink_rows": [part.sink_rows for part in group.partitions],
             "failed_records": [part.failed_records for part in group.partitions],
         })  # fmt: skip
     return read_plan(cur, rewind_id)
 
 
-def _digest(rewind: Mapping[str, Any], consumers: Sequence[Consumer]) -> str:
-    bases = {consumer.group_id: consumer.basis for consumer in consumers}
+def digest_of(scenario: Mapping[str, Any], allow_loss: bool, backfill: bool, groups: Iterable[GroupPlan]) -> str:
+    """Returns a plan's digest: plans with the same digest make the same moves from the same state."""
+    bases = {group.group_id: group.basis for group in groups}
     moves = [
-        (consumer.group_id, move.place.topic_id, move.place.partition.partition, move.hold, move.target, move.to, move.superseded_from)
-        for consumer in consumers
-        for move in consumer.moves
+        [group.group_id, part.topic_id, part.partition.partition, part.hold, part.target, part.new, part.superseded_from]
+        for group in groups
+        for part in group.partitions
     ]
-    return digest_of(json.loads(rewind["scenario"]), rewind["allow_loss"], rewind["backfill"], bases, moves)
-
-
-def digest_of(
-    scenario: Mapping[str, Any], allow_loss: bool, backfill: bool, bases: Mapping[int, Mapping[str, Any]], moves: Iterable[Sequence[Any]]
-) -> str:
-    """Returns a plan's digest: plans with the same digest make the same moves from the same state. ``bases`` are by group id; each of
-    ``moves`` is the group's and the topic's id, partition, hold, target, new offset, and the offset from which rows are superseded."""
-    content = [scenario, allow_loss, backfill, sorted(bases.items()), sorted(map(list, moves))]
+    content = [scenario, allow_loss, backfill, sorted(bases.items()), sorted(moves)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

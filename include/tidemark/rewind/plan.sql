@@ -112,12 +112,6 @@ SELECT whole_batch_id, topic.name AS topic, partition, start_offset AS start, en
  WHERE whole_batch_id IN (SELECT whole_batch_id FROM placed WHERE NOT whole)
  ORDER BY whole_batch_id, topic.name, partition;
 
--- name: of_rewind
--- The partitions of an applied rewind, for its undo.
-SELECT group_id, topic.name AS topic, topic_id, partition, hold, old_offset, new_offset, superseded_from
-  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id) WHERE rewind_id = %(rewind_id)s
- ORDER BY group_id, topic.name, partition;
-
 -- name: later_rewinds
 -- Later applied rewinds of the same partitions that stand: not undone, and not the undo of a rewind that also came after this one.
 WITH RECURSIVE one AS (
@@ -137,11 +131,6 @@ SELECT chain.rewind_id
   FROM chain JOIN tidemark.rewind first ON first.rewind_id = chain.first_id AND first.undo_of IS NULL
  WHERE NOT (chain.undos %% 2 = 1 AND first.applied_no > (SELECT applied_no FROM one))
  ORDER BY chain.rewind_id;
-
--- name: archives
--- The archives of a rewind. Locks nothing.
-SELECT rewind_id, number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed FROM tidemark.rewind_archive
- WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number;
 
 -- name: lock_groups
 -- Locks the groups of a rewind, so that no row overwritten since is removed until the transaction ends.

@@ -1,11 +1,12 @@
-"""Values of a rewind. A scenario names the target; a plan has the resulting move of each partition."""
+"""Values of a rewind. A scenario names the target, by Kafka's name or ours; a plan has the resulting move of each partition."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any, ClassVar
 
 from tidemark.records.ranges import TopicPartition
 
@@ -14,19 +15,26 @@ from tidemark.records.ranges import TopicPartition
 class ToEarliest:
     """To the first record that Kafka still has."""
 
+    name: ClassVar = "to-earliest"
+
 
 @dataclass(frozen=True, slots=True)
 class ToLatest:
     """To the last stable offset."""
+
+    name: ClassVar = "to-latest"
 
 
 @dataclass(frozen=True, slots=True)
 class ToCurrent:
     """Stays at the current position: nothing moves, but running attempts are fenced and claim again."""
 
+    name: ClassVar = "to-current"
+
 
 @dataclass(frozen=True, slots=True)
 class ToOffset:
+    name: ClassVar = "to-offset"
     offset: int
 
 
@@ -34,6 +42,7 @@ class ToOffset:
 class ShiftBy:
     """By this many offsets forward, or back if negative."""
 
+    name: ClassVar = "shift-by"
     offsets: int
 
 
@@ -41,6 +50,7 @@ class ShiftBy:
 class ToDatetime:
     """To the first record at or after this time; ``moment`` has a time zone."""
 
+    name: ClassVar = "to-datetime"
     moment: datetime
 
 
@@ -48,6 +58,7 @@ class ToDatetime:
 class ByDuration:
     """To the first record within this time before planning, by the database's clock."""
 
+    name: ClassVar = "by-duration"
     duration: timedelta
 
 
@@ -55,6 +66,7 @@ class ByDuration:
 class FromFile:
     """To the offsets in a file; partitions that are not in it stay where they are."""
 
+    name: ClassVar = "from-file"
     offsets: Mapping[TopicPartition, int]
 
 
@@ -62,6 +74,7 @@ class FromFile:
 class FromGroup:
     """To the positions of another group of this database or, with ``kafka``, to the offsets that a group has committed to Kafka."""
 
+    name: ClassVar = "from-group"
     group: str
     kafka: bool = False
 
@@ -70,6 +83,7 @@ class FromGroup:
 class Adopt:
     """Starts a consumer without positions at the offsets that a group has committed to Kafka; see `tidemark.rewind.adopt`."""
 
+    name: ClassVar = "adopt"
     group: str
 
 
@@ -77,11 +91,14 @@ class Adopt:
 class ToValidated:
     """To the end of the validated rows."""
 
+    name: ClassVar = "to-validated"
+
 
 @dataclass(frozen=True, slots=True)
 class ToBatch:
     """To the start of a batch (``batch_id``), or of all batches of an Airflow run (``dag_id`` and ``run_id``)."""
 
+    name: ClassVar = "to-batch"
     batch_id: int | None = None
     dag_id: str | None = None
     run_id: str | None = None
@@ -91,6 +108,7 @@ class ToBatch:
 class Undo:
     """Restores offsets and rows as they were before another rewind."""
 
+    name: ClassVar = "undo"
     rewind_id: int
 
 
@@ -125,20 +143,30 @@ class PartitionPlan:
 
     partition: TopicPartition
     topic_id: int
+    kafka_uuid: str
+    """The topic's UUID at planning."""
     old: int
+    target: int
+    """What the scenario resolved to."""
     new: int
+    """Greater than the target only if the log starts after it."""
+    superseded_from: int
+    """Rows, failed records and batches from this offset on are taken out."""
+    hold: bool = False
+    """Whether the partition stays wherever the group is when the plan is applied."""
     sink_rows: int = 0
     failed_records: int = 0
-    lost: tuple[int, int] | None = None
-    """The range between the target and the start of the log, which can no longer be read."""
-    superseded_from: int | None = None
-    """Rows, failed records and batches from this offset on are taken out."""
     backfill_left: int | None = None
     """Skipped offsets that a backfill still has to read; `None` if there is no backfill (yet)."""
     rows_back: int = 0
     """Undo only: rows that it restores."""
     failed_back: int = 0
     """Undo only: failed records that it restores."""
+
+    @property
+    def lost(self) -> tuple[int, int] | None:
+        """The range between the target and the start of the log, which can no longer be read."""
+        return (self.target, self.new) if not self.hold and self.new > self.target else None
 
     @property
     def replay(self) -> int:
@@ -149,6 +177,11 @@ class PartitionPlan:
     def skip(self) -> int:
         """Offsets that will not be read."""
         return max(0, self.new - self.old)
+
+    @property
+    def can_be_backfilled(self) -> bool:
+        """Whether the move skips records that Kafka has."""
+        return self.new == self.target > self.old
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +203,8 @@ class GroupPlan:
     """Number of running attempts."""
     announced_assets: tuple[str, ...]
     """Assets whose events announced superseded rows."""
+    basis: Mapping[str, Any] = field(hash=False)
+    """The state whose change makes the plan stale; see `tidemark.rewind.plan.basis_of`."""
 
     @property
     def table(self) -> str:

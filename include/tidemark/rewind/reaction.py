@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
-from tidemark.quality.conservation import group_number
+from tidemark.offsets.store import require_group
 from tidemark.quality.validation import CONSERVATION
 from tidemark.quality.verdict import ValidatedRun, ValidationReport, Verdict
 from tidemark.records.ranges import TopicPartition
@@ -26,6 +26,7 @@ from tidemark.rewind.plan_model import Plan, ToBatch
 from tidemark.rewind.store import reject
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
+from tidemark.text.wording import first_of
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -41,19 +42,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatedFailure:
-    """A range that fails for the second time; ``rewind_id`` took it back the first time."""
-
-    rewind_id: int
-    partition: TopicPartition
-    start: int
-    end: int
-
-    def __str__(self) -> str:
-        return f"{self.partition} [{self.start}, {self.end}) by rewind {self.rewind_id}"
-
-
-@dataclass(frozen=True, slots=True)
 class TakenBack:
     """The outcome: ``rewound``, or nothing was done for this ``reason``."""
 
@@ -65,16 +53,14 @@ class TakenBack:
             return f"the rows stay: {self.reason}"
         ranges = [f"{part.partition} from {part.new} to {part.old}" for _, part in self.rewound]
         return (
-            f"rewind {self.rewound.rewind_id} took its rows out. The next run reads again: {_joined(ranges)}. If they fail again, "
+            f"rewind {self.rewound.rewind_id} took its rows out. The next run reads again: {first_of(ranges, SHOWN)}. If they fail again, "
             "they stay and block"
         )
 
 
 def taken_back(connection: Connection, group: str, run: ValidatedRun) -> int | None:
     """Returns the rewind, not undone since, with which a failed validation took back this run's rows. Then nothing is left to validate."""
-    with transaction(connection) as cur:
-        cur.execute(SQL["taken_back"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
-        rewinds = rows(cur)
+    rewinds = _read(connection, "taken_back", group, run)
     return int(rewinds[0]["rewind_id"]) if rewinds else None
 
 
@@ -93,11 +79,11 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     repeated, seen = _repeated_failures(connection, spec.group, run), _seen_by_readers(connection, spec.group, run)
     if repeated:
         return TakenBack(
-            reason=f"they were read again once and failed again: {_joined(list(map(str, repeated)))}. Fix the transform, the data or the "
+            reason=f"they were read again once and failed again: {first_of(repeated, SHOWN)}. Fix the transform, the data or the "
             "suite, then rewind manually or validate again"
         )
     if seen:
-        return TakenBack(reason=f"readers have already seen the rows from {_joined(seen)} on. Rewind manually if they must go")
+        return TakenBack(reason=f"readers have already seen the rows from {first_of(seen, SHOWN)} on. Rewind manually if they must go")
     failing = "; ".join(result.text for result in verdict.results if not result.success)
     by = f"validation {verdict.validation_id}"  # the statement `taken_back_before` recognizes the rewind by it
     try:
@@ -129,22 +115,21 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     return TakenBack(rewound=done)
 
 
-def _repeated_failures(connection: Connection, group: str, run: ValidatedRun) -> list[RepeatedFailure]:
-    with transaction(connection) as cur:
-        cur.execute(SQL["taken_back_before"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
-        return [
-            RepeatedFailure(row["rewind_id"], TopicPartition(row["topic"], row["partition"]), row["start_offset"], row["end_offset"])
-            for row in rows(cur)
-        ]
+def _repeated_failures(connection: Connection, group: str, run: ValidatedRun) -> list[str]:
+    """Returns the ranges that fail for the second time, each with the rewind that took it back the first time."""
+    return [
+        f"{TopicPartition(row['topic'], row['partition'])} [{row['start_offset']}, {row['end_offset']}) by rewind {row['rewind_id']}"
+        for row in _read(connection, "taken_back_before", group, run)
+    ]
 
 
 def _seen_by_readers(connection: Connection, group: str, run: ValidatedRun) -> list[str]:
     """Returns the offsets from which readers have already seen rows of the run, or later ones."""
+    seen = _read(connection, "used_already", group, run)
+    return [f"{TopicPartition(row['topic'], row['partition'])} {row['start_offset']}" for row in seen]
+
+
+def _read(connection: Connection, statement: str, group: str, run: ValidatedRun) -> list[dict[str, Any]]:
     with transaction(connection) as cur:
-        cur.execute(SQL["used_already"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
-        return [f"{TopicPartition(row['topic'], row['partition'])} {row['start_offset']}" for row in rows(cur)]
-
-
-def _joined(texts: list[str]) -> str:
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return ", ".join(texts[:SHOWN]) + more
+        cur.execute(SQL[statement], {"group_id": require_group(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
+        return rows(cur)

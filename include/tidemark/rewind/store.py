@@ -6,14 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements, transaction
-from tidemark.errors import BadInput, Refused
+from tidemark.errors import Refused
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState
 from tidemark.rewind.scenarios.scenario import from_json
+from tidemark.text.problems import only
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -92,65 +93,38 @@ def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:
 
 def read_plan(cur: Cursor, rewind_id: int) -> Plan:
     """Like `read`, in the caller's transaction."""
-    plans = _read(cur, rewind_id, None, 1)
-    if not plans:
-        raise BadInput(what="rewind", found=f"there is no rewind {rewind_id} in this database", fix="List them with: tidemark rewind list")
-    return plans[0]
+    return only(_read(cur, rewind_id, None, 1), "rewind", rewind_id, "tidemark rewind list")
 
 
 def _read(cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, limit: int) -> list[Plan]:
     cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumers": consumers, "limit": limit})
     rewinds = rows(cur)
     ids = {"rewind_ids": [row["rewind_id"] for row in rewinds]}
-    cur.execute(SQL["read_partitions"], ids)
-    partition_rows = rows(cur)
+    filled = [row["rewind_id"] for row in rewinds if row["backfill"]]
     backfill_left = {
-        (backfill.rewind_id, backfill.group_id, part.topic_id, part.partition.partition): part.left
-        for backfill in backfills(cur, rewind_ids=[row["rewind_id"] for row in rewinds if row["backfill"]])
+        (backfill.rewind_id, backfill.group_id, part.topic_id, part.partition): part.left
+        for backfill in (backfills(cur, rewind_ids=filled) if filled else ())
         for part in backfill.parts
     }
+    cur.execute(SQL["read_partitions"], ids)
     partitions: dict[tuple[int, int], list[PartitionPlan]] = defaultdict(list)
-    for row in partition_rows:
-        key = (row["rewind_id"], row["group_id"], row["topic_id"], row["partition"])
-        partitions[row["rewind_id"], row["group_id"]].append(_partition(row, backfill_left.get(key)))
+    for row in rows(cur):
+        key = (row.pop("rewind_id"), row.pop("group_id"))
+        row["partition"] = TopicPartition(row.pop("topic"), row["partition"])
+        left = backfill_left.get((*key, row["topic_id"], row["partition"]))
+        partitions[key].append(PartitionPlan(**row, backfill_left=left))
     cur.execute(SQL["read_groups"], ids)
     groups: dict[int, list[GroupPlan]] = defaultdict(list)
     for row in rows(cur):
-        groups[row["rewind_id"]].append(_group(row, partitions[row["rewind_id"], row["group_id"]]))
-    return [_plan(row, groups[row["rewind_id"]]) for row in rewinds]
-
-
-def _plan(row: dict[str, Any], groups: Sequence[GroupPlan]) -> Plan:
-    return Plan(**{**row, "state": RewindState(row["state"]), "scenario": from_json(row["scenario"]), "groups": tuple(groups)})
-
-
-def _group(row: dict[str, Any], partitions: Sequence[PartitionPlan]) -> GroupPlan:
-    return GroupPlan(
-        consumer=row["consumer"],
-        group=row["group_name"],
-        group_id=row["group_id"],
-        tables=tuple(row["sinks"] or [row["sink"]]),
-        partitions=tuple(partitions),
-        lag=row["lag"],
-        records_per_s=row["records_per_s"],
-        group_state=row["group_state"],
-        in_flight=row["in_flight"],
-        announced_assets=tuple(row["announced_assets"]),
-    )
-
-
-def _partition(row: dict[str, Any], backfill_left: int | None) -> PartitionPlan:
-    lost_from = row["lost_from"]
-    return PartitionPlan(
-        partition=TopicPartition(row["topic"], row["partition"]),
-        topic_id=row["topic_id"],
-        old=row["old"],
-        new=row["new"],
-        sink_rows=row["sink_rows"],
-        failed_records=row["failed_records"],
-        lost=None if lost_from is None else (lost_from, row["new"]),
-        superseded_from=row["superseded_from"],
-        backfill_left=backfill_left,
-        rows_back=row["rows_back"],
-        failed_back=row["failed_back"],
-    )
+        rewind = row.pop("rewind_id")
+        row |= {"tables": tuple(row["tables"]), "announced_assets": tuple(row["announced_assets"])}
+        groups[rewind].append(GroupPlan(**row, partitions=tuple(partitions[rewind, row["group_id"]])))
+    return [
+        Plan(**{
+            **row,
+            "state": RewindState(row["state"]),
+            "scenario": from_json(row["scenario"]),
+            "groups": tuple(groups[row["rewind_id"]]),
+        })
+        for row in rewinds
+    ]  # fmt: skip

@@ -17,15 +17,16 @@ SELECT rewind_id FROM tidemark.rewind WHERE dag_id = %(dag_id)s AND run_id = %(r
 
 -- name: read_groups
 -- The consumers of these rewinds. Locks nothing.
-SELECT rewind_id, group_id, consumer, group_name, sink, sinks, group_state, in_flight, lag, records_per_s, announced_assets
+SELECT rewind_id, group_id, consumer, group_name AS group, coalesce(sinks, ARRAY[sink]) AS tables, group_state, in_flight, lag,
+       records_per_s, announced_assets, basis
   FROM tidemark.rewind_group WHERE rewind_id = ANY (%(rewind_ids)s::bigint[]) ORDER BY rewind_id, consumer;
 
 -- name: read_partitions
 -- The partitions of these rewinds: planned numbers, actual ones once applied; for an undo also the rows that come back. Locks nothing.
-SELECT rewind_id, group_id, topic.name AS topic, topic_id, partition, coalesce(old_offset, planned_offset) AS old, new_offset AS new,
+SELECT rewind_id, group_id, topic.name AS topic, topic_id, topic.kafka_uuid, partition, coalesce(old_offset, planned_offset) AS old, target,
+       new_offset AS new, superseded_from, hold,
        coalesce(part.sink_rows, planned_sink_rows) AS sink_rows,
        coalesce(part.failed_records, planned_failed_records) AS failed_records,
-       CASE WHEN NOT hold AND new_offset > target THEN target END AS lost_from, superseded_from,
        coalesce(undone.sink_rows, 0) AS rows_back, coalesce(undone.failed_records, 0) AS failed_back
   FROM tidemark.rewind_partition part JOIN tidemark.topic USING (topic_id) JOIN tidemark.rewind USING (rewind_id)
   LEFT JOIN LATERAL (SELECT sink_rows, failed_records FROM tidemark.rewind_partition before

@@ -1,17 +1,14 @@
-"""Reads what an undo restores, and checks whether a rewind can be undone."""
+"""Checks whether a rewind can be undone."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemark.db import rows, statements
-from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.plan_model import RewindState
+from tidemark.db import statements
+from tidemark.rewind.plan_model import Plan, RewindState
 from tidemark.rewind.rows import overwritten
-from tidemark.rewind.rows.archive import open_archive
-from tidemark.rewind.store import read_plan
+from tidemark.rewind.rows.archive import archives_of, open_archive
 from tidemark.sink.table import read_columns
 
 if TYPE_CHECKING:
@@ -20,46 +17,15 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.rewind", "plan.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """A partition's state before a rewind, and the offset from which the rewind changed its ledger."""
-
-    group_id: int
-    partition: TopicPartition
-    topic_id: int
-    old: int
-    new: int
-    superseded_from: int
-    hold: bool
-
-
-def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
-    """Returns the before-images of a rewind, meaningless if it was not applied. Raises `BadInput` if it does not exist."""
-    read_plan(cur, rewind_id)
-    cur.execute(SQL["of_rewind"], {"rewind_id": rewind_id})
-    return [
-        Image(
-            row["group_id"],
-            TopicPartition(row["topic"], row["partition"]),
-            row["topic_id"],
-            row["old_offset"] or 0,
-            row["new_offset"],
-            row["superseded_from"],
-            row["hold"],
-        )
-        for row in rows(cur)
-    ]
-
-
 def lock_archives(cur: Cursor, rewind_id: int) -> None:
     """Prevents the removal of the rows that an undo of the rewind restores, until the transaction ends."""
     for name in ("lock_groups", "lock_archives"):
         cur.execute(SQL[name], {"rewind_id": rewind_id})
 
 
-def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, Collection[str]]) -> list[str]:
-    """Returns why a rewind cannot be undone; empty if it can. ``sinks`` are the tables of the requested groups, by group id."""
-    plan = read_plan(cur, rewind_id)
+def problems(cur: Cursor, plan: Plan, sinks: Mapping[int, Collection[str]]) -> list[str]:
+    """Returns why a stored rewind cannot be undone; empty if it can. ``sinks`` are the tables of the requested groups, by group id."""
+    rewind_id = plan.rewind_id
     if plan.state in (RewindState.PLANNED, RewindState.REJECTED):
         return [f"Rewind {rewind_id} is {plan.state}: it was never applied, so there is nothing to undo."]
     if plan.state is RewindState.UNDONE:
@@ -73,8 +39,7 @@ def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, Collection[str]]) 
             f"Rewind {rewind_id} is followed by rewinds of the same partitions that stand: {', '.join(later)}. Undo the newest first."
         )
     reasons += overwritten.problems(cur, rewind_id)
-    cur.execute(SQL["archives"], {"rewind_id": rewind_id})
-    for row in rows(cur):
+    for row in archives_of(cur, rewind_id):
         tables, archive = sinks.get(row["group_id"]), None if row["removed"] else open_archive(cur, row)
         if archive is None:
             reasons.append(f"The rows that rewind {rewind_id} took out of {row['sink']} are no longer kept ({row['rows']:,}).")

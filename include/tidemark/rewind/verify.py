@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.rewind.plan_model import GroupPlan, RewindState, Undo
-from tidemark.rewind.rows.archive import open_archive
+from tidemark.rewind.rows.archive import archives_of, open_archive
+from tidemark.rewind.rows.overwritten import kept_values
 from tidemark.rewind.store import read_plan
 from tidemark.sink.kept_rows import kept_columns, literal
 from tidemark.sink.table import LINEAGE, on_table, quoted, read_columns
@@ -21,6 +22,7 @@ SQL = statements("tidemark.rewind", "verify.sql")
 
 EXAMPLES = 5
 """Maximum number of example rows for each verdict except ``equal``."""
+_LINEAGE = tuple(name for name, _ in LINEAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +92,17 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
     ids = {"rewind_id": rewind_id, "group_id": group.group_id}
     cur.execute(SQL["spans"], ids)
     spans = rows(cur)
-    lineage = tuple(name for name, _ in LINEAGE)
-    by = key or lineage
+    by = key or _LINEAGE
     counts = dict.fromkeys(("equal", "changed", "gone", "new"), 0)
     examples: dict[str, tuple[Example, ...]] = {}
     if spans:
+        archives = _archives(cur, rewind_id, group)
         current_columns = [column.name for column in read_columns(cur, group.table)]
         kinds = kept_columns(cur, group.table) if key else {}
         hidden = [name for name in current_columns if key and name not in kinds]  # generated columns, not kept of overwritten rows
-        judged = _comparison(cur, rewind_id, group, by, lineage, [name for name in current_columns if name not in hidden], kinds)
+        names = [name for name in current_columns if name not in hidden and all(name in columns for columns in archives.values())]
+        overwritten = _overwritten(rewind_id, group, key, names, kinds) if key else None
+        judged = _comparison(group.table, archives, by, names, overwritten)
         parameters = {
             "hidden": hidden,
             "topic_ids": [span["topic_id"] for span in spans],
@@ -113,7 +117,7 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
                 cur.execute(f"{judged}\n{SQL['examples']}", {**parameters, "verdict": verdict, "limit": EXAMPLES})
                 examples[verdict] = tuple(Example(*row) for row in cur.fetchall())
         if key:
-            statement = _deletions(cur, rewind_id, group, key, kinds)
+            statement = _deletions(group.table, archives, key, kinds)
             cur.execute(statement, {**parameters, "sink": group.table, "rewind_id": rewind_id, "limit": EXAMPLES})
             for verdict, count, keys in cur.fetchall():
                 counts[verdict] += count
@@ -125,60 +129,56 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
     return Verified(group.consumer, group.group, group.table, by, replayed, left, **counts, examples=examples)
 
 
-def _comparison(
-    cur: Cursor,
-    rewind_id: int,
-    group: GroupPlan,
-    by: tuple[str, ...],
-    lineage: tuple[str, ...],
-    current_columns: Sequence[str],
-    kinds: Mapping[str, str],
-) -> str:
-    """Returns the SQL that compares the rewind's archives of this group. ``kinds``: the column types of an upsert sink."""
-    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
-    archives = rows(cur)
-    relations = [relation for archive in archives if not archive["removed"] and (relation := open_archive(cur, archive)) is not None]
-    if len(relations) < len(archives):
-        raise NotVerifiable(rewind_id=rewind_id, reason=f"the rows that it took out of {group.table} are no longer kept.")
-    archive_columns = {relation: {column.name for column in read_columns(cur, relation)} for relation in relations}
-    names = [name for name in current_columns if all(name in columns for columns in archive_columns.values())]
-    shared = [_escaped(name) for name in names]
-    compared = [name for name in shared if name not in map(_escaped, (*by, *lineage))]
-    columns = ", ".join(shared)
-    sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in relations]
-    sources = sources or [SQL["nothing"].replace("{columns}", columns)]
-    overwritten = _overwritten(rewind_id, group, by, names, kinds) if kinds else SQL["nothing"].replace("{columns}", columns)
+def _archives(cur: Cursor, rewind_id: int, group: GroupPlan) -> dict[str, set[str]]:
+    """Returns the columns of each of the rewind's archives of this table. Raises `NotVerifiable` unless it still has all of them."""
+    archives: dict[str, set[str]] = {}
+    for archive in archives_of(cur, rewind_id):
+        if (archive["group_id"], archive["sink"]) != (group.group_id, group.table):
+            continue
+        relation = None if archive["removed"] else open_archive(cur, archive)
+        if relation is None:
+            raise NotVerifiable(rewind_id=rewind_id, reason=f"the rows that it took out of {group.table} are no longer kept.")
+        archives[relation] = {column.name for column in read_columns(cur, relation)}
+    return archives
+
+
+def _kept(archives: Iterable[str], names: Sequence[str]) -> str:
+    """Returns the SQL that selects these columns from the archives."""
+    columns = ", ".join(map(_escaped, names))
+    sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in archives]
+    return " UNION ALL ".join(sources or [SQL["nothing"].replace("{columns}", columns)])
+
+
+def _comparison(table: str, archives: Mapping[str, set[str]], by: Sequence[str], names: Sequence[str], overwritten: str | None) -> str:
+    """Returns the SQL that compares these columns of the archives. ``overwritten``: see `_overwritten`; `None` for an append sink."""
+    compared = [_escaped(name) for name in names if name not in (*by, *_LINEAGE)]
     return on_table(
         SQL["judged"]
-        .replace("{archives}", " UNION ALL ".join(sources))
-        .replace("{written_over}", overwritten)
-        .replace("{by_key}", "true" if by != lineage else "false")
+        .replace("{archives}", _kept(archives, names))
+        .replace("{written_over}", overwritten or _kept((), names))
+        .replace("{by_key}", "false" if overwritten is None else "true")
         .replace("{was}", ", ".join(f"was.{name}" for name in compared) or "NULL")
         .replace("{now}", ", ".join(f"now.{name}" for name in compared) or "NULL")
         .replace("{same}", " AND ".join(f"was.{name} = now.{name}" for name in map(_escaped, by))),
-        group.table,
+        table,
     )
 
 
-def _deletions(cur: Cursor, rewind_id: int, group: GroupPlan, key: Sequence[str], kinds: Mapping[str, str]) -> str:
+def _deletions(table: str, archives: Iterable[str], key: Sequence[str], kinds: Mapping[str, str]) -> str:
     """Returns the SQL that compares deletions."""
-    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
-    columns = ", ".join(map(_escaped, key))
-    relations = [open_archive(cur, archive) for archive in rows(cur)]
-    sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in relations]
     typed = {name: f"(coalesce(was.key, now.key) ->> {literal(name)})::{kinds[name]}".replace("%", "%%") for name in key}
     return on_table(
         SQL["deletions"]
-        .replace("{archives}", " UNION ALL ".join(sources or [SQL["nothing"].replace("{columns}", columns)]))
+        .replace("{archives}", _kept(archives, key))
         .replace("{present_key}", " AND ".join(f"present.{_escaped(name)} = {value}" for name, value in typed.items()))
         .replace("{taken_key}", " AND ".join(f"taken.{_escaped(name)} = {value}" for name, value in typed.items())),
-        group.table,
+        table,
     )
 
 
 def _overwritten(rewind_id: int, group: GroupPlan, key: Sequence[str], names: Sequence[str], kinds: Mapping[str, str]) -> str:
     """Returns the SQL that selects, with these columns, the kept rows from before the rewind's point that the replay has overwritten."""
-    values = {name: f"(newer.kept ->> {literal(name)})::{kinds[name]}" for name in names}
+    values = kept_values(names, kinds)
     text = SQL["written_over"].format(
         key=", ".join(values[name] for name in key),
         columns=", ".join(f"{value} AS {quoted(name)}" for name, value in values.items()),

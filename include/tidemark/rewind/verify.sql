@@ -8,11 +8,6 @@ SELECT part.topic_id, part.partition, part.superseded_from AS start,
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND NOT hold AND old_offset > superseded_from
  ORDER BY topic_id, partition;
 
--- name: archives
-SELECT rewind_id, number, sink, relation, rows, removed_at IS NOT NULL AS removed
-  FROM tidemark.rewind_archive
- WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL ORDER BY number;
-
 -- name: kept
 SELECT {columns} FROM {relation}
 

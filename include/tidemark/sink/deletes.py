@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemark.db import statements
+from tidemark.db import single_row, statements
 from tidemark.errors import Refused
 from tidemark.records.outcome import DELETED
 from tidemark.records.ranges import Slice
@@ -64,9 +64,7 @@ def has_deletions(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: s
     topic_ids, partitions, starts = map(list, zip(*places, strict=True))
     params = {"sink": layout.table, "topic_ids": topic_ids, "partitions": partitions, "starts": starts}
     cur.execute(SQL["asks"].replace("{source}", source.replace("%", "%%")), params)
-    row = cur.fetchone()
-    assert row is not None
-    return any(row)
+    return any(single_row(cur))
 
 
 def deletes(source: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import computed, data_error, is_outage, may_be_row_error, statements, unavailable
+from tidemark.db import computed, data_error, is_outage, may_be_row_error, single_row, statements, unavailable
 from tidemark.errors import Broken, DatabaseUnavailable, Refused, TidemarkError
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
@@ -346,9 +346,7 @@ def _key_of_other_partition(part: Slice, layout: Layout, conflict: Sequence[Any]
 
 def _counts(cur: Cursor, statement: str) -> tuple[int, ...]:
     cur.execute(statement)
-    row = cur.fetchone()
-    assert row is not None
-    return row
+    return single_row(cur)
 
 
 def _defaults(cur: Cursor, layout: Layout) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -50,6 +50,13 @@ class Problems:
         if self.found:
             texts = [error.problems if isinstance(error, SeveralProblems) else (str(error),) for error in self.found]
             raise SeveralProblems(problems=tuple(text for several in texts for text in several))
+
+
+def only(found: Sequence[T], what: str, number: int, command: str) -> T:
+    """Returns what was read by its number. Raises `BadInput` if nothing was; ``command`` lists all that there are."""
+    if not found:
+        raise BadInput(what=what, found=f"there is no {what} {number} in this database", fix=f"List them with: {command}")
+    return found[0]
 
 
 def check_reason(text: str | None) -> str:

@@ -64,6 +64,13 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+def first_of(texts: Iterable[str], limit: int) -> str:
+    """The first ``limit`` texts, separated by commas, and the number of the others: ``a, b and 3 more``."""
+    shown = list(texts)
+    more = f" and {len(shown) - limit:,} more" if len(shown) > limit else ""
+    return ", ".join(shown[:limit]) + more
+
+
 def about(seconds: float) -> str:
     """A rounded duration, in everyday words."""
     if seconds < _MINUTE:

@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-import psycopg2
 import pytest
-from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import FIT
+from tests.support.by_hand import WHY, ByHand
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.driver import launch
-from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.producer import Publishers
 from tidemark.offsets import store
 from tidemark.quality import check_conservation
@@ -27,18 +25,11 @@ from tidemark.retry import Ladder, admin, redrive
 from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination
 from tidemark.retry.relay import relay
-from tidemark.rewind.apply import apply
-from tidemark.rewind.plan import PlanRequest, plan
-from tidemark.rewind.plan_model import Plan, Undo
-from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.sink import commit as commit_module
 from tidemark.sink import retry_commit as drained_module
 from tidemark.sink.steps import Step
-from tidemark.spec import ConsumerSpec
 from tidemark.spec.retry_topics import now_topic
-from tidemark.spec.scope import Scope
 
-WHY = {"reason": "the service is back again", "by": "ann"}
 DELAYS = ("5m", "5m", "30m", "30m", "30m", "1h")
 """The ladder of the design: six retries in 2 h 40 min, through three topics."""
 
@@ -81,8 +72,8 @@ SERVICE = """
 raise (a ValueError), or wrap (a RuntimeError that a ValueError has caused)."""
 
 
-class Lab:
-    """One group over one topic. ``watch`` is a session outside any transaction."""
+class Lab(ByHand):
+    """One group over one topic."""
 
     def __init__(
         self,
@@ -96,8 +87,8 @@ class Lab:
         runner: Callable[..., launch.Progress] = Scenario.run,
         **keys: Any,
     ) -> None:
-        self.consumer, self.topics, self._run = consumer, topics, runner
-        self.url, self.table = consumer.database_url, consumer.table
+        super().__init__(consumer)
+        self.topics, self._run = topics, runner
         self.topic = topic or topics.create(partitions)
         self.say({})
         self.consumer.write(
@@ -106,27 +97,13 @@ class Lab:
             **{"retry": {"delays": list(DELAYS)}, **keys},
         )
         self.consumer.make_sink(ddl)
-        self.cluster = Cluster(consumer.connections.kafka)
         self._publishers = Publishers(consumer.connections.kafka)
-        self.watch = psycopg2.connect(self.url)
-        self.watch.autocommit = True
         with self.watch.cursor() as cur:
             self.group_id = store.ensure_group(cur, self.spec.group)
 
     @property
-    def spec(self) -> ConsumerSpec:
-        return self.consumer.spec
-
-    @property
-    def group(self) -> str:
-        return self.spec.group
-
-    @property
     def ladder(self) -> Ladder:
         return Ladder.of(self.spec)
-
-    def close(self) -> None:
-        self.watch.close()
 
     # ---- environment
 
@@ -184,9 +161,7 @@ class Lab:
         """Makes a plan and applies it at once."""
         if to is Destination.NOW:
             self.make_topic(now_topic(self.group))
-        with session(self.url) as connection:
-            made = redrive.plan(connection, redrive.RedriveRequest(self.spec, wanted, destination=to, **WHY))
-            return redrive.apply(connection, self.cluster, lambda _: self.spec, made.redrive.redrive_id, by="bob")
+        return self.apply_redrive(self.plan_redrive(wanted, destination=to).redrive.redrive_id)
 
     def discard(self, wanted: Filter) -> int:
         with session(self.url) as connection:
@@ -217,23 +192,6 @@ class Lab:
         if not self.cluster.topics([name], missing_ok=True):
             self.topics.create(self.spec.retry.topics.partitions, name=name, **FIT)
 
-    def plan(self, scenario: Rewind, *scope: str, backfill: bool = False) -> Plan:
-        with session(self.url, application="tidemark rewind") as connection:
-            return plan(
-                connection, lambda _: self.cluster, PlanRequest([self.spec], Scope.parse(scope), scenario, backfill=backfill, **WHY)
-            )
-
-    def apply(self, rewind_id: int, *, cursor: type[PostgresCursor] | None = None) -> Plan:
-        with session(self.url, application="tidemark rewind") as connection:
-            connection.cursor_factory = cursor or connection.cursor_factory
-            return apply(connection, lambda _: self.cluster, lambda _: self.spec, rewind_id, by="bob").plan
-
-    def rewind(self, scenario: Rewind, *scope: str, backfill: bool = False) -> Plan:
-        return self.apply(self.plan(scenario, *scope, backfill=backfill).rewind_id)
-
-    def undo(self, rewind_id: int) -> Plan:
-        return self.rewind(Undo(rewind_id))
-
     def climb(self, by: timedelta) -> launch.Progress:
         """Publishes, lets this much time pass, and drains."""
         self.make_due(by)
@@ -245,11 +203,6 @@ class Lab:
         self.age(by)
 
     # ---- stored state
-
-    def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        with self.watch.cursor() as cur:
-            cur.execute(statement, parameters or None)
-            return cur.fetchall() if cur.description else []
 
     def failed(self, columns: str = "record_offset, state, retry_number") -> list[tuple[Any, ...]]:
         """Returns the failed records, ordered by lineage."""

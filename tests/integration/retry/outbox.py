@@ -10,47 +10,43 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-import psycopg2
+from tests.support.by_hand import ByHand
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario, Stored
 
-from tidemark.db import Connection, connect
-from tidemark.kafka.cluster import Cluster
+from tidemark.db import Connection
 from tidemark.kafka.producer import Publishers
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.ladder import Ladder
-from tidemark.retry.messages import HEADER_BYTES
+from tidemark.retry.messages import COUNT, HEADER_BYTES
 from tidemark.retry.relay import Relayed, relay
-from tidemark.spec import ConsumerSpec
 from tidemark.spec.retry_topics import failed_topic, now_topic
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-NEVER_TRIED = timedelta(0)
 FIT = {"message_timestamp_type": "LogAppendTime", "max_message_bytes": "2000000"}
 """Topic settings that pass the check of retry topics."""
 TIME = datetime(2026, 3, 24, 13, 0, tzinfo=UTC)
 """The timestamp of each record."""
 
 
-class Outbox:
-    """A group positioned at offset 0 of a topic with three partitions. ``watch`` is a session outside any transaction."""
+class Outbox(ByHand):
+    """A group positioned at offset 0 of a topic with three partitions."""
+
+    application = "tidemark retries"
 
     def __init__(self, consumer: Scenario, topics: Topics, *, delays: Sequence[str] = ("5m", "5m", "1h"), **keys: Any) -> None:
-        self.consumer, self.topics = consumer, topics
-        self.url = consumer.database_url
+        super().__init__(consumer)
+        self.topics = topics
         self.topic = topics.create(3)
         retry = {"retry": {"delays": list(delays)}} if delays else {}
         consumer.write(topics=self.topic, **{**retry, **keys})
         self.kafka = consumer.connections.kafka
-        self.cluster = Cluster(self.kafka)
         (described,) = self.cluster.topics([self.topic])
-        self.watch = psycopg2.connect(self.url)
-        self.watch.autocommit = True
         with self.watch.cursor() as cur:
             self.group_id = store.ensure_group(cur, self.group)
             self.topic_id = store.ensure_topic(cur, self.topic, described.kafka_uuid)
@@ -59,14 +55,6 @@ class Outbox:
             self.attempt = store.new_attempt(cur, self.group_id, TaskIdentity())
         self.next_offset = 0
         self.publishers = Publishers(self.kafka)
-
-    @property
-    def spec(self) -> ConsumerSpec:
-        return self.consumer.spec
-
-    @property
-    def group(self) -> str:
-        return self.spec.group
 
     @property
     def name(self) -> str:
@@ -91,14 +79,6 @@ class Outbox:
     def adopt_topics(self) -> None:
         """Topics that Tidemark created are deleted after the test."""
         self.topics.adopt(topic.name for topic in self.cluster.topics(self.tiers, missing_ok=True))
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[Connection]:
-        with contextlib.closing(connect(self.url, application="tidemark retries")) as connection:
-            yield connection
-
-    def close(self) -> None:
-        self.watch.close()
 
     # ---- records
 
@@ -177,11 +157,6 @@ class Outbox:
 
     # ---- stored state
 
-    def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        with self.watch.cursor() as cur:
-            cur.execute(statement, parameters or None)
-            return cur.fetchall() if cur.description else []
-
     def record(self, number: int) -> dict[str, Any]:
         """Returns a row of ``failed_record``, with `memoryview` values as `bytes`."""
         with self.watch.cursor() as cur:
@@ -217,8 +192,6 @@ class Outbox:
 
     def check_published(self) -> None:
         """Checks that each registered record has its own message: same key, value and headers byte for byte, followed by our headers."""
-        from tidemark.retry.messages import own_headers
-
         logs: dict[str, dict[tuple[int, int], Stored]] = {}
         for number, (topic, partition, offset) in self.hops().items():
             if topic not in logs:
@@ -226,7 +199,7 @@ class Outbox:
             record, message = self.record(number), logs[topic][partition, offset]
             headers = [(name, None if text is None else base64.b64decode(text)) for name, text in record["headers"]]
             assert (record["retry_topic"], message.key, message.value) == (topic, record["key"], record["value"])
-            assert list(own_headers(message.headers)) == headers
+            assert message.headers[:-COUNT] == headers
             assert dict(message.headers[len(headers) :])["tidemark.record"] == str(number).encode()
 
 

@@ -100,19 +100,3 @@ def test_command_prints_the_accounts_and_fails_where_they_do_not_balance(mixed: 
     assert done.returncode == 1
     told = json.loads(done.stdout)
     assert (told["balanced"], told["accounts"][0]["read"], told["accounts"][0]["loaded_later"]) == (False, 8, 1)
-
-
-@pytest.mark.thorough
-def test_command_drains_once_and_says_what_came_of_it(lab: Lab) -> None:
-    """`tidemark retries drain`, as a user runs it: with a separate driver, through Spark."""
-    lab.read("a", "b", answers={"a": "retry", "b": "retry"})
-    done = lab.consumer.command("retries", "drain", lab.consumer.name)
-    assert (done.returncode, "nothing to read" in done.stdout) == (0, True), done.stderr
-    lab.make_due(minutes(5))
-    lab.say({"b": "retry"})
-    done = lab.consumer.command("retries", "drain", lab.consumer.name, "--output", "json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [(told[name]) for name in ("state", "records", "loaded", "retried")] == ["COMMITTED", 2, 1, 1]
-    assert lab.failed("state, retry_number") == [("LOADED", 1), ("WAITING", 2)]
-    lab.check()

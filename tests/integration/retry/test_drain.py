@@ -26,17 +26,6 @@ from tidemark.sink import commit as commit_module
 from tidemark.sink.steps import Step
 
 
-def test_record_whose_service_is_back_is_loaded_as_what_it_was(lab: Lab) -> None:
-    """Its rows have the lineage of the origin, its retry number stays, and it no longer belongs to any topic."""
-    lab.read("x", "a", "y", answers={"a": "retry"})
-    lab.climb(minutes(5))
-    lab.say({"a": "three"})
-    lab.climb(minutes(5))
-    assert lab.rows() == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]
-    assert lab.failed("state, retry_number, sink_rows, due_at, retry_topic, retry_offset") == [("LOADED", 2, 3, None, None, None)]
-    lab.check()
-
-
 def test_drain_tries_no_more_records_in_a_second_than_the_spec_allows(lab: Lab) -> None:
     """Scenario 38: records that failed because a service was down do not overload it when it is back."""
     lab.consumer.set(retry={"delays": list(DELAYS), "per_second": 4})
@@ -99,20 +88,6 @@ def test_no_try_is_begun_behind_the_budget(lab: Lab) -> None:
     assert lab.states() == {"WAITING": 1}
     lab.climb(minutes(5))
     assert lab.failed("state, retry_number, retry_topic") == [("FAILED", 2, f"{lab.group}.failed")]
-    lab.check()
-
-
-@pytest.mark.parametrize(
-    ("delays", "hop"), [(["1m", "30m"], "retry.30m"), (["5m"], "failed"), ([], None)], ids=["other", "shorter", "removed"]
-)
-def test_ladder_may_change_while_records_are_on_it(lab: Lab, delays: list[str], hop: str | None) -> None:
-    """Scenario 7: a topic that is no longer in the ladder is still drained. Records that fail there continue on the current ladder."""
-    lab.read("a", answers={"a": "retry"})
-    lab.relay()
-    lab.consumer.set(retry={"delays": delays})
-    lab.age(minutes(5))
-    lab.drain()
-    assert lab.hops() == {0: hop}
     lab.check()
 
 

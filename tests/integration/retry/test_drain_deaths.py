@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
-from tests.integration.retry.lab import Lab, dying_at, minutes
+from tests.integration.retry.lab import Lab, minutes
 from tests.support.deaths import LosingAnswers, deaths
 from tests.support.ledger import in_thread
 from tests.support.waiting import until
@@ -14,7 +14,6 @@ from tests.support.waiting import until
 from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable, Fenced
 from tidemark.sink import commit as commit_module
-from tidemark.sink.steps import Step
 
 
 @pytest.fixture
@@ -62,18 +61,6 @@ def test_drain_that_dies_after_any_statement_of_its_commit_changes_nothing(due: 
         assert now == (before or now), f"after statement {last}"
         before = now
     assert last >= 5
-    check_done(due)
-
-
-@pytest.mark.parametrize("step", Step)
-def test_process_that_dies_at_a_step_of_a_drains_commit_leaves_all_of_it_or_nothing(
-    due: Lab, monkeypatch: pytest.MonkeyPatch, step: Step
-) -> None:
-    """Scenarios 18, 21: up to ⑥ nothing is stored. After it everything is, and the next drain finds nothing to do."""
-    with dying_at(step, monkeypatch), pytest.raises(KeyboardInterrupt):
-        due.drain()
-    assert bool(due.rows()) is (step is Step.RECEIPT)
-    due.drain()
     check_done(due)
 
 

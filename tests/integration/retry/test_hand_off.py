@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 
 import psycopg2
@@ -47,18 +46,6 @@ def test_without_a_ladder_a_record_that_was_not_loaded_has_failed_and_stays_in_i
     lab.read("a", "b", answers={"a": "retry", "b": "fail"})
     assert lab.failed("state, retry_number, due_at, retry_topic") == [("FAILED", 0, None, None)] * 2
     assert lab.relay() == 0
-    lab.check()
-
-
-@pytest.mark.parametrize("failing", [range(50), (0, 49)], ids=["all", "both ends"])
-def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab: Lab, failing: Sequence[int]) -> None:
-    """Scenarios 29, 30: even a batch with only failures advances the position, and every failure in a partition is kept."""
-    lab.read(*map(str, range(50)), answers={str(number): "retry" for number in failing})
-    assert [row[0] for row in lab.failed("record_offset")] == list(failing)
-    assert lab.consumer.positions()[lab.topic, 0] == 50
-    lab.say({})
-    lab.climb(minutes(5))
-    assert lab.loaded() == [str(number) for number in range(50)]
     lab.check()
 
 

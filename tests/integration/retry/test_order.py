@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from tests.integration.retry.lab import DELAYS, SERVICE, WHY, Lab, lab_on, minutes
+from tests.integration.retry.lab import DELAYS, SERVICE, Lab, lab_on, minutes
 from tests.integration.retry.machine import LADDERS, OPEN, STEPS, RetryMachine
+from tests.support.by_hand import WHY
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import in_thread
 from tests.support.machines import run_machine
 from tests.support.scenario import Scenario
-from tests.support.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput
 from tidemark.records.ranges import Slice
-from tidemark.retry import redrive, store
+from tidemark.retry import store
 from tidemark.retry.admin import NotEditable, Payload, edit, list_records
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.order import HeldTooMany
@@ -200,45 +200,6 @@ def test_record_that_is_not_in_its_log_holds_what_is_behind_it(lab: Lab) -> None
     assert drain(lab) == ["a3"]
 
 
-@pytest.mark.thorough
-def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(lab: Lab) -> None:
-    """Scenario 34: a redriven record blocks later ones again; those that overtook it meanwhile stay ahead. A later record whose own tier is
-    due is held until the earlier one is settled."""
-    read(lab, "a1 a2 a3", {"a1": "fail", "a3": "retry"})
-    assert (lab.loaded(), states(lab)) == (["a2"], {"a1": "FAILED", "a3": "WAITING"})
-    lab.consumer.set(retry={"delays": ["30m"], "order": "key"})
-    lab.redrive(Filter(states=(RecordState.FAILED,)))
-    send(lab, "a4")
-    lab.run()
-    lab.make_topic(f"{lab.group}.retry.5m")
-    lab.say({})
-    assert drain(lab, 5) == []
-    assert states(lab) == {"a1": "WAITING", "a3": "HELD", "a4": "HELD"}
-    assert lab.drains() == [("retry.5m", 0, 1, 0, 0, 1, 0, 0)]
-    assert drain(lab, 25) == ["a1"]
-    assert drain(lab) == ["a3", "a4"]
-    assert lab.loaded() == ["a1", "a2", "a3", "a4"]
-
-
-@pytest.mark.thorough
-def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held(lab: Lab) -> None:
-    """Even if the record that those wait for is settled just before the redriven one is tried."""
-    read(lab, "a1 a2 a3", {"a1": "retry"})
-    lab.discard(Filter(from_offset=2))
-    lab.redrive(Filter(states=(RecordState.DISCARDED,)), Destination.NOW)
-    lab.make_due(minutes(5))
-    lab.say({})
-
-    def first_a1(part: Slice) -> None:
-        if part.partition.topic == now_topic(lab.group):
-            until(lambda: states(lab)["a1"] == "LOADED")
-
-    lab.drain(before=first_a1)
-    assert states(lab) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
-    lab.check()
-    assert drain(lab) == ["a2", "a3"]
-
-
 @with_options(ddl="payload bytea CHECK (payload <> 'a1')")
 def test_rows_that_postgres_refuses_block_nothing_and_leave_the_order_of_the_others(lab: Lab) -> None:
     """A bad row is found after the transform has answered for the whole slice. The second pass holds the same records."""
@@ -306,7 +267,7 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
         with pytest.raises(NotEditable, match="it is held until an earlier record of its key is settled"):
             edit(connection, lab.group, held[0].number, lambda was: Payload(was.key, b"x", ()), **WHY)
         with pytest.raises(BadInput, match="no record to redrive: states HELD; 3 already wait for a retry"):
-            redrive.plan(connection, redrive.RedriveRequest(lab.spec, Filter(states=(RecordState.HELD,)), **WHY))
+            lab.plan_redrive(Filter(states=(RecordState.HELD,)))
     assert lab.discard(Filter(numbers=(held[1].number,))) == 1
     assert lab.discard(Filter(from_offset=0, to_offset=1)) == 1
     lab.check()
@@ -332,28 +293,6 @@ def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(lab: Lab) -> 
     lab.check()
     assert drain(lab, 5) == ["a1", "b2"]
     assert drain(lab) == ["a2", "a3", "b3"]
-
-
-@pytest.mark.thorough
-@both_forms()
-def test_backfill_and_group_hold_a_keys_later_records_for_each_other(lab: Lab) -> None:
-    """Whichever of the two has read the waiting record. Neither a later record nor one that the group has loaded holds an earlier one."""
-    send(lab, "a0")
-    lab.run()
-    lab.say({"a1": "retry", "b2": "retry"})
-    send(lab, "a1 b1 a2 b2 a3")
-    skipped = lab.rewind(ToOffset(4), backfill=True)
-    lab.run()
-    assert (lab.loaded(), states(lab)) == (["a0", "a3"], {"b2": "WAITING"})
-    lab.run(backfill_of=skipped.rewind_id)
-    assert (lab.loaded(), states(lab)) == (["a0", "b1", "a3"], {"a1": "WAITING", "a2": "HELD", "b2": "WAITING"})
-    send(lab, "a4 b3")
-    lab.run()
-    assert states(lab) == {"a1": "WAITING", "a2": "HELD", "b2": "WAITING", "a4": "HELD", "b3": "HELD"}
-    lab.say({})
-    assert sorted(drain(lab, 5)) == ["a1", "b2"]
-    assert sorted(drain(lab), key=lambda value: value[0]) == ["a2", "a4", "b3"]  # each key's values stay in the order of their tries
-    assert lab.loaded() == ["a0", "a1", "b1", "a2", "b2", "a3", "a4", "b3"]
 
 
 # ---- races
@@ -384,33 +323,6 @@ def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(la
         assert lab.group in busy(connection)
     assert drain(lab) == ["a2", "a3"]
     assert lab.loaded() == ["a1", "a2", "a3"]
-
-
-@pytest.mark.thorough
-def test_record_whose_turn_passes_while_it_is_tried_is_held(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record before it has lost its message in the retry topic and keeps waiting. The transform's result for the record behind it is
-    dropped."""
-    read(lab, "a1 a2 b1", {"*": "retry"})
-    lab.say({})
-    drain(lab, 5)
-    read(lab, "c1 c2", {"*": "retry"})
-    lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), retry_number = 1,"
-                " retry_topic = (SELECT retry_topic FROM tidemark.failed_record WHERE value = 'c1') WHERE value = 'c2'")  # fmt: skip
-    lab.make_due(minutes(5))
-    lab.say({})
-
-    def lose(step: Step, _part: Slice) -> None:
-        if step is Step.BEGIN:
-            lab.sql(
-                "UPDATE tidemark.failed_record SET retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL WHERE value = 'c1'"
-            )
-
-    with monkeypatch.context() as patched:
-        patched.setattr(commit_module, "reached", lose)
-        lab.drain()
-    assert {value: state for value, state in states(lab).items() if value[0] == "c"} == {"c1": "WAITING", "c2": "HELD"}
-    assert drain(lab, 5) == ["c1"]
-    assert drain(lab) == ["c2"]
 
 
 @pytest.mark.sampled

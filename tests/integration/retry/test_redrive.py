@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,30 +11,22 @@ from typing import Any
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import Outbox
+from tests.support.by_hand import WHY, ByHand
 from tests.support.deaths import deaths
 from tests.support.shell import tidemark
 from tests.support.waiting import until
 
-from tidemark.db import REWIND_LOCK, Connection, connect
+from tidemark.db import REWIND_LOCK
 from tidemark.errors import BadInput
 from tidemark.retry import admin, redrive
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.retry.redrive import Destination, NoLadder, PlanAltered, Preview, RedriveInProgress, RedrivePhase
+from tidemark.retry.redrive import Destination, NoLadder, PlanAltered, RedriveInProgress, RedrivePhase
 from tidemark.retry.topics import TopicsUnfit
 
-WHY = {"reason": "the service is back again", "by": "ann@host"}
 REASON = ("--reason", "the service is back again")
 
 
-def plan(outbox: Outbox, wanted: Filter = Filter(), **options: Any) -> Preview:  # noqa: B008 - frozen
-    with outbox.session() as connection:
-        return redrive.plan(connection, redrive.RedriveRequest(outbox.spec, wanted, **{**WHY, **options}))
-
-
-def apply(outbox: Outbox, redrive_id: int, connection: Connection | None = None, **options: Any) -> Preview:
-    with contextlib.ExitStack() as stack:
-        used = connection or stack.enter_context(outbox.session())
-        return redrive.apply(used, outbox.cluster, lambda _: outbox.spec, redrive_id, **{"by": "bob@host", **options})
+plan, apply = ByHand.plan_redrive, ByHand.apply_redrive
 
 
 def states(outbox: Outbox) -> list[str]:
@@ -89,7 +79,7 @@ def test_redriven_records_begin_their_ladder_anew(outbox: Outbox) -> None:
     assert row["due_at"] - row["ladder_at"] == pytest.approx(timedelta(minutes=5), abs=timedelta(seconds=1))
     assert row["ladder_at"] > old["ladder_at"] + timedelta(days=1)
     assert (row["redrives"], row["action_id"]) == (1, 1)
-    assert (row["error_type"], row["error_text"]) == ("Redriven", "by bob@host: the service is back again")
+    assert (row["error_type"], row["error_text"]) == ("Redriven", "by bob: the service is back again")
     (tried,) = row["story"]
     assert (tried["number"], tried["type"], tried["text"]) == (3, "TimeoutError", "down")
     assert datetime.fromisoformat(tried["at"]) == old["changed_at"]
@@ -239,14 +229,15 @@ def test_what_the_broker_did_not_take_is_published_again(outbox: Outbox) -> None
     assert (outbox.record(number)["publish_error"], outbox.waiting()) == (None, 1)
 
 
-def test_a_rate_is_kept_on_the_whole(outbox: Outbox) -> None:
+def test_a_rate_is_kept_on_the_whole(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 39: no portion exceeds one second's records, and the redrive waits between portions. Measured by the waits that it
     requests."""
     outbox.add_many(100, failed=True)
     planned = plan(outbox, per_second=40).redrive
     waits: list[float] = []
     sizes: list[int] = []
-    apply(outbox, planned.redrive_id, wait=waits.append, on_progress=lambda now: sizes.append(now.redriven))
+    monkeypatch.setattr("tidemark.retry.redrive.time.sleep", waits.append)
+    apply(outbox, planned.redrive_id, on_progress=lambda now: sizes.append(now.redriven))
     assert sizes == [40, 80, 100]
     assert [round(each) for each in waits] == [1, 2]
     assert all(wait <= due for wait, due in zip(waits, (1, 2), strict=True))
@@ -260,7 +251,7 @@ def test_a_redrive_is_stopped_and_goes_on(outbox: Outbox) -> None:
     def stop(now: redrive.RedriveProgress) -> None:
         if now.redriven == 20:
             with outbox.session() as connection:
-                redrive.stop(connection, planned, reason="the service is down again", by="eve@host")
+                redrive.stop(connection, planned, reason="the service is down again", by="eve")
 
     stopped = apply(outbox, planned, portion=10, on_progress=stop).redrive
     assert (stopped.state, stopped.redriven, stopped.planned) == (RedrivePhase.STOPPED, 20, 30)
@@ -268,9 +259,9 @@ def test_a_redrive_is_stopped_and_goes_on(outbox: Outbox) -> None:
     assert (done.state, done.redriven, done.planned) == (RedrivePhase.DONE, 50, 0)
     kept = outbox.sql("SELECT kind, reason, done_by, records FROM tidemark.retry_action ORDER BY action_id")
     assert kept == [
-        ("REDRIVE", WHY["reason"], "bob@host", 20),
-        ("STOP", "the service is down again", "eve@host", 30),
-        ("REDRIVE", WHY["reason"], "bob@host", 30),
+        ("REDRIVE", WHY["reason"], "bob", 20),
+        ("STOP", "the service is down again", "eve", 30),
+        ("REDRIVE", WHY["reason"], "bob", 30),
     ]
     assert outbox.sql("SELECT DISTINCT redrives FROM tidemark.failed_record") == [(1,)]
 
@@ -292,23 +283,12 @@ def test_one_redrive_of_a_consumer_at_a_time(outbox: Outbox) -> None:
     assert apply(outbox, second).redrive.redriven == 10
 
 
-@contextlib.contextmanager
-def counting(outbox: Outbox, cursor: type[PostgresCursor]) -> Iterator[Connection]:
-    with contextlib.closing(connect(outbox.url, application="tidemark redrive")) as connection:
-        connection.cursor_factory = cursor
-        yield connection
-
-
 def test_a_plan_that_dies_anywhere_is_stored_whole_or_not_at_all(outbox: Outbox) -> None:
     """Scenario 21."""
     outbox.add_many(5, failed=True)
     last = 0
 
-    def plan(cursor: type[PostgresCursor]) -> None:
-        with counting(outbox, cursor) as connection:
-            redrive.plan(connection, redrive.RedriveRequest(outbox.spec, Filter(), **WHY))
-
-    for last in deaths(plan, outbox.watch):
+    for last in deaths(lambda cursor: plan(outbox, cursor=cursor), outbox.watch):
         assert outbox.sql("SELECT 1 FROM tidemark.redrive UNION ALL SELECT 1 FROM tidemark.redrive_record") == [], last
     assert last >= 2
 
@@ -323,8 +303,7 @@ def test_an_application_that_dies_anywhere_leaves_whole_portions_and_goes_on(out
         outbox.sql("DELETE FROM tidemark.failed_record")
         outbox.add_many(7, failed=True)
         planned = plan(outbox).redrive.redrive_id
-        with counting(outbox, cursor) as connection:
-            apply(outbox, planned, connection, portion=3)
+        apply(outbox, planned, cursor=cursor, portion=3)
 
     for died, last in enumerate(deaths(act, outbox.watch), 1):
         counts = outbox.sql("SELECT state, redrives, count(*) FROM tidemark.failed_record GROUP BY 1, 2")

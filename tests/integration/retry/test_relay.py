@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,12 +17,11 @@ from tests.support.deaths import LosingAnswers, deaths, end_session, hooked
 from tests.support.kafka_topics import Topics
 from tests.support.waiting import until
 
-from tidemark.db import Connection, connect
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka.producer import ANSWER_S
 from tidemark.local import LocalStack
 from tidemark.retry import relay as relay_module
-from tidemark.retry.messages import COUNT, NAMES
+from tidemark.retry.messages import NAMES
 from tidemark.retry.relay import Relayed
 from tidemark.rewind.apply import GRACE_MS
 
@@ -47,13 +42,6 @@ PAYLOADS: dict[str, tuple[bytes | None, bytes | None, Headers]] = {
     "forged": (b"key", b"value", FORGED),
     "from another's failed topic": (b"key", b"value", [*FORGED, *FORGED, ("own", b"1")]),
 }
-
-
-@contextlib.contextmanager
-def using(outbox: Outbox, cursor: type[PostgresCursor]) -> Iterator[Connection]:
-    with contextlib.closing(connect(outbox.url, application="tidemark relay")) as connection:
-        connection.cursor_factory = cursor
-        yield connection
 
 
 def test_key_value_and_headers_arrive_byte_for_byte_with_ours_behind_them(outbox: Outbox) -> None:
@@ -105,23 +93,6 @@ def test_our_headers_tell_people_the_truth(outbox: Outbox) -> None:
         "tidemark.error_type": "KeyError",
         "tidemark.error_text": "né Zürich",
     }
-
-
-def test_headers_do_not_grow_from_hop_to_hop(outbox: Outbox) -> None:
-    """Scenario 12: a record published six times to the same topic has the same number of our headers each time."""
-    outbox.make_topics()
-    number = outbox.add(b"x", headers=[("own", b"1")])
-    for _ in range(6):
-        outbox.relay()
-        outbox.check_published()
-        outbox.sql(
-            "UPDATE tidemark.failed_record"
-            " SET retry_number = retry_number + 1, retry_topic_id = NULL, retry_partition = NULL, retry_offset = NULL"
-        )
-    messages = outbox.messages(outbox.tiers[0]).values()
-    assert [len(message.headers) for message in messages] == [1 + COUNT] * 6
-    assert [dict(message.headers)["tidemark.retry_number"] for message in messages] == [b"1", b"2", b"3", b"4", b"5", b"6"]
-    assert outbox.record(number)["retry_number"] == 7
 
 
 @pytest.mark.sampled
@@ -224,7 +195,7 @@ def test_a_portion_is_bounded_by_bytes_too(outbox: Outbox, monkeypatch: pytest.M
         if "WITH taken" in query:
             published.append(len(outbox.hops()))
 
-    with using(outbox, hooked(note)) as connection:
+    with outbox.session(hooked(note)) as connection:
         assert outbox.relay(connection).records == 7
     assert published == [0, 3, 5, 6, 7]
 
@@ -257,7 +228,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
             go_on.wait(30)
 
     def hang() -> None:
-        with using(outbox, hooked(stand_still)) as connection, pytest.raises(DatabaseUnavailable):
+        with outbox.session(hooked(stand_still)) as connection, pytest.raises(DatabaseUnavailable):
             outbox.relay(connection, portion=4, publishers=None)
 
     with ThreadPoolExecutor(1) as pool:
@@ -284,7 +255,7 @@ def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(ou
     def relay(cursor: type[PostgresCursor]) -> None:
         numbers.extend(outbox.add(f"{number}".encode(), partition=number % 3) for number in range(5))
         large.append(outbox.add(random_bytes(11_000)))
-        with using(outbox, cursor) as connection:
+        with outbox.session(cursor) as connection:
             outbox.relay(connection, portion=2)
 
     for last in deaths(relay, outbox.watch):
@@ -309,7 +280,7 @@ def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
             if len(pieces) == 2:
                 end_session(cursor, outbox.watch)
 
-    with using(outbox, hooked(end_at_the_second)) as connection, pytest.raises(DatabaseUnavailable):
+    with outbox.session(hooked(end_at_the_second)) as connection, pytest.raises(DatabaseUnavailable):
         outbox.relay(connection)
     assert gc.isenabled()
     assert len(pieces) >= 2
@@ -335,7 +306,7 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
             seconds.append(time.monotonic())
 
     try:
-        with using(outbox, hooked(suspend)) as connection, pytest.raises(BrokerUnavailable):
+        with outbox.session(hooked(suspend)) as connection, pytest.raises(BrokerUnavailable):
             outbox.relay(connection)
         assert time.monotonic() - seconds[0] < GRACE_MS / 1000
         assert len(seconds) == 1
@@ -360,7 +331,7 @@ def test_no_broker_at_all_is_told_before_anything_is_locked(outbox: Outbox, monk
     outbox.add()
     taken: list[str] = []
     with (
-        using(outbox, hooked(lambda _cursor, _number, query: taken.append(query))) as connection,
+        outbox.session(hooked(lambda _cursor, _number, query: taken.append(query))) as connection,
         pytest.raises(BrokerUnavailable),
     ):
         relay_module.relay(connection, {"bootstrap.servers": "127.0.0.1:1"}, outbox.spec)
@@ -404,30 +375,6 @@ def test_a_session_lost_in_commit_registers_everything_or_nothing(outbox: Outbox
     assert outbox.relay() == Relayed()
     assert len(outbox.messages(outbox.tiers[0])) == 3
     outbox.check_published()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_is_ended_leaves_nothing_half_noted(outbox: Outbox, how: signal.Signals) -> None:
-    """Scenarios 21 and 28: between portions or within one. Committed registrations stay, and the next relay does the rest."""
-    outbox.make_topics(3)
-    outbox.add_many(15_000)
-    command = [sys.executable, "-m", "tidemark.cli.main", "retries", "relay", outbox.name]
-    running = subprocess.Popen(command, env=outbox.consumer.env(), cwd=outbox.consumer.folder, stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: outbox.waiting() < 15_000)
-        running.send_signal(how)
-        assert running.wait(30) == -how
-    finally:
-        running.kill()
-        running.wait()
-    kept = outbox.hops()
-    assert 0 < len(kept) < 15_000
-    until(lambda: not outbox.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark retries'"))
-    assert outbox.relay().records == 15_000 - len(kept)
-    after = outbox.hops()
-    assert kept.items() <= after.items()
-    assert len(set(after.values())) == 15_000
 
 
 def random_bytes(size: int) -> bytes:

@@ -10,7 +10,7 @@ from tests.support.buffers import counted
 from tests.support.shell import tidemark
 
 from tidemark.db import session, transaction
-from tidemark.retry import admin, redrive
+from tidemark.retry import admin
 from tidemark.retry.admin import Payload
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.payload_retention import empty_settled
@@ -47,10 +47,8 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
             ("WAITING", kept[0], b"f", kept[1], False),
         ]
         assert lab.sql("SELECT key, value, headers FROM tidemark.failed_record_edit") == [(None, None, [])]
-        planned = redrive.plan(
-            connection, redrive.RedriveRequest(lab.spec, Filter(states=(RecordState.DISCARDED, RecordState.FAILED)), **WHY)
-        )
-        done = redrive.apply(connection, lab.cluster, lambda _: lab.spec, planned.redrive.redrive_id, by="bob")
+    planned = lab.plan_redrive(Filter(states=(RecordState.DISCARDED, RecordState.FAILED)))
+    done = lab.apply_redrive(planned.redrive.redrive_id)
     assert (done.redrive.redriven, done.passed_over) == (1, {"its payload was emptied": 2})
     shown = tidemark(lab.consumer, "retries", "show", lab.spec.name, str(numbers["d"])).stdout
     assert "payload emptied on 20" in " ".join(shown.split())

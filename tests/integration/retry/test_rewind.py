@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
-from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
+from tests.integration.retry.lab import Lab, lab_on, minutes
 from tests.support.deaths import hooked
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import in_thread
-from tests.support.scenario import PLAIN, Scenario
+from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
 from tidemark.errors import Refused
-from tidemark.rewind.plan_model import ToEarliest, ToOffset
+from tidemark.rewind.plan_model import ToEarliest
 from tidemark.sink import retry_commit as drained_module
 from tidemark.sink.steps import Step
 
@@ -73,16 +73,6 @@ def test_undo_puts_retries_back_and_has_them_published_anew(mixed: Lab) -> None:
     assert mixed.states() == {"LOADED": 3, "SKIPPED": 1, "FAILED": 1}
     assert len(mixed.rows()) == 8
     mixed.check()
-
-
-def test_rewind_into_the_middle_of_a_batch_keeps_the_retries_of_its_head(mixed: Lab) -> None:
-    """The rest of the batch is counted without the rows from drains."""
-    for offset in (1, 2, 3, 4, 5):
-        done = mixed.rewind(ToOffset(offset))
-        assert [row[0] for row in mixed.failed("record_offset")] == [number for number in range(1, 5) if number < offset]
-        mixed.check()
-        mixed.undo(done.rewind_id)
-        mixed.check()
 
 
 def test_retry_topics_are_no_part_of_a_rewind_or_of_a_run(scenario: Scenario, topics: Topics) -> None:
@@ -195,14 +185,4 @@ def test_late_record_does_not_replace_what_a_later_one_of_its_key_has_written(sc
         lab.produce("b2", key="b")
         lab.run()
         assert dict(lab.sql(f"SELECT name, convert_from(payload, 'utf8') FROM {lab.table}"))["b"] == "b2"
-        lab.check()
-
-
-def test_plain_transforms_need_nothing_of_retries(scenario: Scenario, topics: Topics) -> None:
-    """A group whose records are all loaded has no position of a retry topic, and nothing to drain."""
-    with lab_on(scenario, topics, transform=PLAIN, retry={"delays": list(DELAYS)}) as lab:
-        lab.produce("a", "b")
-        lab.run()
-        assert lab.drain().partitions == ()
-        assert lab.sql("SELECT count(*) FROM tidemark.partition_offset WHERE drained") == [(0,)]
         lab.check()

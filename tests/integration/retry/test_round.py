@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.retry.lab import DELAYS, WHY, Lab, lab_on, minutes
+from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
+from tests.support.by_hand import WHY
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
 
 from tidemark.db import session
-from tidemark.retry import admin, redrive
+from tidemark.retry import admin
 from tidemark.retry.admin import Payload
-from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination
 
 
@@ -42,8 +42,7 @@ def test_record_climbs_the_whole_ladder_is_given_up_redriven_and_loaded(lab: Lab
     assert tiers == list(DELAYS)
     assert lab.failed("state, due_at, retry_topic") == [("FAILED", None, f"{lab.group}.failed")] * 2
     assert lab.relay() == 2
-    with session(lab.url) as connection:
-        early = redrive.plan(connection, redrive.RedriveRequest(lab.spec, Filter(), **WHY)).redrive.redrive_id
+    early = lab.plan_redrive().redrive.redrive_id
     assert lab.redrive().redrive.redriven == 2
     lab.say({})
     lab.climb(minutes(4.9))
@@ -53,9 +52,7 @@ def test_record_climbs_the_whole_ladder_is_given_up_redriven_and_loaded(lab: Lab
     assert [[tried["type"] for tried in story] for (story,) in lab.failed("story")] == [["Retry"] * 7] * 2
     assert [tried["number"] for tried in lab.failed("story")[0][0]] == [0, 1, 2, 3, 4, 5, 6]
     assert lab.failed("error_type, redrives") == [("Redriven", 1)] * 2
-    with session(lab.url) as connection:
-        late = redrive.apply(connection, lab.cluster, lambda _: lab.spec, early, by="bob")
-    assert late.passed_over == {"was loaded meanwhile": 2}
+    assert lab.apply_redrive(early).passed_over == {"was loaded meanwhile": 2}
     assert sorted(lab.loaded()) == ["a", "b", "x"]
 
 

@@ -10,18 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import psycopg2
 import pyarrow as pa
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
+from tests.support.by_hand import ByHand
 from tests.support.deaths import deaths
 from tests.support.documented import grants
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads, rows
 from tests.support.scenario import Scenario as Consumer
 
-from tidemark.db import Connection, connect, session, transaction
-from tidemark.kafka.cluster import Cluster
+from tidemark.db import session, transaction
 from tidemark.migrations import migrate
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
@@ -29,19 +28,12 @@ from tidemark.profiles import Profile
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
-from tidemark.rewind import apply as applying
-from tidemark.rewind.apply import Applied
-from tidemark.rewind.plan import PlanRequest, plan
-from tidemark.rewind.plan_model import Plan, Scenario, Undo
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.staged import make_staging, promote, stage
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
-from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import Deletes
-from tidemark.spec.scope import Scope
 
-REASON = "the transform was wrong"
 COLUMNS = (Column("city", "text"), Column("population", "bigint"))
 DDL = "city text, population bigint"
 
@@ -92,23 +84,20 @@ class Image:
     positions: list[Any]
 
 
-class Lab:
-    """One group over one topic. ``watch`` is a session outside any transaction."""
+class Lab(ByHand):
+    """One group over one topic."""
 
     def __init__(
         self, consumer: Consumer, topic: str, *, key: Sequence[str] = (), deletes: Deletes = Deletes.REFUSE, ddl: str | None = None
     ) -> None:
-        self.consumer, self.topic, self.key = consumer, topic, tuple(key)
+        super().__init__(consumer)
+        self.topic, self.key = topic, tuple(key)
         sink: dict[str, Any] = {"table": consumer.table} | ({"mode": "upsert", "key": list(key)} if key else {})
         if deletes is not Deletes.REFUSE:
             sink["deletes"] = deletes.value
         self.layout = Layout(consumer.table, COLUMNS, self.key, deletes=deletes)
         consumer.write(topics=topic, sink=sink)
-        self.url, self.table = consumer.database_url, consumer.table
-        self.watch = psycopg2.connect(self.url)
-        self.watch.autocommit = True
         consumer.make_sink((DDL + (f", UNIQUE ({', '.join(key)})" if key else "")) if ddl is None else ddl)
-        self.cluster = Cluster(consumer.connections.kafka)
         (described,) = self.cluster.topics([topic])
         self.partitions = described.partitions
         with self.watch.cursor() as cur:
@@ -116,13 +105,6 @@ class Lab:
             self.topic_id = store.ensure_topic(cur, topic, described.kafka_uuid)
             for partition in described.all():
                 store.start_partition(cur, self.group_id, self.topic_id, partition.partition, 0)
-
-    @property
-    def spec(self) -> ConsumerSpec:
-        return self.consumer.spec
-
-    def close(self) -> None:
-        self.watch.close()
 
     # ---- reading
 
@@ -159,47 +141,7 @@ class Lab:
         staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(dict(columns))]), isolate=False)
         promote(target, parts, table, [staged], payloads, isolate=False)
 
-    # ---- rewinding
-
-    @contextlib.contextmanager
-    def session(self, cursor: type[PostgresCursor] | None = None) -> Iterator[Connection]:
-        with contextlib.closing(connect(self.url, application="tidemark rewind")) as connection:
-            connection.cursor_factory = cursor or connection.cursor_factory
-            yield connection
-
-    def plan(
-        self,
-        scenario: Scenario,
-        *scope: str,
-        connection: Connection | None = None,
-        cursor: type[PostgresCursor] | None = None,
-        **options: Any,
-    ) -> Plan:
-        options = {"reason": REASON, "by": "ann", **options}
-        with contextlib.ExitStack() as stack:
-            used = connection or stack.enter_context(self.session(cursor))
-            return plan(used, lambda _: self.cluster, PlanRequest([self.spec], Scope.parse(scope), scenario, **options))
-
-    def apply(
-        self, rewind_id: int, *, connection: Connection | None = None, cursor: type[PostgresCursor] | None = None, **options: Any
-    ) -> Applied:
-        with contextlib.ExitStack() as stack:
-            used = connection or stack.enter_context(self.session(cursor))
-            return applying.apply(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, **{"by": "bob", **options})
-
-    def rewind(self, scenario: Scenario, *scope: str, **options: Any) -> Plan:
-        """Makes a plan and applies it at once."""
-        return self.apply(self.plan(scenario, *scope, **options).rewind_id).plan
-
-    def undo(self, rewind_id: int) -> Plan:
-        return self.rewind(Undo(rewind_id))
-
     # ---- stored state
-
-    def sql(self, statement: str, *parameters: Any) -> list[Any]:
-        with self.watch.cursor() as cur:
-            cur.execute(statement, parameters or None)
-            return cur.fetchall() if cur.description else []
 
     def position(self, partition: int = 0) -> int:
         return int(self.positions()[partition])

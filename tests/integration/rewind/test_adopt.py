@@ -9,17 +9,15 @@ from collections.abc import Mapping
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition as Wire
+from tests.support.by_hand import ByHand
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 from tests.support.waiting import until
 
-from tidemark.db import session
-from tidemark.kafka.cluster import Cluster
-from tidemark.rewind.apply import StalePlan, apply
-from tidemark.rewind.plan import PlanRefused, PlanRequest, plan
+from tidemark.rewind.apply import StalePlan
+from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.plan_model import Adopt, Plan
 from tidemark.rewind.scenarios.targets import TargetsOutOfRange
-from tidemark.spec.scope import Scope
 
 
 @pytest.fixture
@@ -43,16 +41,11 @@ def commits(consumer: Scenario, offsets: Mapping[int, int]) -> None:
 
 
 def planned(consumer: Scenario, *, allow_loss: bool = False) -> Plan:
-    cluster = Cluster(consumer.connections.kafka)
-    with session(consumer.database_url) as connection:
-        adopt = PlanRequest([consumer.spec], Scope(), Adopt(consumer.spec.group), "replaces old-app", "ann", allow_loss=allow_loss)
-        return plan(connection, lambda _: cluster, adopt)
+    return ByHand(consumer).plan(Adopt(consumer.spec.group), allow_loss=allow_loss)
 
 
 def applied(consumer: Scenario, rewind_id: int) -> None:
-    cluster = Cluster(consumer.connections.kafka)
-    with session(consumer.database_url) as connection:
-        apply(connection, lambda _: cluster, lambda _: consumer.spec, rewind_id, by="bob")
+    ByHand(consumer).apply(rewind_id)
 
 
 def test_consumer_reads_exactly_the_rest_and_the_old_application_can_take_over_again(consumer: Scenario) -> None:

@@ -65,16 +65,25 @@ def said(caplog: pytest.LogCaptureFixture, *words: str) -> None:
     until(lambda: [text for text in caplog.messages if all(word in text for word in words)])
 
 
-def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("wait", "application", "hold", "what"),
+    [
+        ("LOCK_MS", "tidemark/1/77", f"SELECT pg_advisory_xact_lock_shared({REWIND_LOCK}, {{group_id}})", "rewinds of group {group}"),
+        ("GRACE_MS", "psql", "SELECT FROM tidemark.partition_offset WHERE partition = 0 FOR UPDATE", "position of {topic}/0"),
+    ],
+    ids=["a drain", "an operator"],
+)
+def test_whoever_holds_a_rewind_up_is_waited_for_as_long_as_he_lives_and_named(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait: str, application: str, hold: str, what: str
 ) -> None:
-    """The lock's holder is another rewind, or a drain with a long commit."""
-    monkeypatch.setattr(applying, "LOCK_MS", 100)
+    """A drain with a long commit, or another rewind, holds the group's lock; an operator's session, which is not terminated, a position."""
+    monkeypatch.setattr(applying, wait, 100)
+    names = {"group": lab.group, "group_id": lab.group_id, "topic": lab.topic}
     planned = lab.plan(ToCurrent())
-    with session(lab.url, application="tidemark/1/77") as other, transaction(other) as cur:
-        cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (REWIND_LOCK, lab.group_id))
+    with session(lab.url, application=application) as other, transaction(other) as cur:
+        cur.execute(hold.format(**names))
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
-            said(caplog, f"rewinds of group {lab.spec.group}", "tidemark/1/77", f"pid {backend_of(other)}")
+            said(caplog, what.format(**names), application, f"pid {backend_of(other)}")
             assert not applied.done()
             other.commit()
             assert applied.result(180).plan.state is RewindState.APPLIED
@@ -119,23 +128,6 @@ def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pyte
         with pytest.raises(DatabaseUnavailable):
             commit.result(180)
     assert lab.positions() == [20, 20, 0]
-    lab.check()
-
-
-def test_a_position_held_by_somebody_else_is_waited_for_and_not_taken_by_force(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An operator's session is not terminated; the log names it."""
-    monkeypatch.setattr(applying, "GRACE_MS", 100)
-    lab.read(50)
-    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
-    with session(lab.url, application="psql") as other, transaction(other) as cur:
-        cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s AND partition = 0 FOR UPDATE", (lab.group_id,))
-        with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
-            said(caplog, f"position of {lab.topic}/0", "psql", f"pid {backend_of(other)}")
-            assert not applied.done()
-            other.commit()
-            assert applied.result(180).plan.state is RewindState.APPLIED
     lab.check()
 
 

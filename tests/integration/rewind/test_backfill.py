@@ -144,21 +144,6 @@ def made(scenario: Consumer, topics: Topics, **options: Any) -> Iterator[FillLab
         yield lab
 
 
-def test_what_was_skipped_is_read_in_pieces_and_then_it_is_as_if_it_never_had_been(lab: FillLab) -> None:
-    """Each piece turns a part of the lost range into a batch in the group's ledger. Every record is accounted for at all times."""
-    skipped = lab.skip().rewind_id
-    lab.check()
-    assert lab.consumer.lost() == [(0, OLD, NEW, "rewind")]
-    lab.read(END, step=15)
-    for records, left in ((1, 39), (9, 30), (25, 5), (100, 0)):
-        lab.fill(skipped, records)
-        assert lab.left(skipped) == left
-        assert lab.consumer.lost() == ([(0, NEW - left, NEW, "rewind")] if left else [])
-        lab.check()
-    assert lab.positions() == [END, 0]
-    lab.check_once(END)
-
-
 def test_what_a_backfill_cannot_load_climbs_the_ladder_of_the_group(plain: FillLab) -> None:
     plain.consumer.write(topics=plain.topic, sink={"table": plain.table}, retry={"delays": ["5m"]})
     plain.consumer.transform(TRANSFORM)
@@ -197,26 +182,18 @@ def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
     assert (again.state, again.records) == ("COMMITTED", 0)
 
 
-def test_plan_says_what_becomes_of_the_skipped_and_show_what_is_left(plain: FillLab) -> None:
-    """A rewind that skips nothing has nothing to backfill, and neither has an undo."""
-    from tidemark.rewind.plan_text import as_json, markdown
-
-    whole = plain.plan(ToOffset(NEW), f"{plain.topic}:0", backfill=True)
-    assert "40 skipped, to be read by the backfill" in markdown(whole)
-    assert "40 skipped permanently" in markdown(plain.plan(ToOffset(NEW), f"{plain.topic}:0"))
+def test_what_is_left_is_read_with_the_plan_and_what_skips_nothing_has_no_backfill(plain: FillLab) -> None:
+    """A rewind that skips nothing has nothing to backfill, and neither has an undo. `tests/unit/rewind/test_backfill.py` has the words."""
     for scenario in (ToOffset(OLD - 1), ToCurrent()):
         with pytest.raises(PlanRefused, match="skips nothing"):
             plain.plan(scenario, f"{plain.topic}:0", backfill=True)
-    applied = plain.apply(whole.rewind_id).plan
-    told = f"backfill: 40 offsets still to read; tidemark backfill {plain.spec.name} {applied.rewind_id} reads them"
-    assert told in markdown(applied).replace("\\", "")
+    skipped = plain.skip().rewind_id
     with pytest.raises(PlanRefused, match="skips nothing"):
-        plain.plan(Undo(applied.rewind_id), backfill=True)
-    plain.fill(applied.rewind_id, 15)
-    (part,) = plain.apply(whole.rewind_id).plan.groups[0].partitions
-    assert (part.skip, part.backfill_left) == (40, 25)
-    plain.fill(applied.rewind_id)
-    assert as_json(plain.apply(whole.rewind_id).plan)["groups"][0]["partitions"][0]["backfill_left"] == 0
+        plain.plan(Undo(skipped), backfill=True)
+    for records, left in ((15, 25), (1000, 0)):
+        plain.fill(skipped, records)
+        (part,) = plain.apply(skipped).plan.groups[0].partitions
+        assert (part.skip, part.backfill_left) == (40, left)
 
 
 def test_a_side_group_is_nobodys_group(plain: FillLab) -> None:
@@ -260,27 +237,6 @@ def test_a_rewind_of_the_group_leaves_each_record_to_one_of_both(lab: FillLab, t
     lab.check_once(END)
 
 
-@pytest.mark.sampled("lab")
-@pytest.mark.parametrize("done", [0, 20, 40])
-def test_undoing_the_forward_rewind_withdraws_the_backfill_and_takes_its_rows_out(lab: FillLab, done: int) -> None:
-    """The group then reads the range itself. Undoing that undo restores the backfill at the point it had reached."""
-    before = lab.image()
-    skipped = lab.skip().rewind_id
-    lab.read(END)
-    if done:
-        lab.fill(skipped, done)
-    filled = lab.image()
-    undone = lab.undo(skipped).rewind_id
-    assert (lab.image(), lab.left(skipped)) == (before, 0)
-    assert lab.run_back(skipped).records == 0
-    lab.check()
-    lab.read(50)
-    lab.undo(undone)
-    assert (lab.image(), lab.left(skipped)) == (filled, NEW - OLD - done)
-    lab.run_back(skipped)
-    lab.check_once(END)
-
-
 def test_a_backfill_of_a_group_that_is_deleted_commits_no_more(plain: FillLab) -> None:
     plain.read(20)
     made = plain.skip()
@@ -289,24 +245,6 @@ def test_a_backfill_of_a_group_that_is_deleted_commits_no_more(plain: FillLab) -
         Coordinator(connection, plain.spec.group).delete_group()
     with pytest.raises(OffsetFenced):
         commit_slice(target, part, of_all_kinds(part), payloads)
-
-
-def test_several_backfills_of_a_partition_are_told_apart(plain: FillLab) -> None:
-    """Two ranges are skipped one after the other. Then a rewind back gives a part to the group, and that part is skipped again."""
-    first = plain.skip(50).rewind_id
-    second = plain.skip(NEW).rewind_id
-    plain.read(END)
-    plain.fill(second, 5)
-    plain.rewind(ToOffset(40), f"{plain.topic}:0")
-    third = plain.skip(85).rewind_id
-    with plain.watch.cursor() as cur:
-        assert backfill.unfinished(cur, plain.spec.group) == [first, third]
-    plain.check()
-    for each in (third, first, second):
-        plain.run_back(each)
-        plain.check()
-    plain.read(END)
-    plain.check_once(END)
 
 
 # ---- concurrent commits and runs
@@ -468,35 +406,6 @@ def test_a_commit_whose_answer_was_lost_is_found_in_the_groups_ledger(plain: Fil
     with plain.watch.cursor() as cur:
         assert store.committed(cur, target.position_of, part, ledger=target.group_id) == counts
         assert store.committed(cur, target.position_of, replace(part, end=part.end + 1), ledger=target.group_id) is None
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("undone", [False, True], ids=["a rewind", "its undo"])
-def test_a_rewind_that_dies_anywhere_leaves_backfills_as_they_were(plain: FillLab, undone: bool) -> None:
-    """The rewind goes back into a range that is being backfilled, and skips a range of the other partition: both or neither."""
-    skipped = plain.skip().rewind_id
-    plain.read(END)
-    plain.fill(skipped, 10)
-    offsets = {TopicPartition(plain.topic, 0): 60, TopicPartition(plain.topic, 1): 25}
-    planned = plain.plan(FromFile(offsets), backfill=True)
-    if undone:
-        plain.apply(planned.rewind_id)
-        plain.fill(skipped, 10)
-        plain.fill(planned.rewind_id, 5, partition=1)
-        planned = plain.plan(Undo(planned.rewind_id))
-    assert plain.struck_apply(planned.rewind_id) >= 22
-    with plain.watch.cursor() as cur:
-        assert {one.rewind_id: one.left for one in backfill.backfills(cur, plain.spec.group)} == (
-            {skipped: 20, planned.undo_of: 0} if undone else {skipped: 20, planned.rewind_id: 25}
-        )
-        unfinished = backfill.unfinished(cur, plain.spec.group)
-    plain.check()
-    for each in unfinished:
-        plain.run_back(each)
-    plain.read(END)
-    plain.read(END, 1)
-    plain.check_once(END)
-    plain.check_once(END, 1)
 
 
 def test_a_role_with_the_documented_grants_backfills(plain: FillLab) -> None:

@@ -57,21 +57,6 @@ def upsert(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.mark.thorough
-def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: Lab) -> None:
-    """A replaced row is either kept or in the sink again, never both and never neither. The undo of an undo has the most work: some
-    replaced rows come back, others are removed again."""
-    upsert.read(80, transform=lambda offset: [f"city {offset - 30}"])
-    repaired = upsert.image().sink
-    undone = upsert.undo(1)
-    upsert.read(95, transform=lambda offset: [f"city {offset - 40}"])
-    assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
-    assert upsert.struck_apply(upsert.plan(Undo(undone.rewind_id)).rewind_id) >= 37
-    assert upsert.image().sink == repaired
-    assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
-    upsert.check()
-
-
 def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies are stored in the commit's transaction."""
     part, target = upsert.slice(60), upsert.target()

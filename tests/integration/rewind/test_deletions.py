@@ -107,16 +107,6 @@ def test_delete_removes_the_row_and_is_counted(lab: Lab) -> None:
     lab.check()
 
 
-@pytest.mark.sampled
-def test_late_record_does_not_bring_a_deleted_row_back(lab: Lab) -> None:
-    """A late delete does not remove a newer row either."""
-    lab.rewind(ToOffset(10), f"{lab.topic}:0")
-    read(lab, 20, {10: ["ulm"], 11: ["-ulm"], 12: ["-bonn"], 13: ["rom"]})
-    late(lab, 0, 10, {0: ["ulm"], 1: ["bonn"], 2: ["-rom"], 3: ["york"]})
-    assert live(lab) == {"rom": 13, "york": 3}
-    lab.check()
-
-
 # ---- any order
 
 cities = st.sampled_from(["ulm", "bonn", "rom"])

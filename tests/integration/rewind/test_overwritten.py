@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,6 @@ import pytest
 from tests.integration.rewind.lab import Lab, Transform, lab_on, of_all_kinds, role_on
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads
-from tests.support.ledger import rows as made_rows
 from tests.support.scenario import Scenario as Consumer
 
 from tidemark.db import connect
@@ -27,7 +26,6 @@ from tidemark.rewind.plan_model import ToOffset, Undo
 from tidemark.rewind.rows.archive import RowsRefused
 from tidemark.rewind.verify import verify
 from tidemark.sink.commit import commit_slice
-from tidemark.sink.staged import make_staging, promote, stage
 
 DAY = timedelta(days=1)
 
@@ -122,48 +120,6 @@ def test_a_trigger_that_keeps_rows_in_the_way_of_others_refuses_the_undo(lab: La
 
 
 @pytest.mark.thorough
-def test_an_older_rewind_can_be_undone_after_a_newer_one_was_and_the_group_has_read_on(lab: Lab) -> None:
-    """Whichever of the two went further back: overwritten rows are kept for both."""
-    lab.read(60, transform=every(50))
-    original = lab.image()
-    for targets in ((50, 30), (30, 50)):
-        first = lab.rewind(ToOffset(targets[0]), f"{lab.topic}:0").rewind_id
-        lab.read(70, transform=every(40))
-        second = lab.rewind(ToOffset(targets[1]), f"{lab.topic}:0").rewind_id
-        lab.read(72, transform=every(31))
-        back = lab.undo(second).rewind_id
-        lab.read(95, transform=every(50, 7))
-        here = (lab.image().sink, lab.position())
-        again = lab.undo(back).rewind_id
-        lab.undo(again)
-        assert (lab.image().sink, lab.position()) == here
-        lab.undo(first)
-        assert lab.image() == original
-        lab.check()
-
-
-@pytest.mark.thorough
-def test_what_an_undo_takes_back_of_the_kept_rows_comes_back_with_it(lab: Lab) -> None:
-    """A rewind to 50 is in force, and one to 20 is undone. A row between them that is overwritten then is needed to undo the first, but not
-    while the second is in force again."""
-    lab.read(60, transform=every(60))
-    original = lab.image()
-    first = lab.rewind(ToOffset(50), f"{lab.topic}:0").rewind_id
-    second = lab.rewind(ToOffset(20), f"{lab.topic}:0").rewind_id
-    third = lab.undo(second).rewind_id
-    lab.read(90, transform=every(60, 90))
-    assert 45 in kept(lab)
-    there = (lab.image().sink, lab.position())
-    fourth = lab.undo(third).rewind_id
-    lab.read(33, transform=every(7))
-    lab.undo(fourth)
-    assert (lab.image().sink, lab.position()) == there
-    lab.undo(first)
-    assert lab.image() == original
-    lab.check()
-
-
-@pytest.mark.thorough
 def test_rows_of_a_former_life_of_the_topic_come_back(lab: Lab) -> None:
     """They are older than all rows of the new topic, whatever their offsets."""
     lab.read(60, transform=every(30))
@@ -241,33 +197,6 @@ def test_what_a_late_record_replaced_comes_back_if_its_range_is_taken_back(lab: 
 
 
 # ---- staged batches
-
-
-@pytest.mark.thorough
-def test_a_staged_batch_keeps_rows_of_all_its_partitions(lab: Lab) -> None:
-    """One merge writes rows of several partitions, with the lineage of their records."""
-    promoted(lab, (30, 30), lambda partition, offset: f"{partition} {offset}")
-    before = lab.image()
-    done = lab.rewind(ToOffset(20))
-    promoted(lab, (40, 45), lambda partition, offset: f"{partition} {offset - 20}")
-    assert sorted(kept(lab)) == sorted([*range(20), *range(20)])
-    lab.check()
-    repaired = lab.image().sink
-    back = lab.undo(done.rewind_id)
-    assert lab.image() == before
-    lab.undo(back.rewind_id)
-    assert lab.image().sink == repaired
-
-
-def promoted(lab: Lab, ends: tuple[int, ...], city: Callable[[int, int], str]) -> None:
-    """Commits a staged batch up to these ends, with one row per record."""
-    parts = [lab.slice(end, partition) for partition, end in enumerate(ends)]
-    target = lab.target()
-    table = make_staging(target, 1)
-    batches = (
-        made_rows(part, range(part.start, part.end), lambda offset, part=part: city(part.partition.partition, offset)) for part in parts
-    )
-    promote(target, parts, table, [stage(target, table, parts, batches, isolate=False)], payloads, isolate=False)
 
 
 def totals(lab: Lab, *ends: int, cities: dict[str, int]) -> None:

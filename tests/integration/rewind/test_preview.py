@@ -12,9 +12,8 @@ from tidemark.db import Cursor
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.cluster import REQUEST_TIMEOUT_S, Cluster
 from tidemark.offsets.store import TaskIdentity
-from tidemark.rewind.plan import PlanRefused, preview
+from tidemark.rewind.plan import MoveRequest, preview
 from tidemark.rewind.plan_model import GroupPlan, Scenario, ShiftBy, ToBatch, ToCurrent, ToLatest, ToOffset, ToValidated, Undo
-from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.spec.scope import Scope
 
 RUN = TaskIdentity("consume__cities", "scheduled__2026-03-29", "consume", -1, 1)
@@ -29,7 +28,7 @@ class _Reading(Cursor):
 def previewed(lab: Lab, scenario: Scenario, *scope: str, allow_loss: bool = False) -> tuple[GroupPlan, ...]:
     with lab.session() as connection:
         connection.cursor_factory = _Reading
-        return preview(connection, lambda _: lab.cluster, [lab.spec], Scope.parse(scope), scenario, allow_loss=allow_loss)
+        return preview(connection, lambda _: lab.cluster, MoveRequest([lab.spec], Scope.parse(scope), scenario, allow_loss=allow_loss))
 
 
 def test_preview_has_the_numbers_of_the_plan(lab: Lab) -> None:
@@ -68,25 +67,10 @@ def test_preview_is_refused_for_the_plans_reasons_and_stores_nothing(lab: Lab) -
     assert lab.audit() == before
 
 
-def test_preview_counts_the_rows_that_refer_to_the_sink(lab: Lab) -> None:
-    lab.read(80)
-    lab.sql(f"CREATE TABLE {lab.table}_mayors (LIKE {lab.table})")
-    lab.sql(f"INSERT INTO {lab.table}_mayors SELECT * FROM {lab.table} WHERE kafka_offset > 70")
-    place = "kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
-    lab.sql(f"ALTER TABLE {lab.table}_mayors ADD FOREIGN KEY ({place}) REFERENCES {lab.table} ({place})")
-    with pytest.raises(PlanRefused) as planned:
-        lab.plan(ToOffset(60), f"{lab.topic}:0")
-    with pytest.raises(PlanRefused, match=r"rows of .* refer to rows that would be taken out") as found:
-        previewed(lab, ToOffset(60), f"{lab.topic}:0")
-    assert found.value.problems == planned.value.problems
-    with pytest.raises(TargetsOutOfRange):
-        previewed(lab, ShiftBy(-81), f"{lab.topic}:0")
-
-
 def test_preview_does_not_wait_long_for_a_kafka_that_is_away(lab: Lab) -> None:
     lab.read(10)
     away = Cluster({"bootstrap.servers": "127.0.0.1:1"}, timeout_s=1)
     began = time.monotonic()
     with lab.session() as connection, pytest.raises(BrokerUnavailable):
-        preview(connection, lambda _: away, [lab.spec], Scope.parse([]), ToLatest(), allow_loss=False)
+        preview(connection, lambda _: away, MoveRequest([lab.spec], Scope.parse([]), ToLatest()))
     assert time.monotonic() - began < REQUEST_TIMEOUT_S

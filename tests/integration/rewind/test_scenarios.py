@@ -14,7 +14,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition as Wire
-from tests.integration.rewind.lab import REASON, Lab, lab_on
+from tests.integration.rewind.lab import Lab, lab_on
+from tests.support.by_hand import REASON
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario as Consumer
 from tests.support.waiting import until
@@ -45,7 +46,6 @@ from tidemark.rewind.plan_model import (
 )
 from tidemark.rewind.scenarios import scenario as words
 from tidemark.rewind.scenarios.offsets_file import offsets_for_groups, parse_offsets
-from tidemark.rewind.scenarios.targets import TargetsOutOfRange
 from tidemark.sink.table import SinkMissing
 from tidemark.spec.scope import Scope
 
@@ -144,13 +144,6 @@ def test_by_duration_counts_from_the_databases_clock(timed: Lab) -> None:
     assert offsets(timed.plan(ByDuration(now - NOON + timedelta(days=1)))) == {0: (60, 0), 1: (60, 0)}
 
 
-def test_scope_leaves_the_other_partitions_where_they_are(read: Lab) -> None:
-    """testResetOffsetsToEarliestOnOneTopicAndPartition, …OnTopicsAndPartitions."""
-    assert all_applied(read, ToEarliest(), f"{read.topic}:0,2") == [10, 50, 10]
-    with pytest.raises(BadInput, match=f"{read.topic}:7 is not among"):
-        read.plan(ToEarliest(), f"{read.topic}:7")
-
-
 def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
     """testResetOffsetsExportImportPlanSingleGroupArg, with Kafka's CSV and with a plan's JSON."""
     csv = f"{read.topic},0,30\n{read.topic},2,11\n"
@@ -241,18 +234,6 @@ def test_allow_loss_goes_on_at_the_start_and_stores_what_is_gone(read: Lab) -> N
     read.check()
     read.undo(done.rewind_id)
     assert read.image() == before
-    read.check()
-
-
-@pytest.mark.thorough
-def test_allow_loss_of_a_group_that_was_left_behind_itself(read: Lab) -> None:
-    """Retention has passed the group's position, so the records that it never read are lost as well."""
-    read.consumer.topics.trim(read.topic, {0: 70})
-    with pytest.raises(TargetsOutOfRange):
-        read.plan(ToOffset(40), f"{read.topic}:0")
-    read.rewind(ToOffset(40), f"{read.topic}:0", allow_loss=True)
-    assert read.consumer.lost() == [(0, 40, 70, "retention")]
-    assert read.position() == 70
     read.check()
 
 

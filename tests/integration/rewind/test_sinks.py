@@ -35,24 +35,6 @@ def upsert(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-def test_rewind_and_replay_of_an_upsert_sink_is_the_identity(upsert: Lab) -> None:
-    """Until the replay is done, keys whose last record was taken back are missing, because the rows that it had replaced no longer
-    exist."""
-    upsert.read(90, transform=few_cities, step=20)
-    before = upsert.rows()
-    assert len(before) == 7
-    upsert.rewind(ToOffset(86), f"{upsert.topic}:0")
-    assert {row[3] for row in upsert.rows()} == {"city 0", "city 1", "city 6"}
-    upsert.check()
-    upsert.read(90, transform=few_cities)
-    assert upsert.rows() == before
-    upsert.rewind(ToEarliest())
-    assert upsert.rows() == []
-    upsert.read(90, transform=few_cities, step=7)
-    assert upsert.rows() == before
-    upsert.check()
-
-
 def test_a_key_that_another_partition_has_taken_since_refuses_the_undo(upsert: Lab) -> None:
     upsert.read(90, transform=few_cities)
     done = upsert.rewind(ToOffset(55), f"{upsert.topic}:0")

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.by_hand import ByHand
 from tests.support.sampling import examples
 from tests.support.scenario import Scenario
 from tests.support.shop import Order, Shop
 
-from tidemark.kafka.cluster import Cluster
-from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.plan import PlanRefused, PlanRequest, plan
+from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.plan_model import Plan, ToOffset, Undo
 from tidemark.rewind.plan_model import Scenario as Rewind
 from tidemark.rewind.verify import verify
-from tidemark.spec.scope import Scope
 
 
 class Till(Shop):
     """A shop whose consumer is rewound."""
 
-    def plan(self, scenario: Rewind) -> Plan:
-        with self.session() as connection:
-            why = {"reason": "the transform was wrong", "by": "ann"}
-            return plan(connection, lambda _: self.cluster, PlanRequest([self.scenario.spec], Scope.parse([]), scenario, **why))
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario, "function")
+        self.by_hand = ByHand(scenario)
+        self.plan = self.by_hand.plan
 
     def apply(self, made: Plan) -> Plan:
-        with self.session() as connection:
-            return applying.apply(connection, lambda _: self.cluster, lambda _: self.scenario.spec, made.rewind_id, by="bob").plan
+        return self.by_hand.apply(made.rewind_id).plan
 
     def rewind(self, scenario: Rewind) -> Plan:
         done = self.apply(self.plan(scenario))
         assert self.violations() == []
         return done
-
-    @property
-    def cluster(self) -> Cluster:
-        return Cluster(self.scenario.connections.kafka)
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[Any]:
-        with contextlib.closing(psycopg2.connect(self.scenario.database_url, application_name="tidemark rewind")) as connection:
-            yield connection
 
     def image(self) -> dict[str, list[Any]]:
         """All rows with their lineage, the ledger and the positions."""
@@ -61,7 +46,7 @@ class Till(Shop):
 
 @pytest.fixture
 def till(scenario: Scenario) -> Till:
-    return Till(scenario, "function")
+    return Till(scenario)
 
 
 def test_a_rewind_takes_rows_out_of_all_tables_and_an_undo_puts_them_back(till: Till) -> None:
@@ -119,7 +104,7 @@ def test_a_replay_is_compared_table_by_table(till: Till) -> None:
     done = till.rewind(ToOffset(0))
     till.scenario.transform(till.source.replace('"quantity": quantity', '"quantity": quantity + 1'))
     till.run()
-    with till.session() as connection:
+    with till.by_hand.session() as connection:
         orders, lines = verify(connection, done.rewind_id, {till.scenario.name: till.scenario.spec.keys})
     assert (orders.table, orders.equal, orders.changed) == (till.orders, 2, 0)
     assert (lines.table, lines.equal, lines.changed) == (till.lines, 0, 2)
@@ -190,7 +175,7 @@ def test_whatever_is_read_rewound_and_undone(scenario: Scenario, steps: list[Any
     """
     scenario.name = f"c{uuid.uuid4().hex[:10]}"
     scenario.table = f"lake.{scenario.name}"
-    till = Till(scenario, "function")
+    till = Till(scenario)
     till.run()
     records: list[Order] = []
     images: list[tuple[int, Any]] = []

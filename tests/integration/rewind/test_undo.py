@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 from tests.integration.rewind.lab import Lab
@@ -13,14 +12,9 @@ from tidemark.errors import BadInput
 from tidemark.records.outcome import TransformOutput, only
 from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.plan import PlanRefused
-from tidemark.rewind.plan_model import RewindState, ToLatest, ToOffset, Undo
+from tidemark.rewind.plan_model import RewindState, ToOffset, Undo
 from tidemark.rewind.rows.archive import RowsRefused
 from tidemark.sink.commit import commit_slice
-
-
-def other(offset: int) -> list[str]:
-    """Another transform: other values, some records skipped."""
-    return [f"repaired {offset}"] if offset % 3 else []
 
 
 def test_undo_at_once_is_as_if_nothing_had_been(lab: Lab) -> None:
@@ -33,44 +27,6 @@ def test_undo_at_once_is_as_if_nothing_had_been(lab: Lab) -> None:
     assert lab.sql("SELECT state FROM tidemark.rewind ORDER BY rewind_id") == [("UNDONE",), ("APPLIED",)]
     *_, batches, failed, lost, written_over, _, archives = lab.audit()
     assert batches == failed == lost == written_over == archives == []
-
-
-def test_rewinds_are_undone_newest_first(lab: Lab) -> None:
-    """Three rewinds, one after another with reads in between, are undone through every earlier state."""
-    images = []
-    lab.read(95, step=30)
-    rewinds = []
-    for target, end in ((70, 80), (40, 90), (55, 60)):
-        images.append(lab.image())
-        rewinds.append(lab.rewind(ToOffset(target), f"{lab.topic}:0").rewind_id)
-        lab.check()
-        lab.read(end, transform=other, step=13)
-    for lower, higher in pairwise(rewinds):
-        with pytest.raises(PlanRefused, match=rf"Rewind {lower} is followed by .* that stand: {higher}.*\. Undo the newest first"):
-            lab.plan(Undo(lower))
-    for image, rewind_id in zip(reversed(images), reversed(rewinds), strict=True):
-        lab.undo(rewind_id)
-        assert lab.image() == image
-        lab.check()
-    with pytest.raises(PlanRefused, match="has been undone already"):
-        lab.plan(Undo(rewinds[0]))
-
-
-@pytest.mark.thorough
-def test_undo_of_a_rewind_forward_reads_what_was_skipped(lab: Lab) -> None:
-    lab.read(30)
-    before = lab.image()
-    done = lab.rewind(ToLatest())
-    lab.consumer.topics.produce(lab.topic, ["new"] * 10)
-    lab.read(110)
-    lab.check()
-    undone = lab.undo(done.rewind_id)
-    assert lab.image() == before
-    lab.check()
-    lab.undo(undone.rewind_id)
-    assert lab.positions() == [110, 100, 60]
-    assert lab.ledger() == [(0, 0, 30), (0, 30, 100), (0, 100, 110), (1, 0, 100), (2, 0, 60)]
-    lab.check()
 
 
 def dropped(lab: Lab, rewind_id: int) -> str:

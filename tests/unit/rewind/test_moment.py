@@ -53,26 +53,25 @@ def test_local_time_needs_its_zone(text):
         parse_moment(text)
 
 
-def test_time_that_the_clock_shows_twice_is_refused_with_both_moments():
-    """Both interpretations are given, with their offsets and in UTC, ready to copy."""
-    with pytest.raises(BadInput) as told:
-        parse_moment("2026-10-25 02:30", "Europe/Berlin")
-    assert "occurs twice in Europe/Berlin" in told.value.found
-    assert told.value.fix == "Write 2026-10-25T02:30:00+02:00 (00:30 UTC), or 2026-10-25T02:30:00+01:00 (01:30 UTC)."
-
-
-def test_time_that_the_clock_leaves_out_is_refused_with_both_neighbours():
-    """The neighbours are half an hour before the change of the clock and half an hour after it."""
-    with pytest.raises(BadInput) as told:
-        parse_moment("2026-03-29 02:30", "Europe/Berlin")
-    assert "does not exist in Europe/Berlin" in told.value.found
-    assert told.value.fix == "Write 2026-03-29T01:30:00+01:00 (00:30 UTC), or 2026-03-29T03:30:00+02:00 (01:30 UTC)."
-
-
-def test_day_that_a_zone_left_out_is_refused_with_dates_in_both_readings():
-    """Samoa had no 30 December 2011."""
-    with pytest.raises(BadInput, match=r"2011-12-29T12:00:00-10:00 \(22:00 UTC\), or 2011-12-31T12:00:00\+14:00 \(2011-12-30 22:00 UTC\)"):
-        parse_moment("2011-12-30 12:00", "Pacific/Apia")
+@pytest.mark.parametrize(
+    ("text", "zone", "told", "fix"),
+    [
+        ("2026-10-25 02:30", "Europe/Berlin", "occurs twice in",
+         "Write 2026-10-25T02:30:00+02:00 (00:30 UTC), or 2026-10-25T02:30:00+01:00 (01:30 UTC)."),
+        ("2026-03-29 02:30", "Europe/Berlin", "does not exist in",
+         "Write 2026-03-29T01:30:00+01:00 (00:30 UTC), or 2026-03-29T03:30:00+02:00 (01:30 UTC)."),
+        ("2011-12-30 12:00", "Pacific/Apia", "does not exist in",
+         "Write 2011-12-29T12:00:00-10:00 (22:00 UTC), or 2011-12-31T12:00:00+14:00 (2011-12-30 22:00 UTC)."),
+    ],
+    ids=["twice", "left out", "a day left out"],
+)  # fmt: skip
+def test_time_that_the_clock_shows_twice_or_leaves_out_is_refused_with_two_moments(text, zone, told, fix):
+    """Both interpretations, or the neighbours: half an hour before the change of the clock and half an hour after it. They have their
+    offsets, and are ready to copy. Samoa had no 30 December 2011."""
+    with pytest.raises(BadInput) as refused:
+        parse_moment(text, zone)
+    assert f"{told} {zone}" in refused.value.found
+    assert refused.value.fix == fix
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tidemark.rewind.plan_model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.scenarios.scenario import EXPIRES_IN, SCENARIO_OPTIONS, describe, from_json, name_of, parse, parse_expiry, to_json
+from tidemark.rewind.scenarios.scenario import EXPIRES_IN, SCENARIO_OPTIONS, describe, from_json, parse, parse_expiry, to_json
 from tidemark.text.problems import Problems, SeveralProblems, check_reason
 from tidemark.text.storable import BIGINT, INTEGER
 
@@ -67,7 +67,7 @@ SAID = [
 def test_words_mean_a_scenario_that_is_told_in_a_sentence(words, scenario, sentence):
     """The names are those of Kafka's tool, or ours if it has none, in upper or lower case."""
     assert parse(*words) == parse(words[0].upper(), words[1]) == scenario
-    assert (describe(scenario), name_of(scenario)) == (sentence, words[0])
+    assert (describe(scenario), scenario.name) == (sentence, words[0])
 
 
 def test_file_is_read_for_the_groups_that_move():
@@ -105,7 +105,7 @@ def test_adoption_has_a_sentence_and_comes_back_from_json():
 @pytest.mark.parametrize("name", [name for name, word in SCENARIO_OPTIONS.items() if word.value and name != "from-file"])
 def test_example_of_each_word_is_a_good_value(name):
     """The examples in errors and forms are valid and can be copied."""
-    assert name_of(parse(name, SCENARIO_OPTIONS[name].example, zone="Europe/Berlin" if name == "to-datetime" else None)) == name
+    assert parse(name, SCENARIO_OPTIONS[name].example, zone="Europe/Berlin" if name == "to-datetime" else None).name == name
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ EVIL = 'a | b\n# <b onclick="x">[red]c[/red]</b> ![p](http://x) `y` **z** \x1b[3
 
 
 def part(number: int, old: int, new: int, rows: int = 0, failed: int = 0, *, topic: str = "flights", lost: tuple[int, int] | None = None):
-    return PartitionPlan(TopicPartition(topic, number), 1, old, new, rows, failed, lost)
+    target = new if lost is None else lost[0]
+    return PartitionPlan(TopicPartition(topic, number), 1, "uuid", old, target, new, min(old, target), False, rows, failed)
 
 
 GROUP = GroupPlan(
@@ -38,6 +39,7 @@ GROUP = GroupPlan(
     "Stable",
     2,
     ("analytics.departures",),
+    {},
 )
 PLAN = Plan(7, RewindState.PLANNED, ToDatetime(NOON), "a bug of Tuesday", "ann", NOON, NOON + timedelta(hours=4), False, "digest", (GROUP,))
 
@@ -131,7 +133,7 @@ def test_json_has_everything_and_is_a_file_of_offsets():
     group = told["groups"][0]
     assert (group["lag_records"], group["catch_up_s"], group["announced_assets"]) == (1234, 123.4, ["analytics.departures"])
     moved = {"topic": "weather", "partition": 0, "old": 700, "new": 650, "replay": 50, "skip": 0}
-    stored = {"sink_rows": 45, "failed_records": 0, "superseded_from": None, "lost": [600, 650]}
+    stored = {"sink_rows": 45, "failed_records": 0, "superseded_from": 600, "lost": [600, 650]}
     assert group["partitions"][3] == {**moved, **stored, "backfill_left": None, "rows_back": 0, "failed_back": 0}
     assert parse_offsets(json.dumps(told)) == {"departures-group": {one.partition: one.new for one in GROUP.partitions}}
 
@@ -154,11 +156,11 @@ def test_an_undo_says_what_comes_back_and_what_goes():
 
 
 def test_markdown_of_a_very_large_plan_is_cut_and_summed():
-    partitions = tuple(part(number, 10, 0, 3, 1, lost=(0, 2)) for number in range(MARKDOWN_ROWS + 5))
+    partitions = tuple(part(number, 10, 2, 3, 1, lost=(0, 2)) for number in range(MARKDOWN_ROWS + 5))
     text = markdown(replace(PLAN, groups=(replace(GROUP, partitions=partitions),)))
     assert text.count("offsets 0 to 1 are gone from the log") == NOTED
     assert f"offsets of {MARKDOWN_ROWS + 5 - NOTED} more partitions are gone" in text
-    assert "| 5 more |  |  |  | 50 | 0 | 15 | 5 |" in text
+    assert "| 5 more |  |  |  | 40 | 0 | 15 | 5 |" in text
     assert text.count("| flights |") == MARKDOWN_ROWS
 
 

@@ -11,7 +11,7 @@ from tidemark.rewind.scenarios.targets import SHOWN, Outside, Place, TargetsOutO
 
 
 def place(position: int, start: int = 10, end: int = 100, partition: int = 0) -> Place:
-    return Place(TopicPartition("flights", partition), 1, position, position, start, end)
+    return Place(TopicPartition("flights", partition), 1, "uuid", position, position, start, end)
 
 
 logs = st.integers(0, 50).flatmap(lambda start: st.tuples(st.just(start), st.integers(start, 100)))
@@ -23,9 +23,9 @@ def test_a_move_is_in_the_log_or_it_is_refused(at: Place, target: int, allow_los
     """A target is never silently clamped: only with allow_loss, only to the start of the log, and the gap is recorded as lost (I5)."""
     found, outside = moves(ToOffset(target), [at], {at.partition: target}, allow_loss=allow_loss)
     if at.start <= target <= at.end:
-        assert [(move.target, move.to) for move in found] == [(target, target)]
+        assert [(move.target, move.new) for move in found] == [(target, target)]
     elif allow_loss and 0 <= target < at.start:
-        assert [(move.target, move.to) for move in found] == [(target, at.start)]
+        assert [(move.target, move.new) for move in found] == [(target, at.start)]
     else:
         assert (found, outside) == ([], [Outside(at.partition, target, at.start, at.end)])
     for move in found:
@@ -40,13 +40,13 @@ def test_what_stays_is_held_wherever_the_group_goes_on_to(at: Place, scenario: T
     target = at.position if isinstance(scenario, ToCurrent) else at.end
     (move,), _ = moves(scenario, [at], {at.partition: target}, allow_loss=False)
     assert move.hold is (target == at.position)
-    assert (move.to, move.superseded_from) == ((at.position, at.position) if move.hold else (at.end, min(at.end, at.position)))
+    assert (move.new, move.superseded_from) == ((at.position, at.position) if move.hold else (at.end, min(at.end, at.position)))
 
 
 def test_partitions_without_a_target_are_no_part_of_it_and_the_others_come_in_order() -> None:
     asked = [place(50, partition=number) for number in (3, 1, 2)]
     found, _ = moves(ShiftBy(1), asked, {asked[0].partition: 51, asked[1].partition: 51}, allow_loss=False)
-    assert [move.place.partition.partition for move in found] == [1, 3]
+    assert [move.partition.partition for move in found] == [1, 3]
 
 
 def test_all_targets_out_of_range_are_named_with_their_logs_and_what_to_do() -> None:

@@ -161,11 +161,9 @@ class ApplyRewindOperator(ApprovalOperator):
         from tidemark.db import session
         from tidemark.rewind.apply import StalePlan, apply
 
-        run = context["dag_run"]
-        by: dict[str, Any] = {"by": requester(context), "approved_by": approved_by, "dag_id": run.dag_id, "run_id": run.run_id}
         with session(database_url(specs[0])) as connection:
             try:
-                result = apply(connection, _cluster_of, spec_of, rewind.rewind_id, **by)
+                result = apply(connection, _cluster_of, spec_of, rewind.rewind_id, by=requester(context), approved_by=approved_by)
             except StalePlan:
                 self._store_rejected(specs, rewind, STALE)
                 raise

@@ -102,7 +102,8 @@ def _compute(consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer
             with transaction(connection) as cur:
                 names = [group.consumer for group in read_plan(cur, chosen.rewind_id).groups]
             specs = _specs_of_rewind(consumer, readable, names, chosen)
-        groups = planning.preview(connection, _cluster_of, specs, scope, chosen, allow_loss=request.allow_loss)
+        moves = planning.MoveRequest(specs, scope, chosen, allow_loss=request.allow_loss)
+        groups = planning.preview(connection, _cluster_of, moves)
     return _result(specs, chosen, plan_text.groups_as_json(groups))
 
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import is_outage, rows, statements
+from tidemark.db import is_outage, rows, scalar, statements
 from tidemark.errors import Broken, Refused
 from tidemark.profiles import ARCHIVE
 from tidemark.rewind import guards
-from tidemark.rewind.guards import RowsStay
 from tidemark.sink.table import listed, quoted, quoted_table
 from tidemark.text.wording import counted
 
@@ -105,7 +104,7 @@ def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, sinks: Seque
 def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Span], names: Sequence[str]) -> None:
     rewind_id = key["rewind_id"]
     cur.execute(SQL["last_number"], key)
-    number = int(_row(cur)[0]) + 1
+    number = int(scalar(cur)) + 1
     cur.execute(SQL["table_partitions"], {"table": quoted_table(sink), "least": SWAP_ROWS})
     leaves = {row["bound"]: row for row in rows(cur)}
     remaining = []
@@ -130,7 +129,7 @@ def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Sp
     move_rows = SQL["take_out"].format(archive=archive, table=_escaped(table))
     total = 0
     for span, before in remaining:
-        with guards.errors_as(lambda message: RowsStay(table=sink, message=message + "".join(f" It has {name}." for name in names))):
+        with guards.rows_stay(sink, names):
             cur.execute(move_rows, span.key)
         moved = cur.rowcount
         total += moved
@@ -140,6 +139,12 @@ def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Sp
         _store_archive(cur, key, sink, number, total, table_partition=False)
     else:
         cur.execute(SQL["drop_archive"].format(archive=archive))
+
+
+def archives_of(cur: Cursor, rewind_id: int) -> list[dict[str, Any]]:
+    """Returns the archives of a rewind that no undo has put back; ``removed``: the table is gone."""
+    cur.execute(SQL["archives"], {"rewind_id": rewind_id})
+    return rows(cur)
 
 
 def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Callable[[str], None]) -> None:
@@ -164,7 +169,7 @@ def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Ca
         if names:
             unchanged_rows = {side: ", ".join(f"{side}.{quoted(name)}" for name in columns) for side in ("kept", "now")}
             cur.execute(SQL["count_unchanged"].format(**statement, **unchanged_rows))
-            restored = int(_row(cur)[0])
+            restored = int(scalar(cur))
         if restored != entry["rows"]:
             _require_whole(cur, archive, entry["rows"])
             raise rows_changed(sink, archive, entry["rows"] - restored, entry["rows"], names)
@@ -189,7 +194,7 @@ def rows_changed(sink: str, archive: str, count: int, total: int, names: Sequenc
 
 def _require_whole(cur: Cursor, archive: str, stored: int) -> None:
     cur.execute(SQL["count"].format(archive=archive))
-    count = int(_row(cur)[0])
+    count = int(scalar(cur))
     if count != stored:
         raise ArchiveWrong(archive=archive, stored=stored, found=count)
 
@@ -212,13 +217,13 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
     cur.execute("SAVEPOINT swap")
     try:
         cur.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", (str(SWAP_WAIT_MS),))
-        lock_timeout = _row(cur)[0]
+        lock_timeout = scalar(cur)
         cur.execute(SQL["lock_out"].format(**names))
         swapped = _is_whole(cur, name, span)  # other rows may have arrived during the wait
         if swapped:
             cur.execute(SQL["swap"].format(**names))
             cur.execute(SQL["grants"], {"leaf": name})
-            swapped = _row(cur)[0] == leaf["grants"]
+            swapped = scalar(cur) == leaf["grants"]
         cur.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
     except psycopg2.Error as error:
         if error.pgcode is None or (is_outage(error) and error.pgcode not in {"55P03", "40P01"}):
@@ -230,17 +235,17 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
         return 0
     cur.execute("RELEASE SAVEPOINT swap")
     cur.execute(SQL["count"].format(archive=names["archive"]))
-    return int(_row(cur)[0])
+    return int(scalar(cur))
 
 
 def _is_whole(cur: Cursor, leaf: str, span: Span) -> bool:
     cur.execute(SQL["is_whole"].format(leaf=_escaped(leaf)), span.key)
-    return bool(_row(cur)[0])
+    return bool(scalar(cur))
 
 
 def _count_rows(cur: Cursor, sink: str, span: Span) -> int:
     cur.execute(SQL["count_span"].format(table=_escaped(quoted_table(sink))), span.key)
-    return int(_row(cur)[0])
+    return int(scalar(cur))
 
 
 def _require_gone(cur: Cursor, sink: str, span: Span, before: int, moved: int, names: Sequence[str]) -> None:
@@ -279,7 +284,7 @@ def open_archive(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
         problem = f"tidemark.rewind_archive names the relation {relation!r}, not {expected}"
         raise ArchiveForged(rewind_id=rewind_id, number=number, problem=problem)
     cur.execute(SQL["exists"], {"archive": relation})
-    if not _row(cur)[0]:
+    if not scalar(cur):
         return None
     try:
         cur.execute(SQL["lock_archive"].format(archive=relation))
@@ -294,9 +299,3 @@ def open_archive(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
 def _escaped(name: str) -> str:
     """Escapes a name for a statement with parameters."""
     return name.replace("%", "%%")
-
-
-def _row(cur: Cursor) -> tuple[Any, ...]:
-    row = cur.fetchone()
-    assert row is not None
-    return row

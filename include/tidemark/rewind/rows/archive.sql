@@ -92,6 +92,11 @@ VALUES (%(rewind_id)s, %(number)s, %(group_id)s, %(sink)s, %(relation)s, %(table
 UPDATE tidemark.rewind_partition SET sink_rows = coalesce(sink_rows, 0) + %(rows)s
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
+-- name: archives
+-- The archives of a rewind. Locks nothing.
+SELECT rewind_id, number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed FROM tidemark.rewind_archive
+ WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number;
+
 -- name: sink_archives
 -- The archives of a sink of one group of a rewind. Locks their rows.
 SELECT rewind_id, number, sink, relation, rows FROM tidemark.rewind_archive

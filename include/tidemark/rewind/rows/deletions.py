@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import statements
+from tidemark.db import scalar, single_row, statements
 from tidemark.records.outcome import DELETED
 from tidemark.rewind import guards
-from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.rows.archive import rows_changed, rows_refused
+from tidemark.rewind.rows.overwritten import kept_values
 from tidemark.sink import deletes
 from tidemark.sink.kept_rows import array, kept_columns, literal
 from tidemark.sink.table import listed, quoted, quoted_table
@@ -37,7 +37,7 @@ def park(cur: Cursor, key: Mapping[str, Any], sink: str) -> None:
 def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[str]) -> None:
     """Puts back the rows whose deletions were parked; does not commit. ``columns`` are the sink's key. Raises `RowsRefused`."""
     cur.execute(SQL["any"], {**key, "sink": sink})
-    if not columns or not _row(cur)[0]:
+    if not columns or not scalar(cur):
         return
     types = kept_columns(cur, sink)
     if DELETED in types:
@@ -59,7 +59,7 @@ def _put_back(
     hooks: Sequence[str],
 ) -> None:
     remaining = [name for name in shape if name in types]  # without columns that were dropped since
-    values = {name: f"(newer.kept ->> {literal(name)})::{types[name]}" for name in remaining}
+    values = kept_values(remaining, types)
     with rows_refused(sink, KEPT):
         cur.execute(
             SQL["return"].format(
@@ -76,7 +76,7 @@ def _put_back(
                 came=", ".join(f"{quoted(name)}::text" for name in remaining),
             )
         )
-    total, inserted, unchanged = _row(cur)
+    total, inserted, unchanged = single_row(cur)
     if inserted != total or unchanged != total:
         raise rows_changed(sink, KEPT, total - min(inserted, unchanged), total, hooks)
 
@@ -85,7 +85,7 @@ def bring_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence
     """Restores the deletions that the undone rewind (``undo_of``) had parked, and moves the rows before them out of the sink; does not
     commit. Raises `RowsStay`."""
     cur.execute(SQL["any"], {"rewind_id": key["undo_of"], "sink": sink})
-    if not columns or not _row(cur)[0]:
+    if not columns or not scalar(cur):
         return
     types = kept_columns(cur, sink)
     parts = _parts(key, sink, columns, types)
@@ -93,11 +93,11 @@ def bring_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence
         cur.execute(SQL["mark"].format(**parts))
     else:
         hooks = guards.hooks(cur, sink, "DELETE")
-        with guards.errors_as(lambda message: RowsStay(table=sink, message=message + "".join(f" It has {name}." for name in hooks))):
+        with guards.rows_stay(sink, hooks):
             cur.execute(SQL["bury"].format(**parts))
         if hooks:
             cur.execute(SQL["in_the_way"].format(**parts))
-            left = int(_row(cur)[0])
+            left = int(scalar(cur))
             guards.require_gone(sink, left, 0, left, hooks)
     cur.execute(SQL["unpark"], {**key, "sink": sink})
 
@@ -116,9 +116,3 @@ def _parts(key: Mapping[str, Any], sink: str, columns: Sequence[str], types: Map
         "names": array(map(literal, types)),
         "values": array(f"newer.{quoted(name)}::text" for name in types),
     }
-
-
-def _row(cur: Cursor) -> tuple[Any, ...]:
-    row = cur.fetchone()
-    assert row is not None
-    return row

@@ -17,13 +17,12 @@ point comes back, and only if the sink has no later one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, statements
+from tidemark.db import rows, scalar, single_row, statements
 from tidemark.records.outcome import DELETED
 from tidemark.rewind import guards
-from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.rows.archive import RowsRefused, rows_changed, rows_refused
 from tidemark.sink import deletes
 from tidemark.sink.kept_rows import array, kept_columns, literal, same_partition
@@ -58,7 +57,7 @@ def put_back(cur: Cursor, key: Mapping[str, Any], keys: Mapping[str, Sequence[st
     since, shown = SQL["since"], ", ".join(upserts or keys)
     if not upserts:
         cur.execute(SQL["any_since"].replace("{since}", since), key)
-        if _row(cur)[0]:
+        if scalar(cur):
             raise _refused(shown, "the sink was an upsert sink when they were overwritten, and no longer is.")
         return
     for name in ("park", "take_over"):
@@ -81,7 +80,7 @@ def _put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[
     for shape in shapes:
         if dropped := [name for name in shape if name not in types]:
             raise _refused(sink, f"the column {dropped[0]} no longer exists, and its values would be lost.")
-        values = {name: _typed(name, types[name]) for name in shape}
+        values = kept_values(shape, types)
         key_values = {name: values[name] for name in columns}
         first_after = deletes.first_after(sink, key_values.values())
         soft = DELETED in values
@@ -106,7 +105,7 @@ def _put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[
                     came=", ".join(f"{quoted(name)}::text" for name in compared),
                 )
             )
-        total, unchanged = _row(cur)
+        total, unchanged = single_row(cur)
         if unchanged != total:
             raise rows_changed(sink, KEPT, total - unchanged, total, hooks)
 
@@ -127,12 +126,12 @@ def give_way(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
         "values": array(f"present.{quoted(name)}::text" for name in columns_now),
     }
     hooks = guards.hooks(cur, sink, "DELETE")
-    with guards.errors_as(lambda message: RowsStay(table=sink, message=message + "".join(f" It has {name}." for name in hooks))):
+    with guards.rows_stay(sink, hooks):
         cur.execute(SQL["give_way"].format(**names))
     moved = cur.rowcount
     if hooks:
         cur.execute(SQL["in_the_way"].format(**names))
-        left = int(_row(cur)[0])
+        left = int(scalar(cur))
         guards.require_gone(sink, moved + left, moved, left, hooks)
 
 
@@ -147,11 +146,6 @@ def set_floors(cur: Cursor, key: Mapping[str, Any]) -> None:
     cur.execute(SQL["set_floors"], key)
 
 
-def _typed(name: str, kind: str) -> str:
-    return f"(newer.kept ->> {literal(name)})::{kind}"
-
-
-def _row(cur: Cursor) -> tuple[Any, ...]:
-    row = cur.fetchone()
-    assert row is not None
-    return row
+def kept_values(names: Iterable[str], types: Mapping[str, str]) -> dict[str, str]:
+    """Returns the SQL of the values of a kept row ``newer``, by column."""
+    return {name: f"(newer.kept ->> {literal(name)})::{types[name]}" for name in names}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, get_args
 
 from tidemark.errors import BadInput
 from tidemark.records.ranges import TopicPartition
@@ -33,8 +33,6 @@ from tidemark.text.moment import iso, iso_duration, parse_iso_duration, parse_mo
 from tidemark.text.problems import Problems
 from tidemark.text.storable import BIGINT, require_storable
 from tidemark.text.wording import counted, nearest, quoted
-
-T = TypeVar("T")
 
 EXPIRES_IN = timedelta(hours=4)
 """How long a plan can be applied by default."""
@@ -184,56 +182,39 @@ def _to_batch(value: str) -> ToBatch:
 # ---- As JSON
 
 
-def name_of(scenario: Scenario) -> str:
-    """Returns Kafka's name for the scenario, or ours if Kafka has none."""
-    return _NAMES[type(scenario)]
-
-
 def to_json(scenario: Scenario) -> dict[str, Any]:
     """Returns plain values that `from_json` reads back: ``{"scenario": "to-offset", "offset": 1200}``."""
-    values: dict[str, Any] = {}
-    match scenario:
-        case ToOffset(offset):
-            values = {"offset": offset}
-        case ShiftBy(offsets):
-            values = {"offsets": offsets}
-        case ToDatetime(moment):
-            values = {"moment": iso(moment)}
-        case ByDuration(duration):
-            values = {"duration": iso_duration(duration)}
-        case FromFile(file_offsets):
-            values = {"offsets": [[part.topic, part.partition, offset] for part, offset in sorted(file_offsets.items())]}
-        case FromGroup(group, kafka):
-            values = {"group": group, "kafka": kafka}
-        case Adopt(group):
-            values = {"group": group}
-        case ToBatch(batch_id, dag_id, run_id):
-            values = {"batch_id": batch_id} if batch_id is not None else {"dag_id": dag_id, "run_id": run_id}
-        case Undo(rewind_id):
-            values = {"rewind_id": rewind_id}
-    return {"scenario": name_of(scenario), **values}
+    values = {field.name: getattr(scenario, field.name) for field in fields(scenario)}
+    return {"scenario": scenario.name, **{name: _json_value(value) for name, value in values.items() if value is not None}}
+
+
+def _json_value(value: Any) -> Any:
+    match value:
+        case datetime():
+            return iso(value)
+        case timedelta():
+            return iso_duration(value)
+        case Mapping():
+            return [[part.topic, part.partition, offset] for part, offset in sorted(value.items())]
+    return value
 
 
 def from_json(stored: Any) -> Scenario:
     """Reads a scenario that `to_json` wrote. Raises `BadInput` for anything else: a newer Tidemark may have more scenarios, and a role may
     have stored another value."""
-    kinds: dict[str, Callable[[Mapping[str, Any]], Scenario]] = {
-        "to-datetime": lambda values: ToDatetime(datetime.fromisoformat(values["moment"])),
-        "by-duration": lambda values: ByDuration(_length(values["duration"])),
-        "from-file": lambda values: FromFile({TopicPartition(topic, number): offset for topic, number, offset in values["offsets"]}),
-    }
-    if not isinstance(stored, Mapping):
-        _refuse_stored(stored)
-    values = {key: value for key, value in stored.items() if key != "scenario"}
-    name = stored.get("scenario")
-    kind = next((kind for kind, kind_name in _NAMES.items() if kind_name == name), None)
-    if kind is None:
-        _refuse_stored(stored)
     try:
-        scenario = kinds[name](values) if name in kinds else kind(**values)
+        values = {name: value for name, value in stored.items() if name != "scenario"}
+        (kind,) = (kind for kind in get_args(Scenario) if kind.name == stored["scenario"])
+        if kind is FromFile:
+            values["offsets"] = {TopicPartition(topic, number): offset for topic, number, offset in values["offsets"]}
+        for name, parse_value in (("moment", datetime.fromisoformat), ("duration", _length)):
+            if name in values:
+                values[name] = parse_value(values[name])
+        scenario: Scenario = kind(**values)
         describe(scenario)  # fails for values of other types
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        _refuse_stored(stored)
+        fix = "Use the Tidemark version that stored it."
+        raise BadInput(what="stored scenario", found=quoted(str(stored)), fix=fix) from None
     return scenario
 
 
@@ -242,10 +223,6 @@ def _length(text: str) -> timedelta:
     if length is None:
         raise ValueError(text)
     return length
-
-
-def _refuse_stored(stored: Any) -> NoReturn:
-    raise BadInput(what="stored scenario", found=quoted(str(stored)), fix="Use the Tidemark version that stored it.")
 
 
 # ---- As a sentence
@@ -286,19 +263,4 @@ _PLAIN: Mapping[type, str] = {
     ToLatest: "Continue after the last stable record.",
     ToCurrent: "Stay where the group is; running attempts are fenced and claim again.",
     ToValidated: "Continue at the end of the validated rows.",
-}
-_NAMES: Mapping[type[Any], str] = {
-    ToEarliest: "to-earliest",
-    ToLatest: "to-latest",
-    ToCurrent: "to-current",
-    ToOffset: "to-offset",
-    ShiftBy: "shift-by",
-    ToDatetime: "to-datetime",
-    ByDuration: "by-duration",
-    FromFile: "from-file",
-    FromGroup: "from-group",
-    Adopt: "adopt",
-    ToValidated: "to-validated",
-    ToBatch: "to-batch",
-    Undo: "undo",
 }

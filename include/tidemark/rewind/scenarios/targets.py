@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tidemark.db import rows, statements
+from tidemark.db import rows, scalar, statements
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -17,6 +17,7 @@ from tidemark.rewind.plan_model import (
     ByDuration,
     FromFile,
     FromGroup,
+    PartitionPlan,
     Scenario,
     ShiftBy,
     ToBatch,
@@ -27,6 +28,7 @@ from tidemark.rewind.plan_model import (
     ToOffset,
     ToValidated,
 )
+from tidemark.text.wording import first_of
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -44,30 +46,28 @@ class Place:
 
     partition: TopicPartition
     topic_id: int
+    kafka_uuid: str
     position: int
     validated: int
     start: int
     end: int
 
+    def moved(self, target: int, superseded_from: int | None = None) -> PartitionPlan:
+        """Returns the move to a target; to the start of the log if the target is before it."""
+        taken_from = min(target, self.position) if superseded_from is None else superseded_from
+        return PartitionPlan(self.partition, self.topic_id, self.kafka_uuid, self.position, target, max(target, self.start), taken_from)
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """The planned move of one partition.
+    def held(self) -> PartitionPlan:
+        """Returns the plan to stay wherever the group is when it is applied."""
+        offset = self.position
+        return PartitionPlan(self.partition, self.topic_id, self.kafka_uuid, offset, offset, offset, offset, hold=True)
 
-    ``target`` is what the scenario resolves to; ``to`` is the new position, greater than ``target`` only if the log starts after it.
-    ``hold``: the partition stays wherever the group is when the plan is applied. Everything from ``superseded_from`` on is superseded.
-    """
-
-    place: Place
-    target: int
-    to: int
-    superseded_from: int
-    hold: bool = False
-
-    @property
-    def skips(self) -> bool:
-        """Whether the move skips records that Kafka has."""
-        return self.to == self.target > self.place.position
+    def outside(self, target: int, *, allow_loss: bool) -> Outside | None:
+        """Returns the error for a target outside the log; `None` if the partition can go there. ``allow_loss``: also to before the
+        start."""
+        if 0 <= target <= self.end and (target >= self.start or allow_loss):
+            return None
+        return Outside(self.partition, target, self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def targets(
             return _at(cluster, by_partition, moment)
         case ByDuration(duration):
             cur.execute("SELECT clock_timestamp()")
-            return _at(cluster, by_partition, _row(cur)[0] - duration)
+            return _at(cluster, by_partition, scalar(cur) - duration)
         case FromFile(offsets):
             return {partition: offset for partition, offset in offsets.items() if partition in by_partition}
         case FromGroup(name, kafka):
@@ -161,7 +161,7 @@ def unread_partitions(scenario: Scenario, read: Iterable[TopicPartition]) -> lis
     unread = sorted(scenario.offsets.keys() - set(read))
     if not unread:
         return []
-    shown = ", ".join(map(str, unread[:SHOWN])) + (f" and {len(unread) - SHOWN} more" if len(unread) > SHOWN else "")
+    shown = first_of(map(str, unread), SHOWN)
     return [f"The file has partitions that the group does not read: {shown}. Remove them, or plan for the consumer that reads them."]
 
 
@@ -181,30 +181,30 @@ def unvalidated(cur: Cursor, scenario: Scenario, group_id: int, places: Iterable
     partitions = sorted(place.partition for place in places if (place.topic_id, place.partition.partition) in ids)
     if not partitions:
         return []
-    shown = ", ".join(map(str, partitions[:SHOWN])) + (f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else "")
+    shown = first_of(map(str, partitions), SHOWN)
     fix = "Validate a run first, choose other partitions, or use to-earliest to read everything again."
     return [f"Nothing of {shown} is validated, so to-validated would take out every row. {fix}"]
 
 
 def moves(
     scenario: Scenario, places: Iterable[Place], offsets: Mapping[TopicPartition, int], *, allow_loss: bool
-) -> tuple[list[Move], list[Outside]]:
+) -> tuple[list[PartitionPlan], list[Outside]]:
     """Returns the moves of the partitions that have a target in ``offsets``, and the partitions whose target is outside the log.
 
     With ``allow_loss``, a target before the start of the log becomes the start. A target after the end is never moved to the end.
     """
     chosen = sorted((place for place in places if place.partition in offsets), key=lambda place: place.partition)
-    result: list[Move] = []
+    result: list[PartitionPlan] = []
     outside: list[Outside] = []
     for place in chosen:
         target = offsets[place.partition]
         stays = isinstance(scenario, ToCurrent) or (isinstance(scenario, ToLatest) and target == place.position)
         if stays:
-            result.append(Move(place, place.position, place.position, place.position, hold=True))
-        elif 0 <= target <= place.end and (target >= place.start or allow_loss):
-            result.append(Move(place, target, max(target, place.start), min(target, place.position)))
+            result.append(place.held())
+        elif (beyond := place.outside(target, allow_loss=allow_loss)) is not None:
+            outside.append(beyond)
         else:
-            outside.append(Outside(place.partition, target, place.start, place.end))
+            result.append(place.moved(target))
     return result, outside
 
 
@@ -235,9 +235,3 @@ def _batch_starts(
             what="to-batch", found=f"the ledger of {group} has nothing from {target}", fix="Name a batch in tidemark.batch, or a run."
         )
     return {ids[key]: row["start_offset"] for row in starts if (key := (row["partition"], row["topic_id"])) in ids}
-
-
-def _row(cur: Cursor) -> tuple[Any, ...]:
-    row = cur.fetchone()
-    assert row is not None
-    return row

@@ -5,17 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.by_hand import ByHand
 from tests.support.held import FUNCTION, HELD, Held
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark.db import session
-from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.rewind import apply as applying
-from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import ToCurrent
-from tidemark.spec.scope import Scope
 
 STAGED = (
     HELD
@@ -44,15 +41,11 @@ def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
     """The transform blocks throughout. The run claims again within seconds instead of waiting for the transform to finish."""
     monkeypatch.setattr(applying, "GRACE_MS", 300)
     consumer, engines = Held(scenario, source), []
-    cluster = Cluster(scenario.connections.kafka)
     with ThreadPoolExecutor(1) as pool:
         try:
             done = pool.submit(consumer.run, engines, TaskIdentity())
             consumer.worker(done)
-            with session(scenario.database_url) as connection:
-                words = {"reason": "a test of the bell", "by": "ann"}
-                made = plan(connection, lambda _: cluster, PlanRequest([scenario.spec], Scope.parse([]), ToCurrent(), **words))
-                applying.apply(connection, lambda _: cluster, lambda _: scenario.spec, made.rewind_id, by="ann")
+            ByHand(scenario).rewind(ToCurrent())
             until(consumer.cancelled.is_set, "the batch is interrupted", 5)
             query = "SELECT min(owner_epoch) FROM tidemark.partition_offset"
             until(lambda: scenario.sql(query)[0][0] == 3, "claimed again", 10)
