@@ -178,7 +178,7 @@ def produce(servers: str) -> Expected:
 def create_sink(url: str) -> None:
     """Creates the sink as a user would: runs the DDL that Tidemark prints."""
     from tidemark.author.check import sink_ddl
-    from tidemark.cli.check import spark_schemas
+    from tidemark.cli.spark import spark_schemas
     from tidemark.spec import find_consumer
     from tidemark.spec.user_transform import load_transform
 

@@ -28,7 +28,6 @@ from tidemark.cli.main import app
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.profiles import RIGHTS
 from tidemark.spec import ConsumerSpec, model
-from tidemark.spec.model import FILLED_IN
 from tidemark.text.duration import format_duration
 
 ROOT = project.root()
@@ -122,17 +121,16 @@ def keys() -> Iterator[str]:
 
 
 def rows_of(part: type[BaseModel], above: str, texts: dict[tuple[str, str], str]) -> Iterator[str]:
-    for name, field in part.model_fields.items():
-        if name in FILLED_IN:
-            continue
-        inner = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
+    for name, annotation in model.keys_of(part).items():
+        inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
         nested = bool(inner) and "root" not in inner[0].model_fields
-        default = "required" if field.is_required() else code(shown(field.get_default(call_default_factory=True)))
+        field = part.model_fields.get(name)
+        default = "required" if field and field.is_required() else code(shown(field and field.get_default(call_default_factory=True)))
         if above == "" and name == "group":
             default = "the file's stem"
-        text = " ".join((inner[0].__doc__ or "").split()) if nested else texts.get((part.__name__, name), "")
+        text = " ".join((inner[0].__doc__ or "").split()) if nested else texts.get((part.__name__, name)) or model.SHORT_FORMS[part].meaning
         meaning = re.sub(r"``?([^`]+)``?", r"`\1`", text).replace("None: ", "Default: ").replace("|", "\\|")
-        yield f"| `{above}{name}` | {'mapping' if nested else type_of(field.annotation)} | {default} | {meaning} |"
+        yield f"| `{above}{name}` | {'mapping' if nested else type_of(annotation)} | {default} | {meaning} |"
         if nested:
             yield from rows_of(inner[0], f"{above}{name}.", texts)
 

@@ -24,6 +24,7 @@ from tidemark.errors import TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.outcome import ONLY
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
@@ -75,8 +76,8 @@ class Consumer:
         group = start_group(self._site, self.spec.name, job)
         batch = Batch(max_records=int(job.parameters.get("max_records", MAX_RECORDS)))
         key = str(job.parameters.get("upsert", ""))
-        sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else self.spec.sink
-        self.reads(self.spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sink": sink}))
+        sinks = {ONLY: Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,))} if key else self.spec.sinks
+        self.reads(self.spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sinks": sinks}))
         # Spark ends workers after an idle minute, and the turns of the other contestants take longer
         parts = [TopicPartition(job.topic.name, number) for number in range(job.topic.partitions)]
         logs = {part: Log(part, 0, job.topic.each) for part in parts}

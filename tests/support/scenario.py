@@ -125,7 +125,7 @@ class LocalEngine:
     def warm_up(self, sample: Sequence[Slice]) -> None: ...
 
     def layouts(self, connection: Connection) -> tuple[Layout, ...]:
-        return layouts_of(self.transform, self.spec.tables, connection, _no_spark, self.decoding.input_schema())
+        return layouts_of(self.transform, self.spec.sinks, connection, _no_spark, self.decoding.input_schema())
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self.batches.append(list(slices))
@@ -351,7 +351,7 @@ class Scenario:
         """Checks that the tables agree with one another (I3) and with the topics: each record that was read is a row, a failed record or a
         skipped one, except for ``filtered`` records that should leave no trace. A column ``payload`` must contain the record's value."""
         with contextlib.closing(psycopg2.connect(self.database_url)) as connection, connection.cursor() as cur:
-            assert check_conservation(cur, self.spec.group, [self.table], upsert=any(sink.key for sink in self.spec.tables.values())) == []
+            assert check_conservation(cur, self.spec.group, [self.table], upsert=self.spec.upserts) == []
         newest = dict(self.sql("SELECT name, max(topic_id) FROM tidemark.topic GROUP BY name"))
         unmentioned = sum(self._check_partition(topic, newest[topic], partition) for topic, partition in self.positions())
         assert unmentioned == filtered

@@ -84,22 +84,22 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
 
 def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, *, partitions: int | None = None) -> str:
     """The DDL of a consumer's tables, derived from its transform's output."""
-    return ddl_of_all(spec, outputs_of(transform, spec.tables, spark_schema, _input_schema(spec)), partitions)
+    return ddl_of_all(spec, outputs_of(transform, spec.sinks, spark_schema, input_schema_of(spec)), partitions)
 
 
-def _input_schema(spec: ConsumerSpec) -> pa.Schema:
+def input_schema_of(spec: ConsumerSpec) -> pa.Schema:
     """The schema of the transform's input, from the schema registry if the consumer needs one. Raises what `Decoding` raises."""
     return Decoding(spec, registry_config(), lambda: spec.topics or Cluster(kafka_config()).subscribed(spec)).input_schema()
 
 
 def ddl_of_all(spec: ConsumerSpec, outputs: Mapping[str, pa.Schema], partitions: int | None = None) -> str:
     """The DDL of a consumer's tables for rows of these columns, in load order."""
-    return "\n\n".join(ddl_of(spec, outputs[name], partitions, sink=name) for name in spec.tables)
+    return "\n\n".join(ddl_of(spec, outputs[name], partitions, sink=name) for name in spec.sinks)
 
 
 def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None, *, sink: str = ONLY) -> str:
     """The DDL of one of a consumer's tables for rows of these columns."""
-    own = spec.tables[sink]
+    own = spec.sinks[sink]
     view = validated_view_ddl(own.table, groups_into(own.table, spec))
     return create_ddl(own.table, output, view, key=own.key, soft=own.deletes is Deletes.SOFT, partitions=partitions)
 
@@ -123,14 +123,13 @@ def _check_suite(report: CheckReport, _folders: Sequence[Path], _schema: SparkSc
             report.suites[suite] = len(load_suite(path).expectations)
         else:
             fix = f"create {path.name} in {path.parent}, or correct the name"
-            place = ("validation", "suite") if sink == ONLY else ("validation", "suites", sink)
-            report.problems.append(report.spec.problem(place, f'suite "{suite}" not found', fix))
+            report.problems.append(report.spec.problem(("validation", "suites", sink), f'suite "{suite}" not found', fix))
 
 
 def _check_sink(report: CheckReport, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:
     if report.transform is None:
         return
-    input_schema = _input_schema(report.spec)
+    input_schema = input_schema_of(report.spec)
     cached_schema = _cache(spark_schema)
     try:
         compared = _compare(report.spec, report.transform, cached_schema, input_schema)
@@ -138,18 +137,17 @@ def _check_sink(report: CheckReport, _folders: Sequence[Path], spark_schema: Spa
         if error.what != DATABASE_URL:
             raise
         report.notes.append(f"sink not compared: {error.what} is not set")
-        outputs = outputs_of(report.transform, report.spec.tables, cached_schema, input_schema)
+        outputs = outputs_of(report.transform, report.spec.sinks, cached_schema, input_schema)
         report.columns = {name: [field.name for field in data_fields(output)] for name, output in outputs.items()}
         return
     for name, comparison in compared.items():
-        table = report.spec.tables[name].table
+        table = report.spec.sinks[name].table
         if comparison.to_add:
             report.notes.append(f"a run adds to {table}: {', '.join(f'{column.name} {column.type}' for column in comparison.to_add)}")
         elif comparison.refused is not None:
-            place = ("sinks", name, "table") if name else ("sink", "table")
-            report.problems.append(report.spec.problem(place, str(comparison.refused), ""))
+            report.problems.append(report.spec.problem(("sinks", name, "table"), str(comparison.refused), ""))
         if isinstance(comparison.refused, SinkMissing):
-            ddl = ddl_of(report.spec, outputs_of(report.transform, report.spec.tables, cached_schema, input_schema)[name], sink=name)
+            ddl = ddl_of(report.spec, outputs_of(report.transform, report.spec.sinks, cached_schema, input_schema)[name], sink=name)
             report.ddl = ddl if report.ddl is None else f"{report.ddl}\n\n{ddl}"
     if any(comparison.layout is None for comparison in compared.values()):
         return
@@ -170,15 +168,15 @@ class TableDiff:
 
 def sink_diff(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema) -> dict[str, TableDiff]:
     """The differences between a consumer's tables and its current output, and columns that could be wider."""
-    input_schema, cached_schema = _input_schema(spec), _cache(spark_schema)
+    input_schema, cached_schema = input_schema_of(spec), _cache(spark_schema)
     compared = _compare(spec, transform, cached_schema, input_schema)
     try:
-        outputs = outputs_of(transform, spec.tables, cached_schema, input_schema)
+        outputs = outputs_of(transform, spec.sinks, cached_schema, input_schema)
     except (OutputUnknown, ColumnsUnknown):  # only the tables define the columns
         outputs = {}
     diffs = {}
     for name, comparison in compared.items():
-        sink, refused = spec.tables[name], comparison.refused
+        sink, refused = spec.sinks[name], comparison.refused
         differences = list(refused.differences) if isinstance(refused, SinkMismatch) else [Difference(str(refused))] if refused else []
         wider = offers(sink.table, comparison.columns, outputs[name]) if name in outputs else []
         differences += [difference for difference in wider if difference.ddl not in {present.ddl for present in differences}]
@@ -190,13 +188,13 @@ def _compare(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema
     """Like `compare`, but refuses columns that this role may not add."""
     with session(database_url()) as connection:
         migrations.require_current(connection)
-        compared = compare(transform, spec.tables, connection, spark_schema, input_schema)
+        compared = compare(transform, spec.sinks, connection, spark_schema, input_schema)
         for name, comparison in compared.items():
             if not comparison.to_add:
                 continue
             try:
                 with transaction(connection) as cur:
-                    require_owner(cur, spec.tables[name].table, comparison.to_add)
+                    require_owner(cur, spec.sinks[name].table, comparison.to_add)
             except ColumnsRefused as error:
                 compared[name] = replace(comparison, layout=None, refused=error)
     return compared

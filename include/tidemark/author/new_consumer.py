@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tidemark import project
-from tidemark.author.check import ddl_of
+from tidemark.author.check import ddl_of, input_schema_of
 from tidemark.author.json_sample import JsonSample, NoSketch, SampledField
 from tidemark.author.latest_records import latest
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
@@ -34,7 +34,6 @@ from tidemark.spec.model import Deletes, Encoding, Envelope
 from tidemark.values import json_fields
 from tidemark.values.debezium import opened_schema
 from tidemark.values.fields import RESERVED, ColumnsUnknown, FieldReserved, Fields, transform_of
-from tidemark.worker.decoding import Decoding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +97,7 @@ def sketched(topic: str, name: str, table: str | None, count: int, consumers: Pa
     if (key := _key_of_changes(topic, encoding, sample)) is not None:
         keys["format"] = {"value": encoding.value, "key": encoding.value, "envelope": Envelope.DEBEZIUM.value}
         keys["sink"] |= {"mode": "upsert", "key": key, "deletes": Deletes.HARD.value}
-    fields = _schema_fields(_spec(name, keys), topic) if sample is None else sample.fields()
+    fields = _schema_fields(_spec(name, keys)) if sample is None else sample.fields()
     columns = _columns(fields)
     left_out = [field.name for field in fields if field.name not in columns]
     renamed = {column: name for name, column in columns.items() if column != name}
@@ -120,7 +119,7 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     """
     import pyarrow as pa
 
-    if _table_exists(spec.tables[ONLY].table):
+    if _table_exists(spec.sinks[ONLY].table):
         raise ColumnsUnknown
     function = transform_of(spec, ()).function
     assert isinstance(function, Fields)
@@ -150,9 +149,8 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
         raise FieldReserved(field=reserved)
     columns = _columns(fields)
     types |= {field.name: field.type for field in fields if field.name in columns and field.type is not None}
-    derived = function.output(Decoding(spec, registry_config(), lambda: spec.topics).input_schema(), ())
-    typed = [pa.field(name, pa.string(), metadata={"postgres": column_type}) for name, column_type in types.items()]
-    output = pa.schema([*typed, *(field for field in derived if field.name not in types)])
+    derived = function.output(input_schema_of(spec), ())
+    output = pa.schema([*_typed(types), *(field for field in derived if field.name not in types)])
     return Sketch(spec.name, {}, ddl_of(spec, output, partitions), [field.name for field in fields if field.name not in columns])
 
 
@@ -236,11 +234,11 @@ def _key_of_changes(topic: str, encoding: Encoding, sample: JsonSample | None) -
     raise NoSketch(topic=topic, problem="it has change data without keys: set message.key.columns in the connector")
 
 
-def _schema_fields(spec: ConsumerSpec, topic: str) -> list[SampledField]:
+def _schema_fields(spec: ConsumerSpec) -> list[SampledField]:
     """The fields of the values' newest schema."""
     import pyarrow as pa
 
-    schema = Decoding(spec, registry_config(), lambda: [topic]).input_schema()
+    (topic,), schema = spec.topics, input_schema_of(spec)
     value_type = (opened_schema(schema) if spec.format.envelope else schema).field("value").type
     if not pa.types.is_struct(value_type):
         raise NoSketch(topic=topic, problem=f"its values are of the type {value_type}, and have no fields")
@@ -291,13 +289,18 @@ def _ddl(spec: ConsumerSpec, fields: Sequence[SampledField], columns: Mapping[st
     import pyarrow as pa
 
     function = transform_of(spec, ()).function
-    input_schema = Decoding(spec, registry_config(), lambda: spec.topics).input_schema()
+    input_schema = input_schema_of(spec)
     if isinstance(function, Fields) and "value" not in function.json:
         return ddl_of(spec, function.output(input_schema, None))
-    named = [(columns[field.name], field.type) for field in fields if field.name in columns]
-    typed = [pa.field(name, pa.string(), metadata={"postgres": column_type}) for name, column_type in named]
-    lineage = [input_schema.field(name) for name in GIVEN]
-    return ddl_of(spec, pa.schema([*typed, *lineage]))
+    types = {columns[field.name]: field.type for field in fields if field.name in columns and field.type is not None}
+    return ddl_of(spec, pa.schema([*_typed(types), *(input_schema.field(name) for name in GIVEN)]))
+
+
+def _typed(types: Mapping[str, str]) -> list[pa.Field]:
+    """Fields for columns of these Postgres types."""
+    import pyarrow as pa
+
+    return [pa.field(name, pa.string(), metadata={"postgres": column_type}) for name, column_type in types.items()]
 
 
 def _file_text(keys: Mapping[str, Any]) -> str:
@@ -341,6 +344,4 @@ def _require(check: Callable[[str], str], value: str, option: str) -> str:
     try:
         return check(value)
     except checks.InvalidValue as error:
-        context = error.context or {}
-        fix = context["fix"]
-        raise BadInput(what=option, found=f'"{value}" {context["clause"]}', fix=f"{fix[0].upper()}{fix[1:]}.") from None
+        raise BadInput(what=option, found=f'"{value}" {error.clause}', fix=f"{error.fix[0].upper()}{error.fix[1:]}.") from None

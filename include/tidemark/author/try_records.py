@@ -124,7 +124,7 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     by_slice = _chunks(newest)
 
     def work() -> Work:
-        target = Target("", 0, 0, layouts or tuple(Layout(sink.table, (), sink=name) for name, sink in spec.tables.items()))
+        target = Target("", 0, 0, layouts or tuple(Layout(sink.table, (), sink=name) for name, sink in spec.sinks.items()))
         return Work(target, kafka, transform.form, transform.function, permanent, decoding.decoder())
 
     if transform.form is Form.SPARK:
@@ -169,7 +169,7 @@ def _layouts(spec: ConsumerSpec, transform: Transform, input_schema: pa.Schema, 
     """The tables' columns. If a table is missing: the columns of ``sink ddl`` for a consumer without code, otherwise nothing."""
     try:
         with session(database_url()) as connection:
-            compared = compare(transform, spec.tables, connection, spark.schema, input_schema)
+            compared = compare(transform, spec.sinks, connection, spark.schema, input_schema)
     except BadInput as error:
         if error.what != DATABASE_URL:
             raise
@@ -188,7 +188,7 @@ def _layouts(spec: ConsumerSpec, transform: Transform, input_schema: pa.Schema, 
     if compared:
         return common_layouts(compared)
     if isinstance(transform.function, Fields):
-        return (Layout(spec.tables[ONLY].table, tuple(columns_of(transform.function.output(input_schema, None)))),)
+        return (Layout(spec.sinks[ONLY].table, tuple(columns_of(transform.function.output(input_schema, None)))),)
     return ()
 
 

@@ -8,9 +8,9 @@ Modules::
     audit       `tidemark audit`
     audit_log   `tidemark audit-log`
     backfill    `tidemark backfill`
-    check       `tidemark consumers check` and `tidemark sink ddl`
-    common      consoles, options and connections of all commands
+    common      options and output of all commands
     consume     `tidemark consume`
+    consumers   `tidemark consumers`
     doctor      `tidemark doctor`
     erase       `tidemark erase`
     flow        `tidemark pause`, `resume` and `flow`
@@ -21,11 +21,14 @@ Modules::
     main        the commands, and how errors are reported
     maintain    `tidemark maintain`
     metrics     `tidemark metrics`
+    migrate     `tidemark migrate`
     offsets     `tidemark offsets`
     redrive     `tidemark redrive`
     retries     `tidemark retries`
-    rewind      `tidemark rewind` and `tidemark seek`
-    sketch      `tidemark consumers new`
+    rewind      `tidemark rewind`, `tidemark seek` and `tidemark groups adopt`
+    servers     sessions with Postgres, and the Kafka cluster
+    sink        `tidemark sink`
+    spark       a small Spark session
     trial       `tidemark try`
     validate    `tidemark validate`
 """

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Annotated
 
-from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stdout
+import typer
+
+from tidemark import project
+from tidemark.cli.common import Name, Output, OutputFormat, plain_table, print_json, stdout
+from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.consume.membership import instance_id, metadata_of
 from tidemark.db import transaction
 from tidemark.errors import BadInput
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment, find_assignor
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
+from tidemark.spec import find_consumer
 from tidemark.spec.user_transform import import_from
 from tidemark.text.wording import counted
 
@@ -19,19 +24,17 @@ ROUNDS = 4
 """Maximum number of rounds. A cooperative assignor needs two: one to revoke partitions, one to assign them."""
 
 
-def show_assignment(
-    name: str,
-    members: int | None,
-    assignors: Sequence[str] | None,
-    consumers: Path | None,
-    transforms: Sequence[Path],
-    output: OutputFormat,
+def assign(
+    name: Name,
+    members: Annotated[int | None, typer.Option(min=1, help="Number of members (default: from the consumer's file).")] = None,
+    with_: Annotated[str | None, typer.Option("--with", help="The assignor (default: from the consumer's file).")] = None,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
-    spec = spec_of(name, consumers)
+    spec = find_consumer(name)
     if spec.partitions is not None:
         raise BadInput(what=name, found="its file fixes the partitions; none are assigned", fix="See their owners with tidemark offsets.")
-    import_from(transforms)
-    assignor = find_assignor((assignors or spec.assignment)[0])
+    import_from([project.transforms()])
+    assignor = find_assignor(with_ or spec.assignment[0])
     with connected() as connection, transaction(connection) as cur:
         current = {position.partition: position.instance_id for position in store.positions(cur, spec.group) if position.instance_id}
     cluster = kafka_cluster()
@@ -54,9 +57,7 @@ def show_assignment(
     moved = sum(bool(row["moves"]) for row in rows)
     moving = f"{moved} of {counted(len(rows), 'partition moves', 'partitions move')}"
     title = f"{spec.group}: {counted(len(instances), 'member')} with {assignor.name}, {moving}"
-    table = plain_table(title, "partition", "now", "then")
-    for column in table.columns:
-        column.justify = "left"
+    table = plain_table(title, "partition", "now", "then", left=range(3))
     for row in rows:
         table.add_row(f"{row['topic']}/{row['partition']}", str(row["now"] or "-"), str(row["then"]))
     stdout.print(table)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
-from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stderr, stdout
-from tidemark.quality.audit import Audit, audit
+import typer
+
+from tidemark.cli.common import Name, Output, OutputFormat, plain_table, print_json, print_note, print_text, stdout
+from tidemark.cli.servers import connected, kafka_cluster
+from tidemark.quality.audit import Audit
+from tidemark.quality.audit import audit as read_audit
+from tidemark.spec import find_consumer
 
 COLUMNS = {
     "read": "read",
@@ -20,16 +24,16 @@ COLUMNS = {
 """Column headings, short enough for a terminal. "at once" and "later" are loaded records; "other" is gaps in the log and filtered rows."""
 
 
-def show_audit(name: str, consumers: Path | None, output: OutputFormat) -> bool:
-    """Prints the audit of a consumer's partitions. Returns whether all records are accounted for."""
-    spec = spec_of(name, consumers)
+def audit(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    spec = find_consumer(name)
     with connected("tidemark audit") as connection:
-        report = audit(connection, kafka_cluster(), spec)
+        report = read_audit(connection, kafka_cluster(), spec)
     if output is OutputFormat.JSON:
         print_json({**dataclasses.asdict(report), "balanced": report.balanced})
     else:
         _print(report)
-    return report.balanced
+    if not report.balanced:
+        raise typer.Exit(1)
 
 
 def _print(report: Audit) -> None:
@@ -43,10 +47,10 @@ def _print(report: Audit) -> None:
         for topic, records in account.waiting.items():
             tiers[topic] = tiers.get(topic, 0) + records
     for topic, records in sorted(tiers.items()):
-        stdout.print(f"{records:,} wait in {topic}", markup=False)
+        print_text(f"{records:,} wait in {topic}")
     for line in report.astray:
-        stderr.print(f"astray: {line} The next drain publishes them again.", style="yellow", markup=False)
+        print_note(f"astray: {line} The next drain publishes them again.", style="yellow")
     for line in report.differences:
-        stderr.print(line, style="red", markup=False)
+        print_note(line, style="red")
     if report.balanced:
         stdout.print("every record read is accounted for exactly once")

@@ -6,14 +6,41 @@ import csv
 import dataclasses
 import io
 import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 from tidemark import events
-from tidemark.cli.common import EventFormat, connected, json_value, print_json, print_lines, print_raw
+from tidemark.cli.common import json_value, print_json, print_lines, print_raw
+from tidemark.cli.servers import connected
 from tidemark.text.moment import iso, parse_moment
+from tidemark.text.storable import BIGINT
 from tidemark.text.wording import spreadsheet_cell
 
 
-def show_events(since: str | None, after: int | None, group: str | None, output: EventFormat) -> None:
+class EventFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def audit_log(
+    since: Annotated[
+        str | None, typer.Option(metavar="MOMENT", help="Only events from then on, such as 2026-03-24T14:00:00Z (default: all).")
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(
+            metavar="EVENT_ID",
+            min=0,
+            max=BIGINT,
+            help="Only later events; waits for unfinished ones, so that none is missed (default: all).",
+        ),
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,
+    output: Annotated[EventFormat, typer.Option("--output", help="Output format.")] = EventFormat.TABLE,
+) -> None:
     moment = None if since is None else parse_moment(since)
     with connected("tidemark audit-log") as connection:
         entries = events.read(connection, since=moment, after=after, group=group)

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stdout
+import typer
+
+from tidemark.cli.common import Name, Output, OutputFormat, plain_table, print_json, stdout
 from tidemark.cli.consume import headings, run_with_progress
+from tidemark.cli.servers import connected
 from tidemark.connections import from_env
 from tidemark.db import session, transaction
 from tidemark.profiles import Profile
-from tidemark.rewind import backfill
+from tidemark.rewind.backfill import find, unfinished
+from tidemark.spec import find_consumer
+from tidemark.text.storable import BIGINT
 
 
-def backfill_all(name: str, rewind_id: int | None, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat) -> None:
-    """Reads the records left to backfill of one rewind, or of all, oldest first. Prints the counts.
-
-    Raises as `run_with_progress` does. Records that a failed run committed stay; the next call continues after them.
-    """
-    spec = spec_of(name, consumers)
+def backfill(
+    name: Name,
+    rewind_id: Annotated[
+        int | None, typer.Argument(metavar="[REWIND_ID]", min=1, max=BIGINT, help="The rewind (default: all that have records left).")
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Raises as `run_with_progress` does. Records that a failed run committed stay; the next call continues after them."""
+    spec = find_consumer(name)
     connections = from_env()
     with connected(needs=Profile.RUNNER) as connection, transaction(connection) as cur:
-        rewind_ids = backfill.unfinished(cur, spec.group) if rewind_id is None else [backfill.find(cur, spec.group, rewind_id).rewind_id]
+        rewind_ids = unfinished(cur, spec.group) if rewind_id is None else [find(cur, spec.group, rewind_id).rewind_id]
     summaries = []
     for unfinished_id in rewind_ids:
-        result = run_with_progress(spec, connections, consumers, transforms, backfill_of=unfinished_id)
+        result = run_with_progress(spec, connections, backfill_of=unfinished_id)
         with session(connections.database_url) as connection, transaction(connection) as cur:
-            left = backfill.find(cur, spec.group, unfinished_id).left
+            left = find(cur, spec.group, unfinished_id).left
         summaries.append(
             {"rewind_id": unfinished_id, "attempt": result.attempt_id, "records": result.records, **result.counts, "left": left}
         )

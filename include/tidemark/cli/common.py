@@ -1,19 +1,19 @@
-"""Shared by the commands: consoles, common options, and access to Postgres, Kafka and the consumers' files."""
+"""Shared by the commands: common options and output. Every command waits for its imports."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import getpass
+import inspect
 import json
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich import box
@@ -22,14 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from tidemark import project
-from tidemark.profiles import Profile
 from tidemark.text.wording import one_line, visible
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection
-    from tidemark.kafka.cluster import Cluster
-    from tidemark.spec import ConsumerSpec
 
 
 class SafeConsole(Console):
@@ -51,34 +44,48 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
-class EventFormat(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-
-
 Name = Annotated[str, typer.Argument(help="The consumer's name: its file name without .yaml.")]
-Consumers = Annotated[
-    Path | None, typer.Option("--consumers", metavar="DIR", help="Folder of the consumers' files (default: include/consumers).")
-]
-Transforms = Annotated[
-    list[Path] | None, typer.Option("--transforms", metavar="DIR", help="Folder of transforms to search before spark_jobs/transforms.")
-]
 Reason = Annotated[str, typer.Option(help="Reason, at least 10 characters; kept permanently.", show_default=False)]
 Output = Annotated[OutputFormat, typer.Option("--output", help="Output format.")]
 
 
-def folders(transforms: Sequence[Path] | None) -> list[Path]:
-    """The folders to search for transforms, in order."""
-    return [*(transforms or []), project.transforms()]
+def option_of(panel: str, name: str, kind: Any, text: str, metavar: str | None = None, **limits: Any) -> inspect.Parameter:
+    """An option for `with_options`: in this panel of the help, False or None by default."""
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text, metavar=metavar, show_default=False, rich_help_panel=panel, **limits)
+    default = False if kind is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def plain_table(title: str, *headings: str) -> Table:
-    """A narrow table. The first column is left-aligned text, the others are right-aligned numbers."""
+def with_options(
+    argument: str, options: Sequence[inspect.Parameter], build: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds these options to a command, which gets what ``build`` makes of their values as one argument."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.name != argument
+        ]
+
+        @functools.wraps(command)
+        def with_argument(**values: Any) -> None:
+            command(**{argument: build({option.name: values.pop(option.name) for option in options})}, **values)
+
+        with_argument.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]  # read by Typer
+        with_argument.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
+        return with_argument
+
+    return decorate
+
+
+def plain_table(title: str, *headings: str, left: Container[int] = (0,)) -> Table:
+    """A narrow table. The columns in ``left`` are left-aligned text, the others are right-aligned numbers."""
     table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
-    for column in table.columns:
+    for index, column in enumerate(table.columns):
         column.no_wrap = True
-        column.justify = "right" if column is not table.columns[0] else "left"
+        column.justify = "left" if index in left else "right"
     return table
 
 
@@ -103,35 +110,6 @@ def json_value(value: Any) -> Any:
     raise TypeError(type(value))
 
 
-@contextlib.contextmanager
-def connected(application: str = "tidemark", *, needs: Profile = Profile.READER) -> Iterator[Connection]:
-    """Opens a database session. Raises `SchemaMismatch` if the schema is not this version's, and `RoleLacks` unless the role has all
-    rights of the profile ``needs``."""
-    from tidemark import migrations, roles
-    from tidemark.connections import database_url
-    from tidemark.db import session
-
-    with session(database_url(), application=application) as connection:
-        migrations.require_current(connection)
-        roles.require(connection, needs)
-        yield connection
-
-
-def spec_of(name: str, consumers: Path | None) -> ConsumerSpec:
-    """Reads a consumer's file by the consumer's name."""
-    from tidemark.spec import find_consumer
-
-    return find_consumer(name, consumers or project.consumers())
-
-
-def kafka_cluster() -> Cluster:
-    """The Kafka cluster that the environment names. All consumers of a command use the same one."""
-    from tidemark.connections import kafka_config
-    from tidemark.kafka.cluster import Cluster
-
-    return Cluster(kafka_config())
-
-
 def who() -> str:
     """``user@host``, for the audit."""
     try:
@@ -146,18 +124,31 @@ def plain(text: str) -> Text:
     return Text(text)
 
 
+def print_text(text: str, *, style: str | None = None) -> None:
+    """Prints a text as it is on stdout."""
+    stdout.print(text, style=style, markup=False, highlight=False)
+
+
+def print_labelled(label: str, text: str, *, style: str | None = None) -> None:
+    """Prints a text in a column of its own, after its label."""
+    print_text(f"  {label:<10} {text}", style=style)
+
+
+def print_note(text: str, *, style: str | None = None) -> None:
+    """Prints a text as it is on stderr."""
+    stderr.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_line(text: str, *, style: str | None = None) -> None:
     """Prints a text that may come from a record on a single line, so that it cannot imitate a line of Tidemark's."""
-    stdout.print(one_line(text), style=style, markup=False, highlight=False)
+    print_text(one_line(text), style=style)
 
 
 def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
     """Prints a table whose last column is text, truncated to the terminal's width. ``left`` lists other text columns."""
     widths = [max(len(heading), *(len(line[index]) for line in lines)) if lines else 0 for index, heading in enumerate(headings[:-1])]
     width = max(10, stdout.width - sum(widths) - 2 * len(headings))
-    table = plain_table("", *headings)
-    for index, column in enumerate(table.columns):
-        column.justify = "left" if index in left or index == len(headings) - 1 else "right"
+    table = plain_table("", *headings, left=(*left, len(headings) - 1))
     for *cells, last in lines:
         text = one_line(last)
         table.add_row(*(plain(one_line(cell)) for cell in cells), plain(text if len(text) <= width else f"{text[: width - 1]}…"))

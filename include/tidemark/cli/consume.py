@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tidemark.cli.common import OutputFormat, plain_table, print_json, spec_of, stderr, stdout
+from tidemark.cli.common import Name, Output, OutputFormat, plain_table, print_json, print_note, stderr, stdout
 from tidemark.connections import Connections, from_env
 from tidemark.consume.assignment import narrowed
 from tidemark.consume.run import open_attempt
@@ -20,7 +20,7 @@ from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.pending import relay_at_end
-from tidemark.spec import ConsumerSpec
+from tidemark.spec import ConsumerSpec, find_consumer
 
 LOG_TAIL = 30
 
@@ -45,28 +45,18 @@ HEADINGS = {
 """Headings of counts, short enough for a terminal. "other" is compaction gaps, transaction markers and filtered rows."""
 
 
-def consume_once(
-    name: str,
-    consumers: Path | None,
-    transforms: Sequence[Path],
-    output: OutputFormat,
-    *,
-    drain: bool = False,
-    partitions: Sequence[str] = (),
+def consume(
+    name: Name,
+    partition: Annotated[list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Read only these partitions. Repeatable.")] = None,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises as `narrowed` and `run_with_progress` do."""
-    spec = narrowed(spec_of(name, consumers), partitions)
-    _print(spec.group, run_with_progress(spec, from_env(), consumers, transforms, drain=drain), output)
+    """Raises as `narrowed` and `run_with_progress` do."""
+    spec = narrowed(find_consumer(name), partition or [])
+    print_result(spec.group, run_with_progress(spec, from_env()), output)
 
 
 def run_with_progress(
-    spec: ConsumerSpec,
-    connections: Connections,
-    consumers: Path | None,
-    transforms: Sequence[Path],
-    *,
-    drain: bool = False,
-    backfill_of: int | None = None,
+    spec: ConsumerSpec, connections: Connections, *, drain: bool = False, backfill_of: int | None = None
 ) -> launch.Progress:
     """Performs one run with a progress bar, then publishes the records that it handed off. Prints lost ranges and publishing problems.
 
@@ -107,13 +97,10 @@ def run_with_progress(
                 spec.name,
                 connections,
                 attempt_id,
-                folders={
-                    "consumers": [consumers.resolve()] if consumers else [],
-                    "transforms": [folder.resolve() for folder in transforms],
-                },
+                folders={},
                 on_log=lines.append,
                 on_progress=show,
-                on_silence=lambda text: stderr.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True),
+                on_silence=lambda text: print_note(text, style="yellow"),
                 drain=drain,
                 partitions=[str(item) for item in spec.only.items],
             )
@@ -127,14 +114,14 @@ def run_with_progress(
         except TidemarkError as error:
             bar.stop()
             for line in _without_error(list(lines), str(error).splitlines()):
-                stderr.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+                print_note(line, style="dim")
             raise
         show(result)
     for lost in result.lost:
         end = "?" if lost.end is None else lost.end
-        stderr.print(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow", markup=False)
+        print_note(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow")
     for obstacle in relay_at_end(connections, spec):
-        stderr.print(obstacle, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        print_note(obstacle, style="yellow")
     return result
 
 
@@ -148,7 +135,7 @@ def _without_error(lines: list[str], error: list[str]) -> list[str]:
     return lines[: -len(error)] if error and lines[-len(error) :] == error else lines
 
 
-def _print(group: str, result: launch.Progress, output: OutputFormat) -> None:
+def print_result(group: str, result: launch.Progress, output: OutputFormat) -> None:
     totals = result.counts
     if output is OutputFormat.JSON:
         print_json(

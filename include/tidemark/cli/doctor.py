@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
-from tidemark import project
-from tidemark.cli.common import OutputFormat, plain, print_json, stdout
+from tidemark.cli.common import Output, OutputFormat, plain, print_json, stdout
 from tidemark.connections import from_env
 from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Finding, Level, failure
@@ -20,15 +19,16 @@ from tidemark.text.wording import counted
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red"}
 
 
-def show_findings(names: Sequence[str], consumers: Path | None, output: OutputFormat) -> bool:
-    """Examines these consumers, or all, and prints each finding at once. Returns whether nothing will fail."""
-    folder = consumers or project.consumers()
+def doctor(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Consumers to examine (default: all).")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
     findings: list[Finding] = []
     broken: list[Finding] = []
     if names:
-        specs = [find_consumer(name, folder) for name in names]
+        specs = [find_consumer(name) for name in names]
     else:
-        good, bad = read_folder(folder)
+        good, bad = read_folder()
         specs = list(good.values())
         broken = [failure(f"{error.name}: file", str(error), "") for error in bad]
     for finding in itertools.chain(broken, examine(from_env(), specs)):
@@ -40,7 +40,8 @@ def show_findings(names: Sequence[str], consumers: Path | None, output: OutputFo
     else:
         levels = Counter(finding.level for finding in findings)
         stdout.print(f"{counted(levels[Level.FAILURE], 'failure')}, {counted(levels[Level.WARNING], 'warning')}")
-    return all(finding.level is not Level.FAILURE for finding in findings)
+    if any(finding.level is Level.FAILURE for finding in findings):
+        raise typer.Exit(1)
 
 
 def _print(finding: Finding) -> None:

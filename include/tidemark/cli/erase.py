@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tidemark.cli.common import (
-    Consumers,
     Name,
     Output,
     OutputFormat,
     Reason,
-    connected,
-    kafka_cluster,
     minute,
     plain,
     plain_table,
     print_json,
-    spec_of,
-    stderr,
+    print_note,
+    print_text,
     stdout,
     who,
 )
+from tidemark.cli.servers import connected, kafka_cluster
+from tidemark.connections import kafka_config
+from tidemark.db import transaction
+from tidemark.erase import erasure as erasures
+from tidemark.erase.erasure import Erasure, Person
+from tidemark.erase.kafka_records import Keyed, records_of
 from tidemark.profiles import Profile
+from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.text.problems import check_reason
 from tidemark.text.storable import BIGINT
 from tidemark.text.wording import counted
 
-if TYPE_CHECKING:
-    from tidemark.erase.erasure import Erasure, Person
-    from tidemark.erase.kafka_records import Keyed
-    from tidemark.spec import ConsumerSpec
-
-app = typer.Typer(help="Remove a person's rows from a sink, and every stored copy of them: plan, apply.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Number = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="The erasure's number, as shown by `tidemark erase list`.")]
 Where = Annotated[
@@ -52,19 +52,15 @@ def plan(
     where: Where = None,
     key: Key = None,
     key_hex: KeyHex = None,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Plan an erasure: count and store what it would remove. Removes nothing; run `tidemark erase apply` next.
 
     Give --where, --key or --key-hex.
     """
-    from tidemark.erase.erasure import plan as make_plan
-    from tidemark.text.problems import check_reason
-
-    spec, checked_reason, person = spec_of(name, consumers), check_reason(reason), _person(where, key, key_hex)
+    spec, checked_reason, person = find_consumer(name), check_reason(reason), _person(where, key, key_hex)
     with connected(needs=Profile.REWINDER) as connection:
-        planned = make_plan(connection, kafka_cluster(), spec, person, _read_kafka, reason=checked_reason, by=who())
+        planned = erasures.plan(connection, kafka_cluster(), spec, person, _read_kafka, reason=checked_reason, by=who())
     erasure = planned.erasure
     if output is OutputFormat.JSON:
         findings = {"in_kafka": planned.in_kafka, "not_searched": planned.not_searched, "older_rows": planned.older_rows}
@@ -72,17 +68,17 @@ def plan(
     else:
         _print(erasure, output)
         for records in planned.in_kafka:
-            stdout.print(f"  Kafka still holds {records}", markup=False, highlight=False)
+            print_text(f"  Kafka still holds {records}")
     if person.key is None:
         unsearched = counted(planned.not_searched, "record")
-        _print_note(f"not searched: {unsearched} without rows (tidemark retries list {name}); use --key to find the person's")
+        print_note(f"not searched: {unsearched} without rows (tidemark retries list {name}); use --key to find the person's")
     if planned.older_rows:
         older = counted(planned.older_rows, "row")
-        _print_note(f"not found: {older} from before the start of the topics cannot be found by key; use --where for them")
+        print_note(f"not found: {older} from before the start of the topics cannot be found by key; use --where for them")
     if erasure.not_suppressed:
         replayed = counted(erasure.not_suppressed, "record")
-        _print_note(f"a replay writes the rows of {replayed} again: they also have other rows, or their rows are aggregates of a batch")
-    _print_note(
+        print_note(f"a replay writes the rows of {replayed} again: they also have other rows, or their rows are aggregates of a batch")
+    print_note(
         f"nothing has changed yet; to erase it permanently: tidemark erase apply {erasure.erasure_id}, with the same --where or --key"
     )
 
@@ -93,25 +89,19 @@ def apply(
     where: Where = None,
     key: Key = None,
     key_hex: KeyHex = None,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Erase permanently, in one transaction while the group runs. Needs the plan's condition or key, which is not stored."""
-    from tidemark.erase.erasure import apply as apply_plan
-
     person = _person(where, key, key_hex)
     with connected(needs=Profile.REWINDER) as connection:
-        _print(apply_plan(connection, lambda name: spec_of(name, consumers), erasure_id, person, _read_kafka, by=who()), output)
+        _print(erasures.apply(connection, find_consumer, erasure_id, person, _read_kafka, by=who()), output)
 
 
 @app.command()
 def show(erasure_id: Number, output: Output = OutputFormat.TABLE) -> None:
     """Show an erasure: how much it found or removed, who requested it, and why."""
-    from tidemark.db import transaction
-    from tidemark.erase.erasure import read
-
     with connected() as connection, transaction(connection) as cur:
-        erasure = read(cur, erasure_id)
+        erasure = erasures.read(cur, erasure_id)
     _print(erasure, output)
 
 
@@ -122,17 +112,13 @@ def list_(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """List erasures, newest first."""
-    from tidemark.erase.erasure import history
-
     with connected() as connection:
-        erasures = history(connection, name, limit=limit)
+        history = erasures.history(connection, name, limit=limit)
     if output is OutputFormat.JSON:
-        print_json(erasures)
+        print_json(history)
         return
-    table = plain_table("", "erasure", "state", "planned at (UTC)", "by", "consumer", "rows")
-    for column in table.columns:
-        column.justify = "left"
-    for erasure in erasures:
+    table = plain_table("", "erasure", "state", "planned at (UTC)", "by", "consumer", "rows", left=range(6))
+    for erasure in history:
         rows = erasure.sink_rows + erasure.archived_rows + erasure.overwritten_rows
         table.add_row(
             str(erasure.erasure_id),
@@ -146,8 +132,6 @@ def list_(
 
 
 def _person(where: str | None, key: str | None, key_hex: str | None) -> Person:
-    from tidemark.erase.erasure import Person
-
     if sum(option is not None for option in (where, key, key_hex)) != 1:
         raise typer.BadParameter("give exactly one of --where, --key and --key-hex")
     try:
@@ -157,10 +141,7 @@ def _person(where: str | None, key: str | None, key_hex: str | None) -> Person:
 
 
 def _read_kafka(spec: ConsumerSpec, key: bytes) -> Keyed:
-    from tidemark.connections import kafka_config
-    from tidemark.erase.kafka_records import records_of
-
-    return records_of(kafka_cluster(), kafka_config(), spec, key, _print_note)
+    return records_of(kafka_cluster(), kafka_config(), spec, key, print_note)
 
 
 def _print(erasure: Erasure, output: OutputFormat) -> None:
@@ -176,8 +157,4 @@ def _print(erasure: Erasure, output: OutputFormat) -> None:
         f"  {counted(erasure.suppressed, 'record or key', 'records or keys')} that no replay loads again",
         f"  reason: {erasure.reason} ({erasure.planned_by}, {minute(erasure.planned_at)} UTC)",
     ):
-        stdout.print(text, markup=False, highlight=False)
-
-
-def _print_note(text: str) -> None:
-    stderr.print(text, markup=False, highlight=False)
+        print_text(text)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from typing import Annotated
 
-from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, spec_of, stderr, stdout, who
+import typer
+
+from tidemark.cli.common import Name, Output, OutputFormat, print_json, print_note, print_text, who
+from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.consume.assignment import partitions_of, require_topics
 from tidemark.db import Cursor, set_audit_actor, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import FlowTarget
 from tidemark.profiles import Profile
-from tidemark.spec import ConsumerSpec
+from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.scope import Item, Scope
 from tidemark.text.duration import format_duration, parse_duration
 
 MAX_RANGE = 10_000
 """Maximum number of partitions in a range."""
+
+Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions (default: all).")]
 
 
 @contextlib.contextmanager
@@ -29,35 +34,48 @@ def _transaction(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
         yield cur, store.ensure_group(cur, spec.group)
 
 
-def pause_reading(name: str, scopes: Sequence[str], reason: str, consumers: Path | None, output: OutputFormat) -> None:
-    spec, targets = spec_of(name, consumers), _targets(scopes)
-    _require_subscribed(spec, Scope.parse(scopes))
+def pause(
+    name: Name,
+    what: Targets = None,
+    reason: Annotated[str, typer.Option(help="Reason, stored with the pause.")] = "",
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    spec, scope = find_consumer(name), Scope.parse(what or [])
+    targets = _targets(scope)
+    _require_subscribed(spec, scope)
     with _transaction(spec) as (cur, group_id):
         flow.pause(cur, group_id, targets, reason)
-    stderr.print(f"paused, starting with the next batch: {_comma_separated(targets)}", markup=False, highlight=False)
+    print_note(f"paused, starting with the next batch: {_comma_separated(targets)}")
     if output is OutputFormat.JSON:
         print_json({"paused": _as_json(targets)})
 
 
-def resume_reading(name: str, scopes: Sequence[str], consumers: Path | None, output: OutputFormat) -> None:
-    with _transaction(spec_of(name, consumers)) as (cur, group_id):
-        ended = flow.resume(cur, group_id, _targets(scopes))
+def resume(name: Name, what: Targets = None, output: Output = OutputFormat.TABLE) -> None:
+    with _transaction(find_consumer(name)) as (cur, group_id):
+        ended = flow.resume(cur, group_id, _targets(Scope.parse(what or [])))
         still_paused = flow.read(cur, group_id).paused
-    stderr.print(f"resumed: {_comma_separated(ended)}" if ended else "nothing to resume: it was not paused", markup=False, highlight=False)
+    print_note(f"resumed: {_comma_separated(ended)}" if ended else "nothing to resume: it was not paused")
     if still_paused:
-        stderr.print(f"still paused: {_comma_separated(list(still_paused))}", markup=False, highlight=False)
+        print_note(f"still paused: {_comma_separated(list(still_paused))}")
     if output is OutputFormat.JSON:
         print_json({"resumed": _as_json(ended), "paused": _as_json(still_paused)})
 
 
-def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, consumers: Path | None, output: OutputFormat) -> None:
-    changes = [_priority(text) for text in priorities]
+def change(
+    name: Name,
+    priority: Annotated[list[str] | None, typer.Option(metavar="TOPIC=N", help="Topics with higher N are read first. Repeatable.")] = None,
+    max_ahead: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Maximum lead of one topic over another in event time, such as 10m, or none.")
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    changes = [_priority(text) for text in priority or []]
     limit = None if max_ahead is None or max_ahead == "none" else parse_duration(max_ahead)
-    spec = spec_of(name, consumers)
+    spec = find_consumer(name)
     _require_subscribed(spec, Scope(tuple(Item(topic) for topic, _ in changes)))
     with _transaction(spec) as (cur, group_id):
-        for topic, priority in changes:
-            flow.prioritize(cur, group_id, topic, priority)
+        for topic, number in changes:
+            flow.prioritize(cur, group_id, topic, number)
         if max_ahead is not None:
             flow.limit_ahead(cur, group_id, limit)
         current = flow.read(cur, group_id)
@@ -71,7 +89,7 @@ def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, con
         "max ahead": format_duration(current.max_ahead) if current.max_ahead else "any",
     }
     for label, value in facts.items():
-        stdout.print(f"{label:<12}{value}", markup=False, highlight=False)
+        print_text(f"{label:<12}{value}")
 
 
 def _require_subscribed(spec: ConsumerSpec, scope: Scope) -> None:
@@ -92,17 +110,16 @@ def _require_subscribed(spec: ConsumerSpec, scope: Scope) -> None:
         scope.select(partitions)
 
 
-def _targets(texts: Sequence[str]) -> list[FlowTarget]:
-    """Parses ``flights`` and ``flights:0,1,5-9``. An empty list means the whole consumer."""
-    items = Scope.parse(texts).items
-    for item in items:
+def _targets(scope: Scope) -> list[FlowTarget]:
+    """The topics and partitions of the scope; for all of them, the whole consumer."""
+    for item in scope.items:
         for first, last in item.partitions:
             if last - first >= MAX_RANGE:
                 raise BadInput(
                     what="range of partitions", found=f"{first}-{last}", fix=f"Name at most {MAX_RANGE} partitions, or the whole topic."
                 )
-    targets = [] if items else [FlowTarget()]
-    for item in items:
+    targets = [] if scope.items else [FlowTarget()]
+    for item in scope.items:
         numbers = [number for first, last in item.partitions for number in range(first, last + 1)]
         targets += [FlowTarget(item.topic, number) for number in numbers] if numbers else [FlowTarget(item.topic)]
     return targets

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from tidemark import project
-from tidemark.cli.common import OutputFormat, print_json, stderr
+from tidemark.cli.common import Output, OutputFormat, print_json, print_note
 from tidemark.errors import Refused
 
 PARTS = {
@@ -31,8 +34,9 @@ class FolderNotEmpty(Refused):
         return f"{self.folder} is not an empty folder. Nothing was written; name a new or an empty one."
 
 
-def init(folder: Path, output: OutputFormat) -> None:
-    """Writes the project and lists its files. Raises `FolderNotEmpty`."""
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")], output: Output = OutputFormat.TABLE
+) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FolderNotEmpty(folder=folder)
     for part, place in PARTS.items():
@@ -42,8 +46,8 @@ def init(folder: Path, output: OutputFormat) -> None:
         else:
             shutil.copy2(source, target)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    stderr.print("\n".join(f"wrote {folder / file}" for file in files), highlight=False, markup=False, soft_wrap=True)
+    print_note("\n".join(f"wrote {folder / file}" for file in files))
     if output is OutputFormat.JSON:
         print_json({"folder": str(folder.resolve()), "files": files})
     else:
-        stderr.print(f"Next: the commands in {folder / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
+        print_note(f"Next: the commands in {folder / 'README.md'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC
-from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -14,33 +14,37 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemark import project
-from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain, plain_table, print_json, spec_of, stderr, stdout
+from tidemark.cli.common import Output, OutputFormat, plain, plain_table, print_json, print_note, stdout
+from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.db import Connection, transaction
 from tidemark.errors import BadInput, TidemarkError
-from tidemark.offsets import lag, samples
+from tidemark.offsets import samples
 from tidemark.offsets.lag import GroupLag, Lag
+from tidemark.offsets.lag import group as lag_of
+from tidemark.offsets.lag import groups as all_lags
 from tidemark.offsets.sampling import sample_all
-from tidemark.spec import ConsumerSpec, read_folder
+from tidemark.spec import ConsumerSpec, find_consumer, read_folder
 from tidemark.text.wording import about, counted
 
 EVERY_S = 5.0
 """How often ``--watch`` takes a sample."""
 
 
-def show_lag(name: str | None, consumers: Path | None, output: OutputFormat, *, watch: bool) -> None:
-    """Prints the lag of all groups, or of one consumer with its partitions, as of a new sample if the role may store one."""
+def lag(
+    name: Annotated[str | None, typer.Argument(help="The consumer's name (default: all groups).", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it until interrupted, with a new sample every 5 s.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """As of a new sample, if the role may store one. A consumer's partitions are shown if it is named."""
     if watch and (output is OutputFormat.JSON or not stdout.is_terminal):
         raise BadInput(what="--watch", found="the output is not a terminal", fix="Run it without --watch, as often as you need it.")
-    if name is not None:
-        specs = [spec_of(name, consumers)]
-    else:
-        folder = consumers or project.consumers()
-        specs = list(read_folder(folder)[0].values()) if folder.is_dir() else []
+    folder = project.consumers()
+    specs = [find_consumer(name)] if name is not None else list(read_folder(folder)[0].values()) if folder.is_dir() else []
     with connected() as connection:
         if not watch:
             lags, not_sampled = _sample_and_read(connection, specs, name)
             for problem in not_sampled:
-                stderr.print(f"not sampled: {problem}", markup=False, highlight=False)
+                print_note(f"not sampled: {problem}")
             if output is OutputFormat.JSON:
                 print_json(lags)
             else:
@@ -62,8 +66,8 @@ def _sample_and_read(connection: Connection, specs: Sequence[ConsumerSpec], name
     not_sampled = try_sample(connection, specs)
     with transaction(connection) as cur:
         if name is None:
-            return lag.groups(cur), not_sampled
-        group_lag = lag.group(cur, specs[0].group)
+            return all_lags(cur), not_sampled
+        group_lag = lag_of(cur, specs[0].group)
     return [] if group_lag is None else [group_lag], not_sampled
 
 
@@ -110,8 +114,8 @@ def _reason(row: Lag) -> Text:
 
 
 def _table(title: str, rows: Sequence[Lag]) -> Table:
-    table = plain_table(title, "what", "records", "open", "age", "in/s", "out/s", "catch up", "retention", "health", "sampled (UTC)")
-    table.columns[8].justify = "left"
+    headings = ("what", "records", "open", "age", "in/s", "out/s", "catch up", "retention", "health", "sampled (UTC)")
+    table = plain_table(title, *headings, left=(0, 8))
     for row in rows:
         table.add_row(
             plain(row.group if row.topic is None else row.topic if row.partition is None else f"{row.topic}/{row.partition}"),

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.filesize import decimal
+from rich.table import Table
 
-from tidemark.cli.common import Output, OutputFormat, print_json, stderr, stdout
+from tidemark.cli.common import Output, OutputFormat, print_json, print_note, print_text, stderr, stdout
 from tidemark.jvm.errors import ExtraMissing
 
 if TYPE_CHECKING:
     from tidemark.local.server import Report
     from tidemark.local.stack import LocalStack
 
-app = typer.Typer(help="The embedded stack: Postgres and Kafka on loopback, all state in one folder.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 airflow_app = typer.Typer(help="A local Airflow on the stack: four processes, metadata in the stack's Postgres.", no_args_is_help=True)
 app.add_typer(airflow_app, name="airflow")
@@ -51,8 +54,8 @@ def up(
     for server in stack.status():
         if server.pid is None:  # a registry that was not requested this time
             continue
-        stdout.print(f"{server.name} {server.version} at {server.address}, process {server.pid}", highlight=False, markup=False)
-    stderr.print('To use it in this shell: eval "$(tidemark local env)"', markup=False, highlight=False)
+        print_text(f"{server.name} {server.version} at {server.address}, process {server.pid}")
+    print_note('To use it in this shell: eval "$(tidemark local env)"')
 
 
 @app.command()
@@ -63,7 +66,7 @@ def down(folder: Folder = None) -> None:
     with _reporting("stopping the servers"):
         stack.down()
     message = "The servers are stopped; their data is kept." if was_running else f"No server was running in {stack.folder}."
-    stderr.print(message, markup=False, highlight=False, soft_wrap=True)
+    print_note(message)
 
 
 @app.command()
@@ -73,10 +76,6 @@ def status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
     if output is OutputFormat.JSON:
         print_json(_servers(stack))
         return
-    from rich import box
-    from rich.filesize import decimal
-    from rich.table import Table
-
     table = Table("server", "state", "pid", "address", "version", "data", "log", box=box.SIMPLE_HEAD)
     for server in stack.status():
         facts = (server.pid, server.address, server.version)
@@ -94,7 +93,7 @@ def reset(folder: Folder = None, yes: Annotated[bool, typer.Option("--yes", "-y"
         typer.confirm(f"Delete all databases and topics of the stack in {stack.folder}?", abort=True, err=True)
     with _reporting("deleting the stack"):
         stack.reset()
-    stderr.print("The stack's data is deleted.")
+    print_note("The stack's data is deleted.")
 
 
 @app.command()
@@ -187,4 +186,4 @@ def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: in
 def _reporting(activity: str) -> Iterator[Report]:
     """Shows an activity and its steps on stderr."""
     with stderr.status(activity):
-        yield lambda step: stderr.print(step, markup=False, highlight=False)
+        yield print_note

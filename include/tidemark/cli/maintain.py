@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
-from tidemark import maintenance, project
-from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, stderr, stdout, who
+import typer
+
+from tidemark import maintenance
+from tidemark.cli.common import Output, OutputFormat, print_json, print_note, stdout, who
+from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.db import Connection
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep, parse_keep
@@ -21,7 +25,7 @@ def _sample_and_mirror(connection: Connection) -> tuple[dict[str, Drift], list[s
     """Samples the lag of the project's consumers and publishes mirrored positions to Kafka. Returns the drift of each consumer, and the
     problems, which do not fail the command."""
     try:
-        good, _ = read_folder(project.consumers())
+        good, _ = read_folder()
         cluster = kafka_cluster()
         unsampled = sample_all(connection, cluster, good.values())
         published, unpublished = republish_all(connection, cluster, good.values())
@@ -31,15 +35,20 @@ def _sample_and_mirror(connection: Connection) -> tuple[dict[str, Drift], list[s
     return published, failed + [f"positions not mirrored: {name}: {error}" for name, error in unpublished.items()]
 
 
-def maintain(keep: str | None, output: OutputFormat) -> None:
-    """Removes the rows archived by rewinds older than ``keep``, and the payloads of failed records settled before that. Closes attempts
-    whose drivers are gone, samples the lag of the project's consumers, and publishes mirrored positions to Kafka."""
+def maintain(
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long to keep it (default: 30d); at least TIDEMARK_KEEP_AT_LEAST (7d)."),
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Also closes attempts whose drivers are gone, samples the lag of the project's consumers, and publishes mirrored positions."""
     period = parse_keep(default_keep() if keep is None else keep)
     with connected(needs=Profile.REWINDER) as connection:
         result = maintenance.maintain(connection, period, by=who())
         mirrored, problems = _sample_and_mirror(connection)
     for problem in problems:
-        stderr.print(problem, markup=False, highlight=False)
+        print_note(problem)
     removed, emptied, ended = result.removed, result.emptied, result.ended
     if output is OutputFormat.JSON:
         print_json(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from datetime import UTC
-from pathlib import Path
 
 from rich.table import Table
 
-from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stdout
+from tidemark.cli.common import Name, Output, OutputFormat, plain_table, print_json, stdout
 from tidemark.cli.lag import age_of, try_sample
+from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.db import transaction
 from tidemark.offsets import store
 from tidemark.offsets.ends import PartitionEnd, lags, truncations
@@ -19,12 +19,12 @@ from tidemark.offsets.lag import group as lag_of
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
+from tidemark.spec import find_consumer
 from tidemark.text.wording import counted
 
 
-def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> None:
-    """Prints position, end, lag, owner, epoch and health of each partition of a consumer."""
-    spec = spec_of(name, consumers)
+def offsets(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    spec = find_consumer(name)
     with connected() as connection:
         try_sample(connection, [spec])
         with transaction(connection) as cur:
@@ -72,8 +72,8 @@ def _sampled(sampled_lags: Mapping[TopicPartition, Lag], row: PartitionEnd) -> d
 
 
 def _table(group: str, rows: list[PartitionEnd], sampled_lags: Mapping[TopicPartition, Lag]) -> Table:
-    table = plain_table(group, "partition", "position", "end", "lag", "age", "validated", "owner", "epoch", "committed at (UTC)", "health")
-    table.columns[6].justify = table.columns[9].justify = "left"
+    headings = ("partition", "position", "end", "lag", "age", "validated", "owner", "epoch", "committed at (UTC)", "health")
+    table = plain_table(group, *headings, left=(0, 6, 9))
     for row in rows:
         lag = sampled_lags.get(TopicPartition(row.topic, row.partition))
         table.add_row(

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
-import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from tidemark.cli.common import (
-    Consumers,
     Name,
     Output,
     OutputFormat,
     Reason,
-    Transforms,
-    connected,
-    kafka_cluster,
+    json_value,
     minute,
+    option_of,
     plain_table,
     print_json,
     print_lines,
-    spec_of,
-    stderr,
+    print_note,
+    print_raw,
+    print_text,
     stdout,
     who,
+    with_options,
 )
+from tidemark.cli.consume import print_result, run_with_progress
+from tidemark.cli.servers import connected, kafka_cluster
+from tidemark.connections import from_env, kafka_config, registry_config
+from tidemark.db import Connection
+from tidemark.errors import BadInput
 from tidemark.profiles import Profile
+from tidemark.retry import admin
+from tidemark.retry.admin import Payload, RecordDetails, parse_edit, payload_json
+from tidemark.retry.filter import Filter, RecordState
+from tidemark.retry.pending import blocked, due
+from tidemark.retry.pending import tried as tries_of
+from tidemark.retry.relay import relay as publish
+from tidemark.retry.topics import ExistingTopic, ensure_topics
+from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.text.duration import format_duration
+from tidemark.text.moment import parse_moment
 from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import one_line
+from tidemark.worker.decoding import Decoding, Shown
 
-if TYPE_CHECKING:
-    from tidemark.retry.admin import Headers, Payload, RecordDetails
-    from tidemark.retry.filter import Filter
-    from tidemark.retry.topics import ExistingTopic
-    from tidemark.worker.decoding import Shown
-
-app = typer.Typer(help="Show, retry and settle records that were not loaded.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 FILTER = "Which records (must match all filters)"
 TEXT_WIDTH = 1_000
@@ -54,145 +63,98 @@ class As(StrEnum):
     HEX = "hex"
 
 
-class StateName(StrEnum):
-    WAITING = "WAITING"
-    HELD = "HELD"
-    FAILED = "FAILED"
-    LOADED = "LOADED"
-    SKIPPED = "SKIPPED"
-    DISCARDED = "DISCARDED"
-
-
 Number = Annotated[
     int, typer.Argument(metavar="NUMBER", min=1, max=BIGINT, help="The record's number, as shown by `tidemark retries list`.")
 ]
 
 
-def _filter_option(name: str, kind: Any, text: str, metavar: str | None = None, **options: Any) -> inspect.Parameter:
-    option = typer.Option(f"--{name.replace('_', '-')}", help=text, metavar=metavar, show_default=False, rich_help_panel=FILTER, **options)
-    default = False if kind is bool else None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
-
-
-FILTER_OPTIONS = (
-    _filter_option("number", list[int] | None, "Records with this number. Repeatable.", "N", min=1, max=BIGINT),
-    _filter_option("state", list[StateName] | None, "Records in this state. Repeatable."),
-    _filter_option("error", str | None, "Type of the last error: KeyError.", "TYPE"),
-    _filter_option("text", str | None, "Part of the error's text.", "TEXT"),
-    _filter_option("topic", str | None, "Topic that the record was first read from.", "TOPIC"),
-    _filter_option("partition", int | None, "Partition of that topic.", "N", min=0, max=INTEGER),
-    _filter_option("from_offset", int | None, "First offset, inclusive.", "N", min=0, max=BIGINT),
-    _filter_option("to_offset", int | None, "Last offset, exclusive.", "N", min=0, max=BIGINT),
-    _filter_option("key", str | None, "The record's key as text.", "TEXT"),
-    _filter_option("key_hex", str | None, "The record's key in hex.", "HEX"),
-    _filter_option("since", str | None, "First failed at or after this time: 2026-03-24T14:00:00Z.", "TIME"),
-    _filter_option("until", str | None, "First failed before this time.", "TIME"),
-    _filter_option("tier", str | None, "Retry topic that the record is in or goes to: 5m, now, failed.", "TIER"),
-    _filter_option("refused", bool, "Only records that the broker refused."),
+_FILTER_OPTIONS = (
+    option_of(FILTER, "number", list[int] | None, "Records with this number. Repeatable.", "N", min=1, max=BIGINT),
+    option_of(FILTER, "state", list[RecordState] | None, "Records in this state. Repeatable."),
+    option_of(FILTER, "error", str | None, "Type of the last error: KeyError.", "TYPE"),
+    option_of(FILTER, "text", str | None, "Part of the error's text.", "TEXT"),
+    option_of(FILTER, "topic", str | None, "Topic that the record was first read from.", "TOPIC"),
+    option_of(FILTER, "partition", int | None, "Partition of that topic.", "N", min=0, max=INTEGER),
+    option_of(FILTER, "from_offset", int | None, "First offset, inclusive.", "N", min=0, max=BIGINT),
+    option_of(FILTER, "to_offset", int | None, "Last offset, exclusive.", "N", min=0, max=BIGINT),
+    option_of(FILTER, "key", str | None, "The record's key as text.", "TEXT"),
+    option_of(FILTER, "key_hex", str | None, "The record's key in hex.", "HEX"),
+    option_of(FILTER, "since", str | None, "First failed at or after this time: 2026-03-24T14:00:00Z.", "TIME"),
+    option_of(FILTER, "until", str | None, "First failed before this time.", "TIME"),
+    option_of(FILTER, "tier", str | None, "Retry topic that the record is in or goes to: 5m, now, failed.", "TIER"),
+    option_of(FILTER, "refused", bool, "Only records that the broker refused."),
 )
-"""The options of `FILTER`."""
 
 
-def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the filter options to a command, which gets the filter as the argument ``record_filter``."""
-    hints = get_type_hints(command, localns={"Filter": object}, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.name != "record_filter"
-    ]
-
-    @functools.wraps(command)
-    def with_filter(**options: Any) -> None:
-        command(record_filter=_filter(**{option.name: options.pop(option.name) for option in FILTER_OPTIONS}), **options)
-
-    with_filter.__signature__ = inspect.Signature([*own, *FILTER_OPTIONS])  # type: ignore[attr-defined]  # read by Typer
-    with_filter.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *FILTER_OPTIONS)}
-    return with_filter
-
-
-def _filter(
-    *,
-    number: Sequence[int] | None,
-    state: Sequence[StateName] | None,
-    error: str | None,
-    text: str | None,
-    key: str | None,
-    key_hex: str | None,
-    since: str | None,
-    until: str | None,
-    **others: Any,
-) -> Filter:
-    """Builds the filter from the options. Raises `BadInput`."""
-    from tidemark.errors import BadInput
-    from tidemark.retry.filter import Filter, RecordState
-    from tidemark.text.moment import parse_moment
-
+def _filter(options: dict[str, Any]) -> Filter:
+    """Builds the filter from the values of `_FILTER_OPTIONS`. Raises `BadInput`."""
+    key, key_hex, since, until = (options.pop(name) for name in ("key", "key_hex", "since", "until"))
     if key is not None and key_hex is not None:
         raise BadInput(what="key", found="both --key and --key-hex are given", fix="Give only one of them.")
     return Filter(
-        numbers=tuple(number or ()),
-        states=tuple(RecordState(name.value) for name in state or ()),
-        error_type=error,
-        error_text=text,
+        numbers=tuple(options.pop("number") or ()),
+        states=tuple(options.pop("state") or ()),
+        error_type=options.pop("error"),
+        error_text=options.pop("text"),
         key=_from_hex(key_hex) if key_hex is not None else None if key is None else key.encode(),
         since=None if since is None else parse_moment(since),
         until=None if until is None else parse_moment(until),
-        **others,
+        **options,
     )
+
+
+filtered = with_options("record_filter", _FILTER_OPTIONS, _filter)
+"""Adds the filter options to a command, which gets the filter as the argument ``record_filter``."""
+
+
+@contextlib.contextmanager
+def _opened(name: str, needs: Profile = Profile.OPERATOR) -> Iterator[tuple[Connection, ConsumerSpec]]:
+    """A database session, and the consumer of this name."""
+    spec = find_consumer(name)
+    with connected("tidemark retries", needs=needs) as connection:
+        yield connection, spec
 
 
 @app.command()
 def relay(
     name: Name,
-    limit: Annotated[int | None, typer.Option(min=1, max=BIGINT, help="Maximum number of records (default: all).")] = None,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Publish records that were handed off to their retry topic or the failed topic."""
-    from tidemark.connections import kafka_config
-    from tidemark.retry.pending import blocked
-    from tidemark.retry.relay import relay as publish
-
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries", needs=Profile.RUNNER) as connection:
-        result = publish(connection, kafka_config(), spec, limit=limit)
+    with _opened(name, Profile.RUNNER) as (connection, spec):
+        result = publish(connection, kafka_config(), spec)
     if output is OutputFormat.JSON:
         print_json(result)
     else:
         for topic, records in sorted(result.published.items()):
-            stdout.print(f"{topic}: {records:,} published", markup=False, highlight=False)
+            print_text(f"{topic}: {records:,} published")
         if result.again:
-            stdout.print(f"{result.again:,} of them again, because their messages were gone", highlight=False)
+            print_text(f"{result.again:,} of them again, because their messages were gone")
         if result.refused:
-            stdout.print(f"{result.refused:,} refused by the broker: tidemark retries list {name} --refused", markup=False, highlight=False)
+            print_text(f"{result.refused:,} refused by the broker: tidemark retries list {name} --refused")
         if not result.records and not result.refused and not result.blocked:
-            stdout.print(f"{spec.group}: nothing to publish", markup=False, highlight=False)
+            print_text(f"{spec.group}: nothing to publish")
     for obstacle in blocked(result, name):
-        stderr.print(obstacle, style="red", markup=False, highlight=False)
+        print_note(obstacle, style="red")
     if result.blocked:
         raise typer.Exit(1)
 
 
 @app.command()
-def drain(name: Name, consumers: Consumers = None, transforms: Transforms = None, output: Output = OutputFormat.TABLE) -> None:
+def drain(name: Name, output: Output = OutputFormat.TABLE) -> None:
     """Try the records that are due now, then stop."""
-    from tidemark.cli.consume import consume_once
-
-    consume_once(name, consumers, transforms or [], output, drain=True)
+    spec = find_consumer(name)
+    print_result(spec.group, run_with_progress(spec, from_env(), drain=True), output)
 
 
 @app.command()
 def topics(
     name: Name,
     create: Annotated[bool, typer.Option("--create", help="Create missing topics.")] = False,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Check a consumer's retry topics and failed topic. With --create, create missing ones."""
-    from tidemark.retry.topics import ensure_topics
-
-    spec = spec_of(name, consumers)
+    spec = find_consumer(name)
     existing = ensure_topics(kafka_cluster(), spec, create=create, now=True)
     if output is OutputFormat.JSON:
         print_json([_topic_json(retry_topic) for retry_topic in existing])
@@ -213,15 +175,11 @@ def list_(
     record_filter: Filter,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of records.")] = 50,
     after: Annotated[int, typer.Option(min=0, max=BIGINT, help="Start after this record number, to continue a list.")] = 0,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """List records that were not loaded at the first try, in the order in which they failed."""
-    from tidemark.retry.admin import list_records
-
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        records = list_records(connection, spec.group, record_filter, limit=limit, after=after)
+    with _opened(name) as (connection, spec):
+        records = admin.list_records(connection, spec.group, record_filter, limit=limit, after=after)
     if output is OutputFormat.JSON:
         print_json(records)
         return
@@ -232,7 +190,7 @@ def list_(
         lines.append((str(record.number), record.state.value, str(record.retry_number), position, error))
     print_lines(("number", "state", "retry", "record", "error"), lines, left=(1, 3))
     if len(records) == limit:
-        stderr.print(f"there may be more: --after {records[-1].number}", markup=False, highlight=False)
+        print_note(f"there may be more: --after {records[-1].number}")
 
 
 @app.command()
@@ -240,17 +198,11 @@ def list_(
 def count(
     name: Name,
     record_filter: Filter,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Count records by state and error type, with the newest error text of each. Also show how late the consumer's retries are."""
-    from tidemark.retry.admin import count_records
-    from tidemark.retry.pending import due
-    from tidemark.retry.pending import tried as tries_of
-
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        counts = count_records(connection, spec.group, record_filter)
+    with _opened(name) as (connection, spec):
+        counts = admin.count_records(connection, spec.group, record_filter)
         tries, overdue = tries_of(connection, spec.group), due(connection, spec.group)
     if output is OutputFormat.JSON:
         print_json({"counts": counts, "tried_24h": tries, "due": overdue})
@@ -264,9 +216,9 @@ def count(
     print_lines(("state", "records", "last (UTC)", "error"), lines, left=(0,))
     if tries is not None:
         lateness = f"{_seconds(tries.median)}, p99 {_seconds(tries.p99)}, longest {_seconds(tries.longest)}"
-        stdout.print(f"tried in the last 24 h: {tries.records:,}; late by: median {lateness}", highlight=False)
+        print_text(f"tried in the last 24 h: {tries.records:,}; late by: median {lateness}")
     if overdue is not None:
-        stdout.print(f"due now: {overdue.records:,}; the oldest for {_seconds(overdue.oldest)}", highlight=False)
+        print_text(f"due now: {overdue.records:,}; the oldest for {_seconds(overdue.oldest)}")
 
 
 @app.command()
@@ -275,17 +227,11 @@ def show(
     number: Number,
     as_: Annotated[As, typer.Option("--as", help="How to print key and value.")] = As.TEXT,
     original: Annotated[bool, typer.Option("--original", help="Show the record as it was before the first edit.")] = False,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show one record with its payload, headers, tries and edits."""
-    from tidemark.connections import registry_config
-    from tidemark.retry.admin import show_record
-    from tidemark.worker.decoding import Decoding
-
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        record = show_record(connection, spec.group, number)
+    with _opened(name) as (connection, spec):
+        record = admin.show_record(connection, spec.group, number)
     payload = record.edits[0].was if original and record.edits else record.payload
     decoded = Decoding(spec, registry_config(), lambda: spec.topics).for_people(record.row["topic"], payload)
     if output is OutputFormat.JSON:
@@ -299,16 +245,11 @@ def show(
 def export(
     name: Name,
     record_filter: Filter,
-    consumers: Consumers = None,
 ) -> None:
     """Print records as JSON, one per line, with bytes in base64. `edit --from` reads these lines."""
-    from tidemark.cli import common
-    from tidemark.retry.admin import export_records
-
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        for record in export_records(connection, spec.group, record_filter):
-            common.print_raw(json.dumps(record, default=common.json_value))
+    with _opened(name) as (connection, spec):
+        for record in admin.export_records(connection, spec.group, record_filter):
+            print_raw(json.dumps(record, default=json_value))
 
 
 @app.command()
@@ -317,19 +258,15 @@ def discard(
     name: Name,
     record_filter: Filter,
     reason: Reason,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Settle waiting or failed records without loading them. They are never tried again, and stay in the table."""
-    from tidemark.retry.admin import discard as settle
-
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
-        records = settle(connection, spec.group, record_filter, reason=reason, by=who())
+    with _opened(name) as (connection, spec):
+        records = admin.discard(connection, spec.group, record_filter, reason=reason, by=who())
     if output is OutputFormat.JSON:
         print_json({"discarded": records})
     else:
-        stdout.print(f"{records:,} discarded", highlight=False)
+        print_text(f"{records:,} discarded")
 
 
 @app.command()
@@ -341,27 +278,21 @@ def edit(
     value_file: Annotated[Path | None, typer.Option(help="A file with the new value, byte for byte.", exists=True, dir_okay=False)] = None,
     null_value: Annotated[bool, typer.Option("--null-value", help="Set the value to null (a tombstone).")] = False,
     key: Annotated[str | None, typer.Option(help="The new key, as text.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="A file with the new key, byte for byte.", exists=True, dir_okay=False)] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=TEXT", help="Replace all headers. Repeatable.")] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", help="A file of edited `export` lines with the new payloads.", exists=True)
     ] = None,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Edit failed records. The original is kept. `tidemark redrive` tries them again."""
-    from tidemark.retry.admin import edit as edit_record
-    from tidemark.retry.admin import parse_edit
-
     values = [option for option in (value, value_file, null_value or None) if option is not None]
-    keys = [option for option in (key, key_file) if option is not None]
     if (number is None) == (from_ is None):
         raise typer.BadParameter("give a record number or --from FILE, not both")
-    if len(values) > 1 or len(keys) > 1:
-        raise typer.BadParameter("give at most one new value and one new key")
-    if from_ is None and not (values or keys or header):
-        raise typer.BadParameter("give what to change: --value, --value-file, --null-value, --key, --key-file or --header")
-    if from_ is not None and (values or keys or header):
+    if len(values) > 1:
+        raise typer.BadParameter("give at most one new value")
+    changes = bool(values) or key is not None
+    if from_ is None and not changes:
+        raise typer.BadParameter("give what to change: --value, --value-file, --null-value or --key; or edit all of it with --from")
+    if from_ is not None and changes:
         raise typer.BadParameter("--from contains the new payloads; omit the other options")
 
     def edited(original: Payload) -> Payload:
@@ -369,46 +300,36 @@ def edit(
         if values:
             new_value = None if null_value else value_file.read_bytes() if value_file else (value or "").encode()
             payload = dataclasses.replace(payload, value=new_value)
-        if keys:
-            payload = dataclasses.replace(payload, key=key_file.read_bytes() if key_file else (key or "").encode())
-        if header:
-            payload = dataclasses.replace(payload, headers=_headers(header))
-        return payload
+        return payload if key is None else dataclasses.replace(payload, key=key.encode())
 
     edits: list[tuple[int, Callable[[Payload], Payload]]]
     if from_ is not None:
         lines = [line for line in from_.read_text(encoding="utf-8").splitlines() if line.strip()]
-        edits = [(record_number, _always(payload)) for record_number, payload in map(parse_edit, lines)]
+        edits = [(record_number, lambda _, payload=payload: payload) for record_number, payload in map(parse_edit, lines)]  # type: ignore[misc]
     else:
         assert number is not None
         edits = [(number, edited)]
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
+    with _opened(name) as (connection, spec):
         stored = {
-            record_number: edit_record(connection, spec.group, record_number, change, reason=reason, by=who())
+            record_number: admin.edit(connection, spec.group, record_number, change, reason=reason, by=who())
             for record_number, change in edits
         }
     changed = [record_number for record_number, action in stored.items() if action is not None]
     if output is OutputFormat.JSON:
         print_json({"edited": changed, "actions": [action for action in stored.values() if action is not None]})
     else:
-        stdout.print(f"{len(changed):,} edited, {len(stored) - len(changed):,} unchanged", highlight=False)
+        print_text(f"{len(changed):,} edited, {len(stored) - len(changed):,} unchanged")
 
 
 @app.command()
 def actions(
     name: Name,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of actions.")] = 50,
-    consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """List what operators have done with the consumer's records, newest first."""
-    from tidemark.retry.admin import actions as read
-    from tidemark.retry.filter import Filter
-
-    spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
-        entries = read(connection, spec.group, limit=limit)
+    with _opened(name, Profile.READER) as (connection, spec):
+        entries = admin.actions(connection, spec.group, limit=limit)
     if output is OutputFormat.JSON:
         print_json(entries)
         return
@@ -419,26 +340,7 @@ def actions(
     print_lines(("at (UTC)", "what", "records", "by", "filter, reason"), lines, left=(0, 1, 3))
 
 
-# ---- shared with `redrive`
-
-
-def _always(payload: Payload) -> Callable[[Payload], Payload]:
-    return lambda _: payload
-
-
-def _headers(options: Sequence[str]) -> Headers:
-    headers = []
-    for option in options:
-        name, equals, text = option.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{option!r} is not NAME=TEXT")
-        headers.append((name, text.encode()))
-    return tuple(headers)
-
-
 def _from_hex(text: str) -> bytes:
-    from tidemark.errors import BadInput
-
     try:
         return bytes.fromhex(text)
     except ValueError:
@@ -457,8 +359,6 @@ def _topic_json(existing: ExistingTopic) -> dict[str, Any]:
 
 
 def _delay(existing: ExistingTopic) -> str:
-    from tidemark.text.duration import format_duration
-
     return "-" if not existing.retry_topic.delay else format_duration(existing.retry_topic.delay)
 
 
@@ -471,8 +371,6 @@ def _days(seconds: float) -> str:
 
 
 def _record_json(record: RecordDetails, payload: Payload) -> dict[str, Any]:
-    from tidemark.retry.admin import payload_json
-
     return {
         **record.row,
         **payload_json(payload),
@@ -517,9 +415,9 @@ def _print_record(record: RecordDetails, payload: Payload, as_: As, decoded: Map
     stdout.print(f"record {record.number}", style="bold", highlight=False)
     for label, text in pairs:
         first, *rest = text.splitlines() or [""]
-        stdout.print(f"  {one_line(label):<{width}} {first}", markup=False, highlight=False)
+        print_text(f"  {one_line(label):<{width}} {first}")
         for line in rest:
-            stdout.print(f"  {'':<{width}} {line}", markup=False, highlight=False)
+            print_text(f"  {'':<{width}} {line}")
 
 
 def _bytes_text(value: bytes | None, as_: As) -> str:

@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from tidemark import project
 from tidemark.author.try_records import Trial, TriedRecord, try_latest
-from tidemark.cli.check import small_spark
-from tidemark.cli.common import OutputFormat, print_json, spec_of, stdout
+from tidemark.cli.common import Name, Output, OutputFormat, print_json, print_text
+from tidemark.cli.spark import small_spark
 from tidemark.records.outcome import Disposition
+from tidemark.spec import find_consumer
 from tidemark.text.wording import counted
 from tidemark.values.json_text import json_text
 from tidemark.worker.batches import UNIX_EPOCH
@@ -21,23 +24,19 @@ STYLES = {Disposition.SKIP: "dim", Disposition.RETRY: "yellow", Disposition.FAIL
 SUMS = {Disposition.LOAD: "loaded", Disposition.SKIP: "skipped", Disposition.RETRY: "retried", Disposition.FAIL: "failed"}
 
 
-def show_trial(name: str, count: int, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> None:
-    """Tries the consumer and prints each record with its outcome, oldest first. Raises as `try_latest` does."""
-    spec = spec_of(name, consumers)
+def try_(
+    name: Name,
+    records: Annotated[int, typer.Option(min=1, max=1000, help="Number of records, over all partitions.")] = 20,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Prints each record with its outcome, oldest first. Raises as `try_latest` does."""
+    spec, folders = find_consumer(name), [project.transforms()]
     with small_spark(folders) as spark:
-        trial = try_latest(spec, folders, count, spark)
+        trial = try_latest(spec, folders, records, spark)
     if output is OutputFormat.JSON:
         rows = None if trial.rows is None else [_with_exact_decimals(row) for row in trial.rows]
-        records = [_as_json(tried) for tried in trial.records]
-        print_json(
-            {
-                "consumer": spec.name,
-                "tables": spec.table_names,
-                "records": records,
-                "rows": rows,
-                "notes": trial.notes,
-            }
-        )
+        outcomes = [_as_json(tried) for tried in trial.records]
+        print_json({"consumer": spec.name, "tables": spec.table_names, "records": outcomes, "rows": rows, "notes": trial.notes})
     else:
         _print(trial)
 
@@ -79,8 +78,7 @@ def _disposition(tried: TriedRecord) -> str | None:
 
 
 def _print_line(text: str, style: str) -> None:
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    stdout.print(printable, style=style, markup=False, highlight=False)
+    print_text("".join(char if char.isprintable() else " " for char in text), style=style)
 
 
 def _as_json(tried: TriedRecord) -> dict[str, Any]:

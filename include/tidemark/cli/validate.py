@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
-from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stderr, stdout
+import typer
+
+from tidemark.cli.common import Name, Output, OutputFormat, plain_table, print_json, print_note, print_text, stdout
+from tidemark.cli.servers import connected
 from tidemark.connections import database_url
 from tidemark.profiles import Profile
-from tidemark.quality import Reaction, ValidatedRun, reaction, suite_files, unjudged, validate
+from tidemark.quality import Reaction, ValidatedRun, reaction, suite_files, unjudged
+from tidemark.quality import validate as validate_run
+from tidemark.spec import find_consumer
 
 
-def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bool:
-    """Validates these runs, oldest first, and prints the verdicts. Returns whether all of them pass under the consumer's file.
-
-    A critical verdict never rewinds anything, whatever ``on_failure`` says. Use `tidemark rewind`.
-    """
+def validate(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """A critical verdict never rewinds anything, whatever ``on_failure`` says. Use `tidemark rewind`."""
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
-    spec, url = spec_of(name, consumers), database_url()
+    spec, url = find_consumer(name), database_url()
     with connected(needs=Profile.RUNNER) as connection:
         unjudged_runs = unjudged(connection, spec.group, critical=True)
     for pending in unjudged_runs:
         if pending.running is not None:
             reason = f"the driver of attempt {pending.running} is at work. Validate again when it has ended"
-            stderr.print(f"{pending.run}: not validated, because {reason}.", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            print_note(f"{pending.run}: not validated, because {reason}.", style="yellow")
     suites = suite_files(spec)
     validations = {
-        pending.run: validate(url, pending.run, group=spec.group, suites=suites, upsert=spec.upserts)
+        pending.run: validate_run(url, pending.run, group=spec.group, suites=suites, upsert=spec.upserts)
         for pending in unjudged_runs
         if pending.running is None
     }
@@ -35,7 +36,7 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
             {"group": spec.group, "validations": [{**_run_keys(run), **validation.as_json()} for run, validation in validations.items()]}
         )
     elif not validations:
-        stdout.print(f"{spec.group}: nothing to validate", markup=False, highlight=False)
+        print_text(f"{spec.group}: nothing to validate")
     else:
         deletes = any(validation.counts.deleted for validation in validations.values())
         table = plain_table(f"{spec.group}, validations", "run", "rows", *(["deletes"] * deletes), "failed checks", "verdict")
@@ -47,8 +48,9 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     for validation in validations.values():
         for result in validation.results:
             if not result.success:
-                stderr.print(f"{result.severity}: {result.text}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return all(reaction(validation.verdict, spec.validation) is Reaction.PUBLISH for validation in validations.values())
+                print_note(f"{result.severity}: {result.text}", style="red")
+    if any(reaction(validation.verdict, spec.validation) is not Reaction.PUBLISH for validation in validations.values()):
+        raise typer.Exit(1)
 
 
 def _run_keys(run: ValidatedRun) -> dict[str, object]:

@@ -39,7 +39,7 @@ class LoadedByAnother(Refused):
 
 def append_tables(spec: ConsumerSpec) -> tuple[str, ...]:
     """The tables in which a record can occur only once."""
-    return tuple(sink.table for sink in spec.tables.values() if not sink.key)
+    return tuple(sink.table for sink in spec.sinks.values() if not sink.key)
 
 
 def require_unread(cur: Cursor, group: str, group_id: int, tables: Sequence[str], part: Slice) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from rich.filesize import decimal
+
 from tidemark import migrations, roles
 from tidemark.db import Connection, Cursor, DatabaseUrl, pooled, rows, session, statements, transaction
 from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
@@ -130,7 +132,7 @@ def _profiles(connection: Connection) -> Iterator[Finding]:
 def _retention(connection: Connection) -> Iterator[Finding]:
     keep = default_keep()
     row = _row(connection, "kept", overdue=parse_duration(keep) + OVERDUE)
-    summary = f"{counted(row['archives'], 'archive')} ({_size(row['archive_bytes'])}), failed records {_size(row['failed_bytes'])}"
+    summary = f"{counted(row['archives'], 'archive')} ({decimal(row['archive_bytes'])}), failed records {decimal(row['failed_bytes'])}"
     if row["overdue"]:
         last = row["maintained_at"]
         since = f"last maintained {last:%Y-%m-%d}" if last else "never maintained"
@@ -141,7 +143,7 @@ def _retention(connection: Connection) -> Iterator[Finding]:
 
 
 def _sinks(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
-    for sink in spec.tables.values():
+    for sink in spec.sinks.values():
         yield from _sink(connection, spec, sink)
 
 
@@ -161,14 +163,6 @@ def _sink(connection: Connection, spec: ConsumerSpec, sink: Sink) -> Iterator[Fi
         yield warning(subject, f"this role does not own {sink.table}, so it cannot add columns", fix)
     else:
         yield ok(subject, sink.table)
-
-
-def _size(size: int) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
-            return f"{size} {unit}"
-        size //= 1024
-    return f"{size} TB"
 
 
 def _row(connection: Connection, statement: str, **values: Any) -> dict[str, Any]:

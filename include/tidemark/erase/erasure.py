@@ -164,10 +164,10 @@ def plan(
 
 def _only_sink(spec: ConsumerSpec) -> Sink:
     """Returns the consumer's only sink. Raises `BadInput`."""
-    if len(spec.tables) > 1:
+    if len(spec.sinks) > 1:
         problem = f"{spec.name} loads several tables, and rows can be erased from consumers with one table only"
         raise BadInput(what="consumer", found=problem, fix="Give each table a consumer of its own.")
-    return next(iter(spec.tables.values()))
+    return next(iter(spec.sinks.values()))
 
 
 def apply(

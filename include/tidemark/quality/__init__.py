@@ -32,9 +32,9 @@ Modules::
 from tidemark.quality.announcements import Announcement, announced, unannounced
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation
 from tidemark.quality.expectations import ExpectationError
-from tidemark.quality.suite import BadSuite, check_suite, load_suite, suite_files
+from tidemark.quality.suite import BadSuite, load_suite, suite_files
 from tidemark.quality.validation import Unjudged, unjudged, validate, validate_with_earlier
-from tidemark.quality.verdict import ExpectationResult, Reaction, RunCounts, Severity, ValidatedRun, ValidationReport, Verdict, reaction
+from tidemark.quality.verdict import ExpectationResult, Reaction, Severity, ValidatedRun, ValidationReport, Verdict, reaction
 from tidemark.quality.view import validated_view, validated_view_ddl
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "ExpectationError",
     "ExpectationResult",
     "Reaction",
-    "RunCounts",
     "Severity",
     "Unjudged",
     "ValidatedRun",
@@ -53,7 +52,6 @@ __all__ = [
     "ViolationKind",
     "announced",
     "check_conservation",
-    "check_suite",
     "load_suite",
     "reaction",
     "suite_files",

@@ -10,7 +10,8 @@ from tidemark.db import rows, session, statements, transaction
 from tidemark.offsets.store import require_group
 from tidemark.quality.merged_ranges import by_name, merge_ranges
 from tidemark.quality.validation import loaded_by
-from tidemark.quality.verdict import RunCounts, Verdict
+from tidemark.quality.verdict import Verdict
+from tidemark.records.outcome import RecordCounts
 
 if TYPE_CHECKING:
     from tidemark.db import DatabaseUrl
@@ -26,7 +27,7 @@ class Announcement:
     validation_ids: Sequence[int] = ()
     verdict: Verdict = Verdict.PASSED
     ranges: Mapping[str, list[list[int]]] = field(default_factory=dict)
-    counts: RunCounts = field(default_factory=RunCounts)
+    counts: RecordCounts = field(default_factory=RecordCounts)
 
     def as_json(self) -> dict[str, Any]:
         """``validation_id`` is the newest."""
@@ -52,7 +53,7 @@ def unannounced(connection_url: DatabaseUrl, group: str, verdicts: Collection[Ve
         cursor.execute(SQL["counts"], key)
         (counts,) = rows(cursor)
     worst = max((Verdict(row["verdict"]) for row in validations), key=[*Verdict].index, default=Verdict.PASSED)
-    return Announcement(group, key["validation_ids"], worst, by_name(ranges), RunCounts(**counts))
+    return Announcement(group, key["validation_ids"], worst, by_name(ranges), RecordCounts(**counts))
 
 
 def announced(connection_url: DatabaseUrl, validation_ids: Collection[int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import json
 import os
@@ -22,7 +21,7 @@ from tidemark import project
 from tidemark.errors import Refused
 from tidemark.quality.verdict import Severity
 from tidemark.spec import ConsumerSpec
-from tidemark.text.wording import counted
+from tidemark.text.wording import counted, nearest
 
 UNEXPECTED_ROWS = "unexpected_rows_expectation"
 _SUITE_KEYS = {"name", "expectations", "id", "meta", "notes", "suite_parameters", "evaluation_parameters", "data_asset_type"}
@@ -50,7 +49,7 @@ class Suite:
 def suite_files(spec: ConsumerSpec) -> dict[str, Path | None]:
     """Returns a consumer's tables, each with its suite's file, if it has one."""
     files = {name: project.expectations() / f"{suite}.json" for name, suite in spec.suites.items()}
-    return {sink.table: files.get(name) for name, sink in spec.tables.items()}
+    return {sink.table: files.get(name) for name, sink in spec.sinks.items()}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,13 +64,9 @@ class BadSuite(Refused):
         return "\n".join([*(f"{self.path}: {problem}" for problem in self.problems), f"{count}; the suite was not loaded"])
 
 
-def check_suite(path: Path) -> None:
-    """Raises `BadSuite` unless `load_suite` can read the file. Imports Great Expectations, which takes seconds."""
-    load_suite(path)
-
-
 def load_suite(path: Path) -> Suite:
-    """Reads the suite in a file. Raises `BadSuite` with all mistakes, each with its place in the list.
+    """Reads the suite in a file. Raises `BadSuite` with all mistakes, each with its place in the list. Imports Great Expectations, which
+    takes seconds.
 
     Required: ``expectations``, each with a ``type``. Defaults: ``kwargs`` none, ``severity`` critical, ``name`` the file's name.
     """
@@ -226,5 +221,5 @@ def _has_sql(kind: str) -> bool:
 
 
 def _nearest(name: object, names: set[str]) -> str:
-    near = difflib.get_close_matches(str(name), names, n=1)
-    return f'"{name}"' + (f'; did you mean "{near[0]}"?' if near else "")
+    near = nearest(str(name), sorted(names))
+    return f'"{name}"' + (f'; did you mean "{near}"?' if near else "")

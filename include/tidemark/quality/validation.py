@@ -21,7 +21,8 @@ from tidemark.quality.conservation import Violation, ViolationKind, check_conser
 from tidemark.quality.expectations import Evaluated, ExpectationError, copy_loaded, evaluate, expose
 from tidemark.quality.merged_ranges import MOST_RANGES, by_name, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
-from tidemark.quality.verdict import ExpectationResult, RunCounts, Severity, ValidatedRun, ValidationReport, outcome
+from tidemark.quality.verdict import ExpectationResult, Severity, ValidatedRun, ValidationReport, outcome
+from tidemark.records.outcome import RecordCounts
 from tidemark.sink.table import LINEAGE, read_columns
 from tidemark.text.wording import counted
 
@@ -243,11 +244,11 @@ def _require_sink(cursor: Cursor, table: str) -> None:
         raise BadInput(what=f"sink table {table}", found=f"it lacks {', '.join(missing)}", fix="Compare it with: tidemark sink ddl NAME")
 
 
-def _counts(batches: Sequence[dict[str, Any]]) -> RunCounts:
-    return RunCounts(**{count.name: sum(int(batch[count.name]) for batch in batches) for count in fields(RunCounts)})
+def _counts(batches: Sequence[dict[str, Any]]) -> RecordCounts:
+    return RecordCounts(**{count.name: sum(int(batch[count.name]) for batch in batches) for count in fields(RecordCounts)})
 
 
-def _conservation_result(violations: Sequence[Violation], batches: int, counts: RunCounts) -> ExpectationResult:
+def _conservation_result(violations: Sequence[Violation], batches: int, counts: RecordCounts) -> ExpectationResult:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         text = f"{CONSERVATION}: {violations[0]}{more}"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tidemark.records.outcome import RecordCounts
 from tidemark.spec import OnFailure, Validation
 
 
@@ -63,19 +64,6 @@ class ValidatedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCounts:
-    """Sums over the run's ledger rows: records by outcome, rows in the sink, and deletions among these rows."""
-
-    loaded: int = 0
-    skipped: int = 0
-    retried: int = 0
-    failed: int = 0
-    unaccounted: int = 0
-    sink_rows: int = 0
-    deleted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ExpectationResult:
     """One expectation's result. Number 0 is the conservation check, 1 the first expectation of the suite."""
 
@@ -100,7 +88,8 @@ class ValidationReport:
     suite: str | None = None
     ranges: Mapping[str, list[list[int]]] = field(default_factory=dict)
     """``{"flights/3": [[0, 500]]}``: the judged offsets, ``[start, end)``. For a drain, where its records were first read."""
-    counts: RunCounts = field(default_factory=RunCounts)
+    counts: RecordCounts = field(default_factory=RecordCounts)
+    """Sums over the run's ledger rows."""
     results: tuple[ExpectationResult, ...] = ()
     validation_id: int | None = None
     """The row in ``tidemark.validation``; `None` if the run committed nothing."""

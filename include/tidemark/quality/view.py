@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from tidemark.errors import BadInput
 from tidemark.sink.table import quoted_table
+from tidemark.spec.checks import POSTGRES_NAME_LIMIT
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
 
-POSTGRES_NAME_LIMIT = 63
-"""In bytes. Postgres truncates longer names without an error."""
 SUFFIX = "_validated"
 
 

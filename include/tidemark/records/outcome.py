@@ -63,14 +63,14 @@ class TransformOutput:
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Counts of a slice's offsets by outcome, which add up to its span (I3)."""
+    """Counts of offsets by outcome. Those of a slice add up to its span (I3)."""
 
-    loaded: int
-    skipped: int
-    retried: int
-    failed: int
-    unaccounted: int
-    sink_rows: int
+    loaded: int = 0
+    skipped: int = 0
+    retried: int = 0
+    failed: int = 0
+    unaccounted: int = 0
+    sink_rows: int = 0
     """Written rows, including deleting ones."""
     deleted: int = 0
     """The deleting ones of ``sink_rows``."""

@@ -24,54 +24,36 @@ class BreakerTripped(Refused):
     part: Slice
     judged: int
     failed: int
-    in_a_row: int
-    ratio: float | None
-    consecutive: int | None
+    ratio: float
     commonest: str
 
     def __str__(self) -> str:
-        if self.ratio is None:
-            failures, key = f"{counted(self.in_a_row, 'record')} in a row failed", "consecutive"
-            allowed = str(self.consecutive)
-        else:
-            failures, key = f"{self.failed:,} of {counted(self.judged, 'record')} failed ({self.failed / self.judged:.1%})", "ratio"
-            allowed = f"{self.ratio:g}"
+        failures = f"{self.failed:,} of {counted(self.judged, 'record')} failed ({self.failed / self.judged:.1%})"
         return (
-            f"{self.part}: {failures}, retry.breaker.{key} is {allowed}. Most common error: {self.commonest}. Nothing of this slice was "
-            f"stored and no offset was moved; earlier commits stay. Fix the common cause and run again. If so many failures are expected, "
-            f"raise retry.breaker.{key} for this run, or remove it."
+            f"{self.part}: {failures}, retry.breaker.ratio is {self.ratio:g}. Most common error: {self.commonest}. Nothing of this slice "
+            "was stored and no offset was moved; earlier commits stay. Fix the common cause and run again. If so many failures are "
+            "expected, raise retry.breaker.ratio for this run, or remove retry.breaker."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Limits of failures. ``ratio``: share of a slice's records that may fail, checked only if the slice has at least ``minimum`` records.
-    ``consecutive``: number of records in a row that may fail. `None`: no limit."""
+    """``ratio``: share of a slice's records that may fail, checked only if the slice has at least ``minimum`` records."""
 
-    ratio: float | None
-    consecutive: int | None
+    ratio: float
     minimum: int
 
     @classmethod
     def of(cls, spec: ConsumerSpec) -> Breaker | None:
         config = spec.retry.breaker
-        return None if config is None else cls(config.ratio, config.consecutive, config.minimum)
+        return None if config is None else cls(config.ratio, config.minimum)
 
-    def check(self, part: Slice, counts: RecordCounts, in_a_row: int, rejects: Collection[Reject]) -> None:
-        """Raises `BreakerTripped`. ``in_a_row``: the longest run of consecutive failures."""
+    def check(self, part: Slice, counts: RecordCounts, rejects: Collection[Reject]) -> None:
+        """Raises `BreakerTripped`."""
         failed = counts.retried + counts.failed
         judged = failed + counts.loaded + counts.skipped
-        by_ratio = self.ratio is not None and judged >= self.minimum and failed > self.ratio * judged
-        if not by_ratio and (self.consecutive is None or in_a_row <= self.consecutive):
+        if judged < self.minimum or failed <= self.ratio * judged:
             return
         texts = (f"{reject.error_type}: {reject.error_text.partition(DETAIL)[0]}" for reject in rejects)
         ((commonest, _),) = Counter(text[:300] for text in texts).most_common(1)
-        raise BreakerTripped(
-            part=part,
-            judged=judged,
-            failed=failed,
-            in_a_row=in_a_row,
-            ratio=self.ratio if by_ratio else None,
-            consecutive=self.consecutive,
-            commonest=commonest,
-        )
+        raise BreakerTripped(part=part, judged=judged, failed=failed, ratio=self.ratio, commonest=commonest)

@@ -223,11 +223,11 @@ def _resolve_all(connection: Connection, cluster_of: ClusterOf, request: MoveReq
 def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any]:
     """Returns the state that must not change until the plan is applied: the spec's topics and sink, the sink's columns, the last rewind."""
     columns = []
-    for sink in spec.tables.values():
+    for sink in spec.sinks.values():
         sink_columns = read_columns(cur, sink.table)
         if not sink_columns:
             raise SinkMissing(table=sink.table)
-        prefix = f"{sink.table}." if len(spec.tables) > 1 else ""
+        prefix = f"{sink.table}." if len(spec.sinks) > 1 else ""
         columns += [[f"{prefix}{column.name}", column.type] for column in sink_columns]
     spec_state = {
         "group": spec.group,
@@ -247,7 +247,7 @@ def _sinks_of(spec: ConsumerSpec) -> dict[str, Any]:
             "key": list(sink.key),
             **({"deletes": sink.deletes.value} if sink.deletes is not Deletes.REFUSE else {}),
         }
-        for sink in spec.tables.values()
+        for sink in spec.sinks.values()
     ]
     if len(sinks) == 1:
         return sinks[0]

@@ -175,7 +175,7 @@ def _commit_slice(
         counts, held = tally.counts(), tally.held()
         if target.breaker is not None:
             failures = [reject for reject in tally.rejects.values() if reject.disposition is not Disposition.HELD]
-            target.breaker.check(part, replace(counts, retried=counts.retried - held), tally.longest_failure(), failures)
+            target.breaker.check(part, replace(counts, retried=counts.retried - held), failures)
         if order is not None:
             order.check(part, held)
         reached(Step.COPY_FAILED, part)

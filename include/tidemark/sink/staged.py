@@ -484,12 +484,8 @@ def _account(cur: Cursor, parts: Sequence[Slice], table: str, staged: Sequence[S
 
 
 def _check_breaker(cur: Cursor, breaker: Breaker, part: Slice, table: str, staged: Sequence[Staged], counts: Mapping[str, int]) -> None:
-    if not counts.get("retried", 0) + counts.get("failed", 0):
-        return
-    span = _of_span(part, range(part.start, part.end))
-    cur.execute(SQL["in_a_row"].format(table=table, heard=_reported_tries(staged), span=span))
-    (in_a_row,) = cur.fetchone() or (0,)
-    breaker.check(part, RecordCounts(**counts, unaccounted=0), in_a_row, _rejects(cur, part, table, staged).values())
+    if counts.get("retried", 0) + counts.get("failed", 0):
+        breaker.check(part, RecordCounts(**counts, unaccounted=0), _rejects(cur, part, table, staged).values())
 
 
 def _rejects(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[int, Reject]:

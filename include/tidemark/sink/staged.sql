@@ -63,15 +63,6 @@ SELECT topic.name, kafka_partition, min(kafka_offset) FROM {source} AS source JO
 -- name: fail_span
 UPDATE {table} SET disposition = %(disposition)s, error = %(error)s WHERE {span};
 
--- name: in_a_row
--- The longest run of failed records, with no loaded or skipped record between them.
-WITH record AS (
-    SELECT kafka_offset, min(disposition) IN ('retry', 'fail') AS failed FROM {table} WHERE {heard} AND {span} GROUP BY kafka_offset
-), run AS (
-    SELECT failed, row_number() OVER (ORDER BY kafka_offset) - row_number() OVER (PARTITION BY failed ORDER BY kafka_offset) AS run FROM record
-)
-SELECT coalesce(max(records), 0) FROM (SELECT count(*) AS records FROM run WHERE failed GROUP BY run) runs;
-
 -- name: strangers
 -- A row of a record that was not retried.
 SELECT kafka_offset FROM {table}

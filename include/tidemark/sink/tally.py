@@ -210,14 +210,6 @@ class Tally:
         """Counts the retried records that are held because an earlier record of their key is waiting."""
         return int((self._dispositions == Disposition.HELD).sum())
 
-    def longest_failure(self) -> int:
-        """Returns the longest run of failed records, without a loaded or skipped one between them. Ignores held records."""
-        import numpy as np
-
-        failed = self._dispositions[(self._dispositions != 0) & (self._dispositions != Disposition.HELD)] >= Disposition.RETRY
-        ends = np.flatnonzero(np.diff(np.concatenate(([0], failed.view(np.int8), [0]))))
-        return int((ends[1::2] - ends[::2]).max(initial=0))
-
     def _without_invalid_deletes(self, output: TransformOutput, layout: Layout) -> TransformOutput:
         """Fails the records with an invalid delete, and returns the output without them."""
         while (rows := output.rows.get(layout.sink)) is not None and DELETED in rows.schema.names:

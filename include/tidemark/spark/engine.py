@@ -126,7 +126,7 @@ class SparkEngine:
     def layouts(self, connection: Connection) -> tuple[Layout, ...]:
         with lost_jvm():
             schema = self._decoding.input_schema()
-            return layouts_of(self._transform, self._spec.tables, connection, partial(output_schema, self._spark), schema)
+            return layouts_of(self._transform, self._spec.sinks, connection, partial(output_schema, self._spark), schema)
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self._connections = self._configured.read()

@@ -50,6 +50,14 @@ class InvalidValue(PydanticCustomError):
     def __new__(cls, clause: str, fix: str) -> InvalidValue:
         return super().__new__(cls, "invalid_value", "refused", {"clause": clause, "fix": fix})
 
+    @property
+    def clause(self) -> str:
+        return str((self.context or {})["clause"])
+
+    @property
+    def fix(self) -> str:
+        return str((self.context or {})["fix"])
+
 
 def consumer_name(name: str) -> str:
     if not _KAFKA_NAME.fullmatch(name):

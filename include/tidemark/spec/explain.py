@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tidemark.spec import model
-from tidemark.spec.problem import MAX_PROBLEMS, SECRET, KeyPath, Problem, key_text
+from tidemark.spec.problem import MAX_PROBLEMS, SECRET, KeyPath, Problem, key_text, value_at
 from tidemark.spec.source import Places
 from tidemark.text.wording import nearest, quoted
 
@@ -63,7 +63,6 @@ _TEXTS: dict[str, tuple[str, str]] = {
     "retry.per_second": ("is not a number of records", "write a whole number, 1 or more, or null for no limit"),
     "retry.breaker": ("is not a mapping", "write {ratio: 0.5}, or remove the key"),
     "retry.breaker.ratio": ("is not a ratio", "write a number from 0 to below 1: 0.5"),
-    "retry.breaker.consecutive": ("is not a number of records", "write a whole number, 1 or more"),
     "retry.breaker.minimum": ("is not a number of records", "write a whole number, 1 or more"),
     "retry.order": ("is not an order", "write key or none"),
     "retry.max_held": ("is not a number of records", "write a whole number, 1 or more"),
@@ -118,13 +117,14 @@ _TEXTS: dict[str, tuple[str, str]] = {
 }
 _REQUIRED = {
     "sink.table": "name the table: table: schema.table",
+    "retry.breaker.ratio": "write the share of records that may fail: ratio: 0.5",
 }
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], places: Places) -> list[Problem]:
     """Translates Pydantic's errors to problems, at most `MAX_PROBLEMS`. Never shows Pydantic's own messages."""
     errors = error.errors(include_url=False)[:MAX_PROBLEMS]
-    return [_problem(item["type"], item["loc"], item.get("ctx", {}), data, places) for item in errors]
+    return [_problem(item["type"], model.in_file(item["loc"]), item.get("ctx", {}), data, places) for item in errors]
 
 
 def _problem(kind: str, path: KeyPath, context: dict[str, Any], data: Mapping[str, Any], places: Places) -> Problem:
@@ -135,7 +135,7 @@ def _problem(kind: str, path: KeyPath, context: dict[str, Any], data: Mapping[st
         return places.problem(path, f"{key_text(path)} is missing", _REQUIRED[pattern])
     clause, fix = (context["clause"], context["fix"]) if kind == "invalid_value" else _TEXTS[pattern]
     if kind != "invalid_value":
-        fix = _fix_for(pattern, _value(data, path)) or fix
+        fix = _fix_for(pattern, value_at(data, path)) or fix
     value = "" if SECRET.search(key_text(path)) else f": {places.describe(path)}"
     return places.problem(path, f"{key_text(path)} {clause}{value}", fix)
 
@@ -167,8 +167,8 @@ def _keys(above: KeyPath) -> tuple[str, ...]:
     kind: type[BaseModel] | None = model.ConsumerSpec
     for at, part in enumerate(above):
         if at != 1 or above[0] != "sinks":  # the name of a sink
-            kind = _model_of(kind.model_fields[str(part)].annotation) if kind else None
-    return tuple(name for name in kind.model_fields if name not in model.FILLED_IN or kind is not model.ConsumerSpec) if kind else ()
+            kind = _model_of(model.keys_of(kind)[str(part)]) if kind else None
+    return tuple(model.keys_of(kind)) if kind else ()
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
@@ -179,19 +179,12 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _pattern(path: KeyPath) -> str:
-    if path[:2] == ("spark", "conf") and len(path) > 2:
-        return "spark.conf.*"
-    if path[:1] in (("partitions",), ("columns",), ("skip_if",)) and len(path) > 1:
-        return f"{path[0]}.*"
-    if path[:2] == ("validation", "suites") and len(path) > 2:
-        return "validation.suites.*"
-    if path[:1] == ("sinks",) and len(path) > 1:
-        return _pattern(("sink", *path[2:])) if len(path) > 2 else "sinks.*"
-    return "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-
-
-def _value(data: Mapping[str, Any], path: KeyPath) -> Any:
-    value: Any = data
+    """The key in `_TEXTS`."""
+    if path[:1] == ("sinks",) and len(path) > 2:
+        path = ("sink", *path[2:])
+    pattern = ""
     for part in path:
-        value = value[part]
-    return value
+        if f"{pattern}.*" in _TEXTS:
+            return f"{pattern}.*"
+        pattern += "[]" if isinstance(part, int) else f".{part}" if pattern else part
+    return pattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,9 +16,9 @@ from tidemark import project
 from tidemark.errors import BadInput
 from tidemark.spec import checks, rules
 from tidemark.spec.explain import explain, unknown_key
-from tidemark.spec.model import FILLED_IN, ConsumerSpec
+from tidemark.spec.model import FILLED_IN, ConsumerSpec, written_out
 from tidemark.spec.partial import partial_spec
-from tidemark.spec.problem import MAX_PROBLEMS, Problem, SpecInvalid, UnknownConsumer, shown
+from tidemark.spec.problem import MAX_PROBLEMS, KeyPath, Problem, SpecInvalid, UnknownConsumer, shown
 from tidemark.spec.source import Parsed, beginning, read
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,13 @@ class _Loaded:
     group: str | None = None
     spec: ConsumerSpec | None = None
     problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.parsed.places.source.path
+
+    def add(self, path: KeyPath, message: str, fix: str) -> None:
+        self.problems.append(self.parsed.places.problem(path, message, fix))
 
     def error(self) -> SpecInvalid:
         ordered = sorted(self.problems, key=lambda problem: (problem.line, problem.column))
@@ -102,7 +109,7 @@ def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:
     folder = folder or project.consumers()
     selected = _read(folder, lambda candidate: candidate == name)
     if not selected:
-        raise UnknownConsumer(consumer=name, folder=folder, known=tuple(consumer_names(folder)))
+        raise UnknownConsumer(consumer=name, folder=folder, existing=tuple(consumer_names(folder)))
     if selected[0].spec is None or selected[0].problems:
         raise selected[0].error()
     return selected[0].spec
@@ -139,32 +146,27 @@ def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
 
 def _cross_check(loaded: list[_Loaded]) -> None:
     """Adds problems between files: the same name, the same group, or retry topics that collide in Kafka."""
-    names: defaultdict[str, list[_Loaded]] = defaultdict(list)
-    groups: defaultdict[str, list[_Loaded]] = defaultdict(list)
+    for file, others in _conflicts(loaded, lambda file: file.name, lambda file: file.path.name):
+        file.add((), f'the consumer "{file.name}" is also declared in {others}', "rename one file")
+    for file, others in _conflicts(loaded, lambda file: file.group, lambda file: file.name):
+        file.add(("group",), f'the group "{file.group}" is also claimed by {others}', "give each consumer its own group")
+    with_retries = [file for file in loaded if file.spec is not None and file.spec.retry.delays]
+    for file, others in _conflicts(with_retries, lambda file: (file.group or "").replace(".", "_"), lambda file: file.group):
+        message = f'the retry topics of group "{file.group}" and of that in {others} have the same names but for "." and "_"'
+        file.add(("group",), message, "rename one group: Kafka does not create topics whose names differ only in these")
+
+
+def _conflicts(
+    loaded: Iterable[_Loaded], shared: Callable[[_Loaded], str | None], own: Callable[[_Loaded], str | None]
+) -> Iterator[tuple[_Loaded, str]]:
+    """The files that share one value but differ in the other, each with the names of the others."""
+    by_value: defaultdict[str, list[_Loaded]] = defaultdict(list)
     for file in loaded:
-        names[file.name].append(file)
-        if file.group is not None:
-            groups[file.group].append(file)
-    for same in names.values():
-        for file in same if len(same) > 1 else ():
-            others = _other_files(same, file)
-            message = f'the consumer "{file.name}" is also declared in {others}'
-            file.problems.append(file.parsed.places.problem((), message, "rename one file"))
-    for group, same in groups.items():
-        for file in same if len({each.name for each in same}) > 1 else ():
-            others = _other_files(same, file)
-            fix = "give each consumer its own group"
-            file.problems.append(file.parsed.places.problem(("group",), f'the group "{group}" is also claimed by {others}', fix))
-    alike: defaultdict[str, list[_Loaded]] = defaultdict(list)
-    for file in loaded:
-        if file.spec is not None and file.spec.retry.delays:
-            alike[file.spec.group.replace(".", "_")].append(file)
-    for same in alike.values():
-        for file in same if len({each.group for each in same}) > 1 else ():
-            others = _other_files(same, file)
-            message = f'the retry topics of group "{file.group}" and of that in {others} have the same names but for "." and "_"'
-            fix = "rename one group: Kafka does not create topics whose names differ only in these"
-            file.problems.append(file.parsed.places.problem(("group",), message, fix))
+        if (value := shared(file)) is not None:
+            by_value[value].append(file)
+    for same in by_value.values():
+        if len({own(file) for file in same}) > 1:
+            yield from ((file, ", ".join(other.path.name for other in same if other is not file)) for file in same)
 
 
 def _load(path: Path) -> _Loaded:
@@ -173,8 +175,7 @@ def _load(path: Path) -> _Loaded:
     try:
         checks.consumer_name(path.stem)
     except checks.InvalidValue as error:
-        context = error.context or {}
-        loaded.problems.append(parsed.places.problem_at(0, 0, 0, "", f'"{path.stem}" {context["clause"]}', context["fix"]))
+        loaded.problems.append(parsed.places.problem_at(0, 0, 0, "", f'"{path.stem}" {error.clause}', error.fix))
     if parsed.data is not None:
         try:
             _validate(loaded, parsed.data)
@@ -192,7 +193,7 @@ def _validate(loaded: _Loaded, data: Mapping[str, object]) -> None:
     loaded.problems += [unknown_key((key,), places) for key in FILLED_IN if key in data]
     findings = islice(rules.findings({"group": loaded.name, **data}), MAX_PROBLEMS)
     loaded.problems += [places.problem(finding.path, finding.message, finding.fix, at_key=finding.at_key) for finding in findings]
-    values = {"group": loaded.name, **data, "name": loaded.name, "source": places.source}
+    values = {"group": loaded.name, **written_out(data), "name": loaded.name, "source": places.source}
     loaded.group = values["group"] if isinstance(values["group"], str) else None
     try:
         spec = ConsumerSpec.model_validate(values)
@@ -202,7 +203,3 @@ def _validate(loaded: _Loaded, data: Mapping[str, object]) -> None:
         loaded.problems += [problem for problem in explained if (problem.key, problem.line, problem.column) not in refused]
     else:
         loaded.spec = None if loaded.problems else spec
-
-
-def _other_files(files: list[_Loaded], file: _Loaded) -> str:
-    return ", ".join(other.parsed.places.source.path.name for other in files if other is not file)

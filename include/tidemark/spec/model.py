@@ -1,13 +1,15 @@
 """The keys of a consumer's file, with their types and defaults, as frozen values.
 
 Checks of single values are attached to their types here. Rules that span several keys are in `rules`, messages for wrong types in
-`explain`.
+`explain`. The keys ``sink`` and ``suite``, for a consumer with one table, are entries of the mappings ``sinks`` and ``suites`` here
+(`SHORT_FORMS`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -23,30 +25,25 @@ from tidemark.spec.source import Source
 
 
 class SinkMode(StrEnum):
+    """See `Sink.mode`."""
+
     APPEND = "append"
-    """Each batch adds rows."""
     UPSERT = "upsert"
-    """The last record of a key wins."""
 
 
 class Deletes(StrEnum):
-    """The effect of a deleting record in an upsert sink."""
+    """See `Sink.deletes`."""
 
     REFUSE = "refuse"
-    """The record fails."""
     HARD = "hard"
-    """The row is removed."""
     SOFT = "soft"
-    """The row stays, with ``kafka_deleted`` set."""
 
 
 class Evolve(StrEnum):
-    """The reaction of a run to missing columns in the table."""
+    """See `Sink.evolve`."""
 
     NONE = "none"
-    """The run is refused."""
     ADD = "add"
-    """The run adds the columns."""
 
 
 class OffsetReset(StrEnum):
@@ -61,10 +58,10 @@ class OffsetReset(StrEnum):
 
 
 class RunMode(StrEnum):
+    """See `ConsumerSpec.run`."""
+
     BOUNDED = "bounded"
-    """Read up to the end offsets seen at the start, then end."""
     CONTINUOUS = "continuous"
-    """Keep reading for a fixed time, then until the next run has taken over."""
 
 
 class Envelope(StrEnum):
@@ -75,26 +72,22 @@ class Envelope(StrEnum):
 
 
 class RetryOrder(StrEnum):
-    """The order in which records are tried again."""
+    """See `RetrySettings.order`."""
 
     NONE = "none"
     KEY = "key"
-    """While a record waits, later records of its key are held."""
 
 
 class OnFailure(StrEnum):
-    """The reaction to a failed critical expectation."""
+    """See `Validation.on_failure`."""
 
     BLOCK = "block"
-    """Nothing is published; the rows stay, and the validated offset stops before them."""
     REPORT = "report"
-    """The failure is reported, and the asset event is published anyway."""
     REWIND = "rewind"
-    """As ``block``, and the run is rewound, including its rows, so that the next run reads it again. Happens only once."""
 
 
 class Approval(StrEnum):
-    """Whether a rewind planned in Airflow needs a person's approval."""
+    """See `RewindSettings.approval`."""
 
     REQUIRED = "required"
     NONE = "none"
@@ -200,12 +193,10 @@ class ConnectionIds(_Part):
 
 
 class BreakerSettings(_Part):
-    """Limits on failures in a slice. A slice that exceeds one is abandoned, and nothing of it is stored."""
+    """A limit on failures in a slice. A slice that exceeds it is abandoned, and nothing of it is stored."""
 
-    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, Field(ge=0, lt=1)]
     """Maximum share of a slice's records that may be handed to retry or failed."""
-    consecutive: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of such records in a row."""
     minimum: Annotated[int, Field(ge=1)] = 100
     """``ratio`` does not apply to slices with fewer records."""
 
@@ -252,31 +243,12 @@ class Batch(_Part):
 class Validation(_Part):
     """Validation with Great Expectations. If omitted, only the conservation check runs."""
 
-    suite: Annotated[Annotated[str, AfterValidator(checks.suite_name)] | None, _NOT_NULL] = None
-    """The suite's file in ``include/expectations``, without its extension. Required with ``sink``."""
     suites: Mapping[str, Annotated[str, AfterValidator(checks.suite_name)]] = Field(default_factory=dict)
     """With ``sinks``: the suite of each sink. Sinks without a suite pass."""
     on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.BLOCK
-    """The reaction to a failed critical expectation. ``block``: nothing is published. ``report``: the asset event is published anyway.
-    ``rewind``: as ``block``, and the run is rewound once, so that the next run reads it again."""
-
-
-def _approval(value: object) -> object:
-    if value not in tuple(Approval):
-        raise checks.InvalidValue("is not an approval setting", "write required or none")
-    return value
-
-
-def _boolean(value: object) -> object:
-    if not isinstance(value, bool):
-        raise checks.InvalidValue("is not true or false", "write true or false")
-    return value
-
-
-def _mapping(value: object) -> object:
-    if not isinstance(value, Mapping | BaseModel):
-        raise checks.InvalidValue("is not a mapping", "write {approval: required}, or remove the key")
-    return value
+    """The reaction to a failed critical expectation. ``block``: nothing is published; the rows stay, and the validated offset stops
+    before them. ``report``: the asset event is published anyway. ``rewind``: as ``block``, and the run is rewound once, including its rows,
+    so that the next run reads it again."""
 
 
 class Objectives(_Part):
@@ -293,9 +265,9 @@ class Objectives(_Part):
 class RewindSettings(_Part):
     """Approval of rewinds in Airflow."""
 
-    approval: Annotated[Approval, Field(strict=False), BeforeValidator(_approval)] = Approval.REQUIRED
+    approval: Annotated[Approval, Field(strict=False)] = Approval.REQUIRED
     """Whether a person must approve a rewind planned in Airflow."""
-    own: Annotated[bool, BeforeValidator(_boolean)] = True
+    own: bool = True
     """Whether the requester of a rewind may approve it."""
 
 
@@ -333,9 +305,6 @@ class SparkSettings(_Part):
     shared: bool = True
     """Whether small runs that Airflow starts share one Spark application. A consumer with settings in ``conf`` always has its own."""
 
-    def __hash__(self) -> int:
-        return hash((frozenset(self.conf.items()), self.shared))
-
 
 class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(checks.partition_numbers)]]]):
     """The partitions of each topic that a consumer reads, ignoring all others."""
@@ -345,9 +314,6 @@ class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(c
     @property
     def scope(self) -> Scope:
         return Scope(tuple(Item(topic, numbers) for topic, numbers in self.root.items()))
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self.root.items()))
 
 
 class ConsumerSpec(_Part):
@@ -385,8 +351,6 @@ class ConsumerSpec(_Part):
     flatten: Annotated[Text | None, _NOT_NULL] = None
     """Without ``transform``: fields of nested records become columns, with this text between the names. None: a nested record becomes one
     JSON column."""
-    sink: Annotated[Sink | None, _NOT_NULL] = None
-    """Exactly one of this and ``sinks`` is required."""
     sinks: Mapping[str, Sink] = Field(default_factory=dict)
     """Several tables, by the transform's names for them. A batch loads them in this order, in one transaction."""
     mirror: bool = False
@@ -415,30 +379,25 @@ class ConsumerSpec(_Part):
     validation: Annotated[Validation | None, _NOT_NULL] = None
     slo: Annotated[Objectives | None, _NOT_NULL] = None
     """Objectives that the DAG ``watch`` checks. None: it does not check the consumer."""
-    rewind: Annotated[RewindSettings, BeforeValidator(_mapping)] = RewindSettings()
+    rewind: RewindSettings = RewindSettings()
     access: Annotated[Access | None, _NOT_NULL] = None
     """None: Airflow's permissions apply, until another consumer has this key; then administrators only."""
     airflow: AirflowSettings = AirflowSettings()
     spark: SparkSettings = SparkSettings()
 
     @property
-    def tables(self) -> Mapping[str, Sink]:
-        """The sinks by name, in load order. The sink of a consumer with ``sink`` has the name `ONLY`."""
-        return self.sinks or ({} if self.sink is None else {ONLY: self.sink})
-
-    @property
     def table_names(self) -> tuple[str, ...]:
-        return tuple(sink.table for sink in self.tables.values())
+        return tuple(sink.table for sink in self.sinks.values())
 
     @property
     def evolving(self) -> tuple[str, ...]:
         """The tables to which runs may add columns."""
-        return tuple(sink.table for sink in self.tables.values() if sink.evolve is Evolve.ADD)
+        return tuple(sink.table for sink in self.sinks.values() if sink.evolve is Evolve.ADD)
 
     @property
     def keys(self) -> Mapping[str, tuple[str, ...]]:
         """The key columns of each table, in load order; none for an append sink."""
-        return {sink.table: sink.key for sink in self.tables.values()}
+        return {sink.table: sink.key for sink in self.sinks.values()}
 
     @property
     def shown_tables(self) -> str:
@@ -448,14 +407,12 @@ class ConsumerSpec(_Part):
     @property
     def upserts(self) -> bool:
         """Whether a later record may replace a row in one of the tables."""
-        return any(sink.key for sink in self.tables.values())
+        return any(sink.key for sink in self.sinks.values())
 
     @property
     def suites(self) -> Mapping[str, str]:
         """The suite of each sink that has one."""
-        if self.validation is None:
-            return {}
-        return self.validation.suites if self.validation.suite is None else {ONLY: self.validation.suite}
+        return {} if self.validation is None else self.validation.suites
 
     @property
     def fixed(self) -> Scope:
@@ -471,8 +428,8 @@ class ConsumerSpec(_Part):
         return by_name and self.fixed.covers(partition)
 
     def problem(self, path: KeyPath, message: str, fix: str) -> Problem:
-        """A problem detected after loading, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
-        return self.source.problem(path, message, fix)
+        """A problem detected after loading, at the value of ``path`` in the model: ``spec.problem(("topics", 1), ...)``."""
+        return self.source.problem(in_file(path), message, fix)
 
     def invalid(self, *problems: Problem) -> SpecInvalid:
         """The error that reports these problems of this consumer."""
@@ -481,3 +438,59 @@ class ConsumerSpec(_Part):
 
 FILLED_IN = ("name", "source", "only")
 """Fields of `ConsumerSpec` that are not keys of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShortForm:
+    """A key of the file for a consumer with one table. The model has its value in the mapping ``several``, under the name `ONLY`."""
+
+    key: str
+    several: str
+    type: Any
+    meaning: str
+
+
+SHORT_FORMS: Mapping[type[BaseModel], ShortForm] = {
+    ConsumerSpec: ShortForm("sink", "sinks", Sink, "The table, if there is only one. Exactly one of this and ``sinks`` is required."),
+    Validation: ShortForm(
+        "suite", "suites", str, "The suite's file in ``include/expectations``, without its extension. Required with ``sink``."
+    ),
+}
+
+
+def keys_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The keys of a mapping in the file, with their types."""
+    keys: dict[str, Any] = {}
+    short = SHORT_FORMS.get(kind)
+    for name, key_field in kind.model_fields.items():
+        if short is not None and name == short.several:
+            keys[short.key] = short.type
+        if kind is not ConsumerSpec or name not in FILLED_IN:
+            keys[name] = key_field.annotation
+    return keys
+
+
+def written_out(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a file as fields of the model: without short forms."""
+    fields = _written_out(data, SHORT_FORMS[ConsumerSpec])
+    if isinstance(validation := data.get("validation"), Mapping):
+        fields["validation"] = _written_out(validation, SHORT_FORMS[Validation])
+    return fields
+
+
+def _written_out(keys: Mapping[str, Any], short: ShortForm) -> dict[str, Any]:
+    fields = {name: value for name, value in keys.items() if name != short.key}
+    several = fields.get(short.several, {})
+    if short.key in keys and isinstance(several, Mapping):
+        fields[short.several] = {ONLY: keys[short.key], **several}
+    return fields
+
+
+def in_file(path: KeyPath) -> KeyPath:
+    """Where the file has the value at this path of the model."""
+    match path:
+        case ("sinks", "", *rest):
+            return ("sink", *rest)
+        case ("validation", "suites", ""):
+            return ("validation", "suite")
+    return path

@@ -9,14 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tidemark.records.outcome import ONLY
 from tidemark.spec import checks
-from tidemark.spec.model import ConsumerSpec
+from tidemark.spec.model import ConsumerSpec, written_out
 from tidemark.spec.source import Parsed, Source, parse, read
 
 UNKNOWN = "unknown"
 UNKNOWN_TABLE = f"public.{UNKNOWN}"
 """The sink of a partial spec whose file has no valid sink."""
-_REQUIRED: Mapping[str, Any] = {"transform": f"{UNKNOWN}:{UNKNOWN}", "sink": {"table": UNKNOWN_TABLE}}
+_REQUIRED: Mapping[str, Any] = {"transform": f"{UNKNOWN}:{UNKNOWN}", "sinks": {ONLY: {"table": UNKNOWN_TABLE}}}
 _TOP_LEVEL_KEY = re.compile(r"^(?=[\w\"'])", re.MULTILINE)
 
 
@@ -34,12 +35,14 @@ def partial_spec(path: Path) -> ConsumerSpec:
 
 
 def _partial(path: Path, parsed: Parsed) -> ConsumerSpec:
-    data = dict(_blocks(parsed) if parsed.data is None else parsed.data)
+    data = written_out(dict(_blocks(parsed)) if parsed.data is None else parsed.data)
     try:
         group = checks.group_id(path.stem)
     except checks.InvalidValue:
         group = UNKNOWN
     while True:
+        if not data.get("sinks"):
+            data["sinks"] = _REQUIRED["sinks"]
         try:
             return ConsumerSpec.model_validate({"group": group, **_REQUIRED, **data, "name": path.stem, "source": parsed.places.source})
         except ValidationError as error:

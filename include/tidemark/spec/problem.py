@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tidemark import project
 from tidemark.errors import Refused
@@ -79,13 +81,13 @@ class UnknownConsumer(Refused):
 
     consumer: str
     folder: Path
-    known: tuple[str, ...]
+    existing: tuple[str, ...]
 
     def __str__(self) -> str:
-        near = nearest(self.consumer, self.known)
+        near = nearest(self.consumer, self.existing)
         hint = f'; did you mean "{near}"?' if near else "."
-        exist = f"It has: {', '.join(self.known)}." if self.known else "It has no consumer yet."
-        return f'there is no consumer "{self.consumer}" in {shown(self.folder)}{hint} {exist}'
+        names = f"It has: {', '.join(self.existing)}." if self.existing else "It has no consumer yet."
+        return f'there is no consumer "{self.consumer}" in {shown(self.folder)}{hint} {names}'
 
 
 def key_text(path: KeyPath) -> str:
@@ -99,6 +101,18 @@ def key_text(path: KeyPath) -> str:
         else:
             text += f"[{quoted(part)}]"
     return text
+
+
+def value_at(data: Any, path: KeyPath) -> Any:
+    """The value at a path in the file's data; None if there is none."""
+    for part in path:
+        if isinstance(data, Mapping):
+            data = data.get(part)
+        elif isinstance(data, tuple) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            return None
+    return data
 
 
 def masked(line: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from tidemark.errors import BadInput
 from tidemark.spec import checks
 from tidemark.spec.checks import KAFKA_NAME_LIMIT
-from tidemark.spec.problem import SECRET, KeyPath, key_text
+from tidemark.spec.problem import SECRET, KeyPath, key_text, value_at
 from tidemark.spec.retry_topics import failed_topic, is_own, now_topic, retry_topic
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import nearest, quoted
@@ -103,10 +103,9 @@ def _sinks(data: Mapping[str, Any]) -> Iterator[Breach]:
         try:
             checks.sink_name(str(name))
         except checks.InvalidValue as error:
-            context = error.context or {}
-            yield Breach(("sinks", name), f"{quoted(str(name))} {context['clause']}", context["fix"], at_key=True)
+            yield Breach(("sinks", name), f"{quoted(str(name))} {error.clause}", error.fix, at_key=True)
         yield from _sink(data, ("sinks", name))
-        table = _at(data, ("sinks", name, "table"))
+        table = value_at(data, ("sinks", name, "table"))
         if isinstance(table, str):
             full = table if "." in table else f"public.{table}"
             if (other := tables.setdefault(full, name)) != name:
@@ -115,7 +114,7 @@ def _sinks(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 
 def _sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Breach]:
-    sink, name = _at(data, path), key_text(path)
+    sink, name = value_at(data, path), key_text(path)
     if not isinstance(sink, Mapping):
         return
     upsert = sink.get("mode") == "upsert"
@@ -125,12 +124,12 @@ def _sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Breach]:
     if not upsert and "key" in sink and sink.get("mode", "append") == "append":
         yield Breach((*path, "key"), f"{name}.key has no use in an append sink", "remove the key", at_key=True)
     deletes = sink.get("deletes", "refuse") != "refuse"
-    if upsert and deletes and "transform" not in data and _at(data, ("format", "key")) in (None, "bytes"):
+    if upsert and deletes and "transform" not in data and value_at(data, ("format", "key")) in (None, "bytes"):
         fix = "say what the keys are, for example: format: {key: string}"
         yield Breach((*path, "deletes"), f"{name}.deletes needs format.key, because a record without a value has nothing but its key", fix)
     if not upsert and deletes:
         yield Breach((*path, "deletes"), f"{name}.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
-    value = _at(data, ("format", "value"))
+    value = value_at(data, ("format", "value"))
     if sink.get("evolve") == "add" and "transform" not in data and value in _STRUCTURED and value not in _SCHEMA_SUFFIXES:
         fix = "remove the key, and add columns with ALTER TABLE"
         yield Breach((*path, "evolve"), f"{name}.evolve needs a schema, and {value} is read without one", fix)
@@ -172,7 +171,7 @@ def _run_mode(data: Mapping[str, Any]) -> Iterator[Breach]:
     if "schedule" in data:
         fix = "remove the key, and set the length of each run with run_for"
         yield Breach(("schedule",), "schedule has no use with run: continuous, where one run follows the other", fix, at_key=True)
-    limit, run_for = _length(_at(data, ("airflow", "execution_timeout"))), _length(data.get("run_for", "15m"))
+    limit, run_for = _length(value_at(data, ("airflow", "execution_timeout"))), _length(data.get("run_for", "15m"))
     if limit and run_for and limit < run_for + HANDOVER:
         where = ("airflow", "execution_timeout")
         fix = f"write {format_duration(run_for + HANDOVER)} or more, or a shorter run_for"
@@ -204,7 +203,7 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Breach]:
         ("airflow", "tags"),
     )
     for path in lists:
-        entries = _at(data, path)
+        entries = value_at(data, path)
         if not isinstance(entries, tuple):
             continue
         for index, entry in enumerate(entries):
@@ -214,23 +213,17 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 
 def _retries(data: Mapping[str, Any]) -> Iterator[Breach]:
-    delays = _at(data, ("retry", "delays"))
+    delays = value_at(data, ("retry", "delays"))
     lengths = [_length(delay) for delay in delays] if isinstance(delays, tuple) else []
     valid = [length for length in lengths if length is not None]
     for key in ("budget", "per_second", "order", "topics"):
-        if _at(data, ("retry", key)) is not None and not delays:
+        if value_at(data, ("retry", key)) is not None and not delays:
             message = f"retry.{key} has no use without retry.delays"
             yield Breach(("retry", key), message, "write delays: [5m, 30m, 1h], or remove the key", at_key=True)
-    budget = _length(_at(data, ("retry", "budget")))
+    budget = _length(value_at(data, ("retry", "budget")))
     if budget and valid and budget < valid[0]:
         fix = f"write {format_duration(sum(valid, timedelta()))} for the whole ladder, or more than the first delay"
         yield Breach(("retry", "budget"), "retry.budget is shorter than the first delay, so nothing would be tried again", fix)
-    breaker = _at(data, ("retry", "breaker"))
-    if isinstance(breaker, Mapping):
-        if "ratio" not in breaker and "consecutive" not in breaker:
-            yield Breach(("retry", "breaker"), "retry.breaker has neither ratio nor consecutive", "write {ratio: 0.5}, or remove the key")
-        if "minimum" in breaker and "ratio" not in breaker:
-            yield Breach(("retry", "breaker", "minimum"), "retry.breaker.minimum has no use without a ratio", "remove the key", at_key=True)
     group, topics = data.get("group"), data.get("topics")
     if not isinstance(group, str):
         return
@@ -246,13 +239,13 @@ def _retries(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 
 def _order(data: Mapping[str, Any]) -> Iterator[Breach]:
-    if _at(data, ("retry", "max_held")) is not None and _at(data, ("retry", "order")) != "key":
+    if value_at(data, ("retry", "max_held")) is not None and value_at(data, ("retry", "order")) != "key":
         message = "retry.max_held has no use without retry.order: key"
         yield Breach(("retry", "max_held"), message, "write order: key, or remove the key", at_key=True)
 
 
 def _spark_conf(data: Mapping[str, Any]) -> Iterator[Breach]:
-    conf = _at(data, ("spark", "conf"))
+    conf = value_at(data, ("spark", "conf"))
     for name in conf if isinstance(conf, Mapping) else ():
         path = ("spark", "conf", name)
         if SECRET.search(name):
@@ -262,13 +255,13 @@ def _spark_conf(data: Mapping[str, Any]) -> Iterator[Breach]:
 
 
 def _approval(data: Mapping[str, Any]) -> Iterator[Breach]:
-    if _at(data, ("rewind", "own")) is False and _at(data, ("rewind", "approval")) == "none":
+    if value_at(data, ("rewind", "own")) is False and value_at(data, ("rewind", "approval")) == "none":
         message = "rewind.own: false has no use with rewind.approval: none"
         yield Breach(("rewind", "own"), message, "write approval: required, or remove the key", at_key=True)
 
 
 def _access(data: Mapping[str, Any]) -> Iterator[Breach]:
-    edit, view = _at(data, ("access", "edit")), _at(data, ("access", "view"))
+    edit, view = value_at(data, ("access", "edit")), value_at(data, ("access", "view"))
     if not isinstance(edit, tuple) or not isinstance(view, tuple):
         return
     for index, role in enumerate(view):
@@ -280,15 +273,6 @@ def _objectives(data: Mapping[str, Any]) -> Iterator[Breach]:
     slo = data.get("slo")
     if isinstance(slo, Mapping) and all(value is None for value in slo.values()):
         yield Breach(("slo",), "slo has no objective", "write {lag: 10m}, or remove the key")
-
-
-def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
-    value: Any = data
-    for part in path:
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(str(part))
-    return value
 
 
 def _schema_files(data: Mapping[str, Any]) -> Iterator[Breach]:

@@ -14,9 +14,9 @@ _DROPPED = {"Cc", "Cf", "Cn", "Cs", "Zl", "Zp", "Zs"}
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` most likely means, or None. Compares at most a thousand known names."""
-    by_lower = {candidate.lower(): candidate for candidate in itertools.islice(known, 1000)}
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that ``name`` most likely means, or None. Compares at most a thousand of them."""
+    by_lower = {candidate.lower(): candidate for candidate in itertools.islice(candidates, 1000)}
     match = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.6)
     return by_lower[match[0]] if match else None
 

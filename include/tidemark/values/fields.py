@@ -136,7 +136,7 @@ def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
     """The user's transform, or `Fields` if the consumer has none. Raises what `load_transform` raises."""
     if spec.transform is not None:
         return load_transform(spec, folders)
-    sink = spec.tables[ONLY]
+    sink = spec.sinks[ONLY]
     jsons = {side for side in ("key", "value") if getattr(spec.format, side) in (Encoding.JSON, Encoding.JSON_SCHEMA)}
     changes = spec.format.envelope is Envelope.DEBEZIUM
     if changes and "value" in jsons:

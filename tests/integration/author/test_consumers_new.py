@@ -32,7 +32,7 @@ class Shell:
     def new(self, topic: str, *words: str) -> CompletedProcess[str]:
         return self.call("consumers", "new", topic, "--name", self.scenario.name, "--table", self.scenario.table, *words)
 
-    def made(self, topic: str, *words: str) -> str:
+    def create(self, topic: str, *words: str) -> str:
         """Creates the consumer's files and returns the DDL."""
         done = self.new(topic, *words)
         assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_avro_topic(shell: Shell, registered: Orders) -> None:
     schema = {**ORDER, "fields": [*ORDER["fields"], {"name": "error", "type": "string"}, {"name": "Groesse", "type": "int"}]}
     event = order(1, error="none", Groesse=5)
     shell.scenario.topics.produce(registered.topic, [registered.written(event, schema), None], key="k1")
-    ddl = shell.made(registered.topic)
+    ddl = shell.create(registered.topic)
     assert shell.scenario.spec_file.read_text() == (
         f"topics: [{registered.topic}]\n"
         "format: {value: avro, key: string}\n"
@@ -101,7 +101,7 @@ def test_avro_topic(shell: Shell, registered: Orders) -> None:
 def test_registered_keys(shell: Shell, registered: Orders) -> None:
     """Keys get the format of their registered schema, so that records without a value can delete rows."""
     registered.scenario.topics.produce(registered.topic, [registered.written(order(1))], key=registered.written_key({"id": 1}))
-    ddl = shell.made(registered.topic)
+    ddl = shell.create(registered.topic)
     assert yaml.safe_load(shell.scenario.spec_file.read_text())["format"] == {"value": "avro", "key": "avro"}
     shell.loads(ddl)
 
@@ -118,7 +118,7 @@ def test_json_topic(shell: Shell) -> None:
     more = {"id": None, "Order No": 2, "größe": 3, "100%": "y", "mixed": "two"}
     shell.scenario.topics.produce(topic, [json.dumps(event)], key=b"k1")
     shell.scenario.topics.produce(topic, [None, json.dumps(more)], key=b"\xff", partition=1)
-    done = as_json(shell.made(topic, "--output", "json"))
+    done = as_json(shell.create(topic, "--output", "json"))
     assert done["left_out"] == ["l" * 64, "", 'a"b']
     assert done["files"] == [str(shell.scenario.spec_file), str(shell.expectations / f"{shell.scenario.name}.json")]
     assert yaml.safe_load(shell.scenario.spec_file.read_text()) == {
@@ -149,7 +149,7 @@ def test_json_schema_topic(shell: Shell, registered: Orders) -> None:
     topic = shell.scenario.topics.create()
     schema = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": topic})
     shell.scenario.topics.produce(topic, [framed(registered, topic, Schema(schema, "JSON")) + json.dumps({"id": None}).encode()])
-    shell.loads(shell.made(topic))
+    shell.loads(shell.create(topic))
     spec = yaml.safe_load(shell.scenario.spec_file.read_text())
     assert (spec["format"], "validation" in spec) == ({"value": "json_schema"}, False)
     assert not shell.expectations.exists()
@@ -160,7 +160,7 @@ def test_protobuf_topic(shell: Shell, registered: Orders) -> None:
     topic = shell.scenario.topics.create()
     schema = f'syntax = "proto3"; message Order {{ int64 id = 1; optional string city = 2; }} // {topic}'
     shell.scenario.topics.produce(topic, [framed(registered, topic, Schema(schema, "PROTOBUF")) + b"\0\x08\x05"])
-    shell.loads(shell.made(topic))
+    shell.loads(shell.create(topic))
     assert yaml.safe_load(shell.scenario.spec_file.read_text())["format"] == {"value": "protobuf"}
     assert shell.scenario.rows("id, city") == [(5, None)]
 
@@ -189,17 +189,17 @@ def test_two_topics_of_one_spelling_get_two_tables_or_one_view_of_both(shell: Sh
     for topic in (first, second):
         shell.scenario.topics.produce(topic, ['{"id": 1}'])
     table = f"{shell.scenario.name}_eu"
-    made = [shell.call("consumers", "new", topic) for topic in (first, second)]
-    assert [done.returncode for done in made] == [0, 0]
-    for name, done in zip((table, f"{table}_2"), made, strict=True):
+    created = [shell.call("consumers", "new", topic) for topic in (first, second)]
+    assert [done.returncode for done in created] == [0, 0]
+    for name, done in zip((table, f"{table}_2"), created, strict=True):
         assert f'CREATE TABLE "public"."{name}"' in done.stdout
     file = shell.scenario.folder / "consumers" / f"{second}.yaml"
     file.write_text(file.read_text().replace(f"public.{table}_2", f"public.{table}"))
-    shell.scenario.sql(made[0].stdout)
+    shell.scenario.sql(created[0].stdout)
     hides = f"public.{table}_validated does not show the rows of group {second}: run the statement below"
-    (told,) = json.loads(shell.call("consumers", "check", first, "--output", "json").stdout)
-    assert any(note.startswith(hides) for note in told["notes"])
-    shell.scenario.sql(told["ddl"])
+    (report,) = json.loads(shell.call("consumers", "check", first, "--output", "json").stdout)
+    assert any(note.startswith(hides) for note in report["notes"])
+    shell.scenario.sql(report["ddl"])
     assert hides not in " ".join(shell.call("consumers", "check", first).stdout.split())
 
 
@@ -207,13 +207,13 @@ def test_sample_is_the_latest_records(shell: Shell) -> None:
     topic = shell.scenario.topics.create()
     shell.scenario.topics.produce(topic, ["no json", '{"id": 1}', '{"id": 2}'])
     assert "its values are not all JSON objects" in shell.refused(topic)
-    shell.made(topic, "--sample", "2")
+    shell.create(topic, "--sample", "2")
 
 
 def test_nothing_is_overwritten(shell: Shell) -> None:
     topic = shell.scenario.topics.create()
     shell.scenario.topics.produce(topic, ['{"id": 1}'])
-    shell.made(topic)
+    shell.create(topic)
     assert f"{shell.scenario.name}.json exists already" in shell.refused(topic)
     (shell.expectations / f"{shell.scenario.name}.json").unlink()
     assert f"{shell.scenario.name}.yaml exists already" in shell.refused(topic)
@@ -228,8 +228,8 @@ def test_what_cannot_be_sketched_is_refused_with_a_way_out(shell: Shell, registe
     scenario.topics.produce(topic, [None])
     assert "it has no records with values" in shell.refused(topic)
     scenario.topics.produce(topic, ["[1]"])
-    said = shell.refused(topic)
-    assert said.endswith(
+    error = shell.refused(topic)
+    assert error.endswith(
         "Write a transform that reads it: format: {value: bytes}, or {value: string} for text, and transform: module:function."
     )
     assert f"has no topic {topic}-gone" in shell.refused(f"{topic}-gone")

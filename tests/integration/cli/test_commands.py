@@ -352,11 +352,11 @@ def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_
         scenario.run()
         done = older.result(180)
     assert done.returncode == 1
-    said = " ".join(done.stderr.split())
-    assert f"A newer run of {scenario.name} has taken over." in said
-    assert "There is nothing to do" in said
-    assert "epoch" not in said
-    assert "generation" not in said
+    message = " ".join(done.stderr.split())
+    assert f"A newer run of {scenario.name} has taken over." in message
+    assert "There is nothing to do" in message
+    assert "epoch" not in message
+    assert "generation" not in message
     scenario.check()
 
 
@@ -404,8 +404,8 @@ def test_validate_fills_the_validated_view_outside_airflow(scenario: Scenario, t
         if city == "Ulm":
             continue
         done = tidemark(scenario, "validate", scenario.name, "--output", "json", env=env)
-        told = [(one["verdict"], one["counts"]["sink_rows"]) for one in as_json(done)["validations"]]
-        assert (done.returncode, told) == ((0, [("passed", 1), ("passed", 1)]) if city == "Rom" else (1, [("critical", 1)]))
+        verdicts = [(one["verdict"], one["counts"]["sink_rows"]) for one in as_json(done)["validations"]]
+        assert (done.returncode, verdicts) == ((0, [("passed", 1), ("passed", 1)]) if city == "Rom" else (1, [("critical", 1)]))
         assert scenario.sql(validated) == [("Rom",), ("Ulm",)]
     assert "expect_column_values_to_be_between" in done.stderr
     scenario.sql(f"UPDATE {scenario.table} SET population = 1 WHERE city = 'Bad'")
@@ -432,15 +432,27 @@ def test_unknown_consumer_is_answered_with_the_nearest(scenario: Scenario) -> No
         assert f'did you mean "{scenario.name}"?' in done.stderr
 
 
-@pytest.mark.parametrize("variable", ["TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"])
-def test_address_that_is_not_set_is_named(scenario: Scenario, variable: str) -> None:
-    """The error also names the command that sets all addresses for the embedded stack."""
+NOWHERE = "postgresql://someone:secret@127.0.0.1:9/none"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("TIDEMARK_DATABASE_URL", "", "TIDEMARK_DATABASE_URL: it is not set."),
+        ("TIDEMARK_KAFKA_BOOTSTRAP_SERVERS", "", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS: it is not set."),
+        ("TIDEMARK_DATABASE_URL", NOWHERE, "Postgres is not available"),
+    ],
+)
+def test_server_that_is_not_named_or_not_available(scenario: Scenario, variable: str, value: str, message: str) -> None:
+    """One sentence and no traceback. For an address that is not set, it names the command that sets all of the embedded stack."""
     scenario.write(CITIES, topics="t")
-    for command in ("consume", "offsets"):
-        done = tidemark(scenario, command, scenario.name, env={variable: ""})
+    for command in (("consume",), ("offsets",), *([("consumers", "check")] if value else [])):
+        done = tidemark(scenario, *command, scenario.name, env={variable: value})
         assert done.returncode == 1
-        assert done.stderr.startswith(f"{variable}: it is not set.")
-        assert "tidemark local env" in done.stderr
+        assert message in done.stdout + done.stderr
+        assert value or "tidemark local env" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "secret" not in done.stdout + done.stderr
 
 
 REWIND = ("--reason", "the transform was wrong")
@@ -473,15 +485,3 @@ def test_wrong_usage_ends_with_status_2_and_says_nothing_on_stdout(scenario: Sce
             done = tidemark(scenario, *arguments)
             assert (done.returncode, done.stdout) == (2, "")
             assert "Usage:" in done.stderr
-
-
-def test_outage_is_one_sentence_and_no_traceback(scenario: Scenario) -> None:
-    """The database is not available."""
-    scenario.write(CITIES, topics="t")
-    away = {"TIDEMARK_DATABASE_URL": "postgresql://someone:secret@127.0.0.1:9/none"}
-    for command in (("consume",), ("offsets",), ("consumers", "check")):
-        done = tidemark(scenario, *command, scenario.name, env=away)
-        assert done.returncode == 1
-        assert "Postgres is not available" in done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        assert "secret" not in done.stdout + done.stderr

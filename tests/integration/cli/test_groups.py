@@ -58,8 +58,8 @@ def test_groups_are_listed_described_emptied_and_deleted(team: Scenario) -> None
     wrong = tidemark(team, "groups", "remove-member", group, "dag/task/8")
     assert "Write one of dag/task/7" in wrong.stderr
     assert tidemark(team, "groups", "remove-member", group, "dag/task/7", "--reason", "its host is gone").returncode == 0
-    told = json.loads(tidemark(team, "audit-log", "--group", group, "--output", "json").stdout)
-    (removed,) = [one for one in told if one["kind"] == "MEMBER REMOVED"]
+    output = json.loads(tidemark(team, "audit-log", "--group", group, "--output", "json").stdout)
+    (removed,) = [one for one in output if one["kind"] == "MEMBER REMOVED"]
     assert (removed["claimed_by"], removed["reason"], removed["details"]["instance"]) == (who(), "its host is gone", "dag/task/7")
     assert json.loads(tidemark(team, "groups", "list", "--state", "Empty", "--output", "json").stdout)[0]["members"] == 0
     assert tidemark(team, "groups", "delete", group).returncode == 0
@@ -68,16 +68,16 @@ def test_groups_are_listed_described_emptied_and_deleted(team: Scenario) -> None
 
 def test_assign_shows_what_would_move(team: Scenario) -> None:
     """The first member has all four partitions. With two members and a sticky assignor, two partitions move."""
-    told = json.loads(tidemark(team, "assign", team.name, "--with", "sticky", "--output", "json").stdout)
+    output = json.loads(tidemark(team, "assign", team.name, "--with", "sticky", "--output", "json").stdout)
     seats = [f"consume__{team.name}/consume/{member}" for member in range(2)]
-    assert {row["now"] for row in told["partitions"]} == {seats[0]}
-    assert sorted(row["then"] for row in told["partitions"]) == [seats[0]] * 2 + [seats[1]] * 2
-    assert sum(row["moves"] for row in told["partitions"]) == 2
+    assert {row["now"] for row in output["partitions"]} == {seats[0]}
+    assert sorted(row["then"] for row in output["partitions"]) == [seats[0]] * 2 + [seats[1]] * 2
+    assert sum(row["moves"] for row in output["partitions"]) == 2
     three = tidemark(team, "assign", team.name, "--members", "3", "--with", "cooperative-sticky").stdout
     assert "3 members with cooperative-sticky, 2 of 4 partitions move" in three
     (team.folder / "transforms" / "mine.py").write_text(OF_MY_OWN)
-    told = json.loads(tidemark(team, "assign", team.name, "--with", "mine:LastTakesAll", "--output", "json").stdout)
-    assert {row["then"] for row in told["partitions"]} == {seats[1]}
+    output = json.loads(tidemark(team, "assign", team.name, "--with", "mine:LastTakesAll", "--output", "json").stdout)
+    assert {row["then"] for row in output["partitions"]} == {seats[1]}
     unknown = tidemark(team, "assign", team.name, "--with", "stickier")
     assert (unknown.returncode, "Write one of range, roundrobin" in " ".join(unknown.stderr.split())) == (1, True)
 
@@ -99,7 +99,7 @@ def test_pause_resume_and_flow(team: Scenario) -> None:
 def test_what_is_refused_says_what_to_write(team: Scenario) -> None:
     """Kafka is asked only about partitions without a position, so a pause works while the brokers are away."""
     topic, nobody = team.spec.topics[0], {"TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
-    for words, told in (
+    for words, message in (
         (["pause", f"{topic}s"], f"does not read topic {topic}s. Did you mean {topic}?"),
         (["pause", f"{topic}:2-4"], f"{topic}:4 is not among the group's partitions. The group reads {topic}:0-3."),
         (["flow", "--priority", f"{topic}s=5"], f"does not read topic {topic}s. Did you mean {topic}?"),
@@ -109,7 +109,7 @@ def test_what_is_refused_says_what_to_write(team: Scenario) -> None:
         (["flow", "--max-ahead", "soon"], "write a number and a unit"),
     ):
         done = tidemark(team, words[0], team.name, *words[1:])
-        assert (done.returncode, told in " ".join(done.stderr.split())) == (1, True), done.stderr
+        assert (done.returncode, message in " ".join(done.stderr.split())) == (1, True), done.stderr
     assert json.loads(tidemark(team, "flow", team.name, "--output", "json").stdout)["paused"] == []
     assert tidemark(team, "pause", team.name, f"{topic}:3", env=nobody).returncode == 0
 

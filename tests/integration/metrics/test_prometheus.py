@@ -56,8 +56,9 @@ def consumer(scenario: Scenario) -> Scenario:
 def metrics(consumer: Scenario) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Starts the process as a user would, and yields it with its address."""
     env = {DATABASE_URL: consumer.database_url, BOOTSTRAP_SERVERS: consumer.topics.servers, "PATH": "/usr/bin:/bin"}
+    env["TIDEMARK_CONSUMERS"] = str(consumer.folder / "consumers")
     command = [sys.executable, "-m", "tidemark.cli.main", "metrics", "serve", "--port", "0", "--every", "1s"]
-    command += ["--consumers", str(consumer.folder / "consumers")]
+
     with subprocess.Popen(command, env=env, cwd=consumer.folder, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -240,7 +240,7 @@ class Lab(ByHand):
     def check(self) -> None:
         """Checks that every record is accounted for (I3), with the conservation check and with the audit."""
         with self.watch.cursor() as cur:
-            assert check_conservation(cur, self.group, [self.table], upsert=bool(self.spec.sink.key)) == []
+            assert check_conservation(cur, self.group, [self.table], upsert=self.spec.upserts) == []
         with session(self.url) as connection:
             found = audit(connection, self.cluster, self.spec)
         assert found.differences == ()

@@ -262,13 +262,13 @@ def test_an_export_is_read_again_by_edit(outbox: Outbox) -> None:
     lines = command(outbox, "export", "--state", "FAILED").stdout.splitlines()
     told = [json.loads(line) for line in lines]
     assert [one["number"] for one in told] == made
-    told[1]["value"] = base64.b64encode(b"repaired").decode()
+    told[1] |= {"value": base64.b64encode(b"repaired").decode(), "headers": [["a", "Yj1j"]]}
     file = outbox.consumer.folder / "records.jsonl"
     file.write_text("\n".join(json.dumps(one) for one in told))
     done = command(outbox, "edit", "--from", str(file), *REASON)
     assert (done.returncode, done.stdout) == (0, "1 edited, 2 unchanged\n"), done.stderr
     assert [outbox.record(number)["value"] for number in made] == [b"\x00\xff", b"repaired", b"\x02\xff"]
-    assert outbox.record(made[1])["headers"] == [["h", "gA=="]]
+    assert [outbox.record(number)["headers"] for number in made[:2]] == [[["h", "gA=="]], [["a", "Yj1j"]]]
     file.write_text('{"number": 1}\n')
     assert "not a line of an export" in command(outbox, "edit", "--from", str(file), *REASON).stderr
 
@@ -282,13 +282,13 @@ def test_an_export_is_complete_whatever_its_size(outbox: Outbox, monkeypatch: py
 
 
 def test_a_record_is_edited_from_the_command_line(outbox: Outbox) -> None:
-    """Text, a file byte for byte, a tombstone, headers. Wrong usage is rejected."""
+    """Text, a file byte for byte, a tombstone. Wrong usage is rejected."""
     number = str(outbox.add(b"bad", key=b"key", failed=True))
     file = outbox.consumer.folder / "value.bin"
     file.write_bytes(b"\x00\xff\n")
-    assert command(outbox, "edit", number, "--value-file", str(file), "--header", "a=b=c", *REASON).stdout == "1 edited, 0 unchanged\n"
+    assert command(outbox, "edit", number, "--value-file", str(file), *REASON).stdout == "1 edited, 0 unchanged\n"
     row = outbox.record(int(number))
-    assert (row["key"], row["value"], row["headers"]) == (b"key", b"\x00\xff\n", [["a", "Yj1j"]])
+    assert (row["key"], row["value"]) == (b"key", b"\x00\xff\n")
     assert command(outbox, "edit", number, "--null-value", "--key", "new", *REASON).returncode == 0
     assert (outbox.record(int(number))["key"], outbox.record(int(number))["value"]) == (b"new", None)
     for words in ((number,), (), (number, "--value", "x", "--null-value"), (number, "--from", str(file))):

@@ -148,11 +148,11 @@ def test_breaker_counts_what_the_plan_has_made(lab: Lab) -> None:
     """Nothing of a batch with too many failures is stored, whether it is staged or not."""
     from tidemark.retry.breaker import BreakerTripped
 
-    lab.consumer.set(retry={"delays": ["5m"], "breaker": {"consecutive": 3}})
+    lab.consumer.set(retry={"delays": ["5m"], "breaker": {"ratio": 0.6, "minimum": 1}})
     lab.read("a", "bad", "bad", "bad", "b", answers={"bad": "retry"})
     assert lab.states() == {"WAITING": 3}
     lab.produce("a", "bad", "bad", "bad", "bad", "b")
-    with pytest.raises(BreakerTripped, match="4 records in a row failed"):
+    with pytest.raises(BreakerTripped, match="4 of 6 records failed"):
         lab.run()
     assert lab.states() == {"WAITING": 3}
     lab.check()

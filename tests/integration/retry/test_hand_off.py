@@ -90,7 +90,7 @@ def test_hand_off_to_a_ladder_costs_one_statement_more_however_many_records_ther
         for kinds, more in ((ledger.of_all_kinds, 2), (ledger.all_loaded, 0)):
             sent.clear()
             part = group.slice(end=group.position()[0] + count)
-            target = dataclasses.replace(group.target(), ladder=ladder, breaker=Breaker(0.9, None, 1))
+            target = dataclasses.replace(group.target(), ladder=ladder, breaker=Breaker(0.9, 1))
             commit_slice(target, part, kinds(part), ledger.payloads)
             assert len(sent) == COMMIT + more, "\n\n".join(sent)
         group.check_conserved()
@@ -125,9 +125,7 @@ def test_breaker_stops_the_run_and_no_offset_moves(lab: Lab) -> None:
 def test_breaker_does_not_keep_a_drain_from_sending_records_up(lab: Lab) -> None:
     """Records in a retry topic have failed before. Even if all of them fail again, they must continue up the ladder."""
     lab.read(*(["down"] * 20), answers={"down": "retry"})
-    lab.consumer.set(
-        retry={"delays": list(DELAYS), "breaker": {"ratio": 0, "consecutive": 1, "minimum": 1}}, batch={"max_failed_records": 0}
-    )
+    lab.consumer.set(retry={"delays": list(DELAYS), "breaker": {"ratio": 0, "minimum": 1}}, batch={"max_failed_records": 0})
     lab.climb(minutes(5))
     assert {row[0] for row in lab.failed("retry_number")} == {2}
     lab.check()

@@ -31,7 +31,7 @@ def judge(lab: Lab, run: ValidatedRun | str, *expectations: dict[str, Any]) -> V
     suite = lab.consumer.folder / "suite.json"
     suite.write_text(json.dumps({"name": "suite", "expectations": expectations}))
     run = ValidatedRun(DAG, run) if isinstance(run, str) else run
-    return validate(lab.url, run, group=lab.group, suites={lab.table: suite}, upsert=bool(lab.spec.sink.key))
+    return validate(lab.url, run, group=lab.group, suites={lab.table: suite}, upsert=lab.spec.upserts)
 
 
 def spoil(lab: Lab, *offsets: int) -> None:

@@ -18,7 +18,8 @@ from tidemark.db import session, transaction
 from tidemark.driver import launch
 from tidemark.metrics.families import of_work
 from tidemark.metrics.ledger import LedgerTotals
-from tidemark.quality import RunCounts, ValidatedRun, check_conservation, validate
+from tidemark.quality import ValidatedRun, check_conservation, validate
+from tidemark.records.outcome import RecordCounts
 from tidemark.sink.deletes import RowsKept
 
 FORMS = {
@@ -170,7 +171,7 @@ def test_key_of_another_partition_is_not_deleted(scenario: Scenario) -> None:
 # ---- counts
 
 
-def judged(scenario: Scenario) -> RunCounts:
+def judged(scenario: Scenario) -> RecordCounts:
     """Validates the last run and returns the counts."""
     run = ValidatedRun(attempt_id=scenario.attempt_id)
     return validate(scenario.database_url, run, group=scenario.spec.group, suites={scenario.table: None}, upsert=True).counts
@@ -195,7 +196,7 @@ def test_deletes_are_shown_with_the_rows_that_they_are_of(scenario: Scenario, ca
     assert scraped() == {"tidemark_rows_total": 2, "tidemark_deleted_rows_total": 0}
     ran(scenario, "function", "-ulm rom", "-york")
     assert "unaccounted=0 deleted=2 twin=False" in caplog.text
-    assert judged(scenario) == RunCounts(loaded=2, sink_rows=3, deleted=2)
+    assert judged(scenario) == RecordCounts(loaded=2, sink_rows=3, deleted=2)
     assert "rows=3 deleted=2" in caplog.text
     assert scraped() == {"tidemark_rows_total": 5, "tidemark_deleted_rows_total": 2}
     progress = launch.progress(scenario.database_url, scenario.attempt_id)

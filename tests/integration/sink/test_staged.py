@@ -76,7 +76,7 @@ class Staged:
         """Where ledger and tables disagree. `Scenario.check` does not work here, because it identifies rows by their records."""
         spec = self.scenario.spec
         with session(self.scenario.database_url) as connection, transaction(connection) as cur:
-            return check_conservation(cur, spec.group, [spec.sink.table], upsert=bool(spec.sink.key))
+            return check_conservation(cur, spec.group, spec.table_names, upsert=spec.upserts)
 
     def staging(self) -> list[tuple[Any, ...]]:
         return self.scenario.sql("SELECT relname FROM pg_class WHERE relname LIKE 'staged%'")
@@ -299,7 +299,7 @@ def test_aggregates_have_their_batch_as_lineage(staged: Staged) -> None:
     staged.produce(("bonn", 9), partition=1)
     staged.run(dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1)
     spec = staged.scenario.spec
-    verdict = validate(staged.scenario.database_url, ValidatedRun("d", "r"), group=spec.group, suites={spec.sink.table: None})
+    verdict = validate(staged.scenario.database_url, ValidatedRun("d", "r"), group=spec.group, suites=dict.fromkeys(spec.table_names))
     assert (verdict.verdict, verdict.counts.sink_rows) == (Verdict.PASSED, 2)
     staged.produce(("ulm", 5), partition=1)
     staged.run()

@@ -44,7 +44,7 @@ def returning(annotation: Any) -> Transform:
 
 
 def no_spark(function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
-    raise AssertionError("Spark is not asked")
+    raise AssertionError("Spark was called")
 
 
 COLUMNS = {"city": pa.string(), "population": pa.int64()}

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tidemark.cli import main
 from tidemark.cli.main import app
 
 WITHOUT_RESULT = {"sink ddl", "retries export", "metrics serve", "local down", "local reset", "local airflow down"}
@@ -29,12 +30,15 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_has_the_common_options(command: str) -> None:
-    """It has ``--output`` if it has a result, and ``--consumers`` if it takes the name of a consumer."""
-    if command not in WITHOUT_RESULT:
-        assert "output" in COMMANDS[command]
-    histories = {"erase list", "rewind list"}  # they also show consumers whose files are gone
-    if {"name", "names"} & COMMANDS[command] and command not in histories:
-        assert "consumers" in COMMANDS[command]
+    """It has ``--output`` if it has a result."""
+    assert ("output" in COMMANDS[command]) == (command not in WITHOUT_RESULT)
+
+
+def test_list_of_commands_imports_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_imported", None)
+    done = CliRunner().invoke(main.app, ["--help"])
+    assert done.exit_code == 0
+    assert {name for name in main.COMMANDS if f"│ {name} " in done.stdout} == set(main.COMMANDS)
 
 
 def test_version_is_the_packages() -> None:

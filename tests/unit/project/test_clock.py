@@ -21,7 +21,7 @@ MAY_READ = {
     "_Follow._poll_session": "since when Postgres has not answered, in a log line",
     "ApplyRewindOperator.execute": "how long Airflow shows the question; an apply is refused by the database's clock",
     "clock_ahead_s": "compared with the database's clock, in a finding",
-    "show_group": "for how long a member was not seen, in a table",
+    "describe": "for how long a member was not seen, in a table",
     "_age_s": "the age of a file in the cache",
     "_exercise": "a record of the class-data archive, which is thrown away",
 }

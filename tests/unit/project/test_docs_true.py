@@ -24,7 +24,7 @@ from tidemark.cli.main import app
 from tidemark.driver.launch import PartitionResult
 from tidemark.retry.messages import NAMES as HEADERS
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.model import FILLED_IN
+from tidemark.spec.model import keys_of
 
 LIBRARY = ROOT / "include" / "tidemark"
 CLI = typer.main.get_command(app)
@@ -77,9 +77,9 @@ def unknown(keys: list[str], model: type[BaseModel]) -> str | None:
     """The first key, starting from the outermost, that the model does not have."""
     if not keys or "root" in model.model_fields:
         return None
-    if keys[0] not in model.model_fields or keys[0] in FILLED_IN:
+    if keys[0] not in keys_of(model):
         return keys[0]
-    inner = models(model.model_fields[keys[0]].annotation)
+    inner = models(keys_of(model)[keys[0]])
     return unknown(keys[2 if keys[0] == "sinks" else 1 :], inner[0]) if inner else None
 
 
@@ -89,14 +89,15 @@ def paths(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
         yield from paths(below, (*above, str(key)))
 
 
-NESTED = {name for name, field in ConsumerSpec.model_fields.items() if models(field.annotation)} - set(FILLED_IN)
+KEYS = keys_of(ConsumerSpec)
+NESTED = {name for name, annotation in KEYS.items() if models(annotation)}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_of_a_consumers_file_exist(page: str) -> None:
     """Keys are written as ``retry.max_held``, or as mappings: ``retry: {topics: {create: false}}``."""
     named = [tuple(code.split(".")) for code in inline(page) if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", code) and code.split(".")[0] in NESTED]
-    written = [code for code in inline(page) if code.split(":")[0] in ConsumerSpec.model_fields and re.match(r"[a-z_]+: ", code)]
+    written = [code for code in inline(page) if code.split(":")[0] in KEYS and re.match(r"[a-z_]+: ", code)]
     written += snippets(page, "yaml")
     for code in written:
         try:
@@ -104,7 +105,7 @@ def test_keys_of_a_consumers_file_exist(page: str) -> None:
         except yaml.YAMLError:
             pytest.fail(f"{page}: no YAML: {code}")
     named = [one for one in named if one[:1] not in (("spark",), ("partitions",), ("services",)) and one[:1] != ("on",)]
-    missing = {".".join(one) for one in named if one and (one[0] in ConsumerSpec.model_fields) and unknown(list(one), ConsumerSpec)}
+    missing = {".".join(one) for one in named if one and one[0] in KEYS and unknown(list(one), ConsumerSpec)}
     assert not missing, page
 
 

@@ -7,7 +7,7 @@ import pytest
 from tidemark.quality import Reaction, Verdict, reaction
 from tidemark.spec import OnFailure, Validation
 
-EVERY = [None, *(Validation(suite="s", on_failure=one) for one in OnFailure)]
+EVERY = [None, *(Validation(on_failure=one) for one in OnFailure)]
 
 
 @pytest.mark.parametrize("may_rewind", [True, False])
@@ -32,5 +32,5 @@ def test_what_has_passed_is_published(outcome: Verdict, validation: Validation |
 )
 def test_a_critical_verdict_does_what_the_file_says(on_failure: OnFailure | None, may_rewind: bool, reacts: Reaction) -> None:
     """Without a suite the conservation check still blocks."""
-    validation = None if on_failure is None else Validation(suite="s", on_failure=on_failure)
+    validation = None if on_failure is None else Validation(on_failure=on_failure)
     assert reaction(Verdict.CRITICAL, validation, may_rewind=may_rewind) is reacts

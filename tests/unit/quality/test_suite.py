@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tidemark.quality import BadSuite, ExpectationResult, Severity, ValidatedRun, ValidationReport, Verdict, check_suite, load_suite
+from tidemark.quality import BadSuite, ExpectationResult, Severity, ValidatedRun, ValidationReport, Verdict, load_suite
 from tidemark.quality.suite import great_expectations
 from tidemark.quality.verdict import outcome
 
@@ -29,7 +29,7 @@ def written(folder: Path, document: object) -> Path:
 def problems(folder: Path, *expectations: object, **keys: object) -> list[str]:
     path = written(folder, {"expectations": list(expectations), **keys})
     with pytest.raises(BadSuite) as caught:
-        check_suite(path)
+        load_suite(path)
     assert str(path) in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     return caught.value.problems
@@ -94,9 +94,9 @@ def test_what_could_not_be_validated_after_the_run_is_refused(tmp_path: Path) ->
 def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     """The error shows where in the file the JSON is broken, or which file is missing."""
     with pytest.raises(BadSuite, match=problem):
-        check_suite(written(tmp_path, text))
+        load_suite(written(tmp_path, text))
     with pytest.raises(BadSuite, match=r"nowhere\.json: cannot be read: No such file"):
-        check_suite(tmp_path / "nowhere.json")
+        load_suite(tmp_path / "nowhere.json")
 
 
 def test_a_verdict_is_the_worst_failure() -> None:

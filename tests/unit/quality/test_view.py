@@ -25,14 +25,6 @@ def test_a_long_name_is_cut_to_what_postgres_keeps(name: str) -> None:
     assert validated_view("a." + "x" * 60 + "one") != validated_view("a." + "x" * 60 + "two")
 
 
-def test_names_are_quoted_whatever_they_hold() -> None:
-    """A quotation mark in the name of a group or table is part of the name."""
-    ddl = validated_view_ddl('a."odd" Name', ["o'clock", "back\\slash"])
-    assert '"a"."""odd"" Name"' in ddl
-    assert "'o''clock'" in ddl
-    assert "E'back\\\\slash'" in ddl
-
-
 @pytest.mark.parametrize("table", ["departures", "a.b.c", "a.", ".b", "a." + "x" * 64])
 def test_what_is_not_a_table_is_refused(table: str) -> None:
     """Postgres would silently truncate a longer name, and the view would show another table. Without a group it would be empty."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tidemark.errors import BadInput
+from tidemark.records.outcome import ONLY
 from tidemark.spec import (
     AirflowSettings,
     OffsetReset,
@@ -32,7 +33,7 @@ from tidemark.spec.model import Approval
 
 SMALL = "topics: [flights]\ntransform: departures:transform\nsink: {table: departures}\n"
 FULL = """\
-# everything that can be said today
+# every kind of value
 group: departures-v2
 description: Flights that left, as rows.
 topics: [flights, flights.corrected]
@@ -73,8 +74,9 @@ def test_a_small_file_gets_every_default(write):
     """Three keys are enough: the group is named after the file, the table is in schema public, and there is no limit or schedule."""
     spec = load_consumer(write(SMALL))
     assert (spec.name, spec.group, spec.topics, spec.topic_pattern) == ("departures", "departures", ("flights",), None)
-    assert (spec.sink.table, spec.sink.schema_name, spec.sink.table_name) == ("public.departures", "public", "departures")
-    assert (spec.sink.mode, spec.sink.key) == (SinkMode.APPEND, ())
+    (sink,) = spec.sinks.values()
+    assert (sink.table, sink.schema_name, sink.table_name) == ("public.departures", "public", "departures")
+    assert (sink.mode, sink.key) == (SinkMode.APPEND, ())
     assert (spec.connections.postgres, spec.connections.kafka, spec.connections.spark) == (
         "tidemark_postgres",
         "tidemark_kafka",
@@ -135,11 +137,11 @@ def test_a_spec_is_a_value(write):
 def test_later_checks_add_problems_with_their_place(write):
     """A spec knows the place of each of its values. A default has the place of the mapping that could have set it."""
     spec = load_consumer(write(FULL))
-    suite = spec.problem(("validation", "suite"), 'validation.suite: there is no suite "departures"', "write one that exists")
+    suite = spec.problem(("validation", "suites", ONLY), 'validation.suite: there is no suite "departures"', "write one that exists")
     assert (suite.line, suite.column, suite.length, suite.key) == (17, 21, 10, "validation.suite")
     topic = spec.problem(("topics", 1), "no such topic", "create it")
     assert (topic.line, topic.column, topic.length) == (4, 19, 17)
-    missing = load_consumer(write(SMALL, "small.yaml")).problem(("sink", "mode"), "x", "y")
+    missing = load_consumer(write(SMALL, "small.yaml")).problem(("sinks", ONLY, "mode"), "x", "y")
     assert (missing.line, missing.column) == (3, 7)
     assert [problem.line for problem in spec.invalid(suite, topic).problems] == [4, 17]
 
@@ -184,52 +186,46 @@ def test_a_folder_is_read_whatever_one_file_says(tmp_path, write):
     assert find_consumer("a", tmp_path) == good["a"]
 
 
-def test_two_consumers_of_one_group_are_both_refused(tmp_path, write):
-    """They would share offsets. Each error names the others, even if one has other problems or a default group."""
-    write("group: c\n" + SMALL, "a.yaml")
-    write("group: c\nmembers: x\n" + SMALL, "b.yaml")
-    write(SMALL, "c.yaml")
-    write(SMALL, "d.yaml")
+LADDER = "retry: {delays: [5m]}\n"
+CONFLICTS = {
+    "two consumers would share offsets, even if one has other problems or a default group": (
+        {"a.yaml": "group: c\n", "b.yaml": "group: c\nmembers: x\n", "c.yaml": "", "d.yaml": ""},
+        ["d"],
+        [
+            'a.yaml:1:8: the group "c" is also claimed by b.yaml, c.yaml',
+            'b.yaml:1:8: the group "c" is also claimed by a.yaml, c.yaml',
+            'c.yaml:1:1: the group "c" is also claimed by a.yaml, b.yaml',
+        ],
+    ),
+    "Kafka creates no topic whose name differs from another's only in dots and underscores": (
+        {f"{name}.yaml": f"group: {group}\n{LADDER}" for name, group in (("a", "x.y"), ("b", "x_y"), ("c", "x-y"), ("d", "x.y.z"))},
+        ["c", "d"],
+        [
+            'a.yaml:1:8: the retry topics of group "x.y" and of that in b.yaml have the same names but for "." and "_"',
+            'b.yaml:1:8: the retry topics of group "x_y" and of that in a.yaml have the same names but for "." and "_"',
+        ],
+    ),
+    "the name is also the DAG's": (
+        {"a.yaml": "", "a.yml": ""},
+        [],
+        ['a.yaml:1:1: the consumer "a" is also declared in a.yml', 'a.yml:1:1: the consumer "a" is also declared in a.yaml'],
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "kept", "messages"), CONFLICTS.values(), ids=CONFLICTS)
+def test_files_in_conflict_are_all_refused(tmp_path, write, files, kept, messages):
+    """Each error names the others. A task that reads only its own file gets the error too."""
+    for name, text in files.items():
+        write(text + SMALL, name)
     good, bad = read_folder(tmp_path)
-    assert list(good) == ["d"]
-    assert [error.problems[0].message for error in bad] == [
-        'the group "c" is also claimed by b.yaml, c.yaml',
-        'the group "c" is also claimed by a.yaml, c.yaml',
-        'the group "c" is also claimed by a.yaml, b.yaml',
-    ]
-    assert [(error.problems[0].line, error.problems[0].column) for error in bad] == [(1, 8), (1, 8), (1, 1)]
+    assert list(good) == kept
+    first = [error.problems[0] for error in bad]
+    assert [f"{one.file.name}:{one.line}:{one.column}: {one.message}" for one in first] == messages
     with pytest.raises(SpecInvalid):
         find_consumer("a", tmp_path)
-    assert load_consumer(tmp_path / "a.yaml").group == "c"
-
-
-def test_retry_topics_that_kafka_takes_for_the_same_are_refused(tmp_path, write):
-    """Kafka creates no topic whose name differs from another's only in dots and underscores. A task that reads only its file knows too."""
-    ladder = "retry: {delays: [5m]}\n"
-    write(f"group: x.y\n{ladder}{SMALL}", "a.yaml")
-    write(f"group: x_y\n{ladder}{SMALL}", "b.yaml")
-    write(f"group: x-y\n{ladder}{SMALL}", "c.yaml")
-    write(f"group: x.y.z\n{ladder}{SMALL}", "d.yaml")
-    good, bad = read_folder(tmp_path)
-    assert list(good) == ["c", "d"]
-    assert [error.problems[0].message for error in bad] == [
-        'the retry topics of group "x.y" and of that in b.yaml have the same names but for "." and "_"',
-        'the retry topics of group "x_y" and of that in a.yaml have the same names but for "." and "_"',
-    ]
-    with pytest.raises(SpecInvalid):
-        find_consumer("b", tmp_path)
-
-
-def test_two_files_of_one_name_are_both_refused(tmp_path, write):
-    """The name is also the DAG's, so a.yaml and a.yml cannot both have it."""
-    write(SMALL, "a.yaml")
-    write(SMALL, "a.yml")
-    good, bad = read_folder(tmp_path)
-    assert good == {}
-    assert [error.problems[0].message for error in bad] == [
-        'the consumer "a" is also declared in a.yml',
-        'the consumer "a" is also declared in a.yaml',
-    ]
+    if "a.yml" not in files:
+        assert load_consumer(tmp_path / "a.yaml").name == "a"
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(tmp_path, write):

@@ -36,16 +36,16 @@ def test_scope_names_everything_topics_or_partitions(words, partitions):
 
 
 def test_all_that_is_not_there_is_named_with_what_is():
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as caught:
         chosen("fligths", "flights:4-8", "weather:0,7")
-    assert told.value.found == "fligths, flights:6-8, weather:7 are not among the group's partitions"
-    assert told.value.fix == "Did you mean flights? The group reads flights:0-5, weather:0."
+    assert caught.value.found == "fligths, flights:6-8, weather:7 are not among the group's partitions"
+    assert caught.value.fix == "Did you mean flights? The group reads flights:0-5, weather:0."
     with pytest.raises(BadInput, match="flights:0-999999999 is not among"):
         chosen("flights:0-999999999")  # a billion partitions are not counted
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["flights:9-7"], "Write 7-9 for 9-7."),
         (["flights:"], "Write all, flights, or flights:0,1,5-9."),
@@ -56,10 +56,10 @@ def test_all_that_is_not_there_is_named_with_what_is():
         (["all", "flights"], "all is next to flights"),
     ],
 )
-def test_what_is_no_scope_is_refused_with_what_to_write(words, told):
+def test_what_is_no_scope_is_refused_with_what_to_write(words, message):
     with pytest.raises(BadInput, match=r".*") as error:
         Scope.parse(words)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_partitions_come_once_and_in_order_and_a_group_without_any_has_nothing_to_choose_from():

@@ -186,14 +186,14 @@ def test_any_importable_function_may_be_named(project):
 
 
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "message"),
     [("json", "has the name of the standard library's module json"), ("yaml", r"yaml is .*__init__\.py, which hides .*yaml\.py")],
 )
-def test_a_file_named_like_another_module_is_refused(project, module, told):
+def test_a_file_named_like_another_module_is_refused(project, module, message):
     """The other module's function would run instead, or the file would hide Python's module from all other code."""
     spec, folder, _ = project("", module=module)
     (folder / f"{module}.py").write_text("def transform(record): ...\n")
-    with pytest.raises(SpecInvalid, match=told):
+    with pytest.raises(SpecInvalid, match=message):
         load_transform(spec, [folder])
 
 

@@ -203,7 +203,7 @@ def _doc(spec: ConsumerSpec) -> str:
         **({"Objectives": _objectives(spec.slo)} if spec.slo else {}),
         "Rewinds": _approval(spec),
         **({"Access": _access(spec.access)} if spec.access else {}),
-        "Asset" if len(spec.tables) == 1 else "Assets": tables,
+        "Asset" if len(spec.sinks) == 1 else "Assets": tables,
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return (

@@ -1,0 +1,68 @@
+"""``tidemark sink``: the DDL of a consumer's tables, and how they differ from the consumer's rows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tidemark import project
+from tidemark.author.check import TableDiff, sink_ddl, sink_diff
+from tidemark.author.new_consumer import sketched_table
+from tidemark.cli.common import Name, Output, OutputFormat, print_json, print_labelled, print_raw, stdout
+from tidemark.cli.consumers import report_omitted_fields
+from tidemark.cli.spark import spark_schemas
+from tidemark.spec import find_consumer
+from tidemark.values.fields import ColumnsUnknown, transform_of
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command()
+def ddl(
+    name: Name,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="LIST-partition the table by this many Kafka partitions, one index per writer.")
+    ] = None,
+) -> None:
+    """Print the DDL of a consumer's table, derived from its transform's result, its schema or, for JSON, its latest records."""
+    spec = find_consumer(name)
+    transform = transform_of(spec, [project.transforms()])
+    try:
+        with spark_schemas() as spark_schema:
+            statements = sink_ddl(spec, transform, spark_schema, partitions=partitions)
+    except ColumnsUnknown:
+        sketch = sketched_table(spec, partitions)
+        report_omitted_fields(sketch)
+        statements = sketch.ddl
+    print_raw(statements)
+
+
+@app.command()
+def diff(name: Name, output: Output = OutputFormat.TABLE) -> None:
+    """Show how a consumer's tables differ from what its transform or schema returns now, and what evolve: add would add."""
+    spec = find_consumer(name)
+    with spark_schemas() as spark_schema:
+        diffs = sink_diff(spec, transform_of(spec, [project.transforms()]), spark_schema).values()
+    ok = all(table.ok for table in diffs)
+    if output is OutputFormat.JSON:
+        print_json([_as_json(table) for table in diffs])
+    else:
+        for table in diffs:
+            stdout.print(f"[bold]{table.sink.table}[/bold]  evolve: {table.sink.evolve}", highlight=False)
+            for difference in table.differences:
+                print_labelled(difference.change.value, difference.problem)
+                if difference.ddl:
+                    print_labelled("", difference.ddl)
+            if not table.differences:
+                print_labelled("", "no differences")
+        stdout.print("[green]ok[/green]" if ok else "[red]not ready[/red]")
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _as_json(diff: TableDiff) -> dict[str, Any]:
+    differences = [
+        {"change": difference.change.value, "problem": difference.problem, "ddl": difference.ddl} for difference in diff.differences
+    ]
+    return {"table": diff.sink.table, "evolve": diff.sink.evolve, "ok": diff.ok, "differences": differences}
