@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput, Refused
@@ -207,6 +207,7 @@ ANYTHING = st.recursive(
 NAMES = st.sampled_from(["offset", "offsets", "moment", "duration", "group", "kafka", "batch_id", "dag_id", "run_id", "rewind_id"])
 
 
+@example({"scenario": "to-batch", "batch_id": [], "dag_id": []})
 @given(
     ANYTHING
     | st.builds(

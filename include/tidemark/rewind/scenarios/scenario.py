@@ -212,6 +212,8 @@ def from_json(stored: Any) -> Scenario:
                 values[name] = parse_value(values[name])
         scenario: Scenario = kind(**values)
         describe(scenario)  # fails for values of other types
+        if to_json(scenario) != stored:
+            raise ValueError(stored)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         fix = "Use the Tidemark version that stored it."
         raise BadInput(what="stored scenario", found=quoted(str(stored)), fix=fix) from None
