@@ -7,18 +7,22 @@ retention. `tidemark.keep` defines the allowed retentions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements, transaction
 from tidemark.offsets import samples, store
+from tidemark.offsets.mirror import Drift, republish_all
+from tidemark.offsets.sampling import sample_all
 from tidemark.retry.payload_retention import empty_settled
 from tidemark.rewind.archive_retention import Removed, remove_archives
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
+    from tidemark.kafka.cluster import Cluster
+    from tidemark.spec import ConsumerSpec
 
 SQL = statements("tidemark", "maintenance.sql")
 
@@ -46,3 +50,12 @@ def maintain(connection: Connection, keep: timedelta, *, by: str, dag_id: str | 
         totals = {"archives": len(removed), "rows": sum(archive.rows for archive in removed), "payloads": emptied}
         cur.execute(SQL["end"], {**totals, "maintenance_id": maintenance_id})
     return Maintained(removed, emptied, ended)
+
+
+def sample_and_mirror(connection: Connection, cluster: Cluster, specs: Collection[ConsumerSpec]) -> tuple[dict[str, Drift], list[str]]:
+    """Samples the lag of consumers and publishes their mirrored positions to Kafka. Returns the drifts by consumer, and the problems, which
+    do not fail the maintenance."""
+    unsampled = sample_all(connection, cluster, specs)
+    drifts, unpublished = republish_all(connection, cluster, specs)
+    problems = [f"lag not sampled: {name}: {error}" for name, error in unsampled.items()]
+    return drifts, problems + [f"positions not mirrored: {name}: {error}" for name, error in unpublished.items()]

@@ -43,10 +43,11 @@ for files in told["files"]:
             print(json.dumps(sorted(found)), file=stale)
 
 import uvicorn
+from fastapi.dependencies.utils import get_flat_dependant
 from airflow.api_fastapi.app import create_app
 from tidemark.airflow.web.app import app
 Path("routes").write_text(json.dumps([[getattr(one, "path", str(one)), *getattr(one, "methods", ["?"])] for one in app.routes]))
-names = {one.path: [each.name for each in one.dependant.query_params] for one in app.routes}
+names = {one.path: [each.name for each in get_flat_dependant(one.dependant).query_params] for one in app.routes}
 Path("parameters").write_text(json.dumps(names))
 uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=told["port"], log_level="warning")
 """

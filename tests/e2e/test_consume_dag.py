@@ -258,38 +258,6 @@ def test_task_that_takes_too_long_leaves_no_driver(lab, ended):
     assert consumer.rows() == []
 
 
-@pytest.mark.thorough  # test_local_airflow.py kills schedulers
-def test_scheduler_killed_and_started_again_leaves_no_driver_and_every_record_once(lab):
-    """The tasks die with the scheduler's whole process group, and their drivers die with them. The next scheduler retries them."""
-    consumer, run, driver = half_read(lab, "scheduler-killed")
-    lab.airflow.kill("scheduler")
-    until(lambda: gone(driver), within_s=GONE_WITHIN_S, what="the driver gone")
-    consumer.release()
-    lab.airflow.start("scheduler")
-    assert run.wait(120) == "success"
-    assert consumer.rows() == list(range(RECORDS))
-    assert consumer.attempts()[-1][0] == "COMMITTED"
-
-
-@pytest.mark.thorough
-def test_broker_that_is_away_is_tried_again(lab):
-    """An outage fails the try and moves no position. When the broker is back, the retry loads everything."""
-    consumer = lab.consumer("away")
-    consumer.produce(*range(BATCH))
-    lab.stack.stop_kafka()
-    try:
-        run = consumer.trigger()
-        until(lambda: consumer.attempts() and consumer.attempts()[0][0] == "FAILED", what="the first try failed")
-    finally:
-        lab.stack.start_kafka()
-    assert run.wait() == "success"
-    assert consumer.attempts()[0] == ("FAILED", 1, "BrokerUnavailable")
-    assert consumer.attempts()[-1][0] == "COMMITTED"
-    assert run.tries()[0] == "failed"
-    assert "Kafka is not available" in run.log(try_number=1)
-    assert consumer.rows() == list(range(BATCH))
-
-
 # Data and configuration errors
 
 

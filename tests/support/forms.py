@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidemark.airflow.approvals import rewind_form
-from tidemark.airflow.dags import redrive
+from tidemark.airflow.approvals.records_form import REDRIVE_FIELDS
 
 REWOUND: dict[str, Any] = {
     **dict.fromkeys(rewind_form.FIELDS),
@@ -16,4 +16,4 @@ REWOUND: dict[str, Any] = {
     "allow_loss": False,
     "backfill": False,
 }
-REDRIVEN: dict[str, Any] = {**dict.fromkeys(redrive.FIELDS), "refused": False, "reason": "the service is back"}
+REDRIVEN: dict[str, Any] = {**dict.fromkeys(REDRIVE_FIELDS), "refused": False, "reason": "the service is back"}

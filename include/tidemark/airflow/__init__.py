@@ -16,12 +16,13 @@ in a task. The driver runs in its own process group, which never outlives the ta
 Modules::
 
     access         the roles of consumers' files as the access of DAGs
-    approvals      the forms of the DAGs with a form, the check of their input, approvals
+    approvals      the DAGs with a form: their builder, the check of their input, approvals
     connections    Airflow's connections as Tidemark's settings
     dags           a DAG from each consumer's file, and the DAGs for all consumers
     lineage        reports of runs and validations: to OpenLineage, to Airflow's statistics
     operators      the tasks consume, validate and publish
     plugin         the page as an Airflow plugin
+    tasks          what the tasks of the DAGs do
     triggers       the trigger that starts drains when records are due, and how triggers ask the databases
     web            the page
 """
@@ -29,7 +30,7 @@ Modules::
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -78,21 +79,17 @@ def all_dags() -> dict[str, DAG]:
     ``discard``, ``redrive`` and ``rewind``, and ``discard__<consumer>``, ``redrive__<consumer>`` and ``rewind__<consumer>`` for each
     consumer with ``access``; ``watch`` if a consumer has ``slo``. A consumer's file with problems gets a DAG that lists them and whose runs
     fail with them."""
-    from tidemark.airflow.dags.consume import consume_dags
-    from tidemark.airflow.dags.discard import discard_dags
-    from tidemark.airflow.dags.maintain import maintain_dag
-    from tidemark.airflow.dags.redrive import redrive_dags
-    from tidemark.airflow.dags.retries import drain_dag
-    from tidemark.airflow.dags.rewind import rewind_dags
-    from tidemark.airflow.dags.watch import watch_dags
-
-    several = consume_dags() | discard_dags() | redrive_dags() | rewind_dags() | watch_dags()
-    return several | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag())}
+    several = [built for name in ("consume", "discard", "redrive", "rewind", "watch") for built in _load(f"{name}_dags")().values()]
+    return {dag.dag_id: dag for dag in (*several, _load("drain_dag")(), _load("maintain_dag")())}
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _load(name)
+
+
+def _load(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

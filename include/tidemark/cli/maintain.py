@@ -10,29 +10,12 @@ import typer
 from tidemark import maintenance
 from tidemark.cli.common import Output, OutputFormat, print_json, print_note, stdout, who
 from tidemark.cli.servers import connected, kafka_cluster
-from tidemark.db import Connection
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep, parse_keep
-from tidemark.offsets.mirror import Drift, republish_all
-from tidemark.offsets.sampling import sample_all
 from tidemark.profiles import Profile
 from tidemark.rewind.rows.overwritten import KEPT
 from tidemark.spec import read_folder
 from tidemark.text.wording import counted
-
-
-def _sample_and_mirror(connection: Connection) -> tuple[dict[str, Drift], list[str]]:
-    """Samples the lag of the project's consumers and publishes mirrored positions to Kafka. Returns the drift of each consumer, and the
-    problems, which do not fail the command."""
-    try:
-        good, _ = read_folder()
-        cluster = kafka_cluster()
-        unsampled = sample_all(connection, cluster, good.values())
-        published, unpublished = republish_all(connection, cluster, good.values())
-    except TidemarkError as error:
-        return {}, [f"lag not sampled, or positions not mirrored: {error}"]
-    failed = [f"lag not sampled: {name}: {error}" for name, error in unsampled.items()]
-    return published, failed + [f"positions not mirrored: {name}: {error}" for name, error in unpublished.items()]
 
 
 def maintain(
@@ -46,7 +29,11 @@ def maintain(
     period = parse_keep(default_keep() if keep is None else keep)
     with connected(needs=Profile.REWINDER) as connection:
         result = maintenance.maintain(connection, period, by=who())
-        mirrored, problems = _sample_and_mirror(connection)
+        try:
+            good, _ = read_folder()
+            mirrored, problems = maintenance.sample_and_mirror(connection, kafka_cluster(), good.values())
+        except TidemarkError as error:
+            mirrored, problems = {}, [f"lag not sampled, or positions not mirrored: {error}"]
     for problem in problems:
         print_note(problem)
     removed, emptied, ended = result.removed, result.emptied, result.ended

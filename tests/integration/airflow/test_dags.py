@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support import dag_reader
 
-from tidemark import errors, project
+from tidemark import project
 from tidemark.connections import Connections
 
 DAGS = project.root() / "dags"
@@ -455,55 +454,9 @@ def test_ruffs_airflow_rules_find_nothing():
     assert done.returncode == 0, done.stdout
 
 
-# ---- in this process
-
-
-@pytest.fixture
-def _home(tmp_path, monkeypatch):
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
-
-
-@pytest.mark.usefixtures("_home")
-def test_airflow_finds_nothing_unstable_in_dag_files():
+def test_airflow_finds_nothing_unstable_in_dag_files(tmp_path, monkeypatch):
     """No value differs from one parse to the next. This is Airflow's own check, which the DAG processor runs."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
     from airflow.utils.dag_version_inflation_checker import check_dag_file_stability
 
     assert [str(warning) for file in FILES for warning in check_dag_file_stability(str(DAGS / file)).warnings] == []
-
-
-@pytest.mark.usefixtures("_home")
-def test_airflow_decides_about_errors_that_nobody_knows():
-    from tidemark.airflow.dags.consume import RETRY_POLICY
-
-    assert RETRY_POLICY.evaluate(ValueError("x"), 1, 3).action.value == "default"
-
-
-@pytest.mark.usefixtures("_home")
-def test_answer_is_a_persons_and_is_kept_while_kafka_is_away(monkeypatch):
-    """No answer in time means a rejection; an approval without a recorded user is refused. The task waits for the end of an outage between
-    answer and action, because a retry would ask again."""
-    from airflow.sdk.exceptions import AirflowFailException
-
-    from tidemark.airflow.approvals import form
-
-    monkeypatch.setattr(form, "WAIT_S", 0.0)
-
-    class Deed(form.ApprovalOperator):
-        outages = 1
-
-        def answered(self, context, plan, answer):
-            if self.outages:
-                self.outages -= 1
-                raise errors.BrokerUnavailable(cause="x")
-            return [plan, answer.approved, answer.by, answer.is_of("ann"), answer.is_of("bob")]
-
-    def told(who, chosen):
-        event = {"chosen_options": [chosen], "params_input": {}, "responded_at": datetime.now(UTC), "responded_by_user": who}
-        return Deed(task_id="deed").execute_complete({}, event, plan="plan 1")
-
-    ann = {"id": "17", "name": "ann"}
-    assert told(ann, "Approve") == ["plan 1", True, "17", True, False]
-    assert told(ann, "Reject") == ["plan 1", False, "17", True, False]
-    assert told(None, "Reject") == ["plan 1", False, None, False, False]
-    with pytest.raises(AirflowFailException, match=r"^Airflow did not record who approved this\. Nothing was changed"):
-        told(None, "Approve")

@@ -472,7 +472,7 @@ def test_dags_that_rewind_redrive_and_maintain_need_their_profile_too(
         (MaintainOperator, "maintain", Profile.REWINDER, {"keep": "30d"}),
     ):
         monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_POSTGRES", story.roles.url(story.without[profile]))
-        run = SimpleNamespace(dag_id=dag_id, run_id="by hand", conf={})
+        run = SimpleNamespace(dag_id=dag_id, run_id="by hand", conf={}, triggering_user_name="ann")
         with pytest.raises(AirflowFailException, match=f"lacks rights of the profile {profile}:"):
             operator(task_id="plan").execute({"params": params, "dag_run": run})
 

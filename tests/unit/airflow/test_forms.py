@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,15 @@ from airflow.sdk.exceptions import ParamValidationError
 from tests.support.forms import REDRIVEN, REWOUND
 
 from tidemark.airflow.approvals import rewind_form
-from tidemark.airflow.approvals.form import own_consumer
-from tidemark.airflow.dags import discard, redrive
+from tidemark.airflow.approvals.records_form import DISCARD_FIELDS, REDRIVE_FIELDS, discard_form, read_records, redrive_form
+from tidemark.airflow.approvals.review import Task
 from tidemark.airflow.dags.consume import REDRIVE, REWIND
 from tidemark.errors import Refused
 from tidemark.rewind.scenarios.scenario import SCENARIO_OPTIONS
 from tidemark.spec import ConsumerSpec
 from tidemark.text.storable import BIGINT, is_storable
 
+read_rewind = partial(rewind_form.read_form, by="ann")
 SPEC = "topics: [{name}]\ntransform: t:t\nsink: {{table: public.{name}}}\n"
 
 
@@ -39,31 +41,29 @@ def _consumers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [("rewind__orders", REWIND, "orders"), ("redrive__a__b", REDRIVE, "a__b"), ("rewind", REWIND, None)],
 )
 def test_consumer_is_the_one_of_the_dags_id(dag_id: str, prefix: str, consumer: str | None) -> None:
-    context: Any = {"dag_run": SimpleNamespace(dag_id=dag_id)}
-    assert own_consumer(context, prefix) == consumer
+    context: Any = {"dag_run": SimpleNamespace(dag_id=dag_id, run_id="by hand")}
+    assert Task(prefix, context, None).own == consumer
 
 
 def test_dag_of_one_consumer_acts_on_it() -> None:
     """Airflow merges a conf into the params, so a param of that name is ignored, too."""
-    assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}, "orders").specs] == ["orders"]
-    assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}).specs] == ["rides"]
-    for form in (redrive, discard):
-        assert form.read_form({**REDRIVEN, "consumer": "rides"}, {}, "orders").spec.name == "orders"
-        assert form.read_form({**REDRIVEN, "consumer": "rides"}, {}).spec.name == "rides"
+    for own, name in (("orders", "orders"), (None, "rides")):
+        assert [spec.name for spec in read_rewind({**REWOUND, "consumers": ["rides"]}, {}, own).consumers] == [name]
+        assert read_records({**REDRIVEN, "consumer": "rides"}, {}, DISCARD_FIELDS, own).spec.name == name
 
 
 def test_conf_that_names_a_consumer_is_refused() -> None:
     for conf in ({"consumers": ["rides"]}, {"consumers": ["orders"]}):
         with pytest.raises(Exception, match="consumers cannot be set: this DAG is for orders only"):
-            rewind_form.read_form({**REWOUND, **conf}, conf, "orders")
-    for form in (redrive, discard):
-        with pytest.raises(Exception, match="consumer cannot be set: this DAG is for orders only"):
-            form.read_form({**REDRIVEN, "consumer": "rides"}, {"consumer": "rides"}, "orders")
+            read_rewind({**REWOUND, **conf}, conf, "orders")
+    with pytest.raises(Exception, match="consumer cannot be set: this DAG is for orders only"):
+        read_records({**REDRIVEN, "consumer": "rides"}, {"consumer": "rides"}, DISCARD_FIELDS, "orders")
 
 
 def test_approval_of_a_redrive_is_for_its_digest() -> None:
     """Airflow records this text with the question."""
-    identities = [redrive._identity(SimpleNamespace(redrive_id=7, digest=digest)) for digest in ("ab12", "cd34")]  # type: ignore[arg-type]
+    context: Any = {}
+    identities = [Task(REDRIVE, context, None).identity(7, digest) for digest in ("ab12", "cd34")]
     assert identities == ["redrive 7, digest ab12", "redrive 7, digest cd34"]
 
 
@@ -100,9 +100,12 @@ def watch() -> None:
 
 
 watch()
-REWIND_FORM = (rewind_form.form([], None), REWOUND | {"consumers": ["orders"]}, rewind_form.read_form)
-REDRIVE_FORM = (redrive._form([], None), REDRIVEN | {"consumer": "orders"}, redrive.read_form)
-FORMS = {"rewind": REWIND_FORM, "redrive": REDRIVE_FORM, "discard": (discard._form([], None), REDRIVE_FORM[1], discard.read_form)}
+RECORDS = REDRIVEN | {"consumer": "orders"}
+FORMS: dict[str, tuple[Any, Any, Any]] = {
+    "rewind": (rewind_form.form([], None), REWOUND | {"consumers": ["orders"]}, read_rewind),
+    "redrive": (redrive_form([], None), RECORDS, partial(read_records, fields=REDRIVE_FIELDS)),
+    "discard": (discard_form([], None), RECORDS, partial(read_records, fields=DISCARD_FIELDS)),
+}
 
 
 @pytest.mark.parametrize(("form", "field"), [(name, field) for name, (fields, *_) in FORMS.items() for field in fields])

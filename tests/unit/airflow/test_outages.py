@@ -40,9 +40,10 @@ BROKEN = {"attempt_id": 1, "type": "x", "text": "x"}
         (AttemptRefused(**BROKEN), "fail"),
         (AttemptFenced(**BROKEN), "fail"),
         (AttemptBroken(**BROKEN), "fail"),
+        (ValueError("x"), "default"),
     ],
 )
 def test_outage_is_tried_again_and_what_another_try_cannot_help_fails_at_once(error: Exception, action: str) -> None:
-    """The task's delays apply: the policy sets none."""
+    """The task's delays apply: the policy sets none. Airflow decides about errors that Tidemark does not know."""
     decision = RETRY_POLICY.evaluate(error, 1, 5)
     assert (decision.action.value, decision.retry_delay) == (action, None)

@@ -19,7 +19,7 @@ WALL_CLOCK = re.compile(r"\b(?:datetime|date|time)\.(?:now|utcnow|today|time|tim
 MAY_READ = {
     "_Follow.__init__": "since when Postgres has not answered, in a log line",
     "_Follow._poll_session": "since when Postgres has not answered, in a log line",
-    "ApplyRewindOperator.execute": "how long Airflow shows the question; an apply is refused by the database's clock",
+    "question": "how long Airflow shows the question; an apply is refused by the database's clock",
     "clock_ahead_s": "compared with the database's clock, in a finding",
     "describe": "for how long a member was not seen, in a table",
     "_age_s": "the age of a file in the cache",

@@ -69,8 +69,8 @@ def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
     from tidemark.airflow.approvals.rewind_form import form, read_form
 
     defaults = {name: param.value for name, param in form((), None).items()}
-    asked = read_form(defaults | value, value)
-    assert [spec.name for spec in asked.specs] == value["consumers"]
+    asked = read_form(defaults | value, value, by="ann")
+    assert [spec.name for spec in asked.consumers] == value["consumers"]
 
 
 def asset_event(value: dict[str, Any], folder: Path) -> None:

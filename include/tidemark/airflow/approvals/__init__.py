@@ -1,8 +1,9 @@
-"""Shared by the DAGs with a form.
+"""The DAGs that people start with a form.
 
 Modules::
 
-    form          the check of the input, the request for an approval, the wait for its answer
-    records_form  the part that chooses failed records, for `discard` and `redrive`
+    form          fields that forms share, the check of unknown keys
+    records_form  the forms of `discard` and `redrive`, which choose failed records, and the check of their input
+    review        the builder of these DAGs: plan, request for an approval, apply
     rewind_form   the form of `rewind`, and the check of its input
 """

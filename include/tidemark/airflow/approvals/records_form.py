@@ -1,4 +1,4 @@
-"""The part of a form that chooses failed records: a consumer, the filter of ``tidemark retries``, a reason. Also checks its input."""
+"""The forms of the DAGs ``discard`` and ``redrive``: a consumer, the filter of ``tidemark retries``, a reason. Also checks their input."""
 
 from __future__ import annotations
 
@@ -8,78 +8,92 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from tidemark.airflow.approvals.form import refuse_unknown
+from tidemark.airflow.approvals.form import NUMBER, WHY, consumer_field, field, reason_field, refuse_unknown
 from tidemark.airflow.operators import spec_of
 from tidemark.errors import BadInput
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.spec import ConsumerSpec
 from tidemark.text.moment import EXAMPLE as MOMENT
 from tidemark.text.moment import parse_moment
-from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
+from tidemark.text.problems import Problems, check_reason
 from tidemark.text.storable import BIGINT, INTEGER, require_storable
 
-WHICH, AMONG, WHY = "Which records", "More filters (a record must match all)", "Why"
-TEXT, NUMBER = ["null", "string"], ["null", "integer"]
-RECORDS_FIELDS = (
+APPLY, ASK, NOTHING = "apply", "ask", "nothing"
+"""The choices of the field ``then``."""
+_FILTER = (
     *("consumer", "states", "error", "text", "numbers"),
     *("topic", "partition", "from_offset", "to_offset", "key", "key_hex", "since", "until", "tier", "refused"),
 )
-"""The keys of `records_fields`."""
+DISCARD_FIELDS = (*_FILTER, "then", "reason")
+"""The keys of the form, and of a REST client's conf."""
+REDRIVE_FIELDS = (*_FILTER, "to", "limit", "per_second", "max_redrives", "then", "reason")
+"""The same for `redrive`."""
+PLACES = {"ladder": "all delays again, from the first", "now": "one try, at once"}
+
+_WHICH, _AMONG, _HOW = "Which records", "More filters (a record must match all)", "Where to, and how fast"
 
 
-def field(title: str, description: str, kind: Any = TEXT, default: Any = None, section: str = WHICH, **more: Any) -> Param:
-    """An optional field."""
-    return Param(default, type=kind, title=title, description_md=description, section=section, **more)
-
-
-def records_fields(good: Sequence[ConsumerSpec], own: str | None, verb: str, states: Sequence[RecordState], unset: str) -> dict[str, Param]:
-    """Returns the fields of the filter. The form offers ``states`` and the consumers ``good``; the DAG of the consumer ``own`` has no field
-    for consumers. ``unset``: the meaning of no state."""
-    names = {spec.name: f"{spec.name}: {spec.shown_tables}" for spec in good}
-    consumer = Param(
-        type="string",
-        minLength=1,
-        examples=list(names),
-        values_display=names,
-        title="Consumer",
-        description_md=f"The consumer whose records to {verb}.",
-        section=WHICH,
-    )
+def discard_form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
+    """Returns the form's fields. The DAG of the consumer ``own`` has no field for consumers. A REST client sends the same keys in its
+    conf."""
     return {
-        **({"consumer": consumer} if own is None else {}),
-        "states": field(
-            "States",
-            unset,
-            ["null", "array"],
-            items={"type": "string", "enum": list(map(str, states))},
-            examples=list(map(str, states)),
-        ),
-        "error": field("Error type", "The full name: *TimeoutError*."),
-        "text": field("Error text", "Any part of it."),
-        "numbers": field("Record numbers", "Only these, as shown by *tidemark retries list*: *4711, 4712*."),
-        "topic": field("Topic", "The topic that the record was first read from.", section=AMONG),
-        "partition": field("Partition", "A partition of that topic.", NUMBER, section=AMONG, minimum=0, maximum=INTEGER),
-        "from_offset": field("From offset", "Inclusive.", NUMBER, section=AMONG, minimum=0, maximum=BIGINT),
-        "to_offset": field("To offset", "Exclusive.", NUMBER, section=AMONG, minimum=0, maximum=BIGINT),
-        "key": field("Key", "As text.", section=AMONG),
-        "key_hex": field("Key in hex", "For a key that is not text: *00ff*.", section=AMONG),
-        "since": field("Since", f"First failed at or after this time: *{MOMENT}*.", section=AMONG),
-        "until": field("Until", "First failed before this time.", section=AMONG),
-        "tier": field("Tier", "The retry topic that the record is in or goes to: *5m*, *now*, *failed*.", section=AMONG),
-        "refused": field("Refused", "Only records that the broker refused.", "boolean", False, AMONG),
+        **_records_fields("discard", good, own, (RecordState.FAILED, RecordState.WAITING, RecordState.HELD)),
+        "then": _then("discard", "*ask* discards exactly the records shown.", ASK),
+        "reason": reason_field("test flights of last week"),
     }
 
 
-def reason_field(example: str) -> Param:
-    """The field of the reason, which is required."""
-    return Param(
-        type="string",
-        minLength=REASON_CHARACTERS,
-        maxLength=2_000,
-        title="Reason",
-        description_md=f"At least {REASON_CHARACTERS} characters; kept permanently: *{example}*.",
-        section=WHY,
-    )
+def redrive_form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
+    """The same for `redrive`."""
+    limits: dict[str, Any] = {"section": _HOW, "minimum": 1}
+    often = "A record that was redriven this often is not redriven again."
+    places = {name: f"{name}: {words}" for name, words in PLACES.items()}
+    return {
+        **_records_fields("redrive", good, own, (RecordState.FAILED, RecordState.WAITING, RecordState.DISCARDED)),
+        "to": field("Where to", "", _HOW, "ladder", "string", enum=list(places), values_display=places),
+        "limit": field("Maximum number of records", "Takes the first ones.", kind=NUMBER, maximum=BIGINT, **limits),
+        "per_second": field("Maximum records per second", "Unlimited if empty.", kind=NUMBER, maximum=INTEGER, **limits),
+        "max_redrives": field("Maximum redrives per record", often, default=3, kind="integer", maximum=INTEGER, **limits),
+        "then": _then("redrive", "A plan that is not applied now can be applied later: *tidemark redrive apply NUMBER*.", APPLY),
+        "reason": reason_field("the service is back"),
+    }
+
+
+_UNSET = {
+    "discard": "If empty: all of these. At least one field must choose records.",
+    "redrive": "If empty: failed records, and those that the broker refused. *DISCARDED* records only if selected here.",
+}
+
+
+def _records_fields(verb: str, good: Sequence[ConsumerSpec], own: str | None, states: Sequence[RecordState]) -> dict[str, Param]:
+    """Returns the fields of the filter. The form offers ``states`` and the consumers ``good``."""
+    names = {spec.name: f"{spec.name}: {spec.shown_tables}" for spec in good}
+    consumer = consumer_field("Consumer", f"The consumer whose records to {verb}.", _WHICH, names, type="string", minLength=1)
+    choices = list(map(str, states))
+    items = {"type": "string", "enum": choices}
+    offsets: dict[str, Any] = {"section": _AMONG, "kind": NUMBER, "minimum": 0, "maximum": BIGINT}
+    return {
+        **({"consumer": consumer} if own is None else {}),
+        "states": field("States", _UNSET[verb], _WHICH, kind=["null", "array"], items=items, examples=choices),
+        "error": field("Error type", "The full name: *TimeoutError*.", _WHICH),
+        "text": field("Error text", "Any part of it.", _WHICH),
+        "numbers": field("Record numbers", "Only these, as shown by *tidemark retries list*: *4711, 4712*.", _WHICH),
+        "topic": field("Topic", "The topic that the record was first read from.", _AMONG),
+        "partition": field("Partition", "A partition of that topic.", _AMONG, kind=NUMBER, minimum=0, maximum=INTEGER),
+        "from_offset": field("From offset", "Inclusive.", **offsets),
+        "to_offset": field("To offset", "Exclusive.", **offsets),
+        "key": field("Key", "As text.", _AMONG),
+        "key_hex": field("Key in hex", "For a key that is not text: *00ff*.", _AMONG),
+        "since": field("Since", f"First failed at or after this time: *{MOMENT}*.", _AMONG),
+        "until": field("Until", "First failed before this time.", _AMONG),
+        "tier": field("Tier", "The retry topic that the record is in or goes to: *5m*, *now*, *failed*.", _AMONG),
+        "refused": field("Refused", "Only records that the broker refused.", _AMONG, default=False, kind="boolean"),
+    }
+
+
+def _then(verb: str, description: str, default: str) -> Param:
+    choices = {APPLY: f"{verb} the records", ASK: "ask for approval first", NOTHING: "nothing (dry run)"}
+    return field("After the plan", description, WHY, default, "string", enum=list(choices), values_display=choices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
 
-from tidemark.airflow.approvals.form import refuse_unknown
+from tidemark.airflow.approvals.form import LINE_CHARACTERS, consumer_field, field, reason_field, refuse_unknown
 from tidemark.airflow.operators import spec_of
 from tidemark.errors import BadInput
 from tidemark.rewind.scenarios.offsets_file import MAX_BYTES
@@ -17,10 +15,11 @@ from tidemark.rewind.scenarios.scenario import FROM_FILE, SCENARIO_OPTIONS, norm
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 from tidemark.text.moment import EXAMPLE as MOMENT
-from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
+from tidemark.text.problems import Problems, check_reason
 from tidemark.text.wording import quoted
 
 if TYPE_CHECKING:
+    from tidemark.rewind.plan import PlanRequest
     from tidemark.rewind.plan_model import Scenario
 
 FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume", "backfill")
@@ -42,36 +41,31 @@ ZONES = (
 """Suggestions. Any zone of the tz database is accepted."""
 
 _WHAT, _WHERE, _WHY = "What to rewind", "Where to", "Why, and how"
-_TEXT = ["null", "string"]
-LINE_CHARACTERS = 2_000
-"""Maximum length of a field that does not hold a list."""
 
 
 def form(specs: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
     """Returns the form's fields. The DAG of the consumer ``own`` has no field for consumers. A REST client sends the same keys in its
     conf."""
     names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.shown_tables}" for spec in specs}
+    several = "Several consumers are moved together or not at all."
+    consumers = consumer_field("Consumers", several, _WHAT, names, type="array", items={"type": "string"}, minItems=1)
     examples = "".join(f"- {word.name}: *{word.example}*\n" for word in SCENARIO_OPTIONS.values() if word.value and word.name != FROM_FILE)
-    consumers = Param(
-        type="array",
-        items={"type": "string"},
-        minItems=1,
-        examples=list(names),
-        values_display=names,
-        title="Consumers",
-        description_md="Several consumers are moved together or not at all.",
-        section=_WHAT,
+    value = f"Examples:\n\n{examples}\nWrite a time with its UTC offset, *{MOMENT}*, or name its zone below."
+    zone = "Only for *to-datetime*: *Europe/Berlin* or any other name from the tz database."
+    offsets = (
+        "Only for *from-file*: paste the file's content. Either lines of *topic,partition,offset*, as written by "
+        "*kafka-consumer-groups --export*, or the JSON of a plan."
     )
+    loss = (
+        "If Kafka no longer has the target offset: continue at the log start offset, and record the gap as lost. "
+        "Needed for compacted topics too."
+    )
+    expires = "How long the plan waits for approval and can be applied: *30m*, *4h*, *2d*."
+    backfill = "If the rewind skips records: read them later into the same table, in a separate run."
+    topics = "*all*, *flights* or *flights:0,1,5-9*. Separate several by spaces."
     return {
         **({"consumers": consumers} if own is None else {}),
-        "scope": Param(
-            "all",
-            type="string",
-            maxLength=MAX_BYTES,
-            title="Topics and partitions",
-            description_md="*all*, *flights* or *flights:0,1,5-9*. Separate several by spaces.",
-            section=_WHAT,
-        ),
+        "scope": field("Topics and partitions", topics, _WHAT, "all", "string", maxLength=MAX_BYTES),
         "scenario": Param(
             type="string",
             enum=list(SCENARIO_OPTIONS),
@@ -80,80 +74,15 @@ def form(specs: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
             description_md="Most scenarios need a value in the next field.",
             section=_WHERE,
         ),
-        "value": Param(
-            None,
-            type=_TEXT,
-            maxLength=LINE_CHARACTERS,
-            title="Value",
-            description_md=f"Examples:\n\n{examples}\nWrite a time with its UTC offset, *{MOMENT}*, or name its zone below.",
-            section=_WHERE,
-        ),
-        "zone": Param(
-            None,
-            type=_TEXT,
-            pattern=r"^[A-Za-z0-9_+/-]{0,64}$",
-            examples=list(ZONES),
-            title="Zone of a local time",
-            description_md="Only for *to-datetime*: *Europe/Berlin* or any other name from the tz database.",
-            section=_WHERE,
-        ),
-        "offsets": Param(
-            None,
-            type=_TEXT,
-            maxLength=MAX_BYTES,
-            format="multiline",
-            title="Offsets",
-            description_md="Only for *from-file*: paste the file's content. Either lines of *topic,partition,offset*, as written by "
-            "*kafka-consumer-groups --export*, or the JSON of a plan.",
-            section=_WHERE,
-        ),
-        "reason": Param(
-            type="string",
-            minLength=REASON_CHARACTERS,
-            maxLength=LINE_CHARACTERS,
-            title="Reason",
-            description_md=f"At least {REASON_CHARACTERS} characters; kept permanently: *transform of Tuesday doubled the fares*.",
-            section=_WHY,
-        ),
-        "allow_loss": Param(
-            False,
-            type="boolean",
-            title="Allow loss",
-            description_md="If Kafka no longer has the target offset: continue at the log start offset, and record the gap as lost. "
-            "Needed for compacted topics too.",
-            section=_WHY,
-        ),
-        "expires_in": Param(
-            "4h",
-            type="string",
-            title="Expires in",
-            description_md="How long the plan waits for approval and can be applied: *30m*, *4h*, *2d*.",
-            section=_WHY,
-        ),
-        "consume": Param(
-            True, type="boolean", title="Consume afterwards", description_md="Start a run of each consumer after the rewind.", section=_WHY
-        ),
-        "backfill": Param(
-            False,
-            type="boolean",
-            title="Backfill",
-            description_md="If the rewind skips records: read them later into the same table, in a separate run.",
-            section=_WHY,
-        ),
+        "value": field("Value", value, _WHERE, maxLength=LINE_CHARACTERS),
+        "zone": field("Zone of a local time", zone, _WHERE, pattern=r"^[A-Za-z0-9_+/-]{0,64}$", examples=list(ZONES)),
+        "offsets": field("Offsets", offsets, _WHERE, maxLength=MAX_BYTES, format="multiline"),
+        "reason": reason_field("transform of Tuesday doubled the fares", _WHY),
+        "allow_loss": field("Allow loss", loss, _WHY, default=False, kind="boolean"),
+        "expires_in": field("Expires in", expires, _WHY, "4h", "string"),
+        "consume": field("Consume afterwards", "Start a run of each consumer after the rewind.", _WHY, default=True, kind="boolean"),
+        "backfill": field("Backfill", backfill, _WHY, default=False, kind="boolean"),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class RewindRequest:
-    """The parsed form."""
-
-    specs: tuple[ConsumerSpec, ...]
-    scope: Scope
-    scenario: Scenario
-    reason: str
-    expires_in: timedelta
-    allow_loss: bool
-    backfill: bool
 
 
 def consumer_names(params: Mapping[str, Any], own: str | None) -> list[str]:
@@ -161,12 +90,14 @@ def consumer_names(params: Mapping[str, Any], own: str | None) -> list[str]:
     return list(dict.fromkeys(params["consumers"])) if own is None else [own]
 
 
-def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> RewindRequest:
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None, *, by: str, **run: str) -> PlanRequest:
     """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed. In the
     DAG of the consumer ``own``, so are consumers.
 
     Raises all problems at once (`BadInput`, `SeveralProblems`).
     """
+    from tidemark.rewind.plan import PlanRequest
+
     problems = Problems()
     refuse_unknown(problems, conf, FIELDS, "consumers", own)
     specs = [problems.attempt(lambda name=name: spec_of(name)) for name in consumer_names(params, own)]  # type: ignore[misc]
@@ -180,7 +111,8 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | Non
     assert scenario is not None
     assert reason is not None
     assert expires_in is not None
-    return RewindRequest(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
+    options: dict[str, Any] = {"allow_loss": params["allow_loss"], "backfill": params["backfill"], "expires_in": expires_in, **run}
+    return PlanRequest(good, scope, scenario, reason, by, **options)
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:

@@ -31,7 +31,7 @@ from tidemark.spec.checks import CONSUMER_NAME_LIMIT
 from tidemark.spec.model import Access, Approval
 from tidemark.spec.partial import UNKNOWN_TABLE
 from tidemark.text.duration import format_duration
-from tidemark.text.wording import counted
+from tidemark.text.wording import counted, escaped
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """A fixed date in the past. With ``catchup=False`` a schedule begins with its next interval. Airflow takes a schedule's zone from it."""
@@ -111,9 +111,22 @@ def declared(kind: str = "") -> list[DeclaredConsumer]:
     return [*(DeclaredConsumer(partial_spec(error.problems[0].file), error) for error in bad), *map(DeclaredConsumer, good.values())]
 
 
-def general_access() -> AccessControl | None:
-    """Returns the access of a DAG that acts on all consumers. None in a task, where it has no use."""
-    return shared_access(consumer.spec for consumer in declared())
+def shared_dag(dag_id: str, tag: str, schedule: Any, **more: Any) -> DAG:
+    """Builds a DAG that acts on all consumers by itself. It starts unpaused: otherwise nobody is alarmed, records are not retried, and
+    archives and payloads grow without limit."""
+    return DAG(
+        dag_id=dag_id,
+        schedule=schedule,
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        allowed_run_types=RUN_TYPES,
+        is_paused_upon_creation=False,
+        tags=["tidemark", tag],
+        default_args={"owner": "tidemark"},
+        access_control=shared_access(consumer.spec for consumer in declared()),
+        **more,
+    )
 
 
 def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | None) -> DAG:
@@ -195,7 +208,7 @@ def _doc(spec: ConsumerSpec) -> str:
         else "to the end offsets seen at its start",
         "Members": f"{spec.members}, assigned by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Starts at": _start(spec),
-        **({"Schedule": f"{_plain(spec.schedule)} in {zone_of(spec)}"} if spec.schedule else {}),
+        **({"Schedule": f"{escaped(spec.schedule)} in {zone_of(spec)}"} if spec.schedule else {}),
         "Transform": f"`{spec.transform}`" if spec.transform else f"none: the fields of the {spec.format.value} values become columns",
         "Loads into": f"{tables}, offsets in the same transaction as the rows",
         "Retries": _ladder(spec),
@@ -245,7 +258,7 @@ def _objectives(slo: Objectives) -> str:
 
 def _access(access: Access) -> str:
     roles = {"edit": access.edit, "view": access.view}
-    return "; ".join(f"{key}: {', '.join(map(_plain, names))}" for key, names in roles.items() if names) or "administrators only"
+    return "; ".join(f"{key}: {', '.join(map(escaped, names))}" for key, names in roles.items() if names) or "administrators only"
 
 
 def _denied(denied: Sequence[Problem]) -> str:
@@ -259,12 +272,7 @@ def _problems(error: SpecInvalid) -> str:
 def _problem(problem: Problem) -> str:
     """A problem as a list entry. Airflow's page joins the lines of a code block, so the error's own text cannot be shown as is."""
     text = f"{problem.message}: {problem.fix}" if problem.fix else problem.message
-    return f"- `{problem.file.name}:{problem.line}:{problem.column}` {_plain(text)}\n"
-
-
-def _plain(text: str) -> str:
-    """Escapes Markdown, so that the asterisks of a schedule stay asterisks."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)
+    return f"- `{problem.file.name}:{problem.line}:{problem.column}` {escaped(text)}\n"
 
 
 def _cell(text: str) -> str:

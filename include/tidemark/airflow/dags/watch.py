@@ -16,15 +16,14 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import DAG, BaseBranchOperator, BaseOperator, Context, get_parsing_context
+from airflow.sdk import DAG, BaseBranchOperator, Context, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from tidemark import project
-from tidemark.airflow.dags.consume import RUN_TYPES, START, dag_id, general_access, retrying
-from tidemark.airflow.operators import refusals_fail, spec_of
+from tidemark.airflow.dags.consume import dag_id, retrying, shared_dag
+from tidemark.airflow.operators import ConsumerOperator, by_database, refusals_fail, spec_of, valid_consumers
 from tidemark.airflow.triggers.polling import Poll, cursor
-from tidemark.spec import ConsumerSpec, read_folder
+from tidemark.spec import ConsumerSpec
 
 WATCH = "watch"
 OBJECTIVES = "objectives"
@@ -44,20 +43,13 @@ def watch_dags() -> dict[str, DAG]:
     specs = watched()
     if not specs:
         return {}
-    with DAG(
-        dag_id=WATCH,
+    with shared_dag(
+        WATCH,
+        WATCH,
         description="Fails a consumer's task once when the consumer misses an objective.",
         doc_md=_DOC,
         schedule="@continuous",
-        start_date=START,
-        catchup=False,
-        max_active_runs=1,
-        allowed_run_types=RUN_TYPES,
-        is_paused_upon_creation=False,  # otherwise there is no alarm
         max_consecutive_failed_dag_runs=0,  # it fails on purpose; Airflow's default would pause it
-        tags=["tidemark", WATCH],
-        default_args={"owner": "tidemark"},
-        access_control=general_access(),
     ) as dag:
         watch = WatchOperator(
             task_id=WATCH,
@@ -80,8 +72,7 @@ def watch_dags() -> dict[str, DAG]:
 
 def watched() -> list[ConsumerSpec]:
     """The consumers with objectives."""
-    good, _ = read_folder(project.consumers())
-    return [spec for spec in good.values() if spec.slo is not None]
+    return [spec for spec in valid_consumers() if spec.slo is not None]
 
 
 def task_of(consumer: str) -> str:
@@ -102,14 +93,8 @@ class WatchOperator(BaseBranchOperator):
         return self.do_branch(context, sorted({task_of(name) for name in event} & self.downstream_task_ids))
 
 
-class ReportOperator(BaseOperator):
+class ReportOperator(ConsumerOperator):
     """Stores the changes of a consumer's objectives, and fails if an objective is missed."""
-
-    template_fields: Sequence[str] = ("consumer",)
-
-    def __init__(self, *, consumer: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.consumer = consumer
 
     @refusals_fail
     def execute(self, context: Context) -> None:
@@ -162,11 +147,7 @@ class ObjectivesTrigger(BaseTrigger):
     def _databases(self) -> dict[str, list[ConsumerSpec]]:
         specs = watched()
         self._consumers_changed = {spec.name for spec in specs} != set(self.consumers)
-        databases: dict[str, list[ConsumerSpec]] = {}
-        for spec in specs:
-            if spec.name in self.consumers:
-                databases.setdefault(spec.connections.postgres, []).append(spec)
-        return databases
+        return by_database(spec for spec in specs if spec.name in self.consumers)
 
 
 def _changed(connection: Any, specs: Iterable[ConsumerSpec]) -> list[str]:

@@ -16,9 +16,8 @@ from typing import Any
 from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from tidemark import project
+from tidemark.airflow.operators import by_database, valid_consumers
 from tidemark.airflow.triggers.polling import Poll, cursor
-from tidemark.spec import ConsumerSpec, read_folder
 
 ASK_EVERY_S = 15.0
 """Poll interval, shortened if something is due earlier. A redriven or released record is noticed within this time."""
@@ -101,12 +100,8 @@ DUE = Asset(name="tidemark_retries_due", watchers=[AssetWatcher(name="tidemark_r
 
 def _databases() -> dict[str, list[str]]:
     """The groups with a ladder, by Postgres connection."""
-    good, _ = read_folder(project.consumers())
-    by_connection: dict[str, list[ConsumerSpec]] = {}
-    for spec in good.values():
-        if spec.retry.delays:
-            by_connection.setdefault(spec.connections.postgres, []).append(spec)
-    return {name: [spec.group for spec in specs] for name, specs in by_connection.items()}
+    databases = by_database(spec for spec in valid_consumers() if spec.retry.delays)
+    return {name: [spec.group for spec in specs] for name, specs in databases.items()}
 
 
 def _read_due_times(connection: Any, groups: Sequence[str]) -> dict[str, DueTimes]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from importlib import resources
 from typing import Annotated, Any
 
 import psycopg2
 from airflow.api_fastapi.core_api.security import GetUserDep
-from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator
 from pydantic_core import PydanticSerializationError, to_json
@@ -27,23 +28,8 @@ from tidemark.text.storable import BIGINT, INTEGER, is_storable
 
 log = logging.getLogger(__name__)
 
-SCRIPTS = (
-    "app",
-    "audit",
-    "base",
-    "chart",
-    "form",
-    "group",
-    "groups",
-    "payload",
-    "preview",
-    "retries",
-    "rewinds",
-    "source",
-    "table",
-    "validations",
-)
-"""The modules in ``static/``."""
+STATIC = resources.files("tidemark.airflow.web").joinpath("static")
+SCRIPTS = frozenset(script.name for script in STATIC.iterdir())
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -77,23 +63,18 @@ async def _with_headers(request: Request, call_next: Callable[[Request], Awaitab
 
 
 @app.exception_handler(TidemarkError)
-def _handle_tidemark_error(_: Request, error: TidemarkError) -> JSONResponse:
+@app.exception_handler(psycopg2.Error)
+def _handle_error(_: Request, error: Exception) -> JSONResponse:
     """Answers 503 for a database that does not answer, and 404 for a number that does not exist."""
     description = problem(error)
     return JSONResponse({"detail": f"{description['problem']}. {description['fix']}"}, 404 if isinstance(error, BadInput) else 503)
 
 
-@app.exception_handler(psycopg2.Error)
-def _handle_postgres_error(_: Request, error: psycopg2.Error) -> JSONResponse:
-    description = problem(error)
-    return JSONResponse({"detail": f"{description['problem']}. {description['fix']}"}, 503)
-
-
 @app.get("/{module}.js")
 def script(module: str, request: Request) -> Response:
-    if module not in SCRIPTS:
+    if f"{module}.js" not in SCRIPTS:
         raise HTTPException(404, f"There is no script {module}.js.")
-    text = resources.files("tidemark.airflow.web").joinpath("static", f"{module}.js").read_bytes()
+    text = STATIC.joinpath(f"{module}.js").read_bytes()
     tag = f'"{hashlib.sha256(text).hexdigest()[:16]}"'
     headers = {"Cache-Control": "no-cache", "ETag": tag}
     if request.headers.get("If-None-Match") == tag:
@@ -168,20 +149,22 @@ def retries_of(consumer: Readable, user: GetUserDep) -> Response:
     return _json(retries.of_consumer(consumer) | {"forms": guards.forms(user, consumer), "payloads": guards.may_edit(user, consumer)})
 
 
-@app.get("/api/groups/{consumer}/records")
-def records(
-    consumer: Readable,
-    after: Annotated[int, Query(ge=0, le=BIGINT)] = 0,
+def _filter(
     state: Annotated[list[RecordState] | None, Query()] = None,
     error: Text | None = None,
     text: Text | None = None,
     tier: Text | None = None,
     topic: Text | None = None,
     partition: Annotated[int | None, Query(ge=0, le=INTEGER)] = None,
+) -> Filter:
+    states = tuple(state or retries.OPEN)
+    return Filter(states=states, error_type=error, error_text=text, tier=tier, topic=topic, partition=partition)
+
+
+@app.get("/api/groups/{consumer}/records")
+def records(
+    consumer: Readable, record_filter: Annotated[Filter, Depends(_filter)], after: Annotated[int, Query(ge=0, le=BIGINT)] = 0
 ) -> Response:
-    record_filter = Filter(
-        states=tuple(state or retries.OPEN), error_type=error, error_text=text, tier=tier, topic=topic, partition=partition
-    )  # fmt: skip
     return _json(retries.records(consumer, record_filter, after))
 
 
@@ -200,28 +183,29 @@ def validation(consumer: Readable, validation_id: Number, user: GetUserDep) -> R
     return _json(history.validation(consumer, validation_id, payloads=guards.may_edit(user, consumer)))
 
 
-@app.get("/api/audit")
-def audit(
+def _audit(
     readable: AllReadable,
     everything: guards.Everything,
     consumer: Text | None = None,
     kind: Text | None = None,
     person: Text | None = None,
-) -> Response:
-    return _json(history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person))
+) -> Callable[..., dict[str, Any]]:
+    return partial(history.audit, readable, consumer=consumer, whole=everything, kind=kind, person=person)
+
+
+Audit = Annotated[Callable[..., dict[str, Any]], Depends(_audit)]
+"""Reads the events that the query in the address chooses."""
+
+
+@app.get("/api/audit")
+def audit(events: Audit) -> Response:
+    return _json(events())
 
 
 @app.get("/api/audit.csv")
-def audit_csv(
-    readable: AllReadable,
-    everything: guards.Everything,
-    consumer: Text | None = None,
-    kind: Text | None = None,
-    person: Text | None = None,
-) -> Response:
-    events = history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person, limit=history.CSV_EVENTS)
+def audit_csv(events: Audit) -> Response:
     headers = {"Content-Disposition": 'attachment; filename="tidemark-audit.csv"'}
-    return StreamingResponse(history.as_csv(events), media_type="text/csv", headers=headers)
+    return StreamingResponse(history.as_csv(events(limit=history.CSV_EVENTS)), media_type="text/csv", headers=headers)
 
 
 def _json(value: Any) -> Response:

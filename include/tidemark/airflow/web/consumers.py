@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from tidemark import project
 from tidemark.airflow import connections
 from tidemark.airflow.dags import consume
 from tidemark.airflow.dags.consume import DeclaredConsumer
+from tidemark.airflow.operators import by_database
 from tidemark.db import Connection, SafeCursor, read_url, session
 from tidemark.errors import BadInput, StatementTimeout, TidemarkError
+from tidemark.rewind.plan_model import Plan
 from tidemark.spec import ConsumerSpec
 
 log = logging.getLogger(__name__)
@@ -55,9 +56,7 @@ class Answers:
 
 def ask_each(consumers: Mapping[str, DeclaredConsumer], ask: Callable[[Connection, list[ConsumerSpec]], Mapping[str, T]]) -> Answers:
     """Calls ``ask`` once for each database, in threads, with its consumers. A database that fails becomes a banner."""
-    by_connection: dict[str, list[ConsumerSpec]] = defaultdict(list)
-    for consumer in consumers.values():
-        by_connection[consumer.spec.connections.postgres].append(consumer.spec)
+    by_connection = by_database(consumer.spec for consumer in consumers.values())
     answers = Answers({}, [])
     if not by_connection:
         return answers
@@ -107,6 +106,13 @@ def problem(error: Exception) -> dict[str, str]:
         return {"problem": f"{error.what}: {error.found}", "fix": error.fix}
     log.warning("database not read error=%s", first_line(error))
     return {"problem": first_line(error), "fix": "Check the server and the connection. The page asks again by itself."}
+
+
+def require_moved(consumer: DeclaredConsumer, plan: Plan) -> None:
+    """Raises `BadInput` if the rewind does not move the consumer."""
+    if consumer.spec.name not in {group.consumer for group in plan.groups}:
+        mismatch = f"rewind {plan.rewind_id} does not move {consumer.spec.name}"
+        raise BadInput(what="rewind", found=mismatch, fix="Rewinds lists the rewinds of each consumer.")
 
 
 def first_line(error: Exception) -> str:

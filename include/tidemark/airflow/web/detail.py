@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -14,7 +14,7 @@ from tidemark.airflow.web.overview import groups, problems
 from tidemark.airflow.web.rebalances import rebalances
 from tidemark.airflow.web.source import place
 from tidemark.consume.membership import instance_id
-from tidemark.db import rows, statements, transaction
+from tidemark.db import Cursor, rows, statements, transaction
 from tidemark.group.coordinator import Coordinator
 from tidemark.offsets import lag, samples, store
 from tidemark.offsets.flow import Flow, FlowTarget
@@ -22,9 +22,6 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.store import replays
 from tidemark.spec.problem import masked
 from tidemark.spec.scope import spans
-
-if TYPE_CHECKING:
-    from tidemark.db import Cursor
 
 SQL = statements("tidemark.airflow.web", "detail.sql")
 
@@ -45,19 +42,10 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
         "file": spec.source.path.name,
         "spec": effective_spec(consumer),
         "source": place(spec),
-        "lag": None,
-        "unvalidated": None,
-        "partitions": [],
-        "lost": [],
-        "flow": [],
-        "attempts": [],
-        "batches": [],
-        "membership": None,
         "instances": _instances(spec.name, spec.members, ()),
-        "rebalances": [],
         "queries": {},
-        "history": [],
-        "rewinds": [],
+        **dict.fromkeys(("lag", "unvalidated", "membership")),
+        **dict.fromkeys(("partitions", "lost", "flow", "attempts", "batches", "rebalances", "history", "rewinds"), ()),
     }
     if overview["banners"]:
         return page
@@ -117,36 +105,28 @@ def _partition(position: store.Position, paused: Flow, replays_by_partition: Map
     return {
         "topic": position.partition.topic,
         "partition": position.partition.partition,
-        "position": position.position,
-        "validated": position.validated,
-        "owner": position.owner,
         "instance": position.instance_id,
-        "epoch": position.epoch,
-        "generation": position.generation,
-        "committed_at": position.committed_at,
         "paused": paused.is_paused(position.partition),
         "replaying_until": None if replay is None else replay.until,
         "rewind_id": None if replay is None else replay.rewind_id,
-    }
+    } | {name: getattr(position, name) for name in ("position", "validated", "owner", "epoch", "generation", "committed_at")}
 
 
 def _instances(consumer: str, members: int, positions: Sequence[store.Position]) -> list[dict[str, Any]]:
     """Returns the static members of the consumer's mapped task, with the partitions that each read last. Empty without a group."""
-    instances = []
-    for number in range(members if members > 1 else 0):
-        instance = instance_id(consumer, number)
-        partitions_read: dict[str, list[int]] = {}
-        for position in positions:
-            if position.instance_id == instance:
-                partitions_read.setdefault(position.partition.topic, []).append(position.partition.partition)
-        instances.append(
-            {
-                "instance": instance,
-                "map_index": number,
-                "read": " ".join(f"{topic}:{spans(partitions)}" for topic, partitions in partitions_read.items()),
-            }
-        )
-    return instances
+    names = [instance_id(consumer, number) for number in range(members if members > 1 else 0)]
+    partitions_read: dict[str, dict[str, list[int]]] = {name: {} for name in names}
+    for position in positions:
+        if position.instance_id in partitions_read:
+            partitions_read[position.instance_id].setdefault(position.partition.topic, []).append(position.partition.partition)
+    return [
+        {
+            "instance": name,
+            "map_index": number,
+            "read": " ".join(f"{topic}:{spans(parts)}" for topic, parts in partitions_read[name].items()),
+        }
+        for number, name in enumerate(names)
+    ]
 
 
 def _history(cur: Cursor, name: str) -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_access_view
+from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException, Request
 
 from tidemark.airflow.dags.consume import CONSUME, DISCARD, REDRIVE, REWIND, DeclaredConsumer, dag_id
@@ -72,9 +73,6 @@ def forms(user: GetUserDep, consumer: DeclaredConsumer) -> dict[str, str | None]
 
 
 def _may(user: GetUserDep, method: str, dag: str, entity: DagAccessEntity | None = None) -> bool:
-    from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
-    from airflow.models.dag import DagModel
-
     details = DagDetails(id=dag, team_name=DagModel.get_team_name(dag))
     return get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user)  # type: ignore[arg-type]
 

@@ -8,23 +8,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg2
 
 from tidemark import events
 from tidemark.airflow.dags.consume import DeclaredConsumer
-from tidemark.airflow.web.consumers import ask_each, database, declared, first_line
-from tidemark.db import transaction
-from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.airflow.web.consumers import Answers, ask_each, database, declared, first_line, require_moved
+from tidemark.db import Connection, transaction
+from tidemark.errors import DatabaseUnavailable
 from tidemark.quality import stored_verdicts as verdicts
 from tidemark.rewind import plan_text, store, verify
+from tidemark.rewind.plan_model import Plan
+from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import spreadsheet_cell
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection
-    from tidemark.rewind.plan_model import Plan
-    from tidemark.spec import ConsumerSpec
 
 REWINDS, VALIDATIONS, EVENTS = 50, 100, 100
 """Limits for each database, newest first."""
@@ -43,18 +40,24 @@ def rewinds(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> 
         return {specs[0].name: [_summary(plan, names) for plan in store.history(connection, *sorted(names), limit=REWINDS)]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    summaries = [plan for plans in answers.by_consumer.values() for plan in plans if plan["consumers"]]
-    return {"rewinds": sorted(summaries, key=lambda plan: plan["planned_at"], reverse=True), "banners": answers.banners}
+    return {"rewinds": [plan for plan in _newest(answers, "planned_at") if plan["consumers"]], "banners": answers.banners}
 
 
 def rewind(consumer: DeclaredConsumer, rewind_id: int, readable: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
     """Returns a rewind of the consumer, with the partitions of the consumers that the user may see."""
     with database(consumer.spec) as connection:
-        plan = _require_consumer(store.read(connection, rewind_id), consumer)
-        now = _now(connection)
+        plan = store.read(connection, rewind_id)
+        require_moved(consumer, plan)
+        with transaction(connection) as cur:
+            cur.execute("SELECT clock_timestamp()")
+            ((now,),) = cur.fetchall()
     plan_json = plan_text.as_json(plan)
     groups = [group for group in plan_json["groups"] if group["consumer"] in readable]
-    return plan_json | {"groups": groups, "hidden": len(plan_json["groups"]) - len(groups), "expired": _expired(plan, now)}
+    return plan_json | {
+        "groups": groups,
+        "hidden": len(plan_json["groups"]) - len(groups),
+        "expired": plan.state == "PLANNED" and plan.expires_at <= now,
+    }
 
 
 def verified(consumer: DeclaredConsumer, rewind_id: int, payloads: Mapping[str, bool]) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def verified(consumer: DeclaredConsumer, rewind_id: int, payloads: Mapping[str, 
     try:
         with database(consumer.spec) as connection:
             with transaction(connection) as cur:
-                _require_consumer(store.read_plan(cur, rewind_id), consumer)
+                require_moved(consumer, store.read_plan(cur, rewind_id))
             comparisons = verify.verify(connection, rewind_id, keys)
     except verify.NotVerifiable as error:
         return {"groups": [], "unknown": str(error)}
@@ -111,14 +114,6 @@ def _browser_text(value: Any) -> str | None:
     return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]} …"
 
 
-def _require_consumer(plan: Plan, consumer: DeclaredConsumer) -> Plan:
-    """Returns the plan. Raises `BadInput` if it does not move the consumer."""
-    if consumer.spec.name not in {group.consumer for group in plan.groups}:
-        mismatch = f"rewind {plan.rewind_id} does not move {consumer.spec.name}"
-        raise BadInput(what="rewind", found=mismatch, fix="Rewinds lists the rewinds of each consumer.")
-    return plan
-
-
 def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> dict[str, Any]:
     """Returns the newest verdicts of a consumer, or a few per consumer."""
     per_consumer = VALIDATIONS if consumer else 20
@@ -129,8 +124,7 @@ def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None)
         return {specs[0].name: [{"consumer": names[row.pop("group")], **row} for row in verdict_rows]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    newest = sorted((row for rows in answers.by_consumer.values() for row in rows), key=lambda row: row["validated_at"], reverse=True)
-    return {"validations": newest[:MOST_VALIDATIONS], "banners": answers.banners}
+    return {"validations": _newest(answers, "validated_at")[:MOST_VALIDATIONS], "banners": answers.banners}
 
 
 def validation(consumer: DeclaredConsumer, validation_id: int, *, payloads: bool) -> dict[str, Any]:
@@ -157,8 +151,7 @@ def audit(
         return {specs[0].name: rows}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    newest = sorted((row for rows in answers.by_consumer.values() for row in rows), key=lambda row: row["at"], reverse=True)
-    return {"events": newest[:limit], "banners": answers.banners, "limit": limit}
+    return {"events": _newest(answers, "at")[:limit], "banners": answers.banners, "limit": limit}
 
 
 COLUMNS = ("at", "kind", "consumer", "group", "claimed_by", "database_role", "dag_id", "run_id", "plan", "digest", "reason", "connection")
@@ -186,17 +179,10 @@ def _summary(plan: Plan, names: set[str]) -> dict[str, Any]:
     }
 
 
+def _newest(answers: Answers, at: str) -> list[dict[str, Any]]:
+    """Returns the rows of all databases, newest first by this column."""
+    return sorted((row for rows in answers.by_consumer.values() for row in rows), key=lambda row: row[at], reverse=True)
+
+
 def _chosen(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> Mapping[str, DeclaredConsumer]:
     return consumers if consumer is None else {name: entry for name, entry in consumers.items() if name == consumer}
-
-
-def _now(connection: Connection) -> datetime:
-    with transaction(connection) as cur:
-        cur.execute("SELECT clock_timestamp()")
-        ((now,),) = cur.fetchall()
-        assert isinstance(now, datetime)
-        return now
-
-
-def _expired(plan: Plan, now: datetime) -> bool:
-    return plan.state == "PLANNED" and plan.expires_at <= now

@@ -6,18 +6,15 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemark.airflow.dags.consume import CONSUME, DeclaredConsumer, dag_id, zone_of
 from tidemark.airflow.web.consumers import ask_each
 from tidemark.airflow.web.dag_facts import read_dags
-from tidemark.db import rows, statements, transaction
+from tidemark.db import Connection, rows, statements, transaction
 from tidemark.offsets import lag
 from tidemark.offsets.health import NEVER_RUN, RANK, Dag, Health, Judgement, LedgerFacts, judge
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection
-    from tidemark.spec import ConsumerSpec
+from tidemark.spec import ConsumerSpec
 
 SQL = statements("tidemark.airflow.web", "overview.sql")
 

@@ -6,13 +6,12 @@ import codecs
 import contextlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import to_json
 
-if TYPE_CHECKING:
-    from tidemark.retry.admin import Payload
-    from tidemark.worker.decoding import Shown
+from tidemark.retry.admin import Payload
+from tidemark.worker.decoding import Shown
 
 ANSWER_BYTES = 800_000
 """Limit of the JSON for all payloads of an answer together."""

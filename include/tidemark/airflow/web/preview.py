@@ -10,29 +10,26 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg2
 
 from tidemark.airflow import connections
 from tidemark.airflow.dags.consume import DeclaredConsumer
-from tidemark.airflow.web.consumers import database, first_line
+from tidemark.airflow.web.consumers import database, first_line, require_moved
 from tidemark.db import transaction
 from tidemark.errors import BadInput, Refused, TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind import plan as planning
 from tidemark.rewind import plan_text
-from tidemark.rewind.plan_model import Undo
+from tidemark.rewind.plan_model import Plan, Undo
 from tidemark.rewind.scenarios import scenario
 from tidemark.rewind.scenarios.targets import SHOWN, TargetsOutOfRange
 from tidemark.rewind.store import read_plan
+from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 from tidemark.text.problems import SeveralProblems
 from tidemark.text.wording import counted
-
-if TYPE_CHECKING:
-    from tidemark.rewind.plan_model import Scenario
-    from tidemark.spec import ConsumerSpec
 
 KAFKA_S = 3
 """How long Kafka may take for each request."""
@@ -100,27 +97,21 @@ def _compute(consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer
         specs = [consumer.spec]
         if isinstance(chosen, Undo):
             with transaction(connection) as cur:
-                names = [group.consumer for group in read_plan(cur, chosen.rewind_id).groups]
-            specs = _specs_of_rewind(consumer, readable, names, chosen)
+                plan = read_plan(cur, chosen.rewind_id)
+            require_moved(consumer, plan)
+            specs = _specs_of_rewind(readable, plan)
         moves = planning.MoveRequest(specs, scope, chosen, allow_loss=request.allow_loss)
         groups = planning.preview(connection, _cluster_of, moves)
-    return _result(specs, chosen, plan_text.groups_as_json(groups))
-
-
-def _result(specs: list[ConsumerSpec], chosen: Scenario, summary: dict[str, Any]) -> dict[str, Any]:
     undo_of = chosen.rewind_id if isinstance(chosen, Undo) else None
-    return {"consumers": [spec.name for spec in specs], "undo_of": undo_of, "says": scenario.describe(chosen), **summary}
+    says = scenario.describe(chosen)
+    return {"consumers": [spec.name for spec in specs], "undo_of": undo_of, "says": says, **plan_text.groups_as_json(groups)}
 
 
-def _specs_of_rewind(
-    consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer], names: list[str], undo: Undo
-) -> list[ConsumerSpec]:
+def _specs_of_rewind(readable: Mapping[str, DeclaredConsumer], plan: Plan) -> list[ConsumerSpec]:
     """Returns the consumers of a rewind, which are undone together. Omits the names of consumers hidden from the user."""
-    if consumer.spec.name not in names:
-        fix = "Rewinds lists the rewinds of each consumer."
-        raise BadInput(what="rewind", found=f"rewind {undo.rewind_id} does not move {consumer.spec.name}", fix=fix)
+    names = [group.consumer for group in plan.groups]
     if hidden := [name for name in names if name not in readable]:
-        mismatch = f"rewind {undo.rewind_id} also moved {counted(len(hidden), 'consumer')} that your roles do not allow you to see"
+        mismatch = f"rewind {plan.rewind_id} also moved {counted(len(hidden), 'consumer')} that your roles do not allow you to see"
         raise BadInput(what="rewind", found=mismatch, fix="Ask somebody who may see all of them.")
     return [readable[name].spec for name in names]
 

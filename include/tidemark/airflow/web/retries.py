@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemark.airflow import connections
 from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import ask_each, database
 from tidemark.airflow.web.payload import Room
-from tidemark.db import rows, statements, transaction
+from tidemark.db import Connection, rows, statements, transaction
 from tidemark.errors import TidemarkError
 from tidemark.retry import admin, pending
+from tidemark.retry.admin import Payload, RecordDetails
 from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
+from tidemark.spec import ConsumerSpec
 from tidemark.spec.retry_topics import failed_topic, retry_topic
 from tidemark.text.duration import format_duration
 from tidemark.worker.decoding import Decoding, Shown
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection
-    from tidemark.retry.admin import Payload, RecordDetails
-    from tidemark.spec import ConsumerSpec
 
 SQL = statements("tidemark.airflow.web", "retries.sql")
 

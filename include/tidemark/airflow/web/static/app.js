@@ -2,7 +2,7 @@
 
 import { A, Box, Empty, Flex, HOME, RouterLink, h, to, useLocation } from "./base.js";
 import { Audit } from "./audit.js";
-import { DiscardForm, RedriveForm, RewindForm } from "./form.js";
+import { Form } from "./form.js";
 import { Group } from "./group.js";
 import { Groups } from "./groups.js";
 import { FailedRecord } from "./payload.js";
@@ -17,9 +17,7 @@ const TABS = [["groups", "Groups"], ["rewinds", "Rewinds"], ["retries", "Retries
 function view([name = "groups", consumer, id]) {
   if (name === "groups") {
     if (!consumer) return h(Groups);
-    if (id === "rewind") return h(RewindForm, { consumer, key: consumer });
-    if (id === "redrive") return h(RedriveForm, { consumer, key: consumer });
-    if (id === "discard") return h(DiscardForm, { consumer, key: consumer });
+    if (["rewind", "redrive", "discard"].includes(id)) return h(Form, { kind: id, consumer, key: `${id} ${consumer}` });
     if (id === "transform") return h(Source, { consumer, key: consumer });
     return id ? null : h(Group, { consumer, key: consumer });
   }

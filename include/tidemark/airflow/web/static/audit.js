@@ -1,7 +1,7 @@
 // Every action of a person, newest first.
 
-import { A, Ago, Banners, Box, Button, Code, Empty, Flex, Input, Loaded, Muted, RunLink, Select, Text, api, h, query, to, useData, useParam } from "./base.js";
-import { ConsumerPicker } from "./payload.js";
+import { A, Ago, Banners, Box, Button, Code, ConsumerPicker, Empty, Flex, Input, Loaded, Muted, RunLink, Select, Text, api, h, query, to, useData,
+  useParam } from "./base.js";
 import { Rows } from "./table.js";
 
 const KINDS = ["REWIND", "REDRIVE", "DISCARD", "EDIT", "FLOW", "GROUP", "OFFSETS", "ERASURE", "MAINTENANCE", "MIGRATED"];

@@ -147,6 +147,12 @@ export const A = ({ to: target, children, ...more }) =>
   h(Link, { asChild: true, color: "fg.info", overflowWrap: "anywhere", _hover: { textDecoration: "underline" }, ...more },
     h(RouterLink, { to: target }, children));
 
+export const LinkButton = ({ to: target, children }) => h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: target }, children));
+
+// The heading of a view, with its state and links beside it.
+export const Title = ({ text, children }) =>
+  h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl", overflowWrap: "anywhere" }, text), children);
+
 export const Muted = (props) => h(Text, { as: "span", color: "fg.muted", fontSize: "sm", fontWeight: "normal", ...props });
 
 export const Section = ({ title, aside, children, id }) =>
@@ -207,6 +213,12 @@ export const Select = ({ value, onChange, options, label, ...more }) =>
   h(Box, { as: "select", value, "aria-label": label, onChange: (event) => onChange(event.target.value), borderWidth: "1px", borderRadius: "md",
     bg: "bg", color: "fg", px: 2, h: 8, fontSize: "sm", maxW: "100%", ...more },
     options.map(([key, words]) => h("option", { key, value: key }, words)));
+
+export function ConsumerPicker({ value, onChange }) {
+  const { data } = useData(api("groups"), { refresh: false });
+  const names = (data?.groups ?? []).map((row) => row.consumer).sort();
+  return h(Select, { label: "Consumer", value, onChange, options: [["", "All consumers"], ...[...new Set([...names, ...(value ? [value] : [])])].map((name) => [name, name])] });
+}
 
 // A value that lives in the address, so that a reload and a link keep it. It is written past the router: Airflow renders a page again
 // whenever the router's address changes, and a field that is being typed into would lose its focus.

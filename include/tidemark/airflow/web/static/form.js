@@ -1,12 +1,17 @@
 // The forms that ask Airflow for a run of `rewind`, `redrive` or `discard`, as the user who is signed in. The run makes a plan and checks everything.
 
-import { A, Box, Button, Code, Field, Flex, Heading, Input, Loaded, Muted, Notice, Section, Select, Text, Textarea, api, h, request, useData, useParam, useState } from "./base.js";
+import { Box, Button, Code, Field, Flex, Input, Loaded, Muted, Notice, RunLink, Section, Select, Text, Textarea, Title, api, h, request, useData,
+  useParam, useState } from "./base.js";
 import { Preview, usePreview } from "./preview.js";
 
-export const RewindForm = ({ consumer }) => {
+// The form of the DAG `kind`.
+export function Form({ kind, consumer }) {
   const state = useData(api("groups", consumer, "form"), { refresh: false });
-  return h(Box, null, h(Heading, { as: "h1", size: "xl" }, `Rewind ${consumer}`), h(Loaded, { state }, (data) => h(Rewind, { consumer, data })));
-};
+  const [title, View] = { rewind: ["Rewind", Rewind], redrive: ["Redrive records of", Redrive], discard: ["Discard records of", Discard] }[kind];
+  return h(Box, null, h(Title, { text: `${title} ${consumer}` }), h(Loaded, { state }, (data) => data.forms[kind] ? h(View, { consumer, data })
+    : h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" },
+      `You need the permission to start the DAG ${data.own ? `${kind}__${consumer}` : kind}. Ask an administrator.`)));
+}
 
 function Rewind({ consumer, data }) {
   const [scenario, setScenario] = useParam("scenario", "to-validated");
@@ -17,12 +22,11 @@ function Rewind({ consumer, data }) {
   const [consume, setConsume] = useState(true);
   const choices = data.scenarios.filter((choice) => choice.name !== "from-file");
   const chosen = choices.find((choice) => choice.name === scenario) ?? choices[0];
-  const complete = data.forms.rewind && (!chosen.value || value.trim());
+  const complete = !chosen.value || Boolean(value.trim());
   const preview = usePreview(consumer, complete && { scenario: chosen.name, value: chosen.value ? value.trim() : "", scope, allow_loss: loss });
-  if (!data.forms.rewind) return h(Forbidden, { dag: data.own ? `rewind__${consumer}` : "rewind" });
   const problems = [
     chosen.value && !value.trim() && `${chosen.name} needs ${chosen.value}, for example ${chosen.example}.`,
-    reason.trim().length < data.reason_characters && `Give a reason of at least ${data.reason_characters} characters.`,
+    unreasoned(data, reason),
   ].filter(Boolean);
   const consumers = preview.data?.consumers ?? [consumer]; // an undo moves all consumers of the rewind
   const conf = { ...(data.own ? {} : { consumers }), scope, scenario: chosen.name, ...(chosen.value ? { value: value.trim() } : {}),
@@ -36,18 +40,12 @@ function Rewind({ consumer, data }) {
         h(Input, { size: "sm", name: "value", value, onChange: (event) => setValue(event.target.value) })),
       h(Field, { label: "Topics and partitions", hint: "all, flights, or flights:0,1,5-9" },
         h(Input, { size: "sm", name: "scope", value: scope, onChange: (event) => setScope(event.target.value) })),
-      h(Field, { label: "Reason", hint: "Kept permanently, with your name." },
-        h(Textarea, { size: "sm", name: "reason", rows: 2, value: reason, onChange: (event) => setReason(event.target.value) })),
+      h(Reason, { value: reason, onChange: setReason }),
       h(Check, { value: loss, onChange: setLoss, label: "Allow loss: if Kafka no longer has the records, record the gap as lost" }),
       h(Check, { value: consume, onChange: setConsume, label: "Start a run of the consumer afterwards" })),
-    h(Preview, { preview, complete, consumer }),
+    h(Preview, { preview, complete }),
     h(Send, { dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says: `Rewind ${consumers.join(", ")}, ${scope === "all" ? "all partitions" : scope}, ${chosen.name}${chosen.value ? ` ${value}` : ""}. Rows loaded from there on are taken out of ${data.table}.` }));
 }
-
-export const RedriveForm = ({ consumer }) => {
-  const state = useData(api("groups", consumer, "form"), { refresh: false });
-  return h(Box, null, h(Heading, { as: "h1", size: "xl" }, `Redrive records of ${consumer}`), h(Loaded, { state }, (data) => h(Redrive, { consumer, data })));
-};
 
 // The fields that choose records, kept in the address: [the filter, the fields].
 function useRecords() {
@@ -72,7 +70,6 @@ function Redrive({ consumer, data }) {
   const [where, setWhere] = useParam("to", "ladder");
   const [then, setThen] = useState("ask");
   const [reason, setReason] = useState("");
-  if (!data.forms.redrive) return h(Forbidden, { dag: data.own ? `redrive__${consumer}` : "redrive" });
   const conf = { ...(data.own ? {} : { consumer }), ...filter, to: where, then, reason: reason.trim() };
   return h(Box, { maxW: "44rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Sends failed records through the retry topics again. A record must match every filter."),
@@ -83,17 +80,11 @@ function Redrive({ consumer, data }) {
       says: `Redrive ${Object.keys(filter).length ? "the matching failed records" : "all failed records"} of ${consumer}.` }));
 }
 
-export const DiscardForm = ({ consumer }) => {
-  const state = useData(api("groups", consumer, "form"), { refresh: false });
-  return h(Box, null, h(Heading, { as: "h1", size: "xl" }, `Discard records of ${consumer}`), h(Loaded, { state }, (data) => h(Discard, { consumer, data })));
-};
-
 function Discard({ consumer, data }) {
   const [filter, fields] = useRecords();
   const [state, setState] = useParam("state");
   const [then, setThen] = useState("ask");
   const [reason, setReason] = useState("");
-  if (!data.forms.discard) return h(Forbidden, { dag: data.own ? `discard__${consumer}` : "discard" });
   const chosen = { ...filter, ...(state ? { states: [state] } : {}) };
   const conf = { ...(data.own ? {} : { consumer }), ...chosen, then, reason: reason.trim() };
   const problems = [!Object.keys(chosen).length && "Choose records: a state or another filter.", unreasoned(data, reason)].filter(Boolean);
@@ -106,8 +97,6 @@ function Discard({ consumer, data }) {
     h(Send, { dag: data.forms.discard, conf, problems, verb: "Request the discard",
       says: `Discard the matching ${state ? state.toLowerCase() : "waiting, held and failed"} records of ${consumer}.` }));
 }
-
-const Forbidden = ({ dag }) => h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" }, `You need the permission to start the DAG ${dag}. Ask an administrator.`);
 
 const Check = ({ value, onChange, label }) =>
   h(Flex, { as: "label", gap: 2, align: "center", fontSize: "sm" }, h("input", { type: "checkbox", checked: value, onChange: (event) => onChange(event.target.checked) }), label);
@@ -129,8 +118,7 @@ function Send({ dag, conf, problems, verb, says }) {
     setConfirming(false);
   };
   if (state.run) {
-    const path = `/dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(state.run.dag_run_id)}`;
-    return h(Notice, { tone: "success", title: "Requested" }, h(Text, null, "Airflow plans it as ", h(A, { to: path }, state.run.dag_run_id), ". The run shows the plan and, if required, asks for approval."));
+    return h(Notice, { tone: "success", title: "Requested" }, h(Text, null, "Airflow plans it as ", h(RunLink, { row: { dag_id: dag, run_id: state.run.dag_run_id } }), ". The run shows the plan and, if required, asks for approval."));
   }
   return h(Box, { mt: 5 },
     state.error && h(Notice, { tone: "error", role: "alert", title: "Airflow refused the run" }, state.error.message),

@@ -1,7 +1,7 @@
 // One group.
 
-import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, Query, RouterLink, RunLink, Section, Sized, State, Text, api,
-  counted, duration, h, moment, number, rate, rewindPath, taskPath, to, useData, useState } from "./base.js";
+import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, LinkButton, Loaded, Muted, Notice, Query, RunLink, Section, Sized, State, Text,
+  Title, api, counted, duration, h, moment, number, rate, rewindPath, taskPath, to, useData, useState } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
 
@@ -15,16 +15,14 @@ function View({ consumer, data }) {
   const newest = data.attempts[0];
   const failed = newest?.state === "FAILED" ? newest : null;
   return h(Box, null,
-    h(Flex, { gap: 3, align: "center", wrap: "wrap" },
-      h(Heading, { as: "h1", size: "xl", overflowWrap: "anywhere" }, consumer), h(State, { value: summary.health }),
-      data.forms.rewind && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: to("groups", consumer, "rewind") }, "Rewind …"))),
+    h(Title, { text: consumer }, h(State, { value: summary.health }), data.forms.rewind && h(LinkButton, { to: rewindPath(consumer) }, "Rewind …")),
     summary.description && h(Text, { color: "fg.muted" }, summary.description),
     h(Banners, { banners: data.banners }),
     data.problems.length > 0 && h(Notice, { tone: "error", role: "alert", title: `${data.file} has ${counted(data.problems.length, "problem")}` },
       data.problems.map((problem) => h(Text, { key: problem.at }, h(Code, null, problem.at), ` ${problem.message}: ${problem.fix}`))),
     failed && h(Notice, { tone: "error", role: "alert", title: `The last run failed: ${failed.error}` },
       h(Text, null, failed.error_text), h(Flex, { gap: 4, mt: 1, wrap: "wrap" },
-        failed.task_id && h(A, { to: taskPath(failed) }, "Task log"), data.forms.rewind && h(A, { to: to("groups", consumer, "rewind") }, "Rewind"))),
+        failed.task_id && h(A, { to: taskPath(failed) }, "Task log"), data.forms.rewind && h(A, { to: rewindPath(consumer) }, "Rewind"))),
     !failed && !["ok", "idle", "running"].includes(summary.health) && h(Notice, { tone: "info", title: summary.why }, summary.fix && h(Text, null, summary.fix), causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in purple, rebalances in grey, failed runs in red") },

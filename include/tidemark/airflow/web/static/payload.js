@@ -1,13 +1,7 @@
-// A record with its payload, and the picker of consumers.
+// A record with its payload.
 
-import { A, Ago, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, Section, Select, State, Text, api, counted,
+import { A, Ago, Box, Button, Code, Due, Empty, Facts, Flex, LinkButton, Loaded, Muted, Notice, Section, State, Text, Title, api, counted,
   discardPath, h, moment, number, redrivePath, to, useData, useState } from "./base.js";
-
-export function ConsumerPicker({ value, onChange }) {
-  const { data } = useData(api("groups"), { refresh: false });
-  const names = (data?.groups ?? []).map((row) => row.consumer).sort();
-  return h(Select, { label: "Consumer", value, onChange, options: [["", "All consumers"], ...[...new Set([...names, ...(value ? [value] : [])])].map((name) => [name, name])] });
-}
 
 export function FailedRecord({ consumer, id }) {
   const state = useData(api("groups", consumer, "records", id), { refresh: false });
@@ -21,10 +15,9 @@ export function FailedRecord({ consumer, id }) {
 function View({ consumer, data }) {
   const { row } = data;
   return h(Box, null,
-    h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Record ${data.number}`), h(State, { value: row.state }),
-      data.forms.redrive && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { numbers: String(data.number) }) }, "Redrive …")),
-      data.forms.discard && ["WAITING", "HELD", "FAILED"].includes(row.state)
-        && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: discardPath(consumer, { numbers: String(data.number) }) }, "Discard …"))),
+    h(Title, { text: `Record ${data.number}` }, h(State, { value: row.state }),
+      data.forms.redrive && h(LinkButton, { to: redrivePath(consumer, { numbers: data.number }) }, "Redrive …"),
+      data.forms.discard && ["WAITING", "HELD", "FAILED"].includes(row.state) && h(LinkButton, { to: discardPath(consumer, { numbers: data.number }) }, "Discard …")),
     h(Section, { title: "Why" }, h(Facts, { rows: [
       ["Error", row.error_type], ["Text", row.error_text], ["Read from", `${row.topic}/${row.partition} at offset ${number(row.offset)}`],
       ["Record's time", row.timestamp ? moment(row.timestamp) : "none"], ["First failed", h(Ago, { at: row.created_at })],

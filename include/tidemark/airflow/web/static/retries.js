@@ -1,7 +1,7 @@
 // Waiting and failed records.
 
-import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Fragment, Heading, Input, Loaded, Muted, Notice, RouterLink, Section, Select, Sized, State, Text, api, counted, discardPath, duration,
-  h, number, query, redrivePath, to, useData, useEffect, useParam, useState } from "./base.js";
+import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Fragment, Input, LinkButton, Loaded, Muted, Notice, Section, Select, Sized, State, Text,
+  Title, api, counted, discardPath, duration, h, number, query, redrivePath, to, useData, useEffect, useParam, useState } from "./base.js";
 import { Bars } from "./chart.js";
 import { Rows } from "./table.js";
 
@@ -34,7 +34,7 @@ function Growth({ counts }) {
 
 export const Retries = ({ consumer }) => {
   const state = useData(api("groups", consumer, "retries"));
-  return h(Box, null, h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Retries of ${consumer}`), h(A, { to: to("groups", consumer) }, "Group")),
+  return h(Box, null, h(Title, { text: `Retries of ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")),
     h(Loaded, { state }, (data) => h(View, { consumer, data })));
 };
 
@@ -97,9 +97,9 @@ function Records({ consumer, data }) {
       h(Select, { label: "Tier", value: tier, onChange: setTier, options: [["", "All tiers"], ...data.tiers.map((tier) => [tier.tier, tier.tier])] }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error type", placeholder: "Error type", value: error, onChange: (event) => setError(event.target.value) }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error text", placeholder: "Part of the error's text", value: text, onChange: (event) => setText(event.target.value) }),
-      data.forms.redrive && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { error, text, tier }) }, "Redrive these …")),
+      data.forms.redrive && h(LinkButton, { to: redrivePath(consumer, { error, text, tier }) }, "Redrive these …"),
       data.forms.discard && !["LOADED", "SKIPPED", "DISCARDED"].includes(state)
-        && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: discardPath(consumer, { error, text, tier, state }) }, "Discard these …"))),
+        && h(LinkButton, { to: discardPath(consumer, { error, text, tier, state }) }, "Discard these …")),
     h(Loaded, { state: page }, ({ records, next }) => h(Box, null,
       records.length ? h(Rows, { label: "Records", rows: records, id: (row) => row.number, columns: columns(consumer, data) })
         : h(Empty, { title: "No record matches" }, "Change the filter."),

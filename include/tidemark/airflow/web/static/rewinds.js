@@ -1,8 +1,7 @@
 // The list of rewinds, and a single rewind.
 
-import { A, Ago, Banners, Box, Button, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, Select, State, Text, api,
-  counted, h, moment, number, query, to, useData, useParam, useState } from "./base.js";
-import { ConsumerPicker } from "./payload.js";
+import { A, Ago, Banners, Box, Button, ConsumerPicker, Empty, Facts, Flex, LinkButton, Loaded, Muted, Notice, RunLink, Section, Select, State, Text,
+  Title, api, counted, h, moment, number, query, rewindPath, to, useData, useParam, useState } from "./base.js";
 import { Rows } from "./table.js";
 
 const stateOf = (row) => (row.state === "PLANNED" && (row.expired ?? Date.parse(row.expires_at) < Date.now()) ? "EXPIRED" : row.state);
@@ -15,7 +14,7 @@ export function Rewinds() {
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
       h(Select, { label: "Filter by state", value: only, onChange: setOnly,
         options: [["", "All states"], ...["PLANNED", "APPLIED", "UNDONE", "REJECTED", "EXPIRED"].map((name) => [name, name.toLowerCase()])] }),
-      consumer && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: to("groups", consumer, "rewind") }, "New rewind …"))),
+      consumer && h(LinkButton, { to: rewindPath(consumer) }, "New rewind …")),
     h(Loaded, { state }, (data) => {
       const rows = data.rewinds.filter((row) => !only || stateOf(row) === only);
       return h(Box, null, h(Banners, { banners: data.banners }), rows.length
@@ -43,9 +42,8 @@ export const Rewind = ({ consumer, id }) => {
 function View({ consumer, data }) {
   const state = stateOf(data);
   return h(Box, null,
-    h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Rewind ${data.rewind_id}`), h(State, { value: state }),
-      state === "APPLIED" && data.forms.rewind && h(Button, { asChild: true, size: "sm", variant: "outline" },
-        h(RouterLink, { to: to("groups", consumer, "rewind") + query({ scenario: "undo", value: data.rewind_id }) }, "Undo …"))),
+    h(Title, { text: `Rewind ${data.rewind_id}` }, h(State, { value: state }),
+      state === "APPLIED" && data.forms.rewind && h(LinkButton, { to: rewindPath(consumer, "undo", data.rewind_id) }, "Undo …")),
     h(Text, { mt: 1 }, data.says),
     state === "PLANNED" && h(Notice, { tone: "info", title: "Not applied yet" }, data.run_id
       ? h(Box, null, "Review the plan and approve it in its DAG run: ", h(RunLink, { row: data })) : `Apply it with: tidemark rewind apply ${data.rewind_id}`),

@@ -1,11 +1,11 @@
 // The file of a consumer's transform.
 
-import { A, Box, Code, Flex, Heading, Loaded, Muted, api, h, to, useData, useEffect, useRef } from "./base.js";
+import { A, Box, Code, Loaded, Muted, Title, api, h, to, useData, useEffect, useRef } from "./base.js";
 
 export const Source = ({ consumer }) => {
   const state = useData(api("groups", consumer, "transform"), { refresh: false });
   return h(Box, null,
-    h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Transform of ${consumer}`), h(A, { to: to("groups", consumer) }, "Group")),
+    h(Title, { text: `Transform of ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")),
     h(Loaded, { state }, (data) => h(View, { data })));
 };
 

@@ -1,9 +1,8 @@
 // Verdicts over time, and a single verdict with its failing rows.
 
-import { A, Ago, Banners, Box, Code, Empty, Facts, Flex, Heading, Loaded, Muted, RunLink, Section, Select, State, Text, api, counted, duration, h, moment,
-  number, query, to, useData, useParam } from "./base.js";
+import { A, Ago, Banners, Box, Code, ConsumerPicker, Empty, Facts, Flex, Loaded, Muted, RunLink, Section, Select, State, Text, Title, api, counted,
+  duration, h, moment, number, query, to, useData, useParam } from "./base.js";
 import { Strip } from "./chart.js";
-import { ConsumerPicker } from "./payload.js";
 import { Rows } from "./table.js";
 
 export function Validations() {
@@ -42,7 +41,7 @@ function View({ consumer, data }) {
   const failing = data.results.filter((result) => !result.success);
   const good = data.results.filter((result) => result.success);
   return h(Box, null,
-    h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Validation ${data.validation_id}`), h(State, { value: data.verdict })),
+    h(Title, { text: `Validation ${data.validation_id}` }, h(State, { value: data.verdict })),
     h(Facts, { rows: [["Consumer", h(A, { to: to("groups", consumer) }, consumer)], ["When", moment(data.validated_at)], ["Suite", data.suite ?? "conservation check"],
       ["Rows", number(data.sink_rows)], data.deleted > 0 && ["Deletes", number(data.deleted)], ["Took", duration(data.seconds)], data.run_id && ["DAG run", h(RunLink, { row: data })]] }),
     h(Section, { title: "Failing", aside: h(Muted, null, counted(failing.length, "expectation")) },
