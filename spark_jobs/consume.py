@@ -17,10 +17,16 @@ from pathlib import Path
 
 from tidemark import project
 from tidemark.connections import from_env
+from tidemark.consume.assignment import narrowed
 from tidemark.consume.batch import Engine
+from tidemark.consume.run import consume, open_attempt
 from tidemark.driver.process import die_with_parent
 from tidemark.errors import TidemarkError
+from tidemark.offsets.store import TaskIdentity
+from tidemark.spec import find_consumer
+from tidemark.spec.user_transform import import_from, load_permanent
 from tidemark.text.wording import indented
+from tidemark.values.fields import transform_of
 from tidemark.waiting import watch
 
 
@@ -50,13 +56,6 @@ class _Formatter(logging.Formatter):
 
 
 def _consume(options: argparse.Namespace) -> None:
-    from tidemark.consume.assignment import narrowed
-    from tidemark.consume.run import consume, open_attempt
-    from tidemark.offsets.store import TaskIdentity
-    from tidemark.spec import find_consumer
-    from tidemark.spec.user_transform import import_from, load_permanent
-    from tidemark.values.fields import transform_of
-
     connections = from_env()
     spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)
     folders = [*options.transforms, project.transforms()]

@@ -222,7 +222,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         with session(url) as own, transaction(own) as cur:
             attempt = store.new_attempt(cur, 2, replace(task, dag_id="consume__orders_2"))
             claims = [
-                store.claim(cur, 2, 2, TopicPartition("shop.orders-2", part), store.next_generation(cur), "me")
+                store.claim(cur, 2, 2, TopicPartition("shop.orders-2", part), store.Owner(store.next_generation(cur), "me"))
                 for part in range(shape.partitions)
             ]
             store.plan_attempt(cur, attempt, [{"partition": 0}])

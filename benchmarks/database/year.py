@@ -112,7 +112,7 @@ def _committing(url: str) -> Iterator[list[float]]:
     seconds: list[float] = []
     with session(url) as connection, transaction(connection) as cur:
         attempt = store.new_attempt(cur, 1, TaskIdentity())
-        claim = store.claim(cur, 1, 1, TopicPartition("shop.orders-0", 0), store.next_generation(cur), "me")
+        claim = store.claim(cur, 1, 1, TopicPartition("shop.orders-0", 0), store.Owner(store.next_generation(cur), "me"))
     position = itertools.count(claim.position, 10)
 
     def commit() -> None:

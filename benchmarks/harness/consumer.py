@@ -19,7 +19,7 @@ from tidemark.consume import run
 from tidemark.consume.claims import LookUp
 from tidemark.consume.lookup import last_records
 from tidemark.db import session, transaction
-from tidemark.driver.launch import run_attempt
+from tidemark.driver.launch import DriverArguments, run_attempt
 from tidemark.errors import TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.reset import Log
@@ -142,6 +142,5 @@ def write_spec(site: Site, transform: str | None, topics: Sequence[str], group: 
 def drive(site: Site, spec: ConsumerSpec, attempt: int | None = None, **options: Any) -> None:
     """One attempt of a consumer, in a driver of its own. ``options``: those of `tidemark.driver.launch.run_attempt`."""
     attempt = attempt or run.open_attempt(site.database_url, spec.group, TaskIdentity())
-    folders = {"consumers": [Path(site.folder, "consumers")], "transforms": [TRANSFORMS]}
-    options = {"on_log": lambda line: None, "on_progress": lambda progress: None, **options}
-    run_attempt(spec.name, connections(site), attempt, folders=folders, **options)
+    arguments = DriverArguments(spec.name, attempt, Path(site.folder, "consumers"), [TRANSFORMS])
+    run_attempt(arguments, connections(site), **{"on_log": lambda line: None, **options})

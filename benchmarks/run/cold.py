@@ -105,7 +105,7 @@ def _one(bench: Bench, form: str, topic: Topic, *, kept: bool) -> dict[str, floa
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"TIDEMARK_STEP_HOOK": "benchmarks.run.cold:mark", "PYTHONPATH": path, MARKS: str(marks)}.items():
             patch.setenv(name, value)
-        drive(bench.site, spec, on_log=on_log, kept=kept, **hooks)
+        drive(bench.site, spec, on_log=on_log, with_keeper=kept, **hooks)
     moments["end"] = time.time()
     for watcher in watchers:
         watcher.join(5)

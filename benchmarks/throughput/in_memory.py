@@ -119,7 +119,7 @@ class Writer(_InMemory):
             for number in range(job.topic.partitions):
                 store.start_partition(cur, group, job.topic.topic_id, number, 0)
                 partition = TopicPartition(job.topic.name, number)
-                claim: Claim = store.claim(cur, group, job.topic.topic_id, partition, generation, "bench")
+                claim: Claim = store.claim(cur, group, job.topic.topic_id, partition, store.Owner(generation, "bench"))
                 tasks.append((Target(self.site.database_url, group, attempt, (layout,)), slice_of(job.topic, number, claim.epoch)))
         return tasks
 

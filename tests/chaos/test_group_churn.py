@@ -27,7 +27,8 @@ from tests.support.waiting import until
 
 from tidemark.db import session
 from tidemark.driver.launch import DriverDied, Progress
-from tidemark.group.coordinator import Coordinator, Leaving
+from tidemark.group.coordinator import Coordinator
+from tidemark.group.requests import Leaving
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 

@@ -22,7 +22,8 @@ from tests.support.points import Mark
 from tests.support.waiting import until
 
 from tidemark.db import session
-from tidemark.group.coordinator import Coordinator, Leaving
+from tidemark.group.coordinator import Coordinator
+from tidemark.group.requests import Leaving
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied

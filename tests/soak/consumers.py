@@ -18,7 +18,7 @@ from tests.soak.history import FATE_OF_REMAINDER, FATE_PERIOD, Fate, Source
 from tidemark.connections import Connections
 from tidemark.consume.run import open_attempt
 from tidemark.db import session, transaction
-from tidemark.driver.launch import Progress, kill_group, run_attempt
+from tidemark.driver.launch import DriverArguments, Progress, kill_group, run_attempt
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step
@@ -268,12 +268,9 @@ class Consumer:
 
         with self._alive(attempt), (self._folder / "logs" / f"{self.name}-{attempt_id}.log").open("w") as log:
             return run_attempt(
-                self.name,
+                DriverArguments(self.name, attempt_id, self._folder / "consumers", [self._folder / "transforms"]),
                 connections,
-                attempt_id,
-                folders={"consumers": [self._folder / "consumers"], "transforms": [self._folder / "transforms"]},
                 on_log=lambda line: _write(log, line),
-                on_progress=lambda _: None,
                 on_start=started,
             )
 

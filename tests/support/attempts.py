@@ -10,7 +10,7 @@ import psutil
 
 from tidemark.connections import Connections
 from tidemark.consume.run import open_attempt
-from tidemark.driver.launch import Driver, Progress, kill_group, run_attempt
+from tidemark.driver.launch import Driver, DriverArguments, Progress, kill_group, run_attempt
 from tidemark.errors import TidemarkError
 from tidemark.local.processes import gone
 from tidemark.offsets.store import TaskIdentity
@@ -35,12 +35,9 @@ class Attempt:
     def _follow(self) -> None:
         try:
             self.result = run_attempt(
-                self._spec.name,
+                DriverArguments(self._spec.name, self.attempt_id, self._folder / "consumers", [self._folder / "transforms"]),
                 self._connections,
-                self.attempt_id,
-                folders={kind: [self._folder / kind] for kind in ("consumers", "transforms")},
                 on_log=self.lines.append,
-                on_progress=lambda _: None,
                 on_start=self._started,
                 with_keeper=self._kept,
             )

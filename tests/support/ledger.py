@@ -123,7 +123,7 @@ class Group:
         """Claims a partition for the owner of a new or the given generation, in a separate transaction."""
         with session(self.url) as connection, transaction(connection) as cur:
             number = generation or store.next_generation(cur)
-            return store.claim(cur, self.group_id, self.topic_id, TopicPartition(self.topic, partition), number, owner)
+            return store.claim(cur, self.group_id, self.topic_id, TopicPartition(self.topic, partition), store.Owner(number, owner))
 
     def slice(self, end: int = 30, partition: int = 0) -> Slice:
         """Claims the partition and returns the slice from its position to ``end``."""

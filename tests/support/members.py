@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.waiting import until
 from tidemark.db import session, transaction
-from tidemark.group.assignors import Metadata, find_assignor
-from tidemark.group.coordinator import Coordinator, GroupConfig, GroupDescription
+from tidemark.group.assignors import Assignor, Metadata, find_assignor
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.listener import RebalanceListener
 from tidemark.group.member import Member, MemberSettings
+from tidemark.group.requests import GroupConfig, GroupDescription
 from tidemark.group.states import GroupState
 from tidemark.records.ranges import TopicPartition
 
 CONFIG = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=100)
-QUICK = {"heartbeat_interval_ms": 100, "session_timeout_ms": 20_000}
+QUICK: dict[str, Any] = {"heartbeat_interval_ms": 100, "session_timeout_ms": 20_000, "config": CONFIG}
 TOPIC = "flights"
 
 
@@ -52,6 +53,9 @@ class Group:
     told: dict[Member, Told] = field(default_factory=dict)
     interrupted: list[Member] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    seat: dict[str, Any] = field(default_factory=dict)
+    """Settings of each member."""
+    assignor: str | Assignor = "cooperative-sticky"
 
     def __enter__(self) -> Group:
         return self
@@ -61,23 +65,29 @@ class Group:
             for member in self.members:
                 ends.callback(member.close)
 
-    def join(self, *assignors: str, listeners: Sequence[RebalanceListener] = (), **seat: Any) -> Member:
-        told = Told()
+    def join(self, *assignors: str | Assignor, listeners: Sequence[RebalanceListener] = (), **seat: Any) -> Member:
+        told, client = Told(), f"client-{next(self.numbers)}"
         made: list[Member] = []
         member = Member(
             self.url,
-            MemberSettings(group="g", client_id=f"client-{next(self.numbers)}", **{**QUICK, **seat}),
-            [find_assignor(name) for name in assignors or ("cooperative-sticky",)],
-            lambda: (TOPIC,),
-            lambda topics: Metadata({name: self.metadata.topics[name] for name in topics if name in self.metadata.topics}),
+            MemberSettings(group="g", client_id=client, **{**QUICK, **self.seat, **seat}),
+            [find_assignor(each) if isinstance(each, str) else each for each in assignors or (self.assignor,)],
+            self.subscribed,
+            lambda topics: self.look(client, topics),
             [told, *listeners],
             interrupt=lambda: self.interrupted.extend(made),
-            config=CONFIG,
         )
         made.append(member)
         self.members.append(member)
         self.told[member] = told
         return member
+
+    def subscribed(self) -> Collection[str]:
+        return (TOPIC,)
+
+    def look(self, client: str, topics: Collection[str]) -> Metadata:
+        """The metadata that a client fetches."""
+        return Metadata({name: self.metadata.topics[name] for name in topics if name in self.metadata.topics})
 
     def poll(self) -> None:
         for member in self.members:

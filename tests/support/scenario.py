@@ -223,6 +223,23 @@ class Scenario:
             self.sql(f"CREATE SCHEMA IF NOT EXISTS lake; CREATE TABLE {self.table} ({ddl}, {lineage}, {unique})")
         return self
 
+    def feed(
+        self,
+        values: Sequence[bytes | str | None],
+        transform: str | None = PLAIN,
+        *,
+        partitions: int = 1,
+        sink: str | None = None,
+        **keys: Any,
+    ) -> str:
+        """Creates a topic with these values in each partition, its consumer, and the sink; returns the topic. ``sink``: as `make_sink`,
+        the others as `write`."""
+        topic = self.topics.create(partitions)
+        for partition in range(partitions):
+            self.topics.produce(topic, values, partition=partition)
+        self.write(transform, topics=topic, **keys).make_sink(sink)
+        return topic
+
     # ---- runs
 
     def run(

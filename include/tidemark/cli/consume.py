@@ -92,17 +92,14 @@ def run_with_progress(
                     lag=f"{progress.total - progress.records:,}",
                 )
 
+        arguments = launch.DriverArguments(spec.name, attempt_id, partitions=[str(item) for item in spec.only.items], drain=drain)
         try:
             result = launch.run_attempt(
-                spec.name,
+                arguments,
                 connections,
-                attempt_id,
-                folders={},
                 on_log=lines.append,
                 on_progress=show,
                 on_silence=lambda text: print_note(text, style="yellow"),
-                drain=drain,
-                partitions=[str(item) for item in spec.only.items],
             )
         except launch.AttemptFenced as error:
             bar.stop()

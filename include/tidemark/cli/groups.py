@@ -14,8 +14,9 @@ from tidemark.cli.rewind import adopt
 from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.db import Connection, transaction
 from tidemark.errors import BadInput, TidemarkError
-from tidemark.group.coordinator import Coordinator, GroupDescription, Leaving, list_groups
+from tidemark.group.coordinator import Coordinator, list_groups
 from tidemark.group.errors import GroupIdNotFound
+from tidemark.group.requests import GroupDescription, Leaving
 from tidemark.group.states import GroupState
 from tidemark.kafka.groups import delete as delete_in_kafka
 from tidemark.offsets.lag import Lag, groups

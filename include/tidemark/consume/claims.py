@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg2.errors
@@ -19,17 +21,14 @@ from tidemark.kafka.cluster import Cluster, Topic
 from tidemark.offsets import flow, store
 from tidemark.offsets.locks import LockWait
 from tidemark.offsets.reset import LogTruncated, TopicRecreated, check_position, first_position
-from tidemark.offsets.store import ClaimRefused, Position
-from tidemark.records.ranges import Claim, Epoch, Generation, Log, Slice, TopicPartition, plan_batch
+from tidemark.offsets.store import ClaimRefused, LostRange, LostReason, Owner, Position
+from tidemark.records.ranges import Claim, Epoch, Log, Slice, TopicPartition, plan_batch
 from tidemark.rewind.backfill import Backfill, end_now
 from tidemark.sink.commit import Receipt
 from tidemark.spec.model import OffsetReset
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
-
-LogLine = tuple[int, str, tuple[object, ...]]
-"""A log message: level, format and arguments."""
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +39,14 @@ JOINT_CLAIMS = 100
 JOINT_WAIT_MS = 100
 """How long a joint claim waits for a commit in flight before the partitions are claimed one by one."""
 
+RECREATED: LostReason = "topic re-created"
 STORE_EVERY_S = 5.0
 """How often a continuous run updates the planned ends on its attempt's row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """An attempt that claims partitions for a group. ``owner`` is written to the partition rows.
+    """An attempt that claims partitions for a group.
 
     ``member_id`` is set under the group protocol: a claim then holds only while the group has this member.
     ``by_name``: the partitions were named one by one. A partition without a position is then not new in its topic, only unread.
@@ -57,9 +57,7 @@ class Claimant:
     group_id: int
     attempt_id: int
     reset: OffsetReset | None
-    generation: Generation
-    owner: str
-    instance_id: str | None = None
+    owner: Owner
     member_id: str | None = None
     by_name: bool = False
     append_tables: tuple[str, ...] = ()
@@ -184,7 +182,7 @@ class ClaimedPartitions(RebalanceListener):
             "partitions claimed group=%s attempt=%s generation=%s partitions=%s",
             claimant.group,
             claimant.attempt_id,
-            claimant.generation,
+            claimant.owner.generation,
             claimed,
         )
 
@@ -278,131 +276,129 @@ def claim_all(
             raise TopicRecreated(topic=topic.name, positions=last_positions)
         if recreated:
             _store_recreated_topic(connection, claimant, old)
-        topic_known = bool(old) or (
-            bool(current) and not claimant.by_name
-        )  # then a new partition starts at its log start, even under `latest`
+        topic_is_read = bool(old) or (bool(current) and not claimant.by_name)
+        topic_claims = _TopicClaims(connection, claimant, cluster, lookup.backfill, ids[topic.name], topic_is_read)
         logs = [lookup.logs[partition] for partition in topic.all() if partition in partitions]
         for first in range(0, len(logs), JOINT_CLAIMS):
-            chunk = logs[first : first + JOINT_CLAIMS]
-            joint_claims = _claim_jointly(connection, claimant, ids[topic.name], chunk, cluster, lookup.backfill, topic_known=topic_known)
-            if joint_claims is not None:
-                claims += joint_claims
-                continue
-            for log_ in chunk:
-                try:
-                    claims.append(_claim(connection, claimant, ids[topic.name], log_, cluster, lookup.backfill, topic_known=topic_known))
-                except ClaimRefused as error:
-                    if not _rebalance_pending(connection, claimant, error):
-                        raise
-                    log.warning("claim refused until the next rebalance group=%s: %s", claimant.group, error)
+            claims += topic_claims.claim(logs[first : first + JOINT_CLAIMS])
     return claims
 
 
-def _claim_jointly(
-    connection: Connection,
-    claimant: Claimant,
-    topic_id: int,
-    logs: Sequence[Log],
-    cluster: Cluster,
-    backfill: Backfill | None,
-    *,
-    topic_known: bool,
-) -> list[Claim] | None:
-    """Claims several partitions in one transaction, in order. Returns `None` and claims none if one claim fails, as on a locked row.
-    Claiming them one by one then shows the reason."""
-    if backfill is not None or len(logs) == 1:
-        return None
-    log_lines: list[LogLine] = []
-    try:
-        with transaction(connection) as cur:
-            limit_lock_waits(cur, JOINT_WAIT_MS)
+@dataclass(frozen=True, slots=True)
+class _TopicClaims:
+    """Claims partitions of one topic. ``topic_is_read``: a new partition starts at its log start, even under `latest`."""
+
+    connection: Connection
+    claimant: Claimant
+    cluster: Cluster
+    backfill: Backfill | None
+    topic_id: int
+    topic_is_read: bool
+
+    def claim(self, logs: Sequence[Log]) -> list[Claim]:
+        """Claims the partitions in one transaction if possible, otherwise one by one. Omits those that a rebalance is about to move."""
+        if self.backfill is None and len(logs) > 1:
+            with contextlib.suppress(TidemarkError):  # such as a locked row: claiming them one by one shows the reason
+                return self._in_transaction(logs, JOINT_WAIT_MS)
+        claims = []
+        for log_ in logs:
+            try:
+                claims.append(self._claim_one(log_))
+            except ClaimRefused as error:
+                if not self._rebalance_pending(error):
+                    raise
+                log.warning("claim refused until the next rebalance group=%s: %s", self.claimant.group, error)
+        return claims
+
+    def _in_transaction(self, logs: Sequence[Log], wait_ms: int) -> list[Claim]:
+        """Claims all of these partitions in order, or none. Waits up to ``wait_ms`` for each commit in flight."""
+        claimant = self.claimant
+        claim = self._claim_row if self.backfill is None else self._claim_skipped
+        messages: list[Callable[[], None]] = []
+        with transaction(self.connection) as cur:
+            limit_lock_waits(cur, wait_ms)
             if claimant.member_id is not None:
                 require_member(cur, claimant.group, claimant.group_id, claimant.member_id)
-            claims = [_claim_row(cur, claimant, topic_id, log_, cluster, log_lines, topic_known=topic_known) for log_ in logs]
-    except TidemarkError:
-        return None
-    _write_log(log_lines)
-    return claims
+            claims = [claim(cur, log_, messages) for log_ in logs]
+        for message in messages:
+            message()
+        return claims
 
+    def _claim_one(self, log_: Log) -> Claim:
+        """Claims a partition. Ends the session of a commit that holds it for longer than `GRACE_MS`."""
+        claimant, backfill, partition = self.claimant, self.backfill, log_.partition
+        wait = LockWait(f"position of {partition}")
+        while True:
+            try:
+                return self._in_transaction([log_], GRACE_MS)[0]
+            except DatabaseUnavailable as error:
+                if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
+                    raise
+            with transaction(self.connection) as cur:
+                ended = store.end_writers(cur, claimant.group_id, self.topic_id, partition)
+                if not ended:  # held by a rewind, or by another session that is not a writer
+                    group_id = claimant.group_id if backfill is None else backfill.group_id
+                    key = {"class": REWIND_LOCK, "group_id": group_id, "topic_id": self.topic_id, "partition": partition.partition}
+                    wait.report_holders(cur, key)
+            if ended:
+                log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", claimant.group, partition, ended)
 
-def _rebalance_pending(connection: Connection, claimant: Claimant, refused: ClaimRefused) -> bool:
-    """Whether a newer generation of the claimant's own group holds the partition, so that the member is about to see a rebalance.
+    def _rebalance_pending(self, refused: ClaimRefused) -> bool:
+        """Whether a newer generation of the claimant's own group holds the partition, so that the member is about to see a rebalance.
 
-    False for manual assignment, which has no rebalances.
-    """
-    if claimant.member_id is None:
-        return False
-    with transaction(connection) as cur:
-        return claimant.generation < refused.current <= store.group_generation(cur, claimant.group_id)
+        False for manual assignment, which has no rebalances.
+        """
+        if self.claimant.member_id is None:
+            return False
+        with transaction(self.connection) as cur:
+            return self.claimant.owner.generation < refused.current <= store.group_generation(cur, self.claimant.group_id)
 
-
-def _claim(
-    connection: Connection, claimant: Claimant, topic_id: int, log_: Log, cluster: Cluster, backfill: Backfill | None, *, topic_known: bool
-) -> Claim:
-    wait = LockWait(f"position of {log_.partition}")
-    while True:
-        try:
-            with transaction(connection) as cur:
-                limit_lock_waits(cur, GRACE_MS)
-                if claimant.member_id is not None:
-                    require_member(cur, claimant.group, claimant.group_id, claimant.member_id)
-                if backfill is not None:
-                    return _claim_skipped(cur, claimant, topic_id, log_, backfill)
-                log_lines: list[LogLine] = []
-                claim = _claim_row(cur, claimant, topic_id, log_, cluster, log_lines, topic_known=topic_known)
-            _write_log(log_lines)
+    def _claim_row(self, cur: Cursor, log_: Log, messages: list[Callable[[], None]]) -> Claim:
+        """Claims a partition, and creates its row if missing. ``messages`` are logged after the commit."""
+        claimant, partition, topic_id = self.claimant, log_.partition, self.topic_id
+        cur.execute(
+            "SELECT FROM tidemark.partition_offset WHERE group_id = %s AND topic_id = %s AND partition = %s",
+            (claimant.group_id, topic_id, partition.partition),
+        )
+        if cur.fetchone() is None:
+            first = first_position(log_, claimant.reset, topic_is_read=self.topic_is_read)
+            if first < log_.end:
+                unread = Slice(partition, topic_id, first, log_.end, Epoch(0))
+                require_unread(cur, claimant.group, claimant.group_id, claimant.append_tables, unread)
+            store.start_partition(cur, claimant.group_id, topic_id, partition.partition, first)
+            messages.append(partial(log.info, "partition starts group=%s partition=%s offset=%s", claimant.group, partition, first))
+        claim = store.claim(cur, claimant.group_id, topic_id, partition, claimant.owner, end=log_.end)
+        if claim.position > log_.end:  # another run has read past this look-up, or the log was truncated
+            log_ = self.cluster.logs([partition])[partition]
+            if claim.position > log_.end:
+                _require_not_truncated(self.cluster, [claim])  # finds the truncation point even if the log has grown again
+        jump = check_position(log_, claim.position, claimant.reset)
+        if jump is None:
             return claim
-        except DatabaseUnavailable as error:
-            if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
-                raise
-        with transaction(connection) as cur:
-            ended = store.end_writers(cur, claimant.group_id, topic_id, log_.partition)
-            if not ended:  # held by a rewind, or by another session that is not a writer
-                group_id = claimant.group_id if backfill is None else backfill.group_id
-                wait.report_holders(
-                    cur, {"class": REWIND_LOCK, "group_id": group_id, "topic_id": topic_id, "partition": log_.partition.partition}
-                )
-        if ended:
-            log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", claimant.group, log_.partition, ended)
+        lost = LostRange(partition, topic_id, claim.position, jump.to, jump.reason)
+        store.record_lost(cur, claimant.group_id, claimant.attempt_id, lost)
+        messages.append(partial(_log_lost, claimant.group, lost))
+        return store.jump(cur, claimant.group_id, claim, jump.to)
+
+    def _claim_skipped(self, cur: Cursor, log_: Log, messages: list[Callable[[], None]]) -> Claim:
+        """Claims a backfill's partition. Stores records that retention has deleted from its rest as lost."""
+        claimant, backfill, partition, topic_id = self.claimant, self.backfill, log_.partition, self.topic_id
+        assert backfill is not None
+        claim = store.claim(cur, claimant.group_id, topic_id, partition, claimant.owner, end=log_.end)
+        end = end_now(cur, backfill, topic_id, partition)  # under the position's lock, which a rewind needs to lower the end
+        jump = None if claim.position >= end else check_position(log_, claim.position, claimant.reset)
+        if jump is None:
+            return claim
+        lost = LostRange(partition, topic_id, claim.position, min(jump.to, end), jump.reason)
+        store.shorten_skipped(cur, backfill.group_id, topic_id, partition, lost.start, min(jump.to, end))
+        store.record_lost(cur, backfill.group_id, claimant.attempt_id, lost)
+        messages.append(partial(_log_lost, claimant.group, lost))
+        return store.jump(cur, claimant.group_id, claim, min(jump.to, end))
 
 
-def _claim_row(
-    cur: Cursor, claimant: Claimant, topic_id: int, log_: Log, cluster: Cluster, log_lines: list[LogLine], *, topic_known: bool
-) -> Claim:
-    """Claims a partition, and creates its row if missing. Adds messages to log after the commit to ``log_lines``."""
-    partition = log_.partition
-    cur.execute(
-        "SELECT FROM tidemark.partition_offset WHERE group_id = %s AND topic_id = %s AND partition = %s",
-        (claimant.group_id, topic_id, partition.partition),
-    )
-    if cur.fetchone() is None:
-        first = first_position(log_, claimant.reset, topic_known=topic_known)
-        if first < log_.end:
-            require_unread(
-                cur, claimant.group, claimant.group_id, claimant.append_tables, Slice(partition, topic_id, first, log_.end, Epoch(0))
-            )
-        store.start_partition(cur, claimant.group_id, topic_id, partition.partition, first)
-        log_lines.append((logging.INFO, "partition starts group=%s partition=%s offset=%s", (claimant.group, partition, first)))
-    claim = store.claim(
-        cur, claimant.group_id, topic_id, partition, claimant.generation, claimant.owner, instance_id=claimant.instance_id, end=log_.end
-    )
-    if claim.position > log_.end:  # another run has read past this look-up, or the log was truncated
-        log_ = cluster.logs([partition])[partition]
-        if claim.position > log_.end:
-            _require_not_truncated(cluster, [claim])  # finds the truncation point even if the log has grown again
-    jump = check_position(log_, claim.position, claimant.reset)
-    if jump is None:
-        return claim
-    if jump.lost is not None:
-        store.record_lost(cur, claimant.group_id, claimant.attempt_id, topic_id, partition.partition, *jump.lost, jump.reason)
-        lost = (claimant.group, partition, *jump.lost, jump.reason)
-        log_lines.append((logging.WARNING, "records lost group=%s partition=%s start=%s end=%s reason=%s", lost))
-    return store.jump(cur, claimant.group_id, claim, jump.to)
-
-
-def _write_log(log_lines: Iterable[LogLine]) -> None:
-    for level, text, values in log_lines:
-        log.log(level, text, *values)
+def _log_lost(group: str, lost: LostRange) -> None:
+    values = (group, lost.partition, lost.start, lost.end, lost.reason)
+    log.warning("records lost group=%s partition=%s start=%s end=%s reason=%s", *values)
 
 
 def _require_not_truncated(cluster: Cluster, claims: Iterable[Claim]) -> None:
@@ -412,21 +408,6 @@ def _require_not_truncated(cluster: Cluster, claims: Iterable[Claim]) -> None:
     for partition in sorted(cut):
         claim, epoch = by_partition[partition]
         raise LogTruncated(partition=partition, position=claim.position, leader_epoch=epoch, end=cut[partition], drained=claim.drained)
-
-
-def _claim_skipped(cur: Cursor, claimant: Claimant, topic_id: int, log_: Log, backfill: Backfill) -> Claim:
-    """Claims a backfill's partition. Stores records that retention has deleted from its rest as lost."""
-    partition = log_.partition
-    claim = store.claim(cur, claimant.group_id, topic_id, partition, claimant.generation, claimant.owner, end=log_.end)
-    end = end_now(cur, backfill, topic_id, partition)  # under the position's lock, which a rewind needs to lower the end
-    jump = None if claim.position >= end else check_position(log_, claim.position, claimant.reset)
-    if jump is None:
-        return claim
-    to = min(jump.to, end)
-    store.shorten_skipped(cur, backfill.group_id, topic_id, partition, claim.position, to)
-    store.record_lost(cur, backfill.group_id, claimant.attempt_id, topic_id, partition.partition, claim.position, to, jump.reason)
-    log.warning("records lost group=%s partition=%s start=%s end=%s reason=%s", claimant.group, partition, claim.position, to, jump.reason)
-    return store.jump(cur, claimant.group_id, claim, to)
 
 
 def store_deleted_topics(connection: Connection, cluster: Cluster, group: str, group_id: int, attempt_id: int, lookup: LookUp) -> None:
@@ -444,29 +425,22 @@ def store_deleted_topics(connection: Connection, cluster: Cluster, group: str, g
     same_cluster = [topic for topic in unseen if set(topic["others"]) & set(uuids.values())]
     deleted = [topic["topic_id"] for topic in same_cluster if topic["name"] not in uuids and topic["name"] not in hidden]
     with transaction(connection) as cur:
-        lost = store.leave_gone(cur, group_id, attempt_id, deleted, "topic deleted")
-    for gap in lost:
-        log.warning("records lost group=%s partition=%s start=%s end=%s reason=topic deleted", group, gap.partition, gap.start, gap.end)
+        ranges = store.leave_gone(cur, group_id, attempt_id, deleted, "topic deleted")
+    for lost in ranges:
+        _log_lost(group, lost)
 
 
-def _store_recreated_topic(connection: Connection, claimant: Claimant, old: Iterable[Position]) -> None:
+def _store_recreated_topic(connection: Connection, claimant: Claimant, old: Collection[Position]) -> None:
     """Stores the unread records of a re-created topic's predecessors as lost, up to the end in the last sample, if it has one."""
-    old = list(old)
+    group_id, attempt_id, reason = claimant.group_id, claimant.attempt_id, RECREATED
     topic_ids = {position.topic_id for position in old}
     with transaction(connection) as cur:
-        stored = store.left_behind(cur, claimant.group_id, topic_ids)
-        lost = store.leave_gone(
-            cur, claimant.group_id, claimant.attempt_id, topic_ids - {topic_id for topic_id, _ in stored}, "topic re-created"
-        )
-        stored |= {(gap.topic_id, gap.partition.partition) for gap in lost}
-        for gap in lost:
-            log.warning("topic was re-created group=%s partition=%s lost_from=%s to=%s", claimant.group, gap.partition, gap.start, gap.end)
+        stored = store.left_behind(cur, group_id, topic_ids)
+        ranges = store.leave_gone(cur, group_id, attempt_id, topic_ids - {topic_id for topic_id, _ in stored}, reason)
+        stored |= {(lost.topic_id, lost.partition.partition) for lost in ranges}
         for position in old:
-            part = position.partition.partition
-            if (position.topic_id, part) not in stored:
-                store.record_lost(
-                    cur, claimant.group_id, claimant.attempt_id, position.topic_id, part, position.position, None, "topic re-created"
-                )
-                log.warning(
-                    "topic was re-created group=%s partition=%s lost_from=%s", claimant.group, position.partition, position.position
-                )
+            if (position.topic_id, position.partition.partition) not in stored:
+                ranges.append(LostRange(position.partition, position.topic_id, position.position, None, reason))
+                store.record_lost(cur, group_id, attempt_id, ranges[-1])
+    for lost in ranges:
+        _log_lost(claimant.group, lost)

@@ -96,7 +96,7 @@ class Continuous:
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             return look(self._cluster, self._spec)
-        logs = self._cluster.logs(previous.logs, known=previous.logs)
+        logs = self._cluster.logs(previous.logs, previous=previous.logs)
         return LookUp(previous.topics, logs, {partition: log.end for partition, log in logs.items()})
 
     def over(self, membership: Membership, *, drained: bool) -> bool:

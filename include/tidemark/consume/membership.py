@@ -22,7 +22,7 @@ from tidemark.group.named import find_class
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.offsets import store
-from tidemark.offsets.store import OffsetFenced
+from tidemark.offsets.store import OffsetFenced, Owner
 from tidemark.records.ranges import Generation
 from tidemark.spec import ConsumerSpec
 
@@ -101,11 +101,9 @@ class ManualAssignment:
         with transaction(connection) as cur:
             generation = store.next_generation(cur)
         spec, attempt_id = attempt.spec, attempt.attempt_id
-        owner, by_name = f"attempt {attempt_id}", bool(spec.fixed.items or spec.only.items)
+        owner, by_name = Owner(generation, f"attempt {attempt_id}"), bool(spec.fixed.items or spec.only.items)
         tables = append_tables(spec)
-        claimant = Claimant(
-            spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, owner, by_name=by_name, append_tables=tables
-        )
+        claimant = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, owner, by_name=by_name, append_tables=tables)
         self.claimed = ClaimedPartitions(connection, cluster, lookup, lambda: claimant)
         self._listeners = Listeners([self.claimed, *_listeners(spec)])
         self._listeners.assigned(sorted(lookup.logs))
@@ -146,7 +144,7 @@ class GroupMembership:
             own_id = store.instance_id_of(cur, attempt_id)
             remembered, generation = store.partitions_of_instance(cur, group_id, own_id) if own_id else ((), Generation(-1))
         tables = append_tables(spec)
-        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", own_id, append_tables=tables)
+        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Owner(Generation(0), "", own_id), append_tables=tables)
         self.claimed = ClaimedPartitions(connection, cluster, lookup, self._claimant)
         settings = MemberSettings(
             group=spec.group,
@@ -161,7 +159,7 @@ class GroupMembership:
             attempt.connections.database_url,
             settings,
             [find_assignor(name) for name in spec.assignment],
-            lambda: _subscribed(spec, cluster),
+            lambda: cluster.subscribed(spec),
             lambda topics: metadata_of(cluster, topics),
             [self.claimed, *_listeners(spec)],
             interrupt=interrupt,
@@ -169,8 +167,9 @@ class GroupMembership:
 
     def _claimant(self) -> Claimant:
         member = self._member
-        owner = self._base.instance_id or member.member_id
-        return replace(self._base, generation=Generation(member.generation), owner=owner, member_id=member.member_id)
+        instance_id = self._base.owner.instance_id
+        owner = Owner(Generation(member.generation), instance_id or member.member_id, instance_id)
+        return replace(self._base, owner=owner, member_id=member.member_id)
 
     @property
     def settled(self) -> bool:
@@ -222,10 +221,6 @@ def group_settings(config: KafkaConfig) -> dict[str, Any]:
 def _listeners(spec: ConsumerSpec) -> list[RebalanceListener]:
     fix = "Write module:Class. The class must take no arguments."
     return [find_class(name, RebalanceListener, what="listener", fix=fix)() for name in spec.listeners]
-
-
-def _subscribed(spec: ConsumerSpec, cluster: Cluster) -> Collection[str]:
-    return cluster.subscribed(spec)
 
 
 def instance_id(consumer: str, member: int) -> str:

@@ -169,34 +169,44 @@ class AttemptGone(Unavailable):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DriverArguments:
+    """The command line of a driver (`spark_jobs/consume.py`) for an attempt whose row exists. ``consumers``: `None` for the project's."""
+
+    consumer: str
+    attempt_id: int
+    consumers: Path | None = None
+    transforms: Sequence[Path] = ()
+    partitions: Sequence[str] = ()
+    drain: bool = False
+
+    def command(self) -> list[str]:
+        options = [("--consumers", self.consumers)] if self.consumers else []
+        options += [("--transforms", folder) for folder in self.transforms]
+        words = [*(str(word) for option in options for word in option), *(["--drain"] if self.drain else [])]
+        words += [word for part in self.partitions for word in ("--partition", part)]
+        return [sys.executable, str(project.consume_job()), self.consumer, "--attempt", str(self.attempt_id), *words]
+
+
 def run_attempt(
-    name: str,
+    arguments: DriverArguments,
     connections: Connections,
-    attempt_id: int,
     *,
-    folders: Mapping[str, Sequence[Path]],
     on_log: Callable[[str], None],
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None] = lambda progress: None,
     on_start: Callable[[Driver], None] = lambda driver: None,
     on_silence: Callable[[str], None] | None = None,
-    drain: bool = False,
-    partitions: Sequence[str] = (),
     with_keeper: bool = False,
 ) -> Progress:
-    """Starts the driver of an attempt whose row exists, follows it to its end and returns its result.
+    """Starts the driver of an attempt, follows it to its end and returns its result.
 
-    ``folders`` has the keys ``consumers`` and ``transforms``. ``on_log`` gets each line of the driver's output, ``on_progress`` the state
-    twice a second, both in the caller's thread. ``on_start`` gets the process, so that a signal handler can kill it.
-    ``on_silence`` gets a line when Postgres stops answering and another when it answers again (default: ``on_log``).
-    ``with_keeper``: a keeper forks the driver, if possible (`tidemark.driver.keeper_client`).
-    ``drain``: reads the consumer's retry topics. ``partitions``: reads only these (``orders:0-2``).
+    ``on_log`` gets each line of the driver's output, ``on_progress`` the state twice a second, both in the caller's thread. ``on_start``
+    gets the process, so that a signal handler can kill it. ``on_silence`` gets a line when Postgres stops answering and another when it
+    answers again (default: ``on_log``). ``with_keeper``: a keeper forks the driver, if possible (`tidemark.driver.keeper_client`).
     The driver dies with the calling thread. The function follows it even while Postgres does not answer.
     Raises one of the ``Attempt...`` errors or `DriverDied`.
     """
-    command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
-    command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
-    command += ["--drain"] if drain else []
-    command += [word for part in partitions for word in ("--partition", part)]
+    attempt_id, command = arguments.attempt_id, arguments.command()
     env = child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable})
     driver = _start_with_keeper(command, env, on_log) if with_keeper else _spawn(command, env)
     assert driver.stdout is not None

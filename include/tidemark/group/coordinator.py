@@ -41,7 +41,6 @@ from tidemark.group.requests import (
     JoinRequest,
     Leaving,
     MemberDescription,
-    MemberMetadata,
     as_json,
     check_join,
     normal_protocols,
@@ -53,19 +52,6 @@ from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
-
-__all__ = [
-    "Coordinator",
-    "GroupConfig",
-    "GroupDescription",
-    "GroupListing",
-    "JoinRequest",
-    "Joined",
-    "Leaving",
-    "MemberDescription",
-    "MemberMetadata",
-    "list_groups",
-]
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +108,10 @@ class Coordinator:
         member_id, instance_id = request.member_id, request.instance_id
         if member_id and self._config.max_size is None and self._heartbeat("join", member_id, instance_id, join_request=request):
             return self.joined(member_id, instance_id)  # after the commit, so that one of concurrent joiners sees that all have joined
-        new_id = f"{request.instance_id or request.client_id}-{uuid.uuid4()}"
-
-        def ask(group: Group) -> Joined | None:
-            return group.join(request, new_id)
-
-        answer = self._locked(ask, UnknownMemberId(group=self._group, member_id=request.member_id), create=not request.member_id)
-        if not request.member_id and request.instance_id is not None:
-            self._new_ids[request.instance_id] = new_id
+        new_id = f"{instance_id or request.client_id}-{uuid.uuid4()}"
+        answer = self._locked(lambda group: group.join(request, new_id), member_id, instance_id, create=not member_id)
+        if not member_id and instance_id is not None:
+            self._new_ids[instance_id] = new_id
         return answer
 
     def joined(self, member_id: str, instance_id: str | None = None) -> Joined | None:
@@ -138,18 +120,17 @@ class Coordinator:
         A static member that joined without a member id may omit it here, on the same `Coordinator`; the response contains it. Raises
         `RebalanceInProgress` if a newer join phase has begun since, `UnknownMemberId` or `FencedInstanceId`.
         """
-        known_id = self._resolve_id(member_id, instance_id)
-        if not known_id:  # this caller may be a process that was replaced since
+        member_id = self._resolve_id(member_id, instance_id)
+        if not member_id:  # this caller may be a process that was replaced since
             raise UnknownMemberId(group=self._group, member_id="", instance_id=instance_id)
-        row = self._heartbeat("joined", known_id, instance_id)
+        row = self._heartbeat("joined", member_id, instance_id)
         if row is None:
-            missing = UnknownMemberId(group=self._group, member_id=known_id, instance_id=instance_id)
-            return self._locked(lambda group: group.joined(known_id, instance_id), missing)
+            return self._locked(lambda group: group.joined(member_id, instance_id), member_id, instance_id)
         if row.state == GroupState.PREPARING_REBALANCE:
             if row.joining:
                 return None
-            raise RebalanceInProgress(group=self._group, member_id=known_id)
-        return Joined(row.generation, row.protocol, row.leader, known_id, {}, row.state == GroupState.STABLE)
+            raise RebalanceInProgress(group=self._group, member_id=member_id)
+        return Joined(row.generation, row.protocol, row.leader, member_id, {}, row.state == GroupState.STABLE)
 
     def sync(
         self, member_id: str, instance_id: str | None, generation: int, protocol: str | None, assignments: Mapping[str, Any] | None = None
@@ -159,35 +140,32 @@ class Coordinator:
         Only the leader's ``assignments`` (by member id) count, and only the first ones of a generation. A member that is missing gets
         ``{}``. Raises `IllegalGeneration`, `InconsistentGroupProtocol`, `RebalanceInProgress`, `UnknownMemberId` or `FencedInstanceId`.
         """
-        known_id = self._resolve_id(member_id, instance_id)
+        member_id = self._resolve_id(member_id, instance_id)
         if assignments is None:
-            parked, self._sent_sync = self._sent_sync == (known_id, generation), (known_id, generation)
-            row = self._heartbeat("synced", known_id, instance_id, generation=generation) if parked else None
-            row = row or self._heartbeat("sync", known_id, instance_id, generation=generation, protocol=protocol)
+            parked, self._sent_sync = self._sent_sync == (member_id, generation), (member_id, generation)
+            row = self._heartbeat("synced", member_id, instance_id, generation=generation) if parked else None
+            row = row or self._heartbeat("sync", member_id, instance_id, generation=generation, protocol=protocol)
             if row is not None and row.state == GroupState.PREPARING_REBALANCE:
-                raise RebalanceInProgress(group=self._group, member_id=known_id)
+                raise RebalanceInProgress(group=self._group, member_id=member_id)
             if row is not None:
                 return row.assignment
         normalized = None if assignments is None else json.loads(as_json(dict(assignments), "assignments"))
-        missing = UnknownMemberId(group=self._group, member_id=known_id, instance_id=instance_id)
-        return self._locked(lambda group: group.sync(known_id, instance_id, generation, protocol, normalized), missing)
+        return self._locked(lambda group: group.sync(member_id, instance_id, generation, protocol, normalized), member_id, instance_id)
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
         """Handles Heartbeat. Raises `RebalanceInProgress`, `IllegalGeneration`, `UnknownMemberId` or `FencedInstanceId`."""
-        known_id = self._resolve_id(member_id, instance_id)
-        row = self._heartbeat("heartbeat", known_id, instance_id, generation=generation)
+        member_id = self._resolve_id(member_id, instance_id)
+        row = self._heartbeat("heartbeat", member_id, instance_id, generation=generation)
         if row is None:
-            missing = UnknownMemberId(group=self._group, member_id=known_id, instance_id=instance_id)
-            self._locked(lambda group: group.heartbeat(known_id, instance_id, generation), missing)
+            self._locked(lambda group: group.heartbeat(member_id, instance_id, generation), member_id, instance_id)
         elif row.state == GroupState.PREPARING_REBALANCE:
-            raise RebalanceInProgress(group=self._group, member_id=known_id)
+            raise RebalanceInProgress(group=self._group, member_id=member_id)
 
     def leave(self, leaving: Sequence[Leaving], *, by: str = "") -> list[GroupError | None]:
         """Handles LeaveGroup: each member's error, or `None`. An operator removes a static member with ``Leaving("", instance_id)``.
 
         ``by`` is the operator, for the audit log; without it, the members leave by themselves, which is not audited.
         """
-        unknown = [UnknownMemberId(group=self._group, member_id=member.member_id, instance_id=member.instance_id) for member in leaving]
 
         def remove(group: Group, cur: Cursor, _group_id: int) -> list[GroupError | None]:
             members = dict(group.members)
@@ -202,14 +180,14 @@ class Coordinator:
         try:
             return self._locked_rows(remove, GroupIdNotFound(group=self._group))
         except GroupIdNotFound:
-            return [*unknown]
+            return [UnknownMemberId(group=self._group, member_id=each.member_id, instance_id=each.instance_id) for each in leaving]
 
     # ---- operators
 
     def tick(self) -> None:
         """Handles overdue sessions and timers, as any member's call does. Does nothing if the group does not exist."""
         try:
-            self._locked(lambda _: None, GroupIdNotFound(group=self._group))
+            self._locked_rows(lambda *_: None, GroupIdNotFound(group=self._group))
         except GroupIdNotFound:
             return
 
@@ -328,35 +306,24 @@ class Coordinator:
         # without a row, a new transaction takes the group's lock: this one may hold that of a row that stopped matching while it waited
         return None if row is None else _BeatRow(*row)
 
-    def _locked(self, handle: Callable[[Group], T], missing: GroupError, *, create: bool = False) -> T:
+    def _locked(self, handle: Callable[[Group], T], member_id: str, instance_id: str | None, *, create: bool = False) -> T:
+        missing = UnknownMemberId(group=self._group, member_id=member_id, instance_id=instance_id)
         return self._locked_rows(lambda group, *_: handle(group), missing, create=create)
 
     def _locked_rows(self, handle: Callable[[Group, Cursor, int], T], missing: GroupError, *, create: bool = False) -> T:
+        """Returns what ``handle`` returns or raises, after storing every change. Raises ``missing`` if the group does not exist."""
         with transaction(self._connection) as cur:
-            outcome = self._execute(cur, handle, create=create)
-        return self._unwrap(outcome, missing)
-
-    def _execute(self, cur: Cursor, handle: Callable[[Group, Cursor, int], T], *, create: bool) -> tuple[Group, T | GroupError] | None:
-        """Returns the group and what ``handle`` returned or raised, after storing every change; `None`: the group does not exist."""
-        row = self._lock(cur, create=create)
-        if row is None:
-            return None
-        group_id = row["group_id"]
-        group, before = self._load(cur, row)
-        group.run_due()
-        response: T | GroupError
-        try:
-            response = handle(group, cur, group_id)
-        except GroupError as error:
-            response = error
-        self._save(cur, group_id, group, before)
-        return group, response
-
-    def _unwrap(self, outcome: tuple[Group, T | GroupError] | None, missing: GroupError) -> T:
-        """Logs a committed transaction's transitions, then returns its response or raises its error."""
-        if outcome is None:
-            raise missing
-        group, response = outcome
+            row = self._lock(cur, create=create)
+            if row is None:
+                raise missing
+            group, before = self._load(cur, row)
+            group.run_due()
+            response: T | GroupError
+            try:
+                response = handle(group, cur, row["group_id"])
+            except GroupError as error:
+                response = error
+            self._save(cur, row["group_id"], group, before)
         for move in group.moves:
             log.info(
                 "group moved group=%s from=%s to=%s why=%s generation=%s members=%s reason=%s",

@@ -11,22 +11,6 @@ from dataclasses import dataclass
 from tidemark.errors import Fenced, Refused, TidemarkError, Unavailable
 from tidemark.text.wording import counted
 
-__all__ = [
-    "FencedInstanceId",
-    "GroupError",
-    "GroupIdNotFound",
-    "GroupMaxSizeReached",
-    "GroupSubscribedToTopic",
-    "IllegalGeneration",
-    "InconsistentGroupProtocol",
-    "InvalidSessionTimeout",
-    "MemberIdRequired",
-    "NonEmptyGroup",
-    "OffsetHasResults",
-    "RebalanceInProgress",
-    "UnknownMemberId",
-]
-
 
 @dataclass(kw_only=True, eq=False)
 class GroupError(TidemarkError):

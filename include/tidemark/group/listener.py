@@ -42,21 +42,21 @@ class Listeners:
         self._listeners = list(listeners)
 
     def assigned(self, partitions: Partitions) -> None:
-        _all([lambda listener=listener: listener.on_partitions_assigned(partitions) for listener in self._listeners])  # type: ignore[misc]
+        _call_all([listener.on_partitions_assigned for listener in self._listeners], partitions)
 
     def revoked(self, partitions: Partitions) -> None:
-        _all([lambda listener=listener: listener.on_partitions_revoked(partitions) for listener in reversed(self._listeners)])  # type: ignore[misc]
+        _call_all([listener.on_partitions_revoked for listener in reversed(self._listeners)], partitions)
 
     def lost(self, partitions: Partitions) -> None:
-        _all([lambda listener=listener: listener.on_partitions_lost(partitions) for listener in reversed(self._listeners)])  # type: ignore[misc]
+        _call_all([listener.on_partitions_lost for listener in reversed(self._listeners)], partitions)
 
 
-def _all(calls: Sequence[Callable[[], None]]) -> None:
+def _call_all(callbacks: Sequence[Callable[[Partitions], None]], partitions: Partitions) -> None:
     """Makes all calls, then raises the first error."""
     first: Exception | None = None
-    for call in calls:
+    for callback in callbacks:
         try:
-            call()
+            callback(partitions)
         except Exception as error:
             if first is None:
                 first = error

@@ -26,8 +26,6 @@ from tidemark.group.errors import (
 from tidemark.group.requests import GroupConfig, Joined, JoinRequest, Leaving, MemberMetadata, Protocols, normal_protocols, short_reason
 from tidemark.group.states import GroupState, Transition, Why, check_transition
 
-__all__ = ["EMPTY_ASSIGNMENT", "Group", "MemberRow", "Timer", "topics_of", "vote"]
-
 EMPTY_ASSIGNMENT: Mapping[str, Any] = {}
 """The assignment of a member that the leader's result omits."""
 
@@ -136,7 +134,7 @@ class Group:
             raise GroupMaxSizeReached(group=self.name, max_size=self.config.max_size or 0)
         self._check_protocols(request)
         if request.member_id:
-            return self._join_known(request)
+            return self._rejoin(request)
         if holder is not None:
             return self._replace(holder, request, new_id)
         member = MemberRow(
@@ -230,7 +228,7 @@ class Group:
 
     # ---- JoinGroup by kind of member
 
-    def _join_known(self, request: JoinRequest) -> Joined | None:
+    def _rejoin(self, request: JoinRequest) -> Joined | None:
         pending = self.members.get(request.member_id)
         if pending is not None and pending.pending and request.instance_id is None:
             pending.copy_settings(request)

@@ -27,16 +27,17 @@ import psycopg2
 from tidemark.db import Connection, DatabaseUrl, answering, connect, cut
 from tidemark.errors import BadInput, DatabaseUnavailable, TidemarkError, Unavailable
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment
-from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
+from tidemark.group.assignors.base import UNKNOWN_GENERATION
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import GroupError, IllegalGeneration, MemberIdRequired, RebalanceInProgress, UnknownMemberId
 from tidemark.group.listener import Listeners, RebalanceListener
+from tidemark.group.requests import GroupConfig, Joined, JoinRequest, Leaving
 from tidemark.group.states import GroupState
 from tidemark.group.wake import Wakeups, notice
 from tidemark.records.ranges import TopicPartition
 
 log = logging.getLogger(__name__)
 
-NO_GENERATION = -1
 PARKED_S = 1.0
 """How often a parked join or sync is polled without a notification."""
 BACKOFF_S = 0.5
@@ -76,7 +77,8 @@ class MemberSettings:
     rack: str | None = None
     expected_members: int | None = None
     remembered: tuple[TopicPartition, ...] = ()
-    generation: int = NO_GENERATION
+    generation: int = UNKNOWN_GENERATION
+    config: GroupConfig = field(default_factory=GroupConfig)
 
 
 class Turn(StrEnum):
@@ -96,12 +98,12 @@ class _Shared:
 
     phase: Turn = Turn.JOIN
     owned: tuple[TopicPartition, ...] = ()
-    owned_generation: int = NO_GENERATION
+    owned_generation: int = UNKNOWN_GENERATION
     reported: tuple[TopicPartition, ...] = ()
     """What the next JoinGroup reports as owned: the current partitions, those before an eager rebalance, or at first ``remembered``."""
     pending: tuple[TopicPartition, ...] | None = None
     """A new assignment, until the polling thread takes it over."""
-    pending_generation: int = NO_GENERATION
+    pending_generation: int = UNKNOWN_GENERATION
     complete: bool = False
     """Every partition has an owner; false while some move between members."""
     lost: bool = False
@@ -132,11 +134,9 @@ class Member:
         listeners: Sequence[RebalanceListener],
         *,
         interrupt: Callable[[], None] = lambda: None,
-        config: GroupConfig | None = None,
     ) -> None:
         self.settings = settings
         self._url = database_url
-        self._config = config or GroupConfig()
         self._assignors = {assignor.name: assignor for assignor in assignors}
         self._cooperative = _cooperative(assignors)
         self._topics, self._metadata = topics, metadata
@@ -150,7 +150,7 @@ class Member:
         """Cancels the session's statements if Postgres stops responding."""
         self._coordinator: Coordinator | None = None
         self._member_id = ""
-        self._generation = NO_GENERATION
+        self._generation = UNKNOWN_GENERATION
         self._joined: Joined | None = None
         self._reason = "first join"
         self._leads = False
@@ -167,7 +167,7 @@ class Member:
         with self._changed:
             if self._shared.phase is Turn.STABLE:
                 return MemberState.STABLE
-            unjoined = self._generation == NO_GENERATION and self._shared.phase in (Turn.JOIN, Turn.AWAY)
+            unjoined = self._generation == UNKNOWN_GENERATION and self._shared.phase in (Turn.JOIN, Turn.AWAY)
             return MemberState.UNJOINED if unjoined else MemberState.REBALANCING
 
     @property
@@ -374,7 +374,7 @@ class Member:
         if self._coordinator is None:
             self._session = connect(self._url, application=f"tidemark member {self.settings.group}")
             self._watched.enter_context(answering(self._session, self.settings.session_timeout_ms / 1000))
-            self._coordinator = Coordinator(self._session, self.settings.group, self._config)
+            self._coordinator = Coordinator(self._session, self.settings.group, self.settings.config)
         return self._coordinator
 
     def _disconnect(self) -> None:
@@ -500,7 +500,7 @@ class Member:
 
     def _on_removed(self, error: GroupError) -> None:
         log.warning("group=%s: %s", self.settings.group, error)
-        self._generation = NO_GENERATION
+        self._generation = UNKNOWN_GENERATION
         self._lose_partitions()
 
     def _leave_stuck(self) -> None:
@@ -511,7 +511,7 @@ class Member:
         if self.settings.instance_id is None and self._member_id:
             self._get_coordinator().leave([Leaving(self._member_id, None, "consumer poll timeout has expired")])
             self._member_id = ""
-        self._generation = NO_GENERATION
+        self._generation = UNKNOWN_GENERATION
         self._lose_partitions()
         with self._changed:
             self._enter(Turn.AWAY)
@@ -520,7 +520,7 @@ class Member:
         with self._changed:
             self._shared.pending = self._shared.rejoin = None
             self._shared.lost = bool(self._shared.owned)
-            self._shared.reported, self._shared.owned_generation = (), NO_GENERATION
+            self._shared.reported, self._shared.owned_generation = (), UNKNOWN_GENERATION
             lost = self._shared.lost
             self._enter(Turn.JOIN)
         if lost:
@@ -580,6 +580,3 @@ def _as_json(parts: Sequence[TopicPartition], *, complete: bool) -> dict[str, An
 def _partitions(assignment: Mapping[str, Any]) -> tuple[TopicPartition, ...]:
     by_topic = assignment.get("partitions", {})
     return tuple(sorted(TopicPartition(topic, number) for topic, numbers in by_topic.items() for number in numbers))
-
-
-__all__ = ["Member", "MemberSettings", "MemberState", "WokenUp"]

@@ -11,22 +11,6 @@ from typing import Any
 from tidemark.errors import BadInput
 from tidemark.group.errors import InvalidSessionTimeout
 
-__all__ = [
-    "GroupConfig",
-    "GroupDescription",
-    "GroupListing",
-    "JoinRequest",
-    "Joined",
-    "Leaving",
-    "MemberDescription",
-    "MemberMetadata",
-    "Protocols",
-    "as_json",
-    "check_join",
-    "normal_protocols",
-    "short_reason",
-]
-
 Protocols = tuple[tuple[str, Any], ...]
 """Assignors by name, in order of preference, each with the member's metadata for that assignor."""
 

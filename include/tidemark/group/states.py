@@ -11,8 +11,6 @@ from enum import StrEnum
 
 from tidemark.errors import Broken
 
-__all__ = ["TRANSITIONS", "GroupState", "IllegalTransition", "Transition", "Why", "check_transition"]
-
 
 class GroupState(StrEnum):
     """The states of a group, under Kafka's names."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor, DatabaseUrl
     from tidemark.group.states import GroupState
 
-__all__ = ["Wakeups", "channel_of", "notice", "notify"]
-
 log = logging.getLogger(__name__)
 
 MISSED = "notifications may have been missed"

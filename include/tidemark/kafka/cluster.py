@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_fixed
 
@@ -213,14 +213,14 @@ class Cluster:
         except NotAllowed as error:
             return self.topics([name for name in requested if name not in error.topics], missing_ok=True), set(error.topics)
 
-    def logs(self, partitions: Iterable[TopicPartition], *, known: Mapping[TopicPartition, Log] | None = None) -> dict[TopicPartition, Log]:
-        """The current log of each partition. Looks up only the end for partitions in ``known``."""
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
-
-        ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        known = known or {}
-        starts = self.log_starts(partition for partition in ends if partition not in known)
-        starts |= {partition: log.start for partition, log in known.items()}
+    def logs(
+        self, partitions: Iterable[TopicPartition], *, previous: Mapping[TopicPartition, Log] | None = None
+    ) -> dict[TopicPartition, Log]:
+        """The current log of each partition. Looks up only the end for partitions in ``previous``."""
+        ends = self._offsets(partitions, "latest")
+        previous = previous or {}
+        starts = self.log_starts(partition for partition in ends if partition not in previous)
+        starts |= {partition: log.start for partition, log in previous.items()}
         return {part: Log(part, starts[part], max(starts[part], end), epoch) for part, (end, epoch) in ends.items()}
 
     def truncated(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int | None]:
@@ -229,32 +229,19 @@ class Cluster:
 
     def log_starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The log start offset of each partition."""
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
-
-        offsets = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return {partition: offset for partition, (offset, _) in offsets.items()}
+        return {partition: offset for partition, (offset, _) in self._offsets(partitions, "earliest").items()}
 
     def stable_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The last stable offset of each partition. All transactions below it have ended."""
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
-
-        offsets = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        return {partition: offset for partition, (offset, _) in offsets.items()}
+        return {partition: offset for partition, (offset, _) in self._offsets(partitions, "latest").items()}
 
     def high_watermarks(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The end of each partition, open transactions included."""
-        from confluent_kafka import IsolationLevel
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
-
-        level = IsolationLevel.READ_UNCOMMITTED
-        offsets = self._offsets(partitions, OffsetSpec.latest(), level=level)  # type: ignore[no-untyped-call]
-        return {partition: offset for partition, (offset, _) in offsets.items()}
+        return {partition: offset for partition, (offset, _) in self._offsets(partitions, "latest", uncommitted=True).items()}
 
     def offsets_for_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """The offset of each partition's first record with this timestamp or a later one. Omits partitions without such a record."""
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
-
-        offsets = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), or_none=True)
+        offsets = self._offsets(partitions, timestamp_ms)
         return {partition: offset for partition, (offset, _) in offsets.items() if offset != NO_RECORD}
 
     def times_at(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -352,27 +339,28 @@ class Cluster:
         return created
 
     def _offsets(
-        self, partitions: Iterable[TopicPartition], spec: Any, *, or_none: bool = False, level: Any = None
+        self, partitions: Iterable[TopicPartition], at: Literal["earliest", "latest"] | int, *, uncommitted: bool = False
     ) -> dict[TopicPartition, tuple[int, int | None]]:
         """Each partition's offset from its leader, with the leader epoch. Requests an invalid offset (librdkafka's -1001) again.
 
-        ``or_none``: accepts `NO_RECORD`. ``level``: the isolation level (default: READ_COMMITTED).
+        ``at``: a number is a timestamp (ms), whose offset may be `NO_RECORD`. ``uncommitted``: includes open transactions.
         """
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka import TopicPartition as Wire
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+        level = IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
+        spec = OffsetSpec.for_timestamp(at) if isinstance(at, int) else getattr(OffsetSpec, at)()
         requests = {Wire(part.topic, part.partition): spec for part in partitions}
         if not requests:
             return {}
 
         def request() -> dict[TopicPartition, tuple[int, int | None]]:
-            futures: dict[Wire, Future[Any]] = self.admin().list_offsets(
-                requests, isolation_level=level or IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
-            )
+            futures: dict[Wire, Future[Any]] = self.admin().list_offsets(requests, isolation_level=level, request_timeout=self._timeout_s)
             offsets = {}
             for part, future in futures.items():
                 partition, answer = TopicPartition(part.topic, part.partition), self._result(future)
-                if answer.offset < 0 and not (or_none and answer.offset == NO_RECORD):
+                if answer.offset < 0 and not (isinstance(at, int) and answer.offset == NO_RECORD):
                     raise _NoOffset(partition=partition, answer=answer.offset)
                 epoch = answer.leader_epoch
                 offsets[partition] = (answer.offset, epoch if epoch is not None and epoch >= 0 else None)

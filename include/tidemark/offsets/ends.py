@@ -35,11 +35,11 @@ Truncated = Callable[[Mapping[TopicPartition, tuple[int, int]]], dict[TopicParti
 
 
 def truncations(
-    positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log], ask: Truncated
+    positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log], look_up: Truncated
 ) -> dict[TopicPartition, LogTruncated]:
     """Returns positions that are no longer in their log, with the error that a run would raise. Read ``logs`` after the positions.
 
-    ``ask`` is called for positions whose log has elected a new leader since.
+    ``look_up`` is called for positions whose log has elected a new leader since.
     """
     held = _held(positions, uuids, logs)
     in_doubt = {
@@ -47,7 +47,7 @@ def truncations(
         for partition, position in held.items()
         if position.leader_epoch is not None and position.leader_epoch != logs[partition].leader_epoch
     }
-    truncated_at = ask(in_doubt)
+    truncated_at = look_up(in_doubt)
     errors = {}
     for partition, position in held.items():
         offset = position.position

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -185,9 +185,7 @@ def _lag(
         group=group["group"],
         topic=topics.get(sums["topic_id"]) if sums.get("topic_id") is not None else None,
         partition=sums.get("partition"),
-        health=judgement.health,
-        why=judgement.why,
-        fix=judgement.fix,
+        **asdict(judgement),
         partitions=sums["partitions"],
         unknown=sums["unknown"],
         records=None if sums["unknown"] else known_records,
@@ -212,6 +210,7 @@ def _lag(
     )
 
 
+_ZEROS = {"unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0, "replay_records": 0}
 _OF_PARTITION = ("position", "log_start", "log_end", "replay_until")
 _TRENDS = {
     Trend.IDLE: "idle",
@@ -233,8 +232,5 @@ def _rates(sums: dict[str, Any]) -> tuple[float | None, float | None]:
 
 def _unsampled(row: Mapping[str, Any], runs: Runs, dag: Dag | None, ledger: LedgerFacts) -> Lag:
     judgement = judge(LagFacts(now=row["now"], sampled_at=None, partitions=row["partitions"]), runs, dag, ledger)
-    unknown: dict[str, Any] = {field.name: None for field in fields(Lag)}
-    health = {"health": judgement.health, "why": judgement.why, "fix": judgement.fix}
-    values = {"group": row["group"], "committed_at": row["committed_at"], **health}
-    zeros = {"partitions": row["partitions"], "unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0}
-    return Lag(**unknown | values | zeros | {"replay_records": 0})
+    unknown: dict[str, Any] = {field.name: None for field in fields(Lag)} | _ZEROS | asdict(judgement)
+    return Lag(**unknown | {name: row[name] for name in ("group", "committed_at", "partitions")})

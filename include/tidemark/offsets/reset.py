@@ -12,10 +12,9 @@ from tidemark.spec.model import OffsetReset
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A move past records that will not be read. ``lost`` is the range ``[start, end)`` to store, if any."""
+    """A move past records that will not be read: those from the position to ``to`` are lost."""
 
     to: int
-    lost: tuple[int, int] | None
     reason: LostReason
 
 
@@ -98,7 +97,7 @@ class TopicRecreated(Refused):
         )
 
 
-def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) -> int:
+def first_position(log: Log, reset: OffsetReset | None, *, topic_is_read: bool) -> int:
     """Returns where a partition without a position starts. Raises `NoPosition`.
 
     A partition that is added to a topic that the group already reads starts at its first record even under ``latest``, so that records
@@ -106,7 +105,7 @@ def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) ->
     """
     if reset is OffsetReset.NONE:
         raise NoPosition(partition=log.partition)
-    return log.end if reset is OffsetReset.LATEST and not topic_known else log.start
+    return log.end if reset is OffsetReset.LATEST and not topic_is_read else log.start
 
 
 def check_position(log: Log, position: int, reset: OffsetReset | None) -> Jump | None:
@@ -118,5 +117,5 @@ def check_position(log: Log, position: int, reset: OffsetReset | None) -> Jump |
     if reset in (None, OffsetReset.NONE):
         raise OffsetOutOfRange(partition=log.partition, position=position, start=log.start, end=log.end)
     if reset is OffsetReset.LATEST:
-        return Jump(log.end, (position, log.end), "reset to latest")
-    return Jump(log.start, (position, log.start), "retention")
+        return Jump(log.end, "reset to latest")
+    return Jump(log.start, "retention")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -148,18 +148,7 @@ def topic_names(cur: Cursor, topic_ids: Iterable[int]) -> dict[int, str]:
     return dict(cur.fetchall())
 
 
-_OBSERVED = (
-    "position",
-    "log_start",
-    "log_end",
-    "high_watermark",
-    "truncated",
-    "next_at",
-    "retention",
-    "committed_at",
-    "applied_no",
-    "replay_until",
-)
+_OBSERVED = [field.name for field in fields(Observation) if field.name != "at"]
 
 
 def _sample(row: Mapping[str, object]) -> Sample:

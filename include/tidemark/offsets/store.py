@@ -114,7 +114,7 @@ class NotSkipped(Broken):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A row of ``partition_offset``: ``position`` is the next offset to read."""
+    """A row of ``partition_offset``, in the order of the statement: ``position`` is the next offset to read."""
 
     partition: TopicPartition
     topic_id: int
@@ -131,13 +131,23 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadRest:
-    """The unread rest of a partition whose topic is gone from Kafka."""
+class LostRange:
+    """A range ``[start, end)`` that will never be read (I5); ``end`` is `None` if it cannot be determined."""
 
     partition: TopicPartition
     topic_id: int
     start: int
-    end: int
+    end: int | None
+    reason: LostReason
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who claims a partition. ``name`` is written to its row, ``instance_id`` only for a static member that has records to read."""
+
+    generation: Generation
+    name: str
+    instance_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,30 +188,14 @@ def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
 
 def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int, *, drained: bool = False) -> bool:
     """Stores a partition's first position; false if it already has one. ``drained``: the topic is a retry topic."""
-    key = {"group_id": group_id, "topic_id": topic_id, "partition": partition}
-    cur.execute(SQL["start_partition"], {**key, "offset": offset, "drained": drained})
+    cur.execute(SQL["start_partition"], _row(group_id, topic_id, partition, offset=offset, drained=drained))
     return cur.rowcount == 1
 
 
 def positions(cur: Cursor, group: str) -> list[Position]:
     """Reads a group's positions, except in retry topics, ordered by topic, incarnation and partition."""
     cur.execute(SQL["positions"], {"group": group})
-    return [
-        Position(
-            TopicPartition(row["topic"], row["partition"]),
-            row["topic_id"],
-            row["kafka_uuid"],
-            row["next_offset"],
-            row["validated_offset"],
-            Generation(row["generation"]),
-            row["owner"],
-            Epoch(row["owner_epoch"]),
-            row["instance_id"],
-            row["committed_at"],
-            row["leader_epoch"],
-        )
-        for row in rows(cur)
-    ]
+    return [Position(TopicPartition(topic, partition), *values) for topic, partition, *values in cur.fetchall()]
 
 
 def next_generation(cur: Cursor) -> Generation:
@@ -210,29 +204,20 @@ def next_generation(cur: Cursor) -> Generation:
     return Generation(scalar(cur))
 
 
-def claim(
-    cur: Cursor,
-    group_id: int,
-    topic_id: int,
-    partition: TopicPartition,
-    generation: Generation,
-    owner: str,
-    *,
-    instance_id: str | None = None,
-    end: int = 0,
-) -> Claim:
+def claim(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, owner: Owner, *, end: int = 0) -> Claim:
     """Claims a partition: raises its epoch and returns its position. Waits for a commit in flight on the row.
 
-    If there are records to read below ``end``, the static member ``instance_id`` is stored as the partition's reader.
+    If there are records to read below ``end``, the owner's instance id is stored as the partition's reader.
 
     Raises `ClaimRefused` if a newer generation holds the partition, `PositionDeleted` if it has no row.
     """
-    key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
-    cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner, "instance_id": instance_id, "end": end})
+    values = {"generation": owner.generation, "owner": owner.name, "instance_id": owner.instance_id, "end": end}
+    key = _row(group_id, topic_id, partition.partition, **values)
+    cur.execute(SQL["claim"], key)
     row = cur.fetchone()
     if row is None:
         _, _, holder, current = _locked_row(cur, key, partition)
-        raise ClaimRefused(partition=partition, generation=generation, current=Generation(current), owner=holder)
+        raise ClaimRefused(partition=partition, generation=owner.generation, current=Generation(current), owner=holder)
     return Claim(partition, topic_id, row[0], Epoch(row[1]), row[2], row[3])
 
 
@@ -260,7 +245,7 @@ def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicParti
     Raises `SessionNotEnded` if the role is not allowed to.
     """
     try:
-        cur.execute(SQL["end_writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})
+        cur.execute(SQL["end_writers"], _row(group_id, topic_id, partition.partition))
     except psycopg2.errors.InsufficientPrivilege as error:
         raise SessionNotEnded(partition=partition, message=data_error(error).message) from None
     return len(cur.fetchall())
@@ -282,42 +267,28 @@ def partitions_of_instance(cur: Cursor, group_id: int, instance_id: str) -> tupl
 
 def release(cur: Cursor, group_id: int, held: Claim) -> None:
     """Releases a partition; does nothing if another owner has claimed it since."""
-    cur.execute(
-        SQL["release"], {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition, "epoch": held.epoch}
-    )
+    cur.execute(SQL["release"], _row(group_id, held.topic_id, held.partition.partition, epoch=held.epoch))
 
 
 def note_leader_epoch(cur: Cursor, group_id: int, held: Claim) -> None:
     """Stores the leader epoch of a held position; does nothing if the row is locked or has moved on."""
-    key = {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition}
-    cur.execute(SQL["note_leader_epoch"], {**key, "epoch": held.epoch, "position": held.position, "leader_epoch": held.leader_epoch})
+    values = {"epoch": held.epoch, "position": held.position, "leader_epoch": held.leader_epoch}
+    cur.execute(SQL["note_leader_epoch"], _row(group_id, held.topic_id, held.partition.partition, **values))
 
 
 def jump(cur: Cursor, group_id: int, held: Claim, to: int) -> Claim:
     """Moves a held position without reading the records in between. Raises `OffsetFenced`."""
-    key = {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition}
-    cur.execute(SQL["jump"], {**key, "start": held.position, "to": to, "epoch": held.epoch})
+    key = _row(group_id, held.topic_id, held.partition.partition, start=held.position, to=to, epoch=held.epoch)
+    cur.execute(SQL["jump"], key)
     if cur.fetchone() is None:
         raise _fenced(cur, key, held.partition, held.epoch)
     return replace(held, position=to, leader_epoch=None)
 
 
-def record_lost(
-    cur: Cursor, group_id: int, attempt_id: int, topic_id: int, partition: int, start: int, end: int | None, reason: LostReason
-) -> None:
-    """Stores a range that will never be read (I5); ``end`` is `None` if it cannot be determined."""
-    cur.execute(
-        SQL["lost_range"],
-        {
-            "group_id": group_id,
-            "attempt_id": attempt_id,
-            "topic_id": topic_id,
-            "partition": partition,
-            "start": start,
-            "end": end,
-            "reason": reason,
-        },
-    )
+def record_lost(cur: Cursor, group_id: int, attempt_id: int, lost: LostRange) -> None:
+    """Stores a range as lost, unless it is stored already."""
+    values = {"attempt_id": attempt_id, "start": lost.start, "end": lost.end, "reason": lost.reason}
+    cur.execute(SQL["lost_range"], _row(group_id, lost.topic_id, lost.partition.partition, **values))
 
 
 def unseen(cur: Cursor, group_id: int) -> list[dict[str, Any]]:
@@ -333,12 +304,12 @@ def left_behind(cur: Cursor, group_id: int, topic_ids: Collection[int]) -> set[t
     return {(topic_id, partition) for topic_id, partition in cur.fetchall()}
 
 
-def leave_gone(cur: Cursor, group_id: int, attempt_id: int, topic_ids: Collection[int], reason: LostReason) -> list[UnreadRest]:
+def leave_gone(cur: Cursor, group_id: int, attempt_id: int, topic_ids: Collection[int], reason: LostReason) -> list[LostRange]:
     """Stores the unread rest of topics that are gone from Kafka as lost, up to the end in the last sample, and moves the positions there.
     Fences their owners."""
     key = {"group_id": group_id, "attempt_id": attempt_id, "topic_ids": list(topic_ids), "reason": reason}
     cur.execute(SQL["leave_gone"], key)
-    return [UnreadRest(TopicPartition(topic, partition), *rest) for topic, partition, *rest in cur.fetchall()]
+    return [LostRange(TopicPartition(topic, part), topic_id, start, end, reason) for topic, part, topic_id, start, end in cur.fetchall()]
 
 
 def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:
@@ -388,8 +359,7 @@ def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, count
 
 def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, start: int, end: int) -> None:
     """Removes ``[start, end)`` from the head of a range that a rewind skipped: it is now accounted for. Raises `NotSkipped`."""
-    key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
-    cur.execute(SQL["shorten_skipped"], {**key, "start": start, "end": end})
+    cur.execute(SQL["shorten_skipped"], _row(group_id, topic_id, partition.partition, start=start, end=end))
     if cur.fetchone() is None:
         raise NotSkipped(partition=partition, start=start, end=end)
 
@@ -463,16 +433,14 @@ def attempt_lost(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
     return rows(cur)
 
 
+def _row(group_id: int, topic_id: int, partition: int, **values: Any) -> dict[str, Any]:
+    """The parameters of a statement on the row of a partition."""
+    return {"group_id": group_id, "topic_id": topic_id, "partition": partition, **values}
+
+
 def _key(group_id: int, part: Slice) -> dict[str, Any]:
-    return {
-        "group_id": group_id,
-        "topic_id": part.topic_id,
-        "partition": part.partition.partition,
-        "start": part.start,
-        "end": part.end,
-        "epoch": part.epoch,
-        "leader_epoch": part.leader_epoch,
-    }
+    values = {"start": part.start, "end": part.end, "epoch": part.epoch, "leader_epoch": part.leader_epoch}
+    return _row(group_id, part.topic_id, part.partition.partition, **values)
 
 
 def _ledger(cur: Cursor, key: dict[str, Any]) -> RecordCounts | None:

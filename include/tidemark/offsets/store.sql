@@ -2,13 +2,13 @@
 
 -- name: ensure_group
 -- The group's id; creates the row if it does not exist. Locks no existing row. No row returned: another session has just created it, repeat.
-WITH known AS (
+WITH existing AS (
     SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s
-), made AS (
-    INSERT INTO tidemark.consumer_group (name) SELECT %(name)s WHERE NOT EXISTS (SELECT FROM known)
+), inserted AS (
+    INSERT INTO tidemark.consumer_group (name) SELECT %(name)s WHERE NOT EXISTS (SELECT FROM existing)
     ON CONFLICT DO NOTHING RETURNING group_id
 )
-SELECT group_id FROM known UNION ALL SELECT group_id FROM made;
+SELECT group_id FROM existing UNION ALL SELECT group_id FROM inserted;
 
 -- name: find_group
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s;
@@ -16,13 +16,13 @@ SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s;
 -- name: ensure_topic
 -- The topic's id; a name with a new UUID gets a new row. Locks no existing row. No row returned: see `ensure_group`.
 -- Does not insert a row that exists: an insert with a conflict would still use up one of the 32,767 ids.
-WITH known AS (
+WITH existing AS (
     SELECT topic_id FROM tidemark.topic WHERE name = %(name)s AND kafka_uuid = %(kafka_uuid)s
-), made AS (
-    INSERT INTO tidemark.topic (name, kafka_uuid) SELECT %(name)s, %(kafka_uuid)s WHERE NOT EXISTS (SELECT FROM known)
+), inserted AS (
+    INSERT INTO tidemark.topic (name, kafka_uuid) SELECT %(name)s, %(kafka_uuid)s WHERE NOT EXISTS (SELECT FROM existing)
     ON CONFLICT DO NOTHING RETURNING topic_id
 )
-SELECT topic_id FROM known UNION ALL SELECT topic_id FROM made;
+SELECT topic_id FROM existing UNION ALL SELECT topic_id FROM inserted;
 
 -- name: start_partition
 -- Stores the first position of a partition; does nothing if it has one. Locks the new row.
@@ -31,7 +31,7 @@ VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s, %(dra
 
 -- name: positions
 -- Every position of a group, including earlier incarnations of topics, but without its retry topics. Locks nothing.
-SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, part.generation, owner, owner_epoch, instance_id,
+SELECT topic.name, partition, topic_id, topic.kafka_uuid, next_offset, validated_offset, part.generation, owner, owner_epoch, instance_id,
        committed_at, leader_epoch
   FROM tidemark.partition_offset part JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
  WHERE grp.name = %(group)s AND NOT part.drained

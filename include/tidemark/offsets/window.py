@@ -144,11 +144,6 @@ def _trend(now: Mark, base: Mark, before: Sample | None) -> Trend | None:
     return Trend.CATCHING_UP if now.lag < base.lag else Trend.FALLING_BEHIND
 
 
-def rate(now: int, then: int, length: timedelta) -> float | None:
-    """Returns offsets per second; `None` if no time has passed."""
-    return (now - then) / length.total_seconds() if length > timedelta() else None
-
-
 def catch_up(records: int, produced_per_s: float | None, consumed_per_s: float | None) -> timedelta | None:
     """Returns the time to read ``records``. `None`: the rates are unknown, or the lag does not shrink (see `grows`)."""
     if not records:

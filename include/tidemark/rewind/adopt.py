@@ -44,7 +44,7 @@ def places(connection: Connection, cluster: Cluster, spec: ConsumerSpec, group: 
         return [], problems
     logs = cluster.logs(partitions)
     starts = {
-        partition: committed[partition] if partition in committed else first_position(log, spec.offset_reset, topic_known=False)
+        partition: committed[partition] if partition in committed else first_position(log, spec.offset_reset, topic_is_read=False)
         for partition, log in logs.items()
     }
     with transaction(connection) as cur:

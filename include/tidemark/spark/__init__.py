@@ -8,8 +8,8 @@ Modules::
     daemon         PySpark's daemon, with Tidemark imported
     engine         runs a batch as one Spark job
     errors         translates Spark's errors into Tidemark's
-    keeper         forks drivers and keeps the shared application
+    keeper         forks drivers, starts and ends the shared application
     query_plan     checks that a plan keeps each Kafka partition in one task
     session        the driver's Spark session
-    shared         the application that small runs share
+    shared         a driver's session in the application that small runs share
 """

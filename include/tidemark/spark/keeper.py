@@ -25,13 +25,14 @@ import importlib
 import os
 import pickle
 import runpy
+import select
 import selectors
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from tidemark.driver.keeper_client import IDLE_S, KEEPER, read_secrets, receive,
 from tidemark.driver.process import PARENT, die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.quality.suite import great_expectations
+from tidemark.spark.session import end_jvm, start_shared
 
 IMPORTS = (
     "numpy",
@@ -56,11 +58,11 @@ IMPORTS = (
     "tidemark.formats.avro",
     "tidemark.rewind",
     "tidemark.spark.engine",
-    "tidemark.spark.shared",
 )
 """Modules that drivers import."""
 RUNS_PER_APPLICATION = 500
 LOOK_EVERY_S = 5.0
+JVM_LOOK_EVERY_S = 1.0
 _PR_SET_NAME = 15
 
 
@@ -289,13 +291,29 @@ def _adopt_environment(message: dict[str, Any], env: dict[str, str]) -> None:
 
 def _become_holder(settings: Sequence[Any], channel: socket.socket, added: dict[str, str]) -> NoReturn:
     def run() -> None:
-        from tidemark.spark.shared import hold
-
         os.environ.update(added)
         die_with_parent()
-        hold(channel, *settings)
+        _hold(channel, *settings)
 
     _run_forked("tidemark spark", keep_open=channel.fileno(), run=run)
+
+
+def _hold(channel: socket.socket, master: str, conf: Mapping[str, str]) -> None:
+    """Starts the application and sends its address. Returns when ``channel`` closes or the JVM ends."""
+    from pyspark import SparkContext
+
+    spark = start_shared(master, conf)
+    gateway: Any = SparkContext._gateway  # noqa: SLF001 - what a second Python process needs to connect
+    send(channel, {"port": gateway.gateway_parameters.port, "secret": gateway.gateway_parameters.auth_token})
+    context = spark.sparkContext._jsc.sc()  # noqa: SLF001 - Python's interface lacks the method
+    while gateway.proc.poll() is None:
+        if not select.select([channel], [], [], JVM_LOOK_EVERY_S)[0]:
+            continue
+        message = receive(channel)
+        if message is None:
+            break
+        context.cancelJobGroupAndFutureJobs(message["cancel"])
+    end_jvm()
 
 
 def _run_forked(name: str, *, keep_open: int, run: Any) -> NoReturn:

@@ -25,6 +25,7 @@ from tidemark.jvm.jars import spark_jars
 from tidemark.jvm.java import find_java, released
 from tidemark.spark.class_archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
+from tidemark.spark.shared import borrow_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.user_transform import Form
 from tidemark.wires import guarded, is_local, of_spark, on_loopback
@@ -124,10 +125,10 @@ def start_session(
     modules = _zip_modules([folder for folder in folders if folder.is_dir()])
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     small = records is not None and records <= SMALL_RUN
-    if small and spec.spark.shared and not spec.spark.conf and _alone(connections.spark_conf.get("spark.master", connections.spark_master)):
-        from tidemark.spark.shared import borrow_session
-
-        if (spark := borrow_session(name, connections.spark_master, connections.spark_conf, modules)) is not None:
+    shareable = small and spec.spark.shared and not spec.spark.conf
+    if shareable and _alone(connections.spark_conf.get("spark.master", connections.spark_master)):
+        spark = borrow_session(name, connections.spark_master, connections.spark_conf, modules)
+        if spark is not None:
             return spark
     find_java()
     user = {**connections.spark_conf, **spec.spark.conf}

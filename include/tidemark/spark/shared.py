@@ -1,4 +1,4 @@
-"""The Spark application that small runs of a project share: a keeper's holder starts it, drivers use it.
+"""A driver's use of the Spark application that small runs share (`tidemark.spark.keeper`).
 
 Each driver has its own session, with its own settings, temporary views and job group. Each task has its own Python worker, forked from a
 daemon that has imported Tidemark but no consumer's modules, so transforms see neither the modules nor the memory of one another.
@@ -7,43 +7,20 @@ daemon that has imported Tidemark but no consumer's modules, so transforms see n
 from __future__ import annotations
 
 import os
-import select
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidemark.driver.keeper_client import attach_application, receive, send
+from tidemark.driver.keeper_client import attach_application
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
-LOOK_EVERY_S = 1.0
 WORKER_PREFIXES = ("SPARK_", "PYSPARK_", "PYTHON")
 """Prefixes of the variables that Spark sets for its workers."""
-
-
-def hold(channel: socket.socket, master: str, conf: Mapping[str, str]) -> None:
-    """Starts the application and sends its address. Returns when ``channel`` closes or the JVM ends."""
-    from pyspark import SparkContext
-
-    from tidemark.spark.session import end_jvm, start_shared
-
-    spark = start_shared(master, conf)
-    gateway: Any = SparkContext._gateway  # noqa: SLF001 - what a second Python process needs to connect
-    send(channel, {"port": gateway.gateway_parameters.port, "secret": gateway.gateway_parameters.auth_token})
-    context = spark.sparkContext._jsc.sc()  # noqa: SLF001 - Python's interface lacks the method
-    while gateway.proc.poll() is None:
-        if not select.select([channel], [], [], LOOK_EVERY_S)[0]:
-            continue
-        message = receive(channel)
-        if message is None:
-            break
-        context.cancelJobGroupAndFutureJobs(message["cancel"])
-    end_jvm()
 
 
 def borrow_session(group: str, master: str, conf: Mapping[str, str], modules: str) -> SparkSession | None:

@@ -10,8 +10,8 @@ from tests.support.shell import tidemark
 
 from tidemark.cli.common import who
 from tidemark.db import session
-from tidemark.group.coordinator import Coordinator, JoinRequest
-from tidemark.group.requests import GroupConfig
+from tidemark.group.coordinator import Coordinator
+from tidemark.group.requests import GroupConfig, JoinRequest
 from tidemark.offsets.store import TaskIdentity
 
 OF_MY_OWN = """

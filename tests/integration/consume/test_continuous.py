@@ -18,7 +18,7 @@ from tests.support.waiting import until
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, from_env
 from tidemark.consume import extent, rewind_watch, run
 from tidemark.driver import launch
-from tidemark.errors import Fenced, TidemarkError
+from tidemark.errors import TidemarkError
 from tidemark.kafka import groups
 from tidemark.offsets import mirror
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
@@ -203,20 +203,6 @@ def test_run_whose_partition_is_taken_at_each_try_gives_up(scenario: Scenario, t
     with pytest.raises(OffsetFenced):
         scenario.run(before=rewound)
     assert len(tries) == 3
-
-
-def test_bounded_run_that_was_taken_over_fails_as_before(scenario: Scenario, topics: Topics) -> None:
-    """Only a continuous run expects a successor. Either the commit notices it, or the concurrent check of the epochs."""
-    topic = topics.create(partitions=2)
-    scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
-    for partition in range(2):
-        topics.produce(topic, ["a", "b"], partition=partition)
-
-    def taken(part: object) -> None:
-        scenario.sql("UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1, generation = generation + 1, owner = 'newer'")
-
-    with pytest.raises(Fenced, match="newer"):
-        scenario.run(before=taken)
 
 
 @pytest.mark.sampled

@@ -18,8 +18,9 @@ from tidemark.consume import claims
 from tidemark.db import session
 from tidemark.driver import launch
 from tidemark.errors import BadInput, DatabaseUnavailable, Fenced
-from tidemark.group.coordinator import Coordinator, Leaving
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.member import Member
+from tidemark.group.requests import Leaving
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 

@@ -28,10 +28,7 @@ EPOCHS = "SELECT topic_id, partition, next_offset, owner, owner_epoch, generatio
 @pytest.fixture
 def caught_up(scenario: Scenario) -> Scenario:
     """A consumer that has read everything."""
-    topic = scenario.topics.create(2)
-    for partition in range(2):
-        scenario.topics.produce(topic, numbers(0, 5), partition=partition)
-    scenario.write(topics=topic).make_sink()
+    scenario.feed(numbers(0, 5), partitions=2)
     scenario.run()
     return scenario
 
@@ -135,9 +132,12 @@ def test_try_after_one_that_has_committed_is_not_taken_for_a_run_that_read_nothi
 
 
 def test_look_that_fails_fails_the_attempt(caught_up: Scenario) -> None:
-    """The error is the one that the driver would get."""
-    caught_up.set(topics=["no-such"])
-    with pytest.raises(TopicsMissing):
+    """The error is the one that the driver would get. It names all missing topics, and nothing is claimed."""
+    caught_up.set(topics=[*caught_up.spec.topics, "no-such-a", "no-such-b"])
+    before = caught_up.sql(EPOCHS)
+    with pytest.raises(TopicsMissing) as missing:
         without_engine(caught_up)
+    assert missing.value.topics == ["no-such-a", "no-such-b"]
+    assert caught_up.sql(EPOCHS) == before
     error = caught_up.attempt()["error"]
     assert (error["kind"], error["type"]) == ("refused", "TopicsMissing")

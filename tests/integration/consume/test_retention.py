@@ -12,7 +12,7 @@ from tests.support.scenario import PLAIN, Scenario
 from tests.support.waiting import until
 
 from tidemark.kafka.reader import RangeGone
-from tidemark.offsets.reset import LogTruncated, NoPosition, OffsetOutOfRange, TopicRecreated
+from tidemark.offsets.reset import NoPosition, OffsetOutOfRange, TopicRecreated
 
 # ---- where to start, and positions that the log does not have
 
@@ -20,9 +20,7 @@ from tidemark.offsets.reset import LogTruncated, NoPosition, OffsetOutOfRange, T
 @pytest.mark.parametrize(("reset", "loaded"), [(None, 3), ("latest", 0)])
 def test_first_position_is_what_offset_reset_says(scenario: Scenario, reset: str | None, loaded: int) -> None:
     """The default is earliest. Records that ``latest`` skips at the first run never belonged to the group, so they are not a lost range."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 3))
-    scenario.write(topics=topic, offset_reset=reset).make_sink()
+    topic = scenario.feed(numbers(0, 3), offset_reset=reset)
     scenario.run()
     assert len(scenario.rows()) == loaded
     scenario.topics.produce(topic, numbers(3, 5))
@@ -35,9 +33,7 @@ def test_first_position_is_what_offset_reset_says(scenario: Scenario, reset: str
 
 def test_offset_reset_none_refuses_to_choose_a_first_position(scenario: Scenario) -> None:
     """No position is stored, and the error says what to write instead."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 3))
-    scenario.write(topics=topic, offset_reset="none").make_sink()
+    topic = scenario.feed(numbers(0, 3), offset_reset="none")
     with pytest.raises(NoPosition, match="offset_reset: earliest"):
         scenario.run()
     assert scenario.positions() == {}
@@ -61,34 +57,28 @@ def test_retention_ahead_of_the_position_is_refused(scenario: Scenario) -> None:
     assert scenario.lost() == []
 
 
-def test_retention_ahead_of_the_position_is_a_lost_range_where_the_user_allowed_it(scenario: Scenario) -> None:
-    """``earliest`` continues with the remaining records. ``lost_range`` stores what is lost, and the run's result reports it."""
-    trimmed_below_the_position(scenario)
-    scenario.set(offset_reset="earliest")
-    done = scenario.run()
-    assert [(lost.start, lost.end, lost.reason) for lost in done.lost] == [(10, 15, "retention")]
-    assert scenario.lost() == [(0, 10, 15, "retention")]
-    assert scenario.rows(where="kafka_partition = 0") == numbers(0, 10) + numbers(15, 20)
-    scenario.check()
-
-
-def test_reset_to_latest_gives_up_what_is_still_there_as_well(scenario: Scenario) -> None:
-    """``latest`` means to continue after the last record. Everything skipped is the lost range."""
+@pytest.mark.parametrize(
+    ("reset", "end", "reason"), [("earliest", 15, "retention"), ("latest", 20, "reset to latest")], ids=["earliest", "latest"]
+)
+def test_retention_ahead_of_the_position_is_a_lost_range_where_the_user_allowed_it(
+    scenario: Scenario, reset: str, end: int, reason: str
+) -> None:
+    """``earliest`` continues with the remaining records, ``latest`` after the last one. ``lost_range`` stores all that is skipped, and the
+    run's result reports it."""
     topic = trimmed_below_the_position(scenario)
-    scenario.set(offset_reset="latest")
-    scenario.run()
-    assert scenario.lost() == [(0, 10, 20, "reset to latest")]
+    scenario.set(offset_reset=reset)
+    done = scenario.run()
+    assert [(lost.start, lost.end, lost.reason) for lost in done.lost] == [(10, end, reason)]
+    assert scenario.lost() == [(0, 10, end, reason)]
     scenario.topics.produce(topic, numbers(20, 22))
     scenario.run()
-    assert scenario.rows(where="kafka_partition = 0") == numbers(0, 10) + numbers(20, 22)
+    assert scenario.rows(where="kafka_partition = 0") == numbers(0, 10) + numbers(end, 22)
     scenario.check()
 
 
 def test_retention_that_passes_a_range_while_it_is_read_keeps_what_was_committed(scenario: Scenario) -> None:
     """Earlier batches stay, the affected one is refused, and the next run stores the removed records as lost."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(topics=topic, offset_reset="earliest", batch={"max_records": 4}).make_sink()
+    topic = scenario.feed(numbers(0, 10), offset_reset="earliest", batch={"max_records": 4})
     with pytest.raises(RangeGone, match=rf"{topic}/0: offsets from 4 to 8 are no longer all in the log") as refused:
         scenario.run(before=lambda part: scenario.topics.trim(topic, {0: 7}) if part.start == 4 else None)
     assert scenario.attempt() == {"state": "FAILED", "error": {"kind": "refused", "type": "RangeGone", "text": str(refused.value)}}
@@ -101,26 +91,12 @@ def test_retention_that_passes_a_range_while_it_is_read_keeps_what_was_committed
     scenario.check()
 
 
-def test_position_beyond_the_end_is_refused_whatever_the_spec_allows(scenario: Scenario) -> None:
-    """The log was truncated: its records are not the ones that were loaded, and no reset can find out which differ."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 5))
-    scenario.write(topics=topic, offset_reset="earliest").make_sink()
-    scenario.run()
-    scenario.sql("UPDATE tidemark.partition_offset SET next_offset = 9")
-    with pytest.raises(LogTruncated, match="below the position 9"):
-        scenario.run()
-    assert scenario.positions() == {(topic, 0): 9}
-
-
 # ---- topics that change
 
 
 def test_recreated_topic_is_refused(scenario: Scenario) -> None:
     """A topic is identified by its UUID, not by its name: the same offsets are different records. A later run is refused as well."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 5))
-    scenario.write(topics=topic).make_sink()
+    topic = scenario.feed(numbers(0, 5))
     scenario.run()
     scenario.topics.recreate(topic)
     scenario.topics.produce(topic, numbers(100, 105))
@@ -174,9 +150,7 @@ AT_LAST = """
 def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batch(scenario: Scenario) -> None:
     """The same offsets would be different records under the old topic's name. What was read before stays, and the rest of the old topic is
     a lost range, up to the end that the last sample knows."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(AT_LAST, topics=topic, batch={"max_records": 5}).make_sink("payload bytea")
+    topic = scenario.feed(numbers(0, 10), AT_LAST, sink="payload bytea", batch={"max_records": 5})
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(scenario.run)
         module = scenario.loaded_module()
@@ -198,9 +172,7 @@ def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batc
 
 def test_added_partition_is_read_from_its_first_record(scenario: Scenario) -> None:
     """Even under ``latest``: records produced before the partition was noticed are not skipped. Only ``none`` chooses no position."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 2))
-    scenario.write(topics=topic).make_sink()
+    topic = scenario.feed(numbers(0, 2))
     scenario.run()
     scenario.topics.grow(topic, 3)
     until(lambda: scenario.records(topic, 2) == {})

@@ -1,4 +1,4 @@
-"""Whole runs on real topics with real commits: everything except Spark, which test_consume_spark.py covers."""
+"""Whole runs on real topics with real commits: everything except Spark, see tests/integration/spark/test_form.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tidemark.consume.renamed import LoadedByAnother
 from tidemark.db import session, transaction
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka import cluster
-from tidemark.kafka.cluster import TopicsMissing
 from tidemark.offsets import store
 from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
@@ -69,9 +68,7 @@ def test_run_larger_than_a_batch_commits_batch_after_batch(scenario: Scenario, t
 
 def test_records_produced_during_a_run_wait_for_the_next(scenario: Scenario) -> None:
     """A run ends at the end offsets that it saw when it started."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(topics=topic).make_sink()
+    topic = scenario.feed(numbers(0, 10))
     done = scenario.run(before=lambda part: scenario.topics.produce(topic, numbers(10, 15)))
     assert done.records == 10
     assert scenario.run().records == 5
@@ -203,16 +200,6 @@ def test_topic_pattern_leaves_out_retry_and_failed_topics_of_any_consumer(scenar
     )
 
 
-def test_topic_that_does_not_exist_is_refused_by_name(scenario: Scenario) -> None:
-    """The error names all missing topics, and nothing is claimed."""
-    scenario.write(topics=[scenario.topics.create(), "no-such-a", "no-such-b"]).make_sink()
-    with pytest.raises(TopicsMissing) as missing:
-        scenario.run()
-    assert missing.value.topics == ["no-such-a", "no-such-b"]
-    assert scenario.attempt()["error"]["kind"] == "refused"
-    assert scenario.positions() == {}
-
-
 def test_partitioned_sink_takes_each_kafka_partition_into_its_own_table(scenario: Scenario) -> None:
     """``sink ddl --partitions`` creates one table per Kafka partition, and one for partitions added later."""
     topic = scenario.topics.create(3)
@@ -241,41 +228,12 @@ GATED = """
 """
 
 
-def test_run_that_waited_before_its_commit_is_fenced_by_a_newer_run(scenario: Scenario) -> None:
-    """The older run's slice begins after the newer run's claim: its compare-and-set finds a different epoch, and nothing of it stays.
-    On a slow machine, the run may notice the newer claim before that."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(topics=topic).make_sink()
-    entered, gate = threading.Event(), threading.Event()
-
-    def wait(part: Slice) -> None:
-        entered.set()
-        assert gate.wait(60)
-
-    with ThreadPoolExecutor(1) as pool:
-        older = pool.submit(scenario.run, before=wait)
-        assert entered.wait(60)
-        older_attempt = scenario.attempt_id
-        assert scenario.run().records == 10
-        gate.set()
-        with pytest.raises((OffsetFenced, ClaimRefused)) as fenced:
-            older.result(180)
-    before = fenced.value.held if isinstance(fenced.value, OffsetFenced) else fenced.value.generation
-    assert fenced.value.current > before
-    assert scenario.attempt(older_attempt)["error"]["kind"] == "fenced"
-    assert scenario.rows() == numbers(0, 10)
-    scenario.check()
-
-
 def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim waits a while for the commit in flight and then ends its session, so no run can block a group indefinitely."""
     monkeypatch.setattr(claims, "GRACE_MS", 300)
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(GATED, topics=topic).make_sink("payload bytea")
+    scenario.feed(numbers(0, 10), GATED, sink="payload bytea")
     with ThreadPoolExecutor(2) as pool:
         older = pool.submit(scenario.run)
         module = scenario.loaded_module()
@@ -295,38 +253,13 @@ def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit
 
 def test_runs_that_start_together_never_load_a_record_twice(scenario: Scenario) -> None:
     """Some runs are fenced, or their claims are refused, but each record is loaded once."""
-    topic = scenario.topics.create(3)
-    for partition in range(3):
-        scenario.topics.produce(topic, numbers(0, 40), partition=partition)
-    scenario.write(topics=topic, batch={"max_records": 30}).make_sink()
+    scenario.feed(numbers(0, 40), partitions=3, batch={"max_records": 30})
     with ThreadPoolExecutor(4) as pool:
         runs = [pool.submit(scenario.run) for _ in range(4)]
         errors = [error for each in runs if (error := each.exception(120)) is not None]
     assert all(isinstance(error, OffsetFenced | ClaimRefused | DatabaseUnavailable) for error in errors), errors
     scenario.run()
     assert len(scenario.rows()) == 120
-    scenario.check()
-
-
-def test_run_that_failed_in_the_middle_is_finished_by_the_next(scenario: Scenario) -> None:
-    """Committed slices stay, the others are read again, and the failed attempt has the reason. A second try of a task is such a run."""
-    topic = scenario.topics.create(3)
-    for partition in range(3):
-        scenario.topics.produce(topic, numbers(0, 10), partition=partition)
-    scenario.write(topics=topic, batch={"max_records": 20}).make_sink()
-
-    def fail(part: Slice) -> None:
-        if part.partition.partition == 1:
-            raise BrokerUnavailable(cause="it was unplugged")
-
-    with pytest.raises(BrokerUnavailable) as failed:
-        scenario.run(task=TASK, before=fail)
-    assert scenario.attempt()["error"] == {"kind": "unavailable", "type": "BrokerUnavailable", "text": str(failed.value)}
-    assert 0 < len(scenario.rows()) < 30
-    scenario.check()
-    scenario.run(task=TASK)
-    assert len(scenario.rows()) == 30
-    assert scenario.sql("SELECT count(*) FROM tidemark.partition_offset WHERE owner IS NOT NULL") == [(0,)]
     scenario.check()
 
 
@@ -357,15 +290,17 @@ def test_runs_use_up_no_topic_ids(scenario: Scenario) -> None:
     scenario.check()
 
 
-def test_second_try_of_a_task_whose_first_try_committed_everything_has_nothing_to_do(scenario: Scenario) -> None:
+def test_second_try_of_a_task_whose_first_try_committed_everything_has_nothing_to_do(
+    scenario: Scenario, caplog: pytest.LogCaptureFixture
+) -> None:
     """Airflow may retry a task whose success it did not see. The first try's plan limits the run: later records belong to the next run."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(topics=topic).make_sink()
+    caplog.set_level("INFO", "tidemark")
+    topic = scenario.feed(numbers(0, 10))
     scenario.run(task=TASK)
     scenario.topics.produce(topic, numbers(10, 12))
     again = scenario.run(task=TASK)
-    assert (again.state, again.records) == ("COMMITTED", 0)
+    assert (again.state, again.records, scenario.engine) == ("COMMITTED", 0, None)
+    assert f"an earlier attempt has committed the whole run group={scenario.spec.group}" in caplog.text
     assert scenario.rows() == numbers(0, 10)
     assert scenario.run(task=TaskIdentity("consume__x", "scheduled__2", "consume", -1, 1)).records == 2
     scenario.check()
@@ -397,9 +332,7 @@ def test_broker_that_is_away_fails_the_attempt_as_unavailable(scenario: Scenario
 
 def test_database_session_that_is_lost_in_the_middle_fails_the_attempt_as_unavailable(scenario: Scenario) -> None:
     """The driver's own session is gone. What was committed stays, and the attempt's row is written over a new one."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(topics=topic).make_sink()
+    scenario.feed(numbers(0, 10))
 
     def lose(part: Slice) -> None:
         driver = "application_name LIKE 'tidemark driver%' AND datname = current_database()"
@@ -415,9 +348,7 @@ def test_database_session_that_is_lost_in_the_middle_fails_the_attempt_as_unavai
 
 def test_run_warns_once_of_servers_across_a_network_that_are_not_verified(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
     """It warns once, however many batches it has. The first server of each list answers; the second address has no server."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 6))
-    scenario.write(topics=topic, batch={"max_records": 2}).make_sink()
+    scenario.feed(numbers(0, 6), batch={"max_records": 2})
     ours = scenario.connections.kafka["bootstrap.servers"]
     at = parse_dsn(scenario.database_url)
     url = f"postgresql://{at['user']}:{at.get('password', '')}@{at['host']}:{at['port']},192.0.2.255:1/{at['dbname']}"
@@ -441,10 +372,7 @@ def test_many_partitions_are_claimed_in_one_transaction(scenario: Scenario) -> N
 
 def test_partitions_beside_one_that_is_out_of_range_are_claimed_one_by_one(scenario: Scenario) -> None:
     """The partitions before it stay claimed, the others are not claimed."""
-    topic = scenario.topics.create(3)
-    for partition in range(3):
-        scenario.topics.produce(topic, numbers(0, 4), partition=partition)
-    scenario.write(topics=topic).make_sink()
+    topic = scenario.feed(numbers(0, 4), partitions=3)
     scenario.run()
     scenario.sql("UPDATE tidemark.partition_offset SET next_offset = 1 WHERE partition = 1")
     scenario.topics.trim(topic, {1: 3})
@@ -456,9 +384,7 @@ def test_partitions_beside_one_that_is_out_of_range_are_claimed_one_by_one(scena
 
 def test_renamed_file_is_refused_before_it_reads_again_what_its_table_has(scenario: Scenario) -> None:
     """`consumers check` says the same. With the former group, or from the end of the topic, it goes on."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 5))
-    scenario.write(topics=topic).make_sink()
+    topic = scenario.feed(numbers(0, 5))
     scenario.run()
     former = scenario.spec.group
     scenario.set(group=f"{former}-renamed")

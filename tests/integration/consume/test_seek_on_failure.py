@@ -12,15 +12,16 @@ from contextlib import closing
 
 import pytest
 from tests.support.ledger import in_thread
-from tests.support.members import CONFIG, QUICK, Told, wait_for
+from tests.support.members import QUICK, Told, wait_for
 from tests.support.scenario import Scenario
 
 from tidemark.consume.membership import TRIES, metadata_of
 from tidemark.driver.launch import Progress
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.group.assignors import find_assignor
-from tidemark.group.coordinator import Coordinator, Joined, JoinRequest
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.member import Member, MemberSettings
+from tidemark.group.requests import Joined, JoinRequest
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice, TopicPartition
@@ -98,7 +99,6 @@ def other(team: Team) -> Iterator[Member]:
         lambda: (team.topic,),
         lambda topics: metadata_of(cluster, topics),
         [told],
-        config=CONFIG,
     )
     with closing(member):
         wait_for(member, lambda: len(member.assignment) == PARTITIONS)

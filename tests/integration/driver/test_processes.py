@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from tests.support.scenario import ARROW, PLAIN, SPARK, Scenario
-from tests.support.waiting import until
 
 from tidemark import project
 
@@ -66,47 +63,6 @@ def test_run_that_is_refused_says_so_to_people_and_programs(scenario: Scenario) 
     assert done.stderr.count(error["text"]) == 1
     assert json.loads(done.stdout) == {"error": {"type": "TopicsMissing", "text": error["text"]}}
     assert scenario.positions() == {}
-
-
-HOOK = """
-    import os, pathlib, time
-
-    def block(step, part):
-        if step.name == "LEDGER" and part.start > 0:
-            pathlib.Path(os.environ["BLOCKED"]).touch()
-            while True:
-                time.sleep(0.1)
-"""
-
-
-@pytest.mark.thorough  # tests/chaos kills drivers at each step
-def test_driver_that_is_killed_in_the_middle_is_gone_on_from_exactly(scenario: Scenario) -> None:
-    """SIGKILL during the second batch: the first batch stays, nothing of the second does, no process survives, and the next run reads the
-    rest. Uses the function form, first with a driver started by hand, then with the command line."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [str(number) for number in range(100)])
-    scenario.write(PLAIN, topics=topic, batch={"max_records": 40}).make_sink()
-    transforms, blocked = scenario.folder / "transforms", scenario.folder / "blocked"
-    (transforms / f"hook_{scenario.name}.py").write_text(textwrap.dedent(HOOK))
-    env = scenario.env() | {"TIDEMARK_STEP_HOOK": f"hook_{scenario.name}:block", "PYTHONPATH": str(transforms), "BLOCKED": str(blocked)}
-    command = [sys.executable, str(project.consume_job()), scenario.name]
-    driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
-    family: list[psutil.Process] = []
-    try:
-        until(blocked.exists)
-        family = psutil.Process(driver.pid).children(recursive=True)
-        assert family
-    finally:
-        driver.kill()
-        driver.wait(30)
-    until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
-    assert len(scenario.rows()) == 40
-    scenario.check()
-    assert scenario.attempt(1)["state"] == "RUNNING"
-    done = result(scenario.command("consume", scenario.name, "--output", "json"))
-    assert done["records"] == 60
-    assert scenario.rows() == [str(number).encode() for number in range(100)]
-    scenario.check()
 
 
 # ---- helpers

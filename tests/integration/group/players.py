@@ -15,8 +15,9 @@ from typing import Any
 from tests.support.waiting import until
 
 from tidemark.db import Connection, session
-from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import GroupError, MemberIdRequired, RebalanceInProgress
+from tidemark.group.requests import GroupConfig, Joined, JoinRequest, Leaving
 from tidemark.group.states import GroupState, Transition, Why
 
 AT_ONCE = GroupConfig(initial_rebalance_delay_ms=0)

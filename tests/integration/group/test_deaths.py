@@ -17,8 +17,9 @@ from tests.support.deaths import deaths, hooked
 from tests.support.ledger import in_thread
 
 from tidemark.db import connect, transaction
-from tidemark.group.coordinator import Coordinator, GroupConfig, JoinRequest, Leaving
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import FencedInstanceId, GroupError, GroupMaxSizeReached, MemberIdRequired, RebalanceInProgress, UnknownMemberId
+from tidemark.group.requests import GroupConfig, JoinRequest, Leaving
 from tidemark.group.states import GroupState
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity

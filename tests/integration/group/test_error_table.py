@@ -10,8 +10,8 @@ import pytest
 from tests.integration.group.players import Player, Scene
 
 from tidemark import project
-from tidemark.group.coordinator import Leaving
 from tidemark.group.errors import GroupError, IllegalGeneration, UnknownMemberId
+from tidemark.group.requests import Leaving
 from tidemark.group.states import GroupState
 from tidemark.records.ranges import TopicPartition
 

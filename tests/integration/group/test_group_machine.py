@@ -14,8 +14,8 @@ from tests.integration.group.players import AT_ONCE, Player, Scene, moved, one_s
 from tests.support.sampling import examples
 
 from tidemark.db import session
-from tidemark.group.coordinator import GroupConfig, Leaving
 from tidemark.group.errors import FencedInstanceId, GroupError, InconsistentGroupProtocol, NonEmptyGroup, UnknownMemberId
+from tidemark.group.requests import GroupConfig, Leaving
 from tidemark.group.states import TRANSITIONS, GroupState, Transition
 
 OFFERS = (("range",), ("range", "sticky"), ("sticky", "range"), ("mine", "range"), ("mine", "sticky", "range"))

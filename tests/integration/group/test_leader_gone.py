@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from tests.support.members import CONFIG, QUICK, TOPIC, Group, Told, parts, wait_for
+from tests.support.members import Group, parts, wait_for
 from tests.support.waiting import until
 
 from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription, find_assignor
-from tidemark.group.member import Member, MemberSettings
+from tidemark.group.member import Member
 from tidemark.group.states import GroupState
 
 ALL = parts(0, 1, 2, 3)
@@ -50,25 +50,9 @@ class Stands(Assigns):
         return super().assign(metadata, subscriptions)
 
 
-class Team(Group):
-    """Members with an assignor that is passed as an object."""
-
-    def join(self, assignor: Assignor | None = None, **seat: Any) -> Member:
-        told = Told()
-        member = made(self.url, f"client-{next(self.numbers)}", assignor or Assigns(), told, **seat)
-        self.members.append(member)
-        self.told[member] = told
-        return member
-
-
-def made(url: str, client: str, assignor: Assignor, told: Told, **seat: Any) -> Member:
-    wanted = MemberSettings(group="g", client_id=client, **{**QUICK, **LONG, **seat})
-    return Member(url, wanted, [assignor], lambda: (TOPIC,), lambda _: Metadata.of(flights=4), [told], config=CONFIG)
-
-
 @pytest.fixture
-def group(database_url: str) -> Iterator[Team]:
-    with Team(database_url) as group:
+def group(database_url: str) -> Iterator[Group]:
+    with Group(database_url, seat=LONG, assignor=Assigns()) as group:
         yield group
 
 
@@ -79,13 +63,13 @@ def stands() -> Iterator[Stands]:
     assignor.go_on.set()
 
 
-def have_all(group: Team, but: Member | None = None) -> bool:
+def have_all(group: Group, but: Member | None = None) -> bool:
     """Whether the members except ``but`` have settled, with an assignment that covers all partitions."""
     others = [member for member in group.members if member is not but]
     return sorted(part for member in others for part in member.assignment) == list(ALL) and all(member.settled for member in others)
 
 
-def test_followers_get_an_assignment_from_another_leader_at_the_deadline_of_the_sync_groups(group: Team, stands: Stands) -> None:
+def test_followers_get_an_assignment_from_another_leader_at_the_deadline_of_the_sync_groups(group: Group, stands: Stands) -> None:
     """The leader's session goes on."""
     stands.least = 3  # so that it blocks in the generation of both followers, however late the second one joins
     leader = group.join(stands, max_poll_interval_ms=3000)
@@ -99,7 +83,7 @@ def test_followers_get_an_assignment_from_another_leader_at_the_deadline_of_the_
     assert [len(follower.assignment) for follower in followers] == [2, 2]
 
 
-def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(group: Team, stands: Stands) -> None:
+def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(group: Group, stands: Stands) -> None:
     """Its session ends first, because its heartbeats stop, too, and another leader assigns. Its SyncGroup gets UNKNOWN_MEMBER_ID. It
     joins as a new member and follower, and the assignment that it has computed is dropped."""
     leader = group.join(stands, session_timeout_ms=1500)
@@ -119,7 +103,7 @@ def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(gr
     assert group.told[leader].calls[:2] == [("assigned", ALL), ("revoked", ALL)]
 
 
-def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Team, stands: Stands) -> None:
+def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Group, stands: Stands) -> None:
     """Meanwhile, its followers repeat their requests, which keeps their sessions alive. No member is removed, and the generation stays."""
     stands.least = 3  # so that it blocks in the generation of both followers, however late the second one joins
     leader = group.join(stands, session_timeout_ms=20_000)
@@ -143,12 +127,12 @@ def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Team, s
 
 def lead(url: str, inside: Any, go_on: Any) -> None:
     """Runs the leader, in a separate process."""
-    member = made(url, "leader", Stands(inside, go_on), Told(), session_timeout_ms=1500)
+    member = Group(url, seat=LONG).join(Stands(inside, go_on), session_timeout_ms=1500)
     while True:
         member.poll(0.1)
 
 
-def test_leader_whose_process_is_killed_in_its_assignor_is_replaced_when_its_session_ends(group: Team) -> None:
+def test_leader_whose_process_is_killed_in_its_assignor_is_replaced_when_its_session_ends(group: Group) -> None:
     """With SIGKILL, there is no LeaveGroup, Postgres finds the session closed, and no process is left to send the assignment."""
     context = multiprocessing.get_context("spawn")
     inside, never = context.Event(), context.Event()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.integration.group.players import Scene
 
-from tidemark.group.coordinator import Leaving
 from tidemark.group.errors import FencedInstanceId, UnknownMemberId
+from tidemark.group.requests import Leaving
 from tidemark.group.states import GroupState
 
 

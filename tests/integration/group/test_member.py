@@ -13,28 +13,22 @@ from tests.support.waiting import until
 from tidemark.db import session
 from tidemark.errors import TidemarkError
 from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription
-from tidemark.group.coordinator import Coordinator, Leaving
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import FencedInstanceId, InconsistentGroupProtocol
 from tidemark.group.listener import RebalanceListener
 from tidemark.group.member import MemberState, WokenUp
+from tidemark.group.requests import Leaving
 from tidemark.records.ranges import TopicPartition
-
-
-def test_single_member_gets_every_partition(group: Group) -> None:
-    member = group.join()
-    assert member.state in (MemberState.UNJOINED, MemberState.REBALANCING)
-    group.settle()
-    assert member.assignment == parts(0, 1, 2, 3)
-    assert group.told[member].calls == [("assigned", parts(0, 1, 2, 3))]
-    assert member.state is MemberState.STABLE
-    assert member.leads
 
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
 def test_partitions_are_shared_as_members_come_and_go(group: Group, assignor: str) -> None:
     """testNormalJoinGroupLeader, testNormalJoinGroupFollower. With every assignor, each partition is assigned to exactly one member."""
     first = group.join(assignor)
+    assert first.state in (MemberState.UNJOINED, MemberState.REBALANCING)
     group.settle()
+    assert group.told[first].calls == [("assigned", parts(0, 1, 2, 3))]
+    assert (first.state, first.assignment, first.leads) == (MemberState.STABLE, parts(0, 1, 2, 3), True)
     second = group.join(assignor)
     group.settle()
     assert sorted(group.assignment()) == list(parts(0, 1, 2, 3))

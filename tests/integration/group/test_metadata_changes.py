@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 from tests.support.kafka_topics import Topics
-from tests.support.members import CONFIG, QUICK, Group, Told, parts, wait_for
+from tests.support.members import QUICK, Group, parts, wait_for
 from tests.support.waiting import until
 
 from tidemark.consume.membership import metadata_of
-from tidemark.group.assignors import Metadata, find_assignor
-from tidemark.group.coordinator import Coordinator, Joined, JoinRequest
+from tidemark.group.assignors import Metadata
+from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import FencedInstanceId
-from tidemark.group.member import Member, MemberSettings
+from tidemark.group.member import Member
+from tidemark.group.requests import Joined, JoinRequest
 from tidemark.kafka.cluster import Cluster
 
 MAX_AGE_MS = 500
@@ -48,7 +49,7 @@ class Readers(Group):
     """Members that subscribe to a pattern, or to topics by name, in a real cluster."""
 
     def __init__(self, url: str, cluster: Cluster, pattern: str) -> None:
-        super().__init__(url)
+        super().__init__(url, seat={"metadata_max_age_ms": MAX_AGE_MS})
         self.cluster, self.pattern = cluster, pattern
         self.names: tuple[str, ...] = ()
         """If any, the topics to subscribe to instead of the pattern."""
@@ -57,22 +58,10 @@ class Readers(Group):
         self.looks: Counter[str] = Counter()
         """How often each client has fetched the metadata."""
 
-    def join(self, assignor: str, **seat: Any) -> Member:
-        told, client = Told(), f"client-{next(self.numbers)}"
-        member = Member(
-            self.url,
-            MemberSettings(group="g", client_id=client, **{**QUICK, "metadata_max_age_ms": MAX_AGE_MS, **seat}),
-            [find_assignor(assignor)],
-            lambda: self.names or self.cluster.matching(self.pattern),
-            lambda topics: self._look(client, topics),
-            [told],
-            config=CONFIG,
-        )
-        self.members.append(member)
-        self.told[member] = told
-        return member
+    def subscribed(self) -> Collection[str]:
+        return self.names or self.cluster.matching(self.pattern)
 
-    def _look(self, client: str, topics: Collection[str]) -> Metadata:
+    def look(self, client: str, topics: Collection[str]) -> Metadata:
         found = metadata_of(self.cluster, topics)
         self.looks[client] += 1
         return Metadata(

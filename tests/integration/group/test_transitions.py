@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from tests.integration.group.players import Player, Scene, moved
 
-from tidemark.group.coordinator import GroupConfig
 from tidemark.group.errors import GroupError
+from tidemark.group.requests import GroupConfig
 from tidemark.group.states import TRANSITIONS, GroupState, Transition, Why
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (

@@ -163,8 +163,8 @@ class Fence(RuleBasedStateMachine):
                 with pytest.raises(OffsetFenced):
                     store.jump(cur, self.group.group_id, claim, to)
                 return claim, owner
-            args = (self.group.group_id, owner.attempt, claim.topic_id, claim.partition.partition)
-            store.record_lost(cur, *args, claim.position, to, "retention")
+            lost = store.LostRange(claim.partition, claim.topic_id, claim.position, to, "retention")
+            store.record_lost(cur, self.group.group_id, owner.attempt, lost)
             jumped = store.jump(cur, self.group.group_id, claim, to)
         self.moved(Slice(claim.partition, claim.topic_id, claim.position, to, claim.epoch), "lost")
         return jumped, owner

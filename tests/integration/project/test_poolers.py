@@ -31,14 +31,14 @@ from tidemark.local import LocalStack
 pytestmark = [pytest.mark.needs("pgbouncer"), pytest.mark.sampled]
 
 REPEATED = [
-    "test_consume_runs::test_records_produced_during_a_run_wait_for_the_next",
-    "test_consume_runs::test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit",
-    "test_continuous::test_idle_run_learns_too_that_it_was_taken_over",
-    "test_continuous::test_run_goes_on_from_where_a_rewind_has_put_it",
-    "test_group_runs::test_members_of_a_run_share_its_partitions_and_keep_them",
-    "test_upsert::test_last_record_of_a_key_wins_within_a_batch_and_between_batches",
-    "test_validation::test_a_run_whose_rows_meet_the_suite_has_passed",
-    "test_upgrade::test_migration_that_is_not_additive_is_refused_while_a_driver_runs",
+    "consume/test_runs::test_records_produced_during_a_run_wait_for_the_next",
+    "consume/test_runs::test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit",
+    "consume/test_continuous::test_idle_run_learns_too_that_it_was_taken_over",
+    "consume/test_continuous::test_run_goes_on_from_where_a_rewind_has_put_it",
+    "consume/test_group_runs::test_members_of_a_run_share_its_partitions_and_keep_them",
+    "sink/test_upsert::test_last_record_of_a_key_wins_within_a_batch_and_between_batches",
+    "quality/test_validation::test_a_run_whose_rows_meet_the_suite_has_passed",
+    "project/test_upgrade::test_migration_that_is_not_additive_is_refused_while_a_driver_runs",
     "rewind/test_sinks::test_such_batches_are_taken_back_whole_and_come_back_whole",
     "rewind/test_apply::test_undo_after_a_replay_with_another_transform_restores_everything",
     "retry/test_drain::test_record_whose_service_is_back_is_loaded_as_what_it_was",

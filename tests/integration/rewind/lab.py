@@ -111,7 +111,7 @@ class Lab(ByHand):
     def claim(self, partition: int = 0) -> Claim:
         with session(self.url) as connection, transaction(connection) as cur:
             generation = store.next_generation(cur)
-            return store.claim(cur, self.group_id, self.topic_id, TopicPartition(self.topic, partition), generation, "me")
+            return store.claim(cur, self.group_id, self.topic_id, TopicPartition(self.topic, partition), store.Owner(generation, "me"))
 
     def slice(self, end: int, partition: int = 0) -> Slice:
         claim = self.claim(partition)

@@ -146,7 +146,7 @@ def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
         cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s FOR NO KEY UPDATE", (lab.group_id,))
         with transaction(mine) as read:
             generation = store.next_generation(read)
-        me = claims.Claimant(lab.spec.group, lab.group_id, 1, None, generation, "me")
+        me = claims.Claimant(lab.spec.group, lab.group_id, 1, None, store.Owner(generation, "me"))
         with in_thread(lambda: claims.claim_all(mine, me, found, [partition], lambda _: log)) as claimed:
             said(caplog, f"position of {lab.topic}/0", "tidemark rewind", f"pid {backend_of(other)}")
             assert not claimed.done()
@@ -164,7 +164,7 @@ def test_what_was_read_before_a_rewind_is_fenced_and_its_owner_claims_again(lab:
     with pytest.raises(OffsetFenced):
         commit_slice(lab.target(), part, of_all_kinds(part), payloads)
     with session(lab.url) as connection, transaction(connection) as cur:
-        again = store.claim(cur, lab.group_id, lab.topic_id, TopicPartition(lab.topic, 0), generation, "me")
+        again = store.claim(cur, lab.group_id, lab.topic_id, TopicPartition(lab.topic, 0), store.Owner(generation, "me"))
     assert (again.position, again.epoch) == (20, claim.epoch + 2)
     lab.check()
 

@@ -86,7 +86,7 @@ class FillLab(Lab):
         one = self.backfill(rewind_id)
         (part,) = (part for part in one.parts if part.partition.partition == partition)
         with session(self.url) as connection, transaction(connection) as cur:
-            claim = store.claim(cur, one.side_id, part.topic_id, part.partition, store.next_generation(cur), "me")
+            claim = store.claim(cur, one.side_id, part.topic_id, part.partition, store.Owner(store.next_generation(cur), "me"))
         return Slice(part.partition, part.topic_id, claim.position, min(part.end, claim.position + records), claim.epoch)
 
     def target_back(self, rewind_id: int) -> Target:

@@ -41,7 +41,8 @@ from tidemark.db import session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Finding, Level
 from tidemark.errors import BadInput, TidemarkError
-from tidemark.group.coordinator import Coordinator, JoinRequest
+from tidemark.group.coordinator import Coordinator
+from tidemark.group.requests import JoinRequest
 from tidemark.local import LocalStack
 from tidemark.profiles import PAYLOADS, RIGHTS, SCHEMAS, TABLES, Profile
 from tidemark.roles import NotTheOwner, RoleLacks

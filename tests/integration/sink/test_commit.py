@@ -198,7 +198,7 @@ def test_a_zombie_that_waits_for_the_row_while_a_newer_owner_claims_is_fenced(gr
     """The commit waits for the row at ②, before it reads anything. When the row is free, it belongs to another owner."""
     old, attempt = group.slice(), group.attempt()
     with contextlib.closing(psycopg2.connect(group.url)) as newer, newer.cursor() as cur:
-        store.claim(cur, group.group_id, group.topic_id, old.partition, store.next_generation(cur), "newer")
+        store.claim(cur, group.group_id, group.topic_id, old.partition, store.Owner(store.next_generation(cur), "newer"))
         with in_thread(lambda: group.commit(old, never(), attempt=attempt)) as zombie:
             group.wait_for_lock()
             newer.commit()

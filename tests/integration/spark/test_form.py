@@ -107,20 +107,6 @@ def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
     scenario.check()
 
 
-@pytest.mark.thorough  # tests/integration/consume/test_inputs.py reads such a topic
-def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
-    """Each partition with records gets a task, in batches that do not exceed their limit."""
-    topic = scenario.topics.create(100)
-    for partition in range(0, 100, 2):
-        scenario.topics.produce(topic, numbers(0, 3), partition=partition)
-    scenario.write(SPARK, topics=topic, batch={"max_records": 90}).make_sink("payload bytea")
-    assert run_here(scenario).records == 150
-    found = scenario.rows("kafka_partition, kafka_offset, payload")
-    assert found == [(partition, number, b"record %d" % number) for partition in range(0, 100, 2) for number in range(3)]
-    assert scenario.positions() == {(topic, partition): 0 if partition % 2 else 3 for partition in range(100)}
-    check_conserved(scenario)
-
-
 def test_records_of_1_mb_are_loaded_and_failed_ones_kept_whole(scenario: Scenario) -> None:
     """100 records of the largest size that a broker takes by default, in one slice, through the JVM of a driver with default memory."""
     topic = scenario.topics.create()
@@ -161,9 +147,7 @@ def test_records_may_be_compressed_in_any_way(scenario: Scenario) -> None:
 
 def test_retention_that_passes_a_range_while_it_is_read_refuses_the_batch(scenario: Scenario) -> None:
     """Spark's connector is set to fail instead of skipping; the next run stores what is lost."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 10))
-    scenario.write(SPARK, topics=topic, offset_reset="earliest").make_sink("payload bytea")
+    topic = scenario.feed(numbers(0, 10), SPARK, sink="payload bytea", offset_reset="earliest")
     with pytest.raises(DataLoss, match=rf"no longer in the log: .*out of range for partition {topic}-0 The next run reports what is lost"):
         run_here(scenario, before=lambda: scenario.topics.trim(topic, {0: 5}))
     assert scenario.attempt()["error"]["kind"] == "refused"

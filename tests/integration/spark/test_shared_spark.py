@@ -146,10 +146,7 @@ def test_small_run_gets_a_core_as_soon_as_a_long_one_has_ended_a_task(
     scenario: Scenario, make_scenario: Callable[[], Scenario], points: Points
 ) -> None:
     """It does not wait for all tasks of a run that has begun before. The two cores are held by two of its four tasks."""
-    topic = scenario.topics.create(4)
-    for partition in range(4):
-        scenario.topics.produce(topic, [b"long"], partition=partition)
-    scenario.write(PLAIN, topics=topic).make_sink("payload bytea")
+    topic = scenario.feed([b"long"], PLAIN, partitions=4, sink="payload bytea")
     held = [points.at(Step.COMMIT, topic=topic, partition=partition) for partition in range(4)]
     long = started(scenario)
     until(lambda: sum(point.is_reached for point in held) == 2, "both cores are busy")
@@ -229,7 +226,7 @@ def test_run_after_the_daemons_end_gets_another(scenario: Scenario) -> None:
 TASK = """
 import json, sys
 from pathlib import Path
-from tidemark.driver.launch import run_attempt
+from tidemark.driver.launch import DriverArguments, run_attempt
 from tidemark.connections import from_env
 from tidemark.consume.run import open_attempt
 from tidemark.offsets.store import TaskIdentity
@@ -237,9 +234,9 @@ from tidemark.offsets.store import TaskIdentity
 name, folder = sys.argv[1:]
 connections = from_env()
 attempt = open_attempt(connections.database_url, name, TaskIdentity())
-folders = {kind: [Path(folder) / kind] for kind in ("consumers", "transforms")}
+arguments = DriverArguments(name, attempt, Path(folder) / "consumers", [Path(folder) / "transforms"])
 started = lambda driver: print(driver.pid, flush=True)
-run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progress=lambda _: None, on_start=started, with_keeper=True)
+run_attempt(arguments, connections, on_log=print, on_start=started, with_keeper=True)
 """
 
 

@@ -28,6 +28,6 @@ def test_driver_that_does_not_end_when_it_is_killed_leaves_no_thread_and_no_pipe
     monkeypatch.setattr(launch, "kill", hang)
     nowhere = Connections("postgresql://nobody@127.0.0.1:1/nowhere", {"bootstrap.servers": "127.0.0.1:1"}, "local[1]")
     with pytest.raises(subprocess.TimeoutExpired):
-        launch.run_attempt("orders", nowhere, 4711, folders={}, on_log=print, on_progress=print)
+        launch.run_attempt(launch.DriverArguments("orders", 4711), nowhere, on_log=print)
     assert [thread.name for thread in threading.enumerate() if "4711" in thread.name] == []
     assert [driver.stdout and driver.stdout.closed for driver in drivers] == [True]

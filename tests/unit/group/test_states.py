@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tidemark.errors import Fenced, Refused, Unavailable
 from tidemark.group import errors
-from tidemark.group.coordinator import GroupConfig, JoinRequest
 from tidemark.group.machine import Group, MemberRow, topics_of, vote
+from tidemark.group.requests import GroupConfig, JoinRequest
 from tidemark.group.states import TRANSITIONS, GroupState, IllegalTransition, Transition, Why, check_transition
 
 EMPTY, PREPARING, COMPLETING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE

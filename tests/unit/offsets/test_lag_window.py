@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.offsets.samples import STEPS, step_for
-from tidemark.offsets.window import WINDOW, Observation, Sample, Trend, advance, catch_up, grows, rate
+from tidemark.offsets.window import WINDOW, Observation, Sample, Trend, advance, catch_up, grows
 
 START = datetime(2026, 1, 2, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -94,7 +94,6 @@ def test_time_to_catch_up_needs_more_out_than_in() -> None:
     assert not grows(100, 15.0, 0.0)  # nothing is read: that is not slow reading
     assert not grows(100, None, None)
     assert catch_up(0, None, None) == timedelta()
-    assert rate(10, 0, timedelta()) is None
 
 
 steps = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 50), st.integers(0, 80), st.integers(-60, 0)), min_size=1, max_size=40)

@@ -14,7 +14,7 @@ from tidemark.airflow.operators import ConsumeOperator, ProgressLog
 from tidemark.airflow.tasks.validate import publishable, uses_keeper
 from tidemark.consume.run import consume, open_attempt
 from tidemark.db import session, transaction
-from tidemark.driver.launch import Progress, progress, run_attempt
+from tidemark.driver.launch import DriverArguments, Progress, progress, run_attempt
 from tidemark.driver.process import die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity, dag_run_planned
@@ -44,14 +44,11 @@ def run(operator: ConsumeOperator, context: Context, spec: ConsumerSpec, backfil
             result = progress(resolved.database_url, attempt_id)
         else:
             result = run_attempt(
-                spec.name,
+                DriverArguments(spec.name, attempt_id, project.consumers(), [project.transforms()], drain=operator.drains),
                 resolved,
-                attempt_id,
-                folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
                 on_log=operator.log_line,
                 on_progress=on_progress,
                 on_start=operator.remember_driver,
-                drain=operator.drains,
                 with_keeper=uses_keeper(spec),
             )
     except TidemarkError:
