@@ -30,7 +30,6 @@ from tidemark import migrations, project
 from tidemark.db import session, transaction
 from tidemark.driver.launch import progress
 from tidemark.errors import Broken, Unavailable
-from tidemark.local import airflow_processes, airflow_settings
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.stack import LocalStack
 
@@ -338,7 +337,7 @@ def _driver_at_work(airflow: LocalAirflow, url: str) -> tuple[int, psutil.Proces
         row = cur.fetchone()
     if row is None or row[0] is None:
         return None
-    for process in airflow_processes.family(airflow_settings.mark("scheduler", airflow.folder)):
+    for process in airflow.family("scheduler"):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name() == f"attempt {row[0]}":
                 return row[0], process

@@ -188,11 +188,11 @@ def registry() -> Iterator[str]:
     may have to know the next id that the registry assigns. Tests share its subjects, so name them after the test's own topics."""
     with tempfile.TemporaryDirectory(prefix="tidemark-registry-") as folder:
         stack = LocalStack(Path(folder))
-        stack.start_registry()
+        stack.start(stack.registry)
         try:
             yield stack.registry.url()
         finally:
-            stack.stop_registry()
+            stack.stop(stack.registry)
 
 
 @pytest.fixture(scope="session")

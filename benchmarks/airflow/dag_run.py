@@ -25,7 +25,7 @@ from tests.support.kafka_topics import Topics
 
 from tidemark import project
 from tidemark.author.check import sink_ddl
-from tidemark.local import airflow_processes, airflow_settings
+from tidemark.local import airflow_settings
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.airflow_client import AirflowClient
 from tidemark.spec import find_consumer
@@ -128,8 +128,7 @@ def _one(stage: Stage, airflow: LocalAirflow, client: AirflowClient, records: in
 
 def _cpu(airflow: LocalAirflow) -> float:
     """CPU seconds up to now. The time of a process that has ended counts for the parent that has waited for it."""
-    marks = [airflow_settings.mark(name, airflow.folder) for name in COUNTED]
-    return sum(seconds_of(process, ended=True) for mark in marks for process in airflow_processes.family(mark))
+    return sum(seconds_of(process, ended=True) for name in COUNTED for process in airflow.family(name))
 
 
 def _no_spark(*_: Any) -> Any:

@@ -22,7 +22,6 @@ from benchmarks.harness.stage import Stage, autocommit
 from benchmarks.measurement import Bar, Bench, Figures, Measurement, Table
 from tests.support.kafka_topics import Topics
 
-from tidemark.local import airflow_processes, airflow_settings
 from tidemark.local.airflow import PROCESSES, LocalAirflow
 
 RECORDS = 1_000
@@ -121,7 +120,7 @@ def _watch(bench: Bench, airflow: LocalAirflow, until: float) -> dict[str, Any]:
 
 
 def _families(stage: Stage, airflow: LocalAirflow) -> dict[str, list[psutil.Process]]:
-    of_airflow = {name: airflow_processes.family(airflow_settings.mark(name, airflow.folder)) for name in PROCESSES}
+    of_airflow = {name: airflow.family(name) for name in PROCESSES}
     return of_airflow | stage.processes()
 
 

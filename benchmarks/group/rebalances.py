@@ -168,11 +168,11 @@ def _postgres(report: Callable[[str], None]) -> Iterator[str]:
         Path(folder).chmod(0o755)  # if root runs this, Postgres runs as another user
         stack = LocalStack(Path(folder).resolve())
         try:
-            stack.start_postgres()
+            stack.start(stack.postgres)
             with autocommit(stack.postgres.url("postgres")) as cur:
                 cur.execute(f"ALTER SYSTEM SET max_connections = {CONNECTIONS}")
-            stack.stop_postgres()
-            stack.start_postgres()
+            stack.stop(stack.postgres)
+            stack.start(stack.postgres)
             url = stack.create_database("members")
             migrations.migrate(url)
             report("a Postgres for the members of groups")

@@ -60,7 +60,7 @@ class Stage:
     def start_registry(self) -> str:
         """The address of a schema registry, which runs until the end."""
         if self.registry is None:
-            self._stack.start_registry()
+            self._stack.start(self._stack.registry)
             self.registry = self._stack.env()["TIDEMARK_REGISTRY_URL"]
         return self.registry
 

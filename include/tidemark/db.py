@@ -26,52 +26,17 @@ from typing import Any, TypeVar
 
 import psycopg2
 from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, make_dsn, new_type, parse_dsn, register_type
-from psycopg2.extensions import connection as Connection
-from psycopg2.extensions import cursor as Cursor
 
 from tidemark import secret
 from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
 from tidemark.waiting import LOOK_EVERY_S, REPORT_AFTER_S
 
-__all__ = [
-    "ERASE_LOCK",
-    "EVOLVE_LOCK",
-    "FIX_PATH",
-    "MIGRATION_LOCK",
-    "REDRIVE_LOCK",
-    "RELEASE_IF_LOST",
-    "REWIND_LOCK",
-    "Connection",
-    "Cursor",
-    "DatabaseUrl",
-    "SafeCursor",
-    "answering",
-    "array",
-    "connect",
-    "data_error",
-    "execute_often",
-    "in_users_function",
-    "is_outage",
-    "keep_visible",
-    "kept_open",
-    "limit_lock_waits",
-    "may_be_row_error",
-    "parsed",
-    "pooled",
-    "read_url",
-    "rows",
-    "scalar",
-    "session",
-    "set_audit_actor",
-    "single_row",
-    "statements",
-    "transaction",
-    "unavailable",
-]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Connection = psycopg2.extensions.connection
+Cursor = psycopg2.extensions.cursor
 
 DatabaseUrl = str | Path
 """A libpq URL, or the file that holds it, which is read at each connection because the password may change."""

@@ -5,14 +5,14 @@
 `Unavailable`: a broker, a database or a process is not available. The same call may succeed later (``retriable``).
 `Broken`: an invariant did not hold. Nothing from that step was stored; it needs to be investigated.
 
-Errors are keyword-only dataclasses: the fields are facts, and ``__str__`` builds the text from them. They can be pickled, because Spark's
-executors send them to the driver.
+Errors are keyword-only dataclasses, without a decorator: the fields are facts, and ``__str__`` builds the text from them. They can be
+pickled, because Spark's executors send them to the driver.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 
 def _restore(cls: type[TidemarkError], state: dict[str, Any]) -> TidemarkError:
@@ -21,6 +21,7 @@ def _restore(cls: type[TidemarkError], state: dict[str, Any]) -> TidemarkError:
     return error
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class TidemarkError(Exception):
     """Base of all errors that Tidemark raises."""
 
@@ -28,6 +29,10 @@ class TidemarkError(Exception):
     """The error's name in Kafka's protocol, such as ``ILLEGAL_GENERATION``, if Kafka has one."""
     retriable: ClassVar[bool] = False
     """Whether the same call may succeed later, unchanged."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(kw_only=True, eq=False)(cls)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), vars(self))
@@ -51,7 +56,6 @@ class Broken(TidemarkError):
     """An invariant did not hold; the step was rolled back."""
 
 
-@dataclass(kw_only=True, eq=False)
 class BadInput(Refused):
     """A setting, an argument or a file is unusable.
 
@@ -66,7 +70,6 @@ class BadInput(Refused):
         return f"{self.what}: {self.found}. {self.fix}"
 
 
-@dataclass(kw_only=True, eq=False)
 class DatabaseUnavailable(Unavailable):
     """Postgres cannot be reached, or it ended the session; ``cause`` is its own message."""
 
@@ -76,7 +79,6 @@ class DatabaseUnavailable(Unavailable):
         return f"Postgres is not available: {self.cause}. This step stored nothing; try again when Postgres is back."
 
 
-@dataclass(kw_only=True, eq=False)
 class StatementTimeout(DatabaseUnavailable):
     """The role's ``statement_timeout`` ended a statement, while it worked or waited for a lock."""
 
@@ -87,7 +89,6 @@ class StatementTimeout(DatabaseUnavailable):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class LockTimeout(DatabaseUnavailable):
     """Another session did not release a lock in time."""
 
@@ -98,7 +99,6 @@ class LockTimeout(DatabaseUnavailable):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class DatabaseReadOnly(DatabaseUnavailable):
     """Postgres responds but accepts no writes: it is a standby, or a failover is in progress."""
 
@@ -109,7 +109,6 @@ class DatabaseReadOnly(DatabaseUnavailable):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class BrokerUnavailable(Unavailable):
     """Kafka cannot be reached; ``cause`` is the client's own message."""
 

@@ -9,13 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tidemark.db import rows, statements, transaction
+from tidemark.db import Connection, rows, statements, transaction
 from tidemark.errors import Unavailable
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection
 
 SQL = statements("tidemark", "events.sql")
 
@@ -43,7 +40,6 @@ class Event:
     details: Mapping[str, Any]
 
 
-@dataclass(kw_only=True, eq=False)
 class EventsUnfinished(Unavailable):
     """A transaction that writes an event has not ended in time."""
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from tidemark.db import statements, transaction
+from tidemark.db import Connection, statements, transaction
+from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import samples, store
 from tidemark.offsets.mirror import Drift, republish_all
 from tidemark.offsets.sampling import sample_all
 from tidemark.retry.payload_retention import empty_settled
 from tidemark.rewind.archive_retention import Removed, remove_archives
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection
-    from tidemark.kafka.cluster import Cluster
-    from tidemark.spec import ConsumerSpec
+from tidemark.spec import ConsumerSpec
 
 SQL = statements("tidemark", "maintenance.sql")
 

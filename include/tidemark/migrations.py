@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -18,7 +17,7 @@ import psycopg2.errors
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from tidemark import project, roles
-from tidemark.db import FIX_PATH, MIGRATION_LOCK, is_outage, kept_open, session, set_audit_actor, transaction
+from tidemark.db import FIX_PATH, MIGRATION_LOCK, connect, is_outage, kept_open, session, set_audit_actor, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ LOCK_WAITS_S = (1, 2, 4, 8, 15, 15, 15, 15)
 near the lock timeout of a commit (120 s)."""
 
 
-@dataclass(kw_only=True, eq=False)
 class PostgresTooOld(Refused):
     """The server's major version does not take all migrations."""
 
@@ -45,7 +43,6 @@ class PostgresTooOld(Refused):
         return f"Postgres is version {self.version}; Tidemark needs {OLDEST_POSTGRES} or newer. Nothing was changed; upgrade the server."
 
 
-@dataclass(kw_only=True, eq=False)
 class SchemaMismatch(Refused):
     """The database is at another version of the schema than this code."""
 
@@ -61,7 +58,6 @@ class SchemaMismatch(Refused):
         return f"The database lacks {', '.join(self.missing)}. Run: tidemark migrate"
 
 
-@dataclass(kw_only=True, eq=False)
 class DriversRunning(Refused):
     """A migration that is not additive would break the statements of drivers that are running."""
 
@@ -75,7 +71,6 @@ class DriversRunning(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class MigrationBlocked(Unavailable):
     """Running transactions held the locks that a migration needs, for all of its tries."""
 
@@ -88,7 +83,6 @@ class MigrationBlocked(Unavailable):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class SchemaHidden(Refused):
     """The role may not look into the schema ``tidemark``."""
 
@@ -101,7 +95,6 @@ class SchemaHidden(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class MigrationFailed(Refused):
     """Postgres refused a migration; ``message`` is its own."""
 
@@ -233,8 +226,6 @@ def _apply(url: DatabaseUrl, by: str) -> None:
         version_table = "migration_version"
 
         def connect(self, dburi: Any) -> Any:
-            from tidemark.db import connect
-
             connection = connect(url, application="tidemark migrate")
             connection.autocommit = True
             return connection

@@ -7,22 +7,16 @@ need no further command.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from psycopg2 import sql
 
-from tidemark.db import statements, transaction
+from tidemark.db import Connection, Cursor, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.profiles import ALL, PAYLOADS, RIGHTS, SCHEMAS, TABLES, Profile
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection, Cursor
 
 SQL = statements("tidemark", "roles.sql")
 
 
-@dataclass(kw_only=True, eq=False)
 class RoleLacks(Refused):
     """The session's role lacks rights of the profile that a command needs."""
 
@@ -39,7 +33,6 @@ class RoleLacks(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class NotTheOwner(Refused):
     """Only the owner of the schema may grant profiles."""
 

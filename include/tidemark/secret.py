@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.errors import Unavailable
 
 
-@dataclass(kw_only=True, eq=False)
 class SecretUnreadable(Unavailable):
     """The file of a secret is missing, empty or unreadable, perhaps only while it is being replaced."""
 

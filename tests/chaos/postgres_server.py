@@ -60,7 +60,7 @@ class PostgresServer:
 
     def stop(self, pid: int) -> None:
         """Stops the whole server to which the session ``pid`` belongs, in immediate mode."""
-        self._stack.stop_postgres(immediate=True)
+        self._stack.stop_postgres_immediately()
 
     def limit_files(self, pid: int, size: int) -> None:
         """Limits the process, unless it has ended, to files of at most ``size`` bytes, as an exhausted disk quota does."""
@@ -71,7 +71,7 @@ class PostgresServer:
 
     def up(self) -> None:
         """Starts the server if it is down, and returns when it answers."""
-        self._stack.start_postgres()
+        self._stack.start(self._stack.postgres)
 
     @contextlib.contextmanager
     def withholding_answers(self) -> Iterator[None]:

@@ -21,11 +21,11 @@ READING = (Step.BEGIN, Step.MOVE_OFFSET, Step.COPY_ROWS)
 
 @contextlib.contextmanager
 def stopped(stack: LocalStack) -> Iterator[None]:
-    stack.stop_kafka()
+    stack.stop(stack.kafka)
     try:
         yield
     finally:
-        stack.start_kafka()
+        stack.start(stack.kafka)
 
 
 @contextlib.contextmanager

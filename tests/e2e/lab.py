@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +31,7 @@ from tidemark.local import LocalStack
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.airflow_client import AirflowClient
 from tidemark.local.airflow_settings import MARK, connections_env
+from tidemark.local.processes import wait_gone
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.sink.steps import Step
@@ -361,6 +363,22 @@ class Lab:
         others = ("drain_retries", "redrive", "discard", "rewind", "rewind__owned", "watch", "sleeper")
         for dag in (*(f"consume__{name}" for name in (*CONSUMERS, "bad")), *others):
             self.client.wait_for_dag(dag, timeout_s=180)
+
+    def kill_scheduler(self) -> None:
+        """Kills its process group, as a crash would, and waits until the group is gone. A driver in a session of its own stays."""
+        (leader,) = (process.pid for process in self.airflow.status().processes if process.name == "scheduler")
+        group = []
+        for process in self.airflow.family("scheduler"):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(process.pid) == leader:
+                    group.append(process)
+        os.killpg(leader, signal.SIGKILL)
+        assert wait_gone(group, 10)
+
+    def start_scheduler(self) -> None:
+        """Starts it again. Unlike `LocalAirflow.up`, this leaves its predecessor's processes running."""
+        self.airflow._launch("scheduler")
+        self.airflow._wait_healthy(["scheduler"])
 
     def sign_in(self, name: str) -> AirflowClient:
         """A client signed in as one of `USERS`, with the password that Airflow generated when it started. The caller closes it."""

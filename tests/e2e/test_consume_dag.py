@@ -289,9 +289,9 @@ def test_warning_is_reported_and_published(lab, ended):
 def test_file_with_a_problem_fails_at_once_with_its_text(lab, ended):
     """The log has place, problem and fix, and the task is not retried. Airflow's home page shows the same text as an import error, which
     hides no DAG."""
-    (failure,) = until(lab.client.import_errors, "the import error is shown")
-    assert failure.file.endswith("broken_consumers.py")
-    assert 'unknown key "batches"; did you mean "batch"?' in failure.trace
+    (error,) = until(lambda: lab.client.get("importErrors")["import_errors"], "the import error is shown")
+    assert error["filename"].endswith("broken_consumers.py")
+    assert 'unknown key "batches"; did you mean "batch"?' in error["stack_trace"]
     assert {"consume__bad", "consume__happy"} <= {dag["dag_id"] for dag in lab.client.get("dags", dag_id_pattern="consume__")["dags"]}
     assert ended["bad"].tries() == ["failed"]
     assert 'unknown key "batches"; did you mean "batch"?' in ended["bad"].log()

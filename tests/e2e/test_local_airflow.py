@@ -71,10 +71,10 @@ def test_scheduler_killed_while_it_queues_tasks_does_not_hold_up_its_successor(l
         with db.transaction(connection) as cursor:
             cursor.execute("LOCK TABLE public.slot_pool IN EXCLUSIVE MODE")  # the scheduler asks for this table once it has its lock
             pid = until(lambda: asked(cursor, IN_CRITICAL_SECTION))
-            lab.airflow.kill("scheduler")
+            lab.kill_scheduler()
         with db.transaction(connection) as cursor:
             until(lambda: asked(cursor, f"SELECT pid FROM pg_stat_activity WHERE pid = {pid} AND state = 'idle in transaction'"))
-    lab.airflow.start("scheduler")
+    lab.start_scheduler()
     run = Consumer(lab, "bad").trigger()
     assert run.wait() == "failed", "its task has been queued, and has said what is wrong with its file"
     for process in left:
@@ -86,7 +86,7 @@ def test_up_repairs_what_a_killed_scheduler_has_left(lab: Lab) -> None:
     """It is started again, after the tasks and drivers that it left behind have been ended. The other processes keep running."""
     driver, task = sleeping(lab)
     before = pids(lab.airflow)
-    lab.airflow.kill("scheduler")
+    lab.kill_scheduler()
     assert [process.name for process in lab.airflow.status().processes if not process.healthy] == ["scheduler"]
     assert driver.is_running(), "a session of its own is out of the group's reach"
     lab.airflow.up()

@@ -247,13 +247,13 @@ class Injector:
         with self._held(planned, SERVER_LIMIT_S) as held, self._servers:
             if self.over.is_set():
                 return None
-            self.stack.stop_postgres(immediate=True)
+            self.stack.stop_postgres_immediately()
             if held is not None:
                 held.release()
             try:
                 self.over.wait(planned.pause_s)
             finally:
-                self.stack.start_postgres()
+                self.stack.start(self.stack.postgres)
         return f"Postgres was away for {planned.pause_s:.1f} s"
 
     def _kill_broker(self, planned: Planned) -> str | None:
@@ -261,13 +261,13 @@ class Injector:
             with self.setting.ending:
                 if self.over.wait(MARKERS_S):
                     return None
-                self.stack.kill_kafka()
+                self.stack.kill(self.stack.kafka)
             if held is not None:
                 held.release()
             try:
                 self.over.wait(planned.pause_s)
             finally:
-                self.stack.start_kafka()
+                self.stack.start(self.stack.kafka)
         return f"Kafka was away for {planned.pause_s:.1f} s and its start"
 
     # ---- producers

@@ -215,11 +215,11 @@ def running(servers: str) -> Iterator[ChangeSource]:
         options, classes = ["-Xmx384m", *LIGHT], jars_of(RECIPE, "worker")
         worker = Worker(folder, servers, classes=classes, settings=settings, java_options=options, log=folder / "worker.log")
         try:
-            stack.start_postgres()
+            stack.start(stack.postgres)
             stack.postgres.create_database("tidemark")
             worker.wait()
             with contextlib.closing(ChangeSource(stack, worker, servers)) as source:
                 yield source
         finally:
             worker.close()
-            stack.stop_postgres()
+            stack.stop(stack.postgres)

@@ -22,7 +22,8 @@ def offer() -> Callable[[], None]:
     folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="tidemark-kafka-")
 
     def end() -> None:
-        LocalStack(Path(folder)).stop_kafka()
+        stack = LocalStack(Path(folder))
+        stack.stop(stack.kafka)
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.pop(FOLDER, None)
 
@@ -43,11 +44,11 @@ def started(stack: LocalStack) -> Iterator[None]:
     broker = shared()
     with (broker.folder / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        broker.start_kafka()
+        broker.start(broker.kafka)
     stack.kafka = broker.kafka
-    stack.start_postgres()
+    stack.start(stack.postgres)
     stack.create_database(DATABASE)
     try:
         yield
     finally:
-        stack.stop_postgres()
+        stack.stop(stack.postgres)

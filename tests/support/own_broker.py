@@ -31,11 +31,11 @@ class OwnBroker:
     @contextlib.contextmanager
     def stopped(self) -> Iterator[Path]:
         """Stops the broker for the block, which gets its data directory. Each start elects leaders, so the leader epochs rise."""
-        self._stack.stop_kafka()
+        self._stack.stop(self._stack.kafka)
         try:
             yield self._stack.kafka.data
         finally:
-            self._stack.start_kafka()
+            self._stack.start(self._stack.kafka)
 
     def restart(self) -> None:
         with self.stopped():
@@ -87,11 +87,11 @@ def batches(segment: Path) -> Iterator[tuple[int, int]]:
 def own_broker() -> Iterator[OwnBroker]:
     with tempfile.TemporaryDirectory(prefix="tidemark-broker-") as folder:
         stack = LocalStack(Path(folder))
-        stack.start_kafka()
+        stack.start(stack.kafka)
         try:
             yield OwnBroker(stack)
         finally:
-            stack.stop_kafka()
+            stack.stop(stack.kafka)
 
 
 def produce_batches(topics: Topics, topic: str, *batches: list[bytes]) -> None:

@@ -7,7 +7,6 @@ https://debezium.io/documentation/reference/stable/connectors/postgresql.html#po
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime as dt
 from collections.abc import Mapping
 from decimal import Decimal
@@ -80,12 +79,12 @@ def has_nanoseconds(array: pa.Array) -> bool:
     return bool(pc.any(pc.not_equal(nanos, pc.multiply(pc.divide(nanos, 1_000), 1_000))).as_py())
 
 
+class Misfit(ValueError):
+    """A value does not fit its type or its column. The text continues "the value ..." and does not quote it."""
+
+
 class InvalidConnectValue(ValueError):
     """A value invalid for its Connect type. The text names the field and does not quote the data."""
-
-
-class NotOfSchema(ValueError):
-    """A JSON value does not match its schema. The text continues "the value ..." and does not quote it."""
 
 
 def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
@@ -93,14 +92,13 @@ def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
     import pyarrow as pa
 
     try:
-        return _converted(array, name, path or "it")
-    except InvalidConnectValue:
-        raise
-    except (pa.ArrowException, ValueError):
-        raise InvalidConnectValue(f"{path or 'it'} is out of range for {name}") from None
+        return _converted(array, name)
+    except (pa.ArrowException, ValueError) as error:
+        problem = error if isinstance(error, Misfit) else f"is out of range for {name}"
+        raise InvalidConnectValue(f"{path or 'it'} {problem}") from None
 
 
-def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
+def _converted(array: pa.Array, name: str) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -113,39 +111,39 @@ def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
         )
     if name in (NANO_TIME, NANO_TIMESTAMP):
         if has_nanoseconds(array):
-            raise InvalidConnectValue(f"{path} {TOO_FINE}")
+            raise Misfit(TOO_FINE)
         array = pc.divide(array.cast(pa.int64()), 1_000)
     if _UNITS.get(name) == 1_000:
         array = pc.multiply_checked(array.cast(pa.int64()), 1_000)
     if name in (TIMESTAMP, MICRO_TIMESTAMP) and pc.any(pc.is_in(array, pa.array(_INFINITE))).as_py():
-        raise InvalidConnectValue(f"{path} is an infinite timestamp")
+        raise Misfit("is an infinite timestamp")
     return array.cast(target)
 
 
 def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
     """The Python object for a JSON value. ``schema``: as Kafka Connect's JsonConverter writes it.
 
-    Raises ValueError, TypeError, KeyError or OverflowError for a value that does not match the schema.
+    Raises `Misfit`, TypeError, KeyError or OverflowError for a value that does not match the schema.
     """
     name = schema.get("name")
     if value is None:
         return None
     if isinstance(value, bool) and name in NAMES:
-        raise InvalidConnectValue("is a boolean")
+        raise Misfit("is a boolean")
     if name in (DATE, CONNECT_DATE):
         return (EPOCH + dt.timedelta(days=value)).date()
     if name in (NANO_TIME, NANO_TIMESTAMP):
         if value % 1_000:
-            raise InvalidConnectValue(TOO_FINE)
+            raise Misfit(TOO_FINE)
         return _moment(dt.timedelta(microseconds=value // 1_000), name)
     if name in _UNITS:
         return _moment(dt.timedelta(microseconds=value * _UNITS[name]), name)
     if name == DECIMAL:
-        return Decimal(_decimal_text(_bytes(value), int(schema["parameters"]["scale"])))
+        return Decimal(_decimal_text(from_base64(value), int(schema["parameters"]["scale"])))
     if name == VARIABLE_DECIMAL:
-        return Decimal(_decimal_text(_bytes(value["value"]), value["scale"]))
+        return Decimal(_decimal_text(from_base64(value["value"]), value["scale"]))
     if schema.get("type") == "bytes":
-        return _bytes(value)
+        return from_base64(value)
     if schema.get("type") == "array":
         return [value_of(item, schema["items"]) for item in value]
     return value
@@ -158,15 +156,16 @@ def _moment(since: dt.timedelta, name: str) -> dt.timedelta | dt.time | dt.datet
     if not name.endswith("Time"):
         return at if name == CONNECT_TIMESTAMP else at.replace(tzinfo=None)
     if at.date() != EPOCH.date():
-        raise NotOfSchema("is not a time of a day")
+        raise Misfit("is not a time of a day")
     return at.time()
 
 
-def _bytes(text: str) -> bytes:
+def from_base64(text: str) -> bytes:
+    """Decodes base64. Raises `Misfit`."""
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError) as error:
-        raise NotOfSchema("is not bytes in base64") from error
+    except (TypeError, ValueError):
+        raise Misfit("is not bytes in base64") from None
 
 
 MAX_DIGITS_BYTES = 65_536
@@ -176,9 +175,9 @@ MAX_DIGITS_BYTES = 65_536
 def _decimal_text(unscaled: bytes | None, scale: int | None) -> str:
     """The number as text, in a size that does not depend on the scale."""
     if unscaled is None or scale is None:
-        raise InvalidConnectValue("has no value or no scale")
+        raise Misfit("has no value or no scale")
     if len(unscaled) > MAX_DIGITS_BYTES:
-        raise InvalidConnectValue(f"has more than {MAX_DIGITS_BYTES:,} bytes of digits")
+        raise Misfit(f"has more than {MAX_DIGITS_BYTES:,} bytes of digits")
     number = Decimal(int.from_bytes(unscaled, "big", signed=True))
     sign, digits, _ = number.as_tuple()
     number = Decimal((sign, digits, -scale))

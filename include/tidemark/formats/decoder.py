@@ -34,6 +34,9 @@ MAX_DATUM_BYTES = 2**31 - 1
 _SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 """Checks that a text is JSON, without creating objects."""
 
+Decoded = tuple["pa.Array", dict[int, NoRow]]
+"""Decoded values, and the errors of the undecodable ones, which are null, by their places in the batch."""
+
 
 class Undecodable(Fail):
     """The key or value does not have the format in the consumer's file."""
@@ -43,7 +46,6 @@ class SchemaUnknown(Retry):
     """The registry does not have the schema. It may be registered later."""
 
 
-@dataclass(kw_only=True, eq=False)
 class SchemasMissing(Refused):
     """Records use schemas that the driver has not sent. It fetches them, and the slice is read again."""
 
@@ -133,7 +135,7 @@ class Decoder:
             raise SchemasMissing(topics=frozenset({topic}))
         return self.readers[topic, side]
 
-    def _decoded(self, data: pa.Array, headers: Any, topic: str, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
+    def _decoded(self, data: pa.Array, headers: Any, topic: str, side: str) -> Decoded:
         import pyarrow as pa
 
         encoding = self.encodings[side]
@@ -145,28 +147,25 @@ class Decoder:
         errors: dict[int, NoRow] = {}
         if encoding is Encoding.JSON_SCHEMA:
             data, errors = _without_ids(data, headers, side)
-        text, text_errors = _decode_each(
-            data, range(len(data)), pa.string(), lambda datums: datums.cast(pa.string()), f"its {side} is not UTF-8 text"
-        )
+        texts = _Datums(pa.string(), lambda datums: datums.cast(pa.string()), f"its {side} is not UTF-8 text")
+        text, text_errors = texts.decode(data, range(len(data)))
         if encoding is not Encoding.STRING and self.reads_json:
             text_errors |= _json_errors(text, side)
         return text, text_errors | errors
 
-    def _protobuf(self, data: pa.Array, headers: Any, reader: Message, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
+    def _protobuf(self, data: pa.Array, headers: Any, reader: Message, side: str) -> Decoded:
         import numpy as np
         import pyarrow as pa
 
         errors: dict[int, NoRow] = {}
         bodies = _message_bodies(data, headers, reader, side, errors) if self.framed[side] else data
         valid = bodies.is_valid().to_numpy(zero_copy_only=False)
-        message = f"its {side} does not have the form of its Protobuf schema"
         target = reader.type()
-        decoded, decode_errors = _decode_each(
-            bodies.drop_null(), np.flatnonzero(valid), target, reader.decode, message, cost=cost_of_arrow(target)
-        )
+        messages = _Datums(target, reader.decode, f"its {side} does not have the form of its Protobuf schema", cost=cost_of_arrow(target))
+        decoded, decode_errors = messages.decode(bodies.drop_null(), np.flatnonzero(valid))
         return decoded.take(pa.array(np.cumsum(valid) - 1, mask=~valid)), errors | decode_errors
 
-    def _avro(self, data: pa.Array, headers: Any, reader: Node, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
+    def _avro(self, data: pa.Array, headers: Any, reader: Node, side: str) -> Decoded:
         import numpy as np
         import pyarrow as pa
 
@@ -176,11 +175,13 @@ class Decoder:
         places = np.zeros(len(data), np.int64)  # each record's index in the joined parts; the first part is one null
         filled = 1
         for where, writer, datums in self._by_schema(data, headers, reader, side, errors):
-            read = _avro_reader(writer, reader, target)
-            message = f"its {side} does not have the form of its Avro schema"
-            part, decode_errors = _decode_each(
-                datums, where, target, read, message, partial(avro.unreadable, schema=writer), cost_of_avro(writer)
-            )
+            part, decode_errors = _Datums(
+                target,
+                partial(_read_avro, writer=writer, reader=reader, target=target),
+                f"its {side} does not have the form of its Avro schema",
+                partial(avro.unreadable, schema=writer),
+                cost_of_avro(writer),
+            ).decode(datums, where)
             errors |= decode_errors
             if len(part) == len(data):
                 return part, errors
@@ -248,6 +249,10 @@ def _message_bodies(data: pa.Array, headers: Any, reader: Message, side: str, er
     return pa.array(bodies, pa.binary())
 
 
+def _read_avro(datums: pa.Array, writer: Node, reader: Node, target: pa.DataType) -> pa.Array:
+    return resolved(plain(avro.decode(datums, writer), writer), target, reader)
+
+
 def _objects(values: pa.Array) -> list[Any]:
     """The values as Python objects. In place of a time that Python cannot represent, the exception to raise."""
     try:
@@ -300,105 +305,83 @@ def _header_pairs(headers: Any) -> Iterator[list[tuple[str, bytes | None]]]:
         yield [(header["key"], header["value"]) if isinstance(header, dict) else header for header in record_headers or ()]
 
 
-def _avro_reader(writer: Node, reader: Node, target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    return lambda datums: resolved(plain(avro.decode(datums, writer), writer), target, reader)
-
-
-def _decode_each(
-    data: pa.Array,
-    places: Sequence[int] | np.ndarray,
-    target: pa.DataType,
-    read: Callable[[pa.Array], pa.Array],
-    message: str,
-    find_bad: Callable[[pa.Array], list[bool]] | None = None,
-    cost: Cost | None = None,
-) -> tuple[pa.Array, dict[int, NoRow]]:
-    """Decodes the data with ``read``. A datum that it refuses becomes null, with an error under its index.
+@dataclass(frozen=True, slots=True)
+class _Datums:
+    """Decodes data of one schema with ``read``. ``message`` is the error of a datum that it refuses.
 
     ``find_bad`` detects bad data. Bisection finds what it misses, which is slow if there is much of it. ``cost`` is the memory that each
     datum takes; it limits how many are read at once.
     """
-    import numpy as np
-    import pyarrow as pa
 
-    if cost is None:
-        return _decode_or_bisect(data, places, target, read, message, find_bad)
-    costs = cost(data)
-    if (large := costs > RECORD_BYTES).any():
-        reason = Undecodable("decoding it may take more than a gigabyte, because its schema has lists of items with many fields")
-        return _decode_good(
-            large, reason, data, places, target, lambda datums, where: _decode_each(datums, where, target, read, message, find_bad, cost)
-        )
-    ends = np.flatnonzero(np.diff(np.cumsum(costs) // CHUNK_BYTES)) + 1
-    parts: list[pa.Array] = []
-    errors: dict[int, NoRow] = {}
-    for start, end in itertools.pairwise([0, *ends.tolist(), len(data)]):
-        part, chunk_errors = _decode_or_bisect(data.slice(start, end - start), places[start:end], target, read, message, find_bad)
-        parts.append(part)
-        errors |= chunk_errors
-    return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), errors
+    target: pa.DataType
+    read: Callable[[pa.Array], pa.Array]
+    message: str
+    find_bad: Callable[[pa.Array], list[bool]] | None = None
+    cost: Cost | None = None
 
+    def decode(self, data: pa.Array, places: Sequence[int] | np.ndarray) -> Decoded:
+        import numpy as np
+        import pyarrow as pa
 
-def _decode_or_bisect(
-    data: pa.Array,
-    places: Sequence[int] | np.ndarray,
-    target: pa.DataType,
-    read: Callable[[pa.Array], pa.Array],
-    message: str,
-    find_bad: Callable[[pa.Array], list[bool]] | None,
-) -> tuple[pa.Array, dict[int, NoRow]]:
-    import numpy as np
-    import pyarrow as pa
+        if self.cost is None:
+            return self._bisect(data, places, self.find_bad)
+        costs = self.cost(data)
+        if (large := costs > RECORD_BYTES).any():
+            reason = Undecodable("decoding it may take more than a gigabyte, because its schema has lists of items with many fields")
+            return self._without(large, reason, data, places, self.decode)
+        ends = np.flatnonzero(np.diff(np.cumsum(costs) // CHUNK_BYTES)) + 1
+        parts: list[pa.Array] = []
+        errors: dict[int, NoRow] = {}
+        for start, end in itertools.pairwise([0, *ends.tolist(), len(data)]):
+            part, chunk_errors = self._bisect(data.slice(start, end - start), places[start:end], self.find_bad)
+            parts.append(part)
+            errors |= chunk_errors
+        return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), errors
 
-    try:
-        return read(data), {}
-    except Unresolvable as error:  # holds for all data of this schema
-        return pa.nulls(len(data), target), dict.fromkeys(
-            map(int, places), Undecodable(f"it cannot be read with the newest schema: {error}")
-        )
-    except InvalidConnectValue as error:
-        if len(data) == 1:
-            return pa.nulls(1, target), {int(places[0]): Undecodable(f"it cannot be decoded: {error}")}
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - any error is a datum's fault
-        if len(data) == 1:
-            return pa.nulls(1, target), {int(places[0]): Undecodable(message)}
-    if find_bad is not None and any(bad := find_bad(data)):
-        return _decode_good(
-            np.array(bad),
-            Undecodable(message),
-            data,
-            places,
-            target,
-            lambda datums, where: _decode_or_bisect(datums, where, target, read, message, None),
-        )
-    half = len(data) // 2
-    first, errors = _decode_or_bisect(data.slice(0, half), places[:half], target, read, message, None)
-    second, second_errors = _decode_or_bisect(data.slice(half), places[half:], target, read, message, None)
-    return pa.concat_arrays([first, second]), errors | second_errors
+    def _bisect(
+        self, data: pa.Array, places: Sequence[int] | np.ndarray, find_bad: Callable[[pa.Array], list[bool]] | None = None
+    ) -> Decoded:
+        import numpy as np
+        import pyarrow as pa
 
+        try:
+            return self.read(data), {}
+        except Unresolvable as error:  # holds for all data of this schema
+            reason = Undecodable(f"it cannot be read with the newest schema: {error}")
+            return pa.nulls(len(data), self.target), dict.fromkeys(map(int, places), reason)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error is a datum's fault
+            if len(data) == 1:
+                reason = Undecodable(f"it cannot be decoded: {error}" if isinstance(error, InvalidConnectValue) else self.message)
+                return pa.nulls(1, self.target), {int(places[0]): reason}
+        if find_bad is not None and any(bad := find_bad(data)):
+            return self._without(np.array(bad), Undecodable(self.message), data, places, self._bisect)
+        half = len(data) // 2
+        first, errors = self._bisect(data.slice(0, half), places[:half])
+        second, second_errors = self._bisect(data.slice(half), places[half:])
+        return pa.concat_arrays([first, second]), errors | second_errors
 
-def _decode_good(
-    bad: np.ndarray,
-    reason: NoRow,
-    data: pa.Array,
-    places: Sequence[int] | np.ndarray,
-    target: pa.DataType,
-    read: Callable[[pa.Array, np.ndarray], tuple[pa.Array, dict[int, NoRow]]],
-) -> tuple[pa.Array, dict[int, NoRow]]:
-    """Decodes the good data. Bad data becomes null, with ``reason`` as its error."""
-    import numpy as np
-    import pyarrow as pa
+    def _without(
+        self,
+        bad: np.ndarray,
+        reason: NoRow,
+        data: pa.Array,
+        places: Sequence[int] | np.ndarray,
+        decode: Callable[[pa.Array, np.ndarray], Decoded],
+    ) -> Decoded:
+        """Decodes the good data. Bad data becomes null, with ``reason`` as its error."""
+        import numpy as np
+        import pyarrow as pa
 
-    errors: dict[int, NoRow] = {int(place): reason for place in np.asarray(places)[bad]}
-    if bad.all():
-        return pa.nulls(len(data), target), errors
-    values, read_errors = read(data.filter(pa.array(~bad)), np.asarray(places)[~bad])
-    return values.take(pa.array(np.cumsum(~bad) - 1, mask=bad)), errors | read_errors
+        errors: dict[int, NoRow] = {int(place): reason for place in np.asarray(places)[bad]}
+        if bad.all():
+            return pa.nulls(len(data), self.target), errors
+        values, decode_errors = decode(data.filter(pa.array(~bad)), np.asarray(places)[~bad])
+        return values.take(pa.array(np.cumsum(~bad) - 1, mask=bad)), errors | decode_errors
 
 
-def _without_ids(data: pa.Array, headers: Any, side: str) -> tuple[pa.Array, dict[int, NoRow]]:
+def _without_ids(data: pa.Array, headers: Any, side: str) -> Decoded:
     """The data without schema ids, for formats that are readable without a schema. Data without an id becomes null."""
     import pyarrow.compute as pc
 

@@ -7,11 +7,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 
 class AnswerTooLong(Exception):

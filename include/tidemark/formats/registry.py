@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -32,7 +32,6 @@ MAX_REFERENCES = 100
 """Maximum number of a schema's references, direct and indirect."""
 
 
-@dataclass(kw_only=True, eq=False)
 class RegistryUnavailable(Unavailable):
     """The registry cannot be reached, or answers with an error of its own."""
 
@@ -43,7 +42,6 @@ class RegistryUnavailable(Unavailable):
         return f"The schema registry at {self.url} is not available: {self.cause}. No offset was moved; try again when it is back."
 
 
-@dataclass(kw_only=True, eq=False)
 class RegistryRefused(Refused):
     """The registry does not accept this client's credentials."""
 
@@ -54,7 +52,6 @@ class RegistryRefused(Refused):
         return f"The schema registry at {self.url} refused the request: {self.cause}. Check the connection's credentials."
 
 
-@dataclass(kw_only=True, eq=False)
 class SubjectMissing(Refused):
     """A topic has no schema."""
 
@@ -171,13 +168,11 @@ class Registry:
             raise RegistryUnavailable(url=self._url, cause=STRANGE)
         return schema.schema_str
 
-    def _references(self, schema: Schema) -> Iterator[tuple[str, str]]:
-        """Names and texts of the schemas that this one refers to, dependencies first."""
-        yield from self._walk_references(schema, {}, ())
-
-    def _walk_references(
-        self, schema: Schema, texts: dict[tuple[str, int], str], within: tuple[tuple[str, int], ...]
+    def _references(
+        self, schema: Schema, texts: dict[tuple[str, int], str] | None = None, within: tuple[tuple[str, int], ...] = ()
     ) -> Iterator[tuple[str, str]]:
+        """Names and texts of the schemas that this one refers to, dependencies first. ``texts``: those that were read before."""
+        texts = {} if texts is None else texts
         for reference in schema.references or ():
             version = (str(reference.subject), int(reference.version or 0))
             if version in within:
@@ -187,12 +182,12 @@ class Registry:
             texts[version] = ""
             if len(texts) > MAX_REFERENCES:
                 raise BadSchema(problem=f"has more than {MAX_REFERENCES} references, direct and indirect")
-            registered = self._answer(lambda version=version: self._client.get_version(*version))
+            registered = self._answer(partial(self._client.get_version, *version))
             if registered is None:
                 raise BadSchema(problem=f"refers to {reference.subject} version {reference.version}, which the registry does not have")
             texts[version] = self._string(registered.schema)
             require_small(texts.values())
-            yield from self._walk_references(registered.schema, texts, (*within, version))
+            yield from self._references(registered.schema, texts, (*within, version))
             yield str(reference.name or ""), texts[version]
 
     @contextlib.contextmanager
@@ -203,13 +198,13 @@ class Registry:
         except AnswerTooLong as error:
             raise RegistryUnavailable(url=self._url, cause=str(error)) from None
 
-    def _answer(self, ask: Any) -> Any:
+    def _answer(self, request: Callable[[], Any]) -> Any:
         """Returns the response; None for 404."""
         from confluent_kafka.schema_registry.common._httpx_compat import httpx
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
-            return ask()
+            return request()
         except SchemaRegistryError as error:
             if error.http_status_code == NOT_FOUND:
                 return None

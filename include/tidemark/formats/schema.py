@@ -33,7 +33,6 @@ MAX_TEXT = 500
 """Maximum characters of a problem, which may quote names of the schema."""
 
 
-@dataclass(kw_only=True, eq=False)
 class BadSchema(Refused):
     """A schema is not valid, or not supported."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.errors import Refused, Unavailable
@@ -16,7 +15,6 @@ def without_password(text: str) -> str:
     return re.sub(r"(?i)([?&][^=&\s]*(?:passw|secret|token|key)[^=&\s]*=)[^&\s]*", r"\1…", bare)
 
 
-@dataclass(kw_only=True, eq=False)
 class ExtraMissing(Refused):
     """A package that only the embedded stack needs is not installed."""
 
@@ -28,7 +26,6 @@ class ExtraMissing(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class JavaUnusable(Refused):
     """Java is missing, or the broker cannot run on it. ``where`` is the checked place, ``found`` its problem."""
 
@@ -43,7 +40,6 @@ class JavaUnusable(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class JarsUnavailable(Unavailable):
     """The jars are not in the cache and could not be fetched; ``cause`` is Ivy's message."""
 
@@ -63,7 +59,6 @@ class JarsUnavailable(Unavailable):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class JarsDiffer(Refused):
     """A repository's files differ from those that this version of Tidemark was tested with."""
 
@@ -77,7 +72,6 @@ class JarsDiffer(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class FolderUnusable(Refused):
     """The folder cannot hold the stack's state."""
 

@@ -14,6 +14,7 @@ import html
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -54,6 +55,11 @@ class Recipe:
     def read(self) -> bytes:
         file = self.file if isinstance(self.file, Path) else resources.files("tidemark.jvm").joinpath(self.file)
         return file.read_bytes()
+
+    def revision(self, name: str) -> str | None:
+        """The version number of a module."""
+        match = re.search(rf'name="{re.escape(name)}" rev="([0-9.]*[0-9])', self.read().decode())
+        return match[1] if match else None
 
     def hashes(self) -> dict[str, str] | None:
         """The SHA-256 of each file, by ``configuration/name``, in the format of `sha256sum`; None for an external recipe."""

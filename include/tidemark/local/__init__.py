@@ -11,34 +11,19 @@ Modules::
     airflow            Airflow on loopback
     airflow_client     the part of Airflow's REST API that the demo and the tests use
     airflow_metadata   Airflow's metadata database
-    airflow_processes  Airflow's processes and their descendants
     airflow_settings   environment, connections and secrets of the local Airflow
     errors             errors of the embedded stack
     folder             the folder of the stack's state
     kafka              the Kafka broker
     ports              free ports
     postgres           the Postgres server
-    processes          processes that outlive the command that started them
+    processes          processes that outlive the command that started them, and their descendants
     registry_server    the schema registry
     server             the servers' common base: start, readiness, stop
     stack              `LocalStack`: the servers in one folder
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tidemark.local.server import ServerState, ServerStatus
-    from tidemark.local.stack import LocalStack
+from tidemark.local.server import ServerState, ServerStatus
+from tidemark.local.stack import LocalStack
 
 __all__ = ["LocalStack", "ServerState", "ServerStatus"]
-
-
-def __getattr__(name: str) -> Any:
-    """Imports lazily: the Spark driver uses `tidemark.jvm.jars` where the servers' packages are not installed."""
-    if name not in __all__:
-        raise AttributeError(name)
-    from tidemark.local import server, stack
-
-    return getattr(stack if name == "LocalStack" else server, name)

@@ -24,7 +24,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,13 +33,15 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tidemark import project
-from tidemark.errors import BadInput, Refused
+from tidemark.errors import BadInput
 from tidemark.local import airflow_metadata as metadata
-from tidemark.local import airflow_processes as processes
 from tidemark.local import airflow_settings as settings
-from tidemark.local import ports
+from tidemark.local import ports, processes
 from tidemark.local.airflow_client import POLL_S, AirflowClient, AirflowUnavailable
-from tidemark.local.airflow_processes import Started
+from tidemark.local.errors import PortInUse
+from tidemark.local.folder import write_private
+from tidemark.local.processes import Started
+from tidemark.local.server import Report, silent
 
 if TYPE_CHECKING:
     from tidemark.local.stack import LocalStack
@@ -61,18 +63,7 @@ within 10 s if it misses the end of its child, which is not worth the wait.
 UP_TIMEOUT_S = 120
 """The first start of a fresh installation compiles all of Airflow; later starts take 7 s."""
 KILL_TIMEOUT_S = 10
-
-Report = Callable[[str], None]
-
-
-@dataclass(kw_only=True, eq=False)
-class PortTaken(Refused):
-    """Another program listens on the api-server's port."""
-
-    port: int
-
-    def __str__(self) -> str:
-        return f"Port {self.port} of 127.0.0.1 is in use by another program. Stop that program, or give the local Airflow another port."
+LOG_TAIL_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +95,6 @@ class _State:
     fingerprint: str = ""
     schema: str = ""
     processes: Mapping[str, Started] = field(default_factory=dict)
-
-
-def _silent(_: str) -> None:
-    """Discards the report."""
 
 
 class LocalAirflow:
@@ -173,11 +160,11 @@ class LocalAirflow:
         """A client for the admin; the caller closes it."""
         return AirflowClient(self.url, user=self.user, password=self.password)
 
-    def up(self, report: Report = _silent) -> None:
+    def up(self, report: Report = silent) -> None:
         """Starts missing processes and waits until all four are healthy. Does nothing if they are and their settings have not changed.
 
         Starts a dead process again after ending its remaining children. If the settings changed, all four restart.
-        Raises `PortTaken`, and `AirflowUnavailable` with the end of the log if a process dies or does not become healthy.
+        Raises `PortInUse`, and `AirflowUnavailable` with the end of the log if a process dies or does not become healthy.
         """
         with self._lock():
             state = self._state()
@@ -195,7 +182,7 @@ class LocalAirflow:
                 self._launch(name)
             self._wait_healthy(PROCESSES)
 
-    def down(self, report: Report = _silent) -> None:
+    def down(self, report: Report = silent) -> None:
         """Stops all four and all of their descendants, even in other sessions: SIGTERM first, then SIGKILL."""
         if not self.folder.exists():
             return
@@ -211,28 +198,6 @@ class LocalAirflow:
         """Whether `up` would use the settings of the last start."""
         state = self._state()
         return state.port is not None and state.fingerprint == settings.fingerprint(self._overlay(state.port))
-
-    def kill(self, process: str) -> None:
-        """Kills the process group of one of the four, as a crash would, and waits until the group is gone.
-
-        Leaves processes outside the group (a driver in its own session) to the guards under test.
-        """
-        group = self._group(_checked(process))
-        if group is None:
-            return
-        members = [member for member in self._family(process) if processes.group_of(member) == group]  # a dying process shows no mark
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        if not processes.wait_gone(members, KILL_TIMEOUT_S):
-            raise AirflowUnavailable(process=process, cause=f"its process group {group} survived SIGKILL for {KILL_TIMEOUT_S} s")
-
-    def start(self, process: str) -> None:
-        """Starts one of the four again and waits until it is healthy. Unlike `up`, leaves its predecessor's processes running, but ends
-        their database sessions."""
-        with self._lock():
-            if not self._running(_checked(process)):
-                self._launch(process)
-            self._wait_healthy([process])
 
     def status(self) -> AirflowStatus:
         """The four processes' current status."""
@@ -254,7 +219,7 @@ class LocalAirflow:
         return _State(**{**stored, "processes": {name: Started(**started) for name, started in stored["processes"].items()}})
 
     def _store(self, state: _State) -> None:
-        settings.write_private(self.folder / "state.json", json.dumps(asdict(state)))
+        write_private(self.folder / "state.json", json.dumps(asdict(state)))
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -289,7 +254,7 @@ class LocalAirflow:
         port = self.port or state.port
         if "api-server" in names and (port is None or not ports.is_free(port)):
             if self.port is not None:
-                raise PortTaken(port=self.port)
+                raise PortInUse(server="Airflow", port=self.port, option="--port")
             self._stop(PROCESSES, report)
             names, port = list(PROCESSES), ports.find_free()
         assert port is not None, "the api-server runs, so its port was stored"
@@ -315,7 +280,7 @@ class LocalAirflow:
             )
         if process.returncode:
             cause = f"`airflow db migrate` ended with {process.returncode}"
-            raise AirflowUnavailable(process="metadata database", cause=cause, log=processes.tail(log))
+            raise AirflowUnavailable(process="metadata database", cause=cause, log=_tail(log))
         self._store(replace(self._state(), schema=f"{version} {metadata.revision(self.metadata_url)}"))
 
     def _environment(self, process: str) -> dict[str, str]:
@@ -346,10 +311,10 @@ class LocalAirflow:
         while missing := [name for name in names if name not in self._healthy()]:
             for name in missing:
                 if not self._running(name):
-                    raise AirflowUnavailable(process=name, cause="it ended while it was starting", log=processes.tail(self._log(name)))
+                    raise AirflowUnavailable(process=name, cause="it ended while it was starting", log=_tail(self._log(name)))
             if time.monotonic() > deadline:
                 cause, log = f"not healthy after {UP_TIMEOUT_S} s", self._log(missing[0])
-                raise AirflowUnavailable(process=missing[0], cause=cause, log=processes.tail(log))
+                raise AirflowUnavailable(process=missing[0], cause=cause, log=_tail(log))
             time.sleep(POLL_S)
 
     def _healthy(self) -> set[str]:
@@ -380,11 +345,11 @@ class LocalAirflow:
     def _stop(self, names: Iterable[str], report: Report) -> None:
         """Stops ``names`` and their descendants: SIGTERM in `STOP_ORDER`, then SIGKILL to every process with the mark."""
         names = set(names)
-        if any(self._family(name) for name in names):
+        if any(self.family(name) for name in names):
             report(f"Airflow: stopping {', '.join(name for name in PROCESSES if name in names)}")
         for step, timeout_s in STOP_ORDER:
             running = [name for name in step if name in names and self._running(name)]
-            family = [member for name in running for member in self._family(name)]
+            family = [member for name in running for member in self.family(name)]
             for name in running:
                 self._terminate(name)
             processes.wait_gone(family, timeout_s)
@@ -403,7 +368,7 @@ class LocalAirflow:
     def _kill_family(self, name: str) -> None:
         """Sends SIGKILL to every process with the mark of ``name`` until none is left."""
         deadline = time.monotonic() + KILL_TIMEOUT_S
-        while family := self._family(name):
+        while family := self.family(name):
             for member in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
@@ -417,22 +382,13 @@ class LocalAirflow:
         started = self._state().processes.get(name)
         return started is not None and started.runs()
 
-    def _family(self, name: str) -> list[psutil.Process]:
+    def family(self, name: str) -> list[psutil.Process]:
         """The process ``name`` and all of its live descendants in this folder."""
-        return processes.family(settings.mark(name, self.folder))
-
-    def _group(self, name: str) -> int | None:
-        """The process group of ``name`` if any member is left. The leader may be dead, and another group may have reused the number."""
-        started = self._state().processes.get(name)
-        if started is None or started.pid not in {processes.group_of(member) for member in self._family(name)}:
-            return None
-        return started.pid
+        return processes.marked(settings.MARK, settings.mark(name, self.folder))
 
     def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
 
-def _checked(process: str) -> str:
-    if process not in PROCESSES:
-        raise BadInput(what="process of the local Airflow", found=process, fix=f"Write one of {', '.join(PROCESSES)}.")
-    return process
+def _tail(log: Path) -> str:
+    return "\n".join(processes.log_end(log)[-LOG_TAIL_LINES:])

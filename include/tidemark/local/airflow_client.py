@@ -31,7 +31,6 @@ _LOG_FRAME = frozenset(
 """Fields of a log event that the caller knows or that are printed in another way."""
 
 
-@dataclass(kw_only=True, eq=False)
 class AirflowUnavailable(Unavailable):
     """Airflow or one of its processes is not available; ``log`` is the end of the process's log, if known."""
 
@@ -43,7 +42,6 @@ class AirflowUnavailable(Unavailable):
         return f"Airflow's {self.process} is not available: {self.cause}." + (f" The end of its log:\n{self.log}" if self.log else "")
 
 
-@dataclass(kw_only=True, eq=False)
 class AirflowRefused(Refused):
     """Airflow rejected a request with a client error; ``detail`` is Airflow's text."""
 
@@ -55,7 +53,6 @@ class AirflowRefused(Refused):
         return f"Airflow refused {self.request} with {self.status}: {self.detail}"
 
 
-@dataclass(kw_only=True, eq=False)
 class RunUnfinished(Unavailable):
     """A run did not end within the timeout; ``tasks`` are the states of its tasks."""
 
@@ -79,7 +76,6 @@ class TaskInstance:
     rendered_map_index: str | None
     state: str | None
     try_number: int
-    hostname: str | None
     start: datetime | None
     end: datetime | None
 
@@ -94,14 +90,6 @@ class AssetEvent:
     source_task_id: str | None
     source_run_id: str | None
     extra: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFailure:
-    """A DAG file that could not be imported, and its stack trace."""
-
-    file: str
-    trace: str
 
 
 class AirflowClient:
@@ -158,7 +146,8 @@ class AirflowClient:
             else:
                 return
             if time.monotonic() > deadline:
-                failures = "\n".join(f"{failure.file}: {failure.trace}" for failure in self.import_errors())
+                errors = self.get("importErrors", limit=100)["import_errors"]
+                failures = "\n".join(f"{error['filename']}: {error['stack_trace']}" for error in errors)
                 raise AirflowUnavailable(process="dag-processor", cause=f"no DAG {dag_id} after {timeout_s:g} s", log=failures)
             time.sleep(POLL_S)
 
@@ -199,44 +188,35 @@ class AirflowClient:
         tasks = self.get(f"{_run(dag_id, run_id)}/taskInstances", limit=1000)["task_instances"]
         return [_task_instance(task) for task in tasks]
 
-    def task_instance(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance:
-        return _task_instance(self.get(_task(dag_id, run_id, task_id, map_index)))
-
     def tries(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[TaskInstance]:
         """Every try of one task, oldest first."""
         tries = self.get(f"{_task(dag_id, run_id, task_id, map_index)}/tries")["task_instances"]
         return sorted((_task_instance(task) for task in tries), key=lambda task: task.try_number)
 
-    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
-        """The XCom value that a task pushed under ``key``."""
-        path = f"{_task(dag_id, run_id, task_id)}/xcomEntries/{quote(key)}"
-        return self.get(path, map_index=map_index, deserialize=True)["value"]
+    def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
+        """The value that a task that is not mapped returned."""
+        return self.get(f"{_task(dag_id, run_id, task_id)}/xcomEntries/return_value", map_index=-1, deserialize=True)["value"]
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
         """The log of one try, one event per line, with its extra fields."""
         answer = self.get(f"{_task(dag_id, run_id, task_id)}/logs/{try_number}", map_index=map_index, full_content=True)
         return "\n".join(_log_line(entry) for entry in answer["content"])
 
-    def mark(self, state: str, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> None:
+    def mark(self, state: str, dag_id: str, run_id: str, task_id: str) -> None:
         """Marks a task as failed or success, as in the UI. A running task notices at its next heartbeat and is not retried."""
-        self.patch(_task(dag_id, run_id, task_id, map_index), {"new_state": state})
+        self.patch(_task(dag_id, run_id, task_id), {"new_state": state})
 
-    def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str], *, downstream: bool = True) -> None:
-        """Clears tasks of a run so that they run again, by default with all downstream tasks."""
+    def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str]) -> None:
+        """Clears tasks of a run so that they run again, with all downstream tasks."""
         body = {
             "dry_run": False,
             "dag_run_id": run_id,
             "task_ids": list(task_ids),
             "only_failed": False,
-            "include_downstream": downstream,
+            "include_downstream": True,
             "reset_dag_runs": True,
         }
         self.post(f"dags/{quote(dag_id)}/clearTaskInstances", body)
-
-    def import_errors(self) -> list[ImportFailure]:
-        """The DAG files that could not be imported."""
-        failures = self.get("importErrors", limit=100)["import_errors"]
-        return [ImportFailure(file=failure["filename"], trace=failure["stack_trace"]) for failure in failures]
 
     def asset_events(self, uri: str) -> list[AssetEvent]:
         """The events of the asset with exactly this URI, oldest first; none if no DAG names the asset."""
@@ -319,7 +299,6 @@ def _task_instance(task: Mapping[str, Any]) -> TaskInstance:
         rendered_map_index=task.get("rendered_map_index"),
         state=task["state"],
         try_number=task["try_number"],
-        hostname=task.get("hostname"),
         start=_parse_time(task["start_date"]),
         end=_parse_time(task["end_date"]),
     )

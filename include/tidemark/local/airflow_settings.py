@@ -1,6 +1,6 @@
 """Settings of the local Airflow's processes: environment variables, connections, generated secrets.
 
-All functions except `Secrets.of` and `write_private` are pure. Airflow is not imported: it only runs in its own processes.
+All functions except `Secrets.of` are pure. Airflow is not imported: it only runs in its own processes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tidemark.local.folder import write_private
 
 ADMIN = "admin"
 MARK = "TIDEMARK_LOCAL_AIRFLOW"
@@ -96,14 +98,6 @@ class Secrets:
             write_private(folder / "passwords.json", json.dumps({ADMIN: generated.admin_password}))
             write_private(path, json.dumps(asdict(generated)))
         return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replaces ``path`` atomically with a file that only its owner can read."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.touch(mode=0o600)
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def overlay(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.errors import Refused, Unavailable
 
 
-@dataclass(kw_only=True, eq=False)
 class PortInUse(Refused):
     """Another program listens on the requested port."""
 
@@ -23,7 +21,6 @@ class PortInUse(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class RunningOnAnotherPort(Refused):
     """The server already runs on another port than the requested one."""
 
@@ -35,7 +32,6 @@ class RunningOnAnotherPort(Refused):
         return f"{self.server} runs on port {self.port}, not on {self.requested}. To move it: tidemark local down, then up again."
 
 
-@dataclass(kw_only=True, eq=False)
 class FolderBusy(Unavailable):
     """Another command is changing the stack of this folder."""
 
@@ -46,7 +42,6 @@ class FolderBusy(Unavailable):
         return f"Another command ({self.holder}) is working on the stack in {self.folder}. Try again after it has ended."
 
 
-@dataclass(kw_only=True, eq=False)
 class ServerFailed(Unavailable):
     """A server ended, or did not answer in time; ``lines`` are the last lines of its log."""
 
@@ -60,7 +55,6 @@ class ServerFailed(Unavailable):
         return f"{self.server} {self.what}. Its log is {self.log}.{tail}"
 
 
-@dataclass(kw_only=True, eq=False)
 class NotUp(Refused):
     """A required server is not running."""
 

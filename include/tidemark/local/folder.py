@@ -27,6 +27,14 @@ def make(folder: Path) -> None:
         raise FolderUnusable(folder=folder, cause=f"it cannot be created ({error.strerror})", fix=_FIX) from error
 
 
+def write_private(path: Path, text: str) -> None:
+    """Replaces ``path`` atomically with a file that only its owner can read."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
 _FIX = "Choose another folder with --folder or TIDEMARK_STATE."
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import secrets
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
-from tidemark.jvm.jars import broker_jars
+from tidemark.jvm.jars import KAFKA, broker_jars
 from tidemark.jvm.java import LIGHT, find_java
 from tidemark.local import ports, processes
 from tidemark.local.server import Report, Server
@@ -74,10 +73,7 @@ class Kafka(Server):
         """The clients' address. Raises `NotUp` if the broker does not run."""
         return f"{ports.HOST}:{self.port()}"
 
-    def answers(self) -> bool:
-        port = self.remembered().port
-        if port is None or not ports.accepts(port):
-            return False
+    def _answers(self, port: int) -> bool:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -88,9 +84,7 @@ class Kafka(Server):
             return False
 
     def version(self) -> str | None:
-        recipe = resources.files("tidemark.jvm").joinpath("ivy.xml").read_text()
-        match = re.search(r'name="kafka_2\.13" rev="([^"]+)"', recipe)
-        return match[1] if match else None
+        return KAFKA.revision("kafka_2.13")
 
     def _initialise(self, fresh: Path) -> str | None:
         settings = f"{fresh.name}.properties"

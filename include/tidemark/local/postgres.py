@@ -66,10 +66,7 @@ class Postgres(Server):
                 with contextlib.suppress(errors.DuplicateDatabase, errors.UniqueViolation):  # another process was faster
                     cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
-    def answers(self) -> bool:
-        port = self.remembered().port
-        if port is None or not ports.accepts(port):
-            return False
+    def _answers(self, port: int) -> bool:
         try:
             with self._session(port) as session, session.cursor() as cursor:
                 cursor.execute("SELECT current_setting('data_directory')")

@@ -1,15 +1,17 @@
 """Starts processes that outlive the command, and finds them again in a later command.
 
-A process is identified by its program and one unique argument, never by its pid alone, which may belong to another process after a reboot.
-The pid of the last start is only the first candidate.
+A process is never identified by its pid alone, which may belong to another process after a reboot: a server by its program and one unique
+argument, with the pid of the last start only as the first candidate; Airflow's processes by pid and start time, and their descendants by a
+mark in the environment, because parent and group are lost when the parent dies or a child opens its own session.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +105,43 @@ def run(
     return None if process.returncode == 0 else process.stdout
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process started at ``created``, in seconds since 1970. It leads the process group of the same number."""
+
+    pid: int
+    created: float
+
+    @classmethod
+    def now(cls, pid: int) -> Started:
+        return cls(pid=pid, created=psutil.Process(pid).create_time())
+
+    def runs(self) -> bool:
+        """Whether it still runs. Reaps it if it is a child of this process, which nothing else waits for."""
+        try:
+            process = psutil.Process(self.pid)
+            # The start time is computed from the boot time, which shifts slightly when the clock is set.
+            if abs(process.create_time() - self.created) >= 2:
+                return False
+            if process.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return False
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        return False
+
+
+def marked(variable: str, mark: str) -> list[psutil.Process]:
+    """All other live processes whose environment has this ``mark``."""
+    matches = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone meanwhile
+            if process.pid != os.getpid() and process.environ().get(variable) == mark and not gone(process):
+                matches.append(process)
+    return matches
+
+
 def alive(pid: int) -> bool:
     try:
         return not gone(psutil.Process(pid))
@@ -118,10 +157,11 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
-def wait_gone(process: psutil.Process, limit_s: float) -> bool:
-    """Waits for the process's end; False if it still runs after ``limit_s``."""
+def wait_gone(processes: Iterable[psutil.Process], limit_s: float) -> bool:
+    """Waits until all processes have ended; False if some still run after ``limit_s``."""
     deadline = time.monotonic() + limit_s
-    while not gone(process):
+    remaining = list(processes)
+    while remaining := [process for process in remaining if not gone(process)]:
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)

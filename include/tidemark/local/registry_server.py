@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from http.client import HTTPException
-from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 from urllib.request import ProxyHandler, build_opener
 
-from tidemark.jvm.jars import registry_jars
+from tidemark.jvm.jars import REGISTRY, registry_jars
 from tidemark.jvm.java import LIGHT, find_java
 from tidemark.local import ports, processes
 from tidemark.local.server import Report, Server
@@ -43,10 +41,7 @@ class RegistryServer(Server):
         """Whether the registry has been started since the last reset."""
         return self.data.exists()
 
-    def answers(self) -> bool:
-        port = self.remembered().port
-        if port is None or not ports.accepts(port):
-            return False
+    def _answers(self, port: int) -> bool:
         try:
             with build_opener(ProxyHandler({})).open(f"http://{ports.HOST}:{port}{_API}/subjects", timeout=_ANSWER_S) as answer:
                 return bool(answer.status == 200)
@@ -54,9 +49,7 @@ class RegistryServer(Server):
             return False
 
     def version(self) -> str | None:
-        recipe = resources.files("tidemark.jvm").joinpath("registry.xml").read_text()
-        match = re.search(r'name="apicurio-registry-app" rev="([0-9.]+[0-9])', recipe)
-        return match[1] if match else None
+        return REGISTRY.revision("apicurio-registry-app")
 
     def is_transient(self, lines: str) -> bool:
         return "seems to be in use by another process" in lines

@@ -27,6 +27,7 @@ from typing import ClassVar
 
 import psutil
 
+from tidemark.local import folder as state_folder
 from tidemark.local import ports, processes
 from tidemark.local.errors import NotUp, PortInUse, RunningOnAnotherPort, ServerFailed
 
@@ -37,6 +38,10 @@ START_LIMIT_S = 90
 _KILL_LIMIT_S = 10
 _POLL_S = 0.05
 _RESTART_PAUSE_S = 0.5
+
+
+def silent(_: str) -> None:
+    """Discards the report."""
 
 
 class ServerState(StrEnum):
@@ -91,9 +96,14 @@ class Server(ABC):
     def prepare(self, report: Report) -> None:
         """Checks and downloads a start's requirements, before any server starts. Raises a server-specific `Refused` or `Unavailable`."""
 
-    @abstractmethod
     def answers(self) -> bool:
         """Whether the server serves clients; polled during a start."""
+        port = self.remembered().port
+        return port is not None and ports.accepts(port) and self._answers(port)
+
+    @abstractmethod
+    def _answers(self, port: int) -> bool:
+        """Whether the server that accepts connections on the port is this one, and serves clients."""
 
     def request_stop(self) -> None:
         """Asks the running server to stop cleanly, without waiting for it."""
@@ -132,10 +142,7 @@ class Server(ABC):
             return Remembered()
 
     def remember(self, state: Remembered) -> None:
-        fresh = self.folder / "server.json.new"
-        fresh.touch(mode=0o600)
-        fresh.write_text(json.dumps(asdict(state)))
-        fresh.replace(self.folder / "server.json")
+        state_folder.write_private(self.folder / "server.json", json.dumps(asdict(state)))
 
     def port(self) -> int:
         """The running server's port. Raises `NotUp` if it does not run."""
@@ -144,7 +151,7 @@ class Server(ABC):
             raise NotUp(server=self.name, folder=self.folder.parent)
         return port
 
-    def check_asked_port(self, *, running: bool) -> None:
+    def check_requested_port(self, *, running: bool) -> None:
         """Raises `RunningOnAnotherPort` or `PortInUse` if the requested port is not available."""
         if self.requested_port is None:
             return
@@ -213,7 +220,7 @@ class Server(ABC):
     def await_stop(self) -> None:
         """Waits for the stop that `request_stop` requested, and kills the process after `stop_limit_s`."""
         process = self.process()
-        if process is not None and not processes.wait_gone(process, self.stop_limit_s):
+        if process is not None and not processes.wait_gone([process], self.stop_limit_s):
             self.kill()
         if self.remembered().pid is not None:
             self.remember(replace(self.remembered(), pid=None))
@@ -228,7 +235,7 @@ class Server(ABC):
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            processes.wait_gone(process, _KILL_LIMIT_S)
+            processes.wait_gone([process], _KILL_LIMIT_S)
 
     def status(self) -> ServerStatus:
         saved, process = self.remembered(), self.process()

@@ -12,10 +12,7 @@ from tidemark.local import folder as state_folder
 from tidemark.local.kafka import Kafka
 from tidemark.local.postgres import DATABASE, Postgres
 from tidemark.local.registry_server import RegistryServer
-from tidemark.local.server import Report, Server, ServerStatus
-
-
-def _silent(_: str) -> None: ...
+from tidemark.local.server import Report, Server, ServerStatus, silent
 
 
 class LocalStack:
@@ -35,7 +32,7 @@ class LocalStack:
     def _servers(self) -> tuple[Server, ...]:
         return (self.registry, self.kafka, self.postgres)  # the slowest one first
 
-    def up(self, report: Report = _silent, *, registry: bool = False) -> None:
+    def up(self, report: Report = silent, *, registry: bool = False) -> None:
         """Starts missing servers and waits until all answer; ``report`` gets the steps.
 
         Without ``registry``, the schema registry stays as it is. Stops the servers that it started if it fails. Raises the errors of
@@ -88,50 +85,30 @@ class LocalStack:
         self.postgres.create_database(name)
         return self.postgres.url(name)
 
-    def start_postgres(self) -> None:
-        self._start_one(self.postgres)
-
-    def stop_postgres(self, *, immediate: bool = False) -> None:
-        """Stops Postgres in fast mode, or in immediate mode, after which the next start recovers as after a crash."""
-        with state_folder.held(self.folder):
-            if immediate:
-                self.postgres.stop_immediately()
-            else:
-                self.postgres.stop()
-
-    def kill_postgres(self) -> None:
-        """Sends SIGKILL; the status is died until the next start."""
-        with state_folder.held(self.folder):
-            self.postgres.kill()
-
-    def start_kafka(self) -> None:
-        self._start_one(self.kafka)
-
-    def stop_kafka(self) -> None:
-        with state_folder.held(self.folder):
-            self.kafka.stop()
-
-    def kill_kafka(self) -> None:
-        """Sends SIGKILL; the status is died until the next start."""
-        with state_folder.held(self.folder):
-            self.kafka.kill()
-
-    def start_registry(self) -> None:
-        self._start_one(self.registry)
-
-    def stop_registry(self) -> None:
-        with state_folder.held(self.folder):
-            self.registry.stop()
-
-    def _start_one(self, server: Server) -> None:
+    def start(self, server: Server) -> None:
+        """Starts one of the servers unless it runs."""
         self._make_folders([server])
         with state_folder.held(self.folder):
-            self._start([] if server.adopt() else [server], _silent, [server])
+            self._start([] if server.adopt() else [server], silent, [server])
+
+    def stop(self, server: Server) -> None:
+        with state_folder.held(self.folder):
+            server.stop()
+
+    def stop_postgres_immediately(self) -> None:
+        """Stops it without a checkpoint; the next start replays the WAL, as after a crash."""
+        with state_folder.held(self.folder):
+            self.postgres.stop_immediately()
+
+    def kill(self, server: Server) -> None:
+        """Sends SIGKILL; the status is died until the next start."""
+        with state_folder.held(self.folder):
+            server.kill()
 
     def _start(self, missing: Sequence[Server], report: Report, servers: Sequence[Server]) -> None:
         """Starts ``missing`` in parallel, then waits until all ``servers`` answer."""
         for server in servers:
-            server.check_asked_port(running=server not in missing)
+            server.check_requested_port(running=server not in missing)
         for server in reversed(missing):  # Postgres first: fetching the jars of the others is wasted if it cannot start
             server.prepare(report)
         started: list[Server] = []
@@ -165,7 +142,7 @@ class LocalStack:
                 server.folder.chmod(0o700)
 
     @contextlib.contextmanager
-    def running(self, report: Report = _silent) -> Iterator[LocalStack]:
+    def running(self, report: Report = silent) -> Iterator[LocalStack]:
         """The stack, started for the block and stopped after it."""
         self.up(report)
         try:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tidemark.db import rows, statements
-
-if TYPE_CHECKING:
-    from tidemark.db import Cursor
+from tidemark.db import Cursor, rows, statements
 
 SQL = statements("tidemark.metrics", "metrics.sql")
 

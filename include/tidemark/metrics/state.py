@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tidemark.db import rows, statements
-
-if TYPE_CHECKING:
-    from tidemark.db import Cursor
+from tidemark.db import Cursor, rows, statements
 
 SQL = statements("tidemark.metrics", "metrics.sql")
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tidemark.db import rows, statements
+from tidemark.db import Cursor, rows, statements
 from tidemark.objectives.judge import CountedPartition, Objective, ObjectiveChanges, ObjectiveFacts, PartitionSample, judge, unreported
 from tidemark.offsets import flow
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.store import replays
 from tidemark.spec import ConsumerSpec
-
-if TYPE_CHECKING:
-    from tidemark.db import Cursor
 
 SQL = statements("tidemark.objectives", "store.sql")
 
@@ -41,17 +36,13 @@ def report(cur: Cursor, spec: ConsumerSpec) -> ObjectiveChanges:
         return due
     cur.execute(SQL["now"], {"group": spec.group})
     group_id = cur.fetchall()[0][0]
-    missed = {}
-    for objective, text in due.missed.items():
-        cur.execute(SQL["miss"], {"group_id": group_id, "objective": objective.value, "missed": text})
-        if cur.fetchone():
-            missed[objective] = text
-    recovered = []
-    for objective in due.recovered:
-        cur.execute(SQL["meet"], {"group_id": group_id, "objective": objective.value})
-        if cur.fetchone():
-            recovered.append(objective)
-    return ObjectiveChanges(missed, tuple(recovered))
+
+    def is_stored(statement: str, objective: Objective, **values: str) -> bool:
+        cur.execute(SQL[statement], {"group_id": group_id, "objective": objective.value, **values})
+        return cur.fetchone() is not None
+
+    missed = {objective: text for objective, text in due.missed.items() if is_stored("miss", objective, missed=text)}
+    return ObjectiveChanges(missed, tuple(objective for objective in due.recovered if is_stored("meet", objective)))
 
 
 def _parts(cur: Cursor, spec: ConsumerSpec, group_id: int) -> tuple[CountedPartition, ...]:

@@ -12,6 +12,8 @@ import struct
 from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING
 
+from tidemark.formats.connect import Misfit
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
@@ -27,22 +29,18 @@ _SHORT_LENGTH = 16
 """Numbers up to this length are encoded together: even with three more zeros, they fit 64 bits."""
 
 
-class NotNumeric(ValueError):
-    """The column cannot hold the number. The message gives the reason without quoting the number."""
-
-
 def number_of(text: str) -> Decimal:
-    """Parses a number in Postgres' notation. Raises `NotNumeric`."""
+    """Parses a number in Postgres' notation. Raises `Misfit`."""
     if NUMBER.fullmatch(text):
         return Decimal(text)
     sign, word = ("-", text[1:]) if text[:1] == "-" else ("", text.removeprefix("+"))
     if (special := _WORDS.get(word.lower())) is None:
-        raise NotNumeric("is not a number")
+        raise Misfit("is not a number")
     return Decimal(special if special == "NaN" else sign + special)
 
 
 def require_fits(number: Decimal, postgres: str) -> None:
-    """Raises `NotNumeric` unless a column of the type, ``numeric`` or ``numeric(10,2)``, holds exactly this number.
+    """Raises `Misfit` unless a column of the type, ``numeric`` or ``numeric(10,2)``, holds exactly this number.
 
     The cost does not depend on the exponent.
     """
@@ -50,23 +48,23 @@ def require_fits(number: Decimal, postgres: str) -> None:
     precision, scale = limits(postgres)
     if not isinstance(exponent, int):
         if exponent == "F" and precision is not None:
-            raise NotNumeric("is infinite")
+            raise Misfit("is infinite")
         if exponent == "N":
-            raise NotNumeric("is a signaling NaN")
+            raise Misfit("is a signaling NaN")
         return
     zeros = next((at for at, digit in enumerate(reversed(digits)) if digit), None)
     if zeros is None:  # zero
         if -exponent > MOST_AFTER:
-            raise NotNumeric(f"has more than {MOST_AFTER:,} digits after the point")
+            raise Misfit(f"has more than {MOST_AFTER:,} digits after the point")
         return
     lowest = exponent + zeros if precision is not None else min(exponent, 0)
     most_after = MOST_AFTER if precision is None else scale
     if -lowest > most_after:
         problem = f"has more than {most_after:,} digits after the point" if most_after >= 0 else f"is not a multiple of 10^{-most_after}"
-        raise NotNumeric(problem)
+        raise Misfit(problem)
     most_before = MOST_BEFORE if precision is None else precision - scale
     if number.adjusted() >= most_before:
-        raise NotNumeric(f"has more than {most_before:,} digits before the point" if most_before > 0 else f"is not below 10^{most_before}")
+        raise Misfit(f"has more than {most_before:,} digits before the point" if most_before > 0 else f"is not below 10^{most_before}")
 
 
 def shown(number: Decimal, postgres: str) -> str:
@@ -111,7 +109,7 @@ def encoded(texts: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
         try:
             others.append(_encoded(texts[at].as_py(), postgres))
             value_at[at] = len(values) + len(others) - 1
-        except NotNumeric as error:
+        except Misfit as error:
             reasons[at] = str(error)
     if others:
         values = pa.concat_arrays([values, pa.array(others, pa.binary())])

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 
 from tidemark.formats import connect
+from tidemark.formats.connect import Misfit
 from tidemark.sink.types import base_of, digits_of
 from tidemark.values import json_fields
+from tidemark.values.conversion import INTEGERS, JSONS, TEXTS
 from tidemark.values.json_text import json_text
-from tidemark.values.plain import Misfit
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """Debezium's text in place of a large value (TOAST) that the source has not sent."""
@@ -29,11 +30,7 @@ NOT_SENT = (
 )
 Types = Mapping[str, Any] | None
 """The schema of a struct, as JsonConverter writes it; None for a record without a schema."""
-_AS_IS = {
-    **dict.fromkeys(("smallint", "integer", "bigint"), int),
-    **dict.fromkeys(("text", "character varying", "character", "uuid", "enum"), str),
-    "boolean": bool,
-}
+_AS_IS = {**dict.fromkeys(INTEGERS, int), **dict.fromkeys((*TEXTS, "uuid", "enum"), str), "boolean": bool}
 """Python types of values that a column stores unchanged."""
 _MAX_DIGITS = 30
 """Maximum digits of a number that may be a byte of the placeholder, or a byte multiplied by a unit of time."""
@@ -169,8 +166,8 @@ def read(
     errors: dict[int, str] = {}
     rows = [_row(text, at, errors) for at, text in enumerate(texts)]
     complete = [text is None or not placeholder.may_be_in(text) for text in texts]
-    missing = {leaf: json_fields.ABSENT if leaf in with_default else None for leaf in leaves}
-    return [_column(rows, *leaf, types, complete, placeholder, errors, missing[leaf]) for leaf in leaves], errors
+    records = _Records(rows, types, complete, placeholder, errors)
+    return [records.column(*leaf, json_fields.ABSENT if leaf in with_default else None) for leaf in leaves], errors
 
 
 def not_sent(
@@ -191,44 +188,44 @@ def not_sent(
     return errors
 
 
-def _column(
-    rows: Sequence[Mapping[str, Any]],
-    path: Sequence[str],
-    postgres: str,
-    types: Sequence[Types],
-    complete: Sequence[bool],
-    placeholder: Placeholder,
-    errors: dict[int, str],
-    missing: Any,
-) -> list[Any]:
-    """Reads one column. ``complete``: whether Debezium has sent all values of a row. ``missing``: the value for an absent field."""
-    first, below = path[0], path[1:]
-    schemas: dict[int, tuple[Types, type | None]] = {}  # by the id of the cached schema
-    values: list[Any] = []
-    for at, row in enumerate(rows):
-        value = row.get(first, missing)
-        for name in below:
-            value = value.get(name, missing) if isinstance(value, Mapping) else missing
-        if value is None or value is missing:
-            values.append(value)
-            continue
-        key = id(types[at])
-        try:
-            if key not in schemas:
-                schema = _schema_at(types[at], path)
-                schemas[key] = (schema, _native_type(postgres, schema))
-            schema, native = schemas[key]
-            if (not complete[at] or isinstance(value, list)) and placeholder.is_in(value):
-                raise Misfit(NOT_SENT)
-            values.append(value if type(value) is native else _converted(value, postgres, schema))
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - any error is the record's fault
-            reason = str(error) if isinstance(error, Misfit | connect.InvalidConnectValue) else _problem(error, value)
-            problem = reason if reason == NOT_SENT else f"does not fit {postgres}: the value {reason}"
-            errors.setdefault(at, f"Fail: {'.'.join(path)} {problem}")
-            values.append(None)
-    return values
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Parsed records with their schemas. ``complete``: whether Debezium has sent all values of a record."""
+
+    rows: Sequence[Mapping[str, Any]]
+    types: Sequence[Types]
+    complete: Sequence[bool]
+    placeholder: Placeholder
+    errors: dict[int, str]
+
+    def column(self, path: Sequence[str], postgres: str, missing: Any) -> list[Any]:
+        """Reads one column. ``missing``: the value for an absent field. Adds the reasons of values that do not fit to `errors`."""
+        first, below = path[0], path[1:]
+        schemas: dict[int, tuple[Types, type | None]] = {}  # by the id of the cached schema
+        values: list[Any] = []
+        for at, (row, types) in enumerate(zip(self.rows, self.types, strict=True)):
+            value = row.get(first, missing)
+            for name in below:
+                value = value.get(name, missing) if isinstance(value, Mapping) else missing
+            if value is None or value is missing:
+                values.append(value)
+                continue
+            try:
+                if id(types) not in schemas:
+                    schema = _schema_at(types, path)
+                    schemas[id(types)] = (schema, _native_type(postgres, schema))
+                schema, native = schemas[id(types)]
+                if (not self.complete[at] or isinstance(value, list)) and self.placeholder.is_in(value):
+                    raise Misfit(NOT_SENT)
+                values.append(value if type(value) is native else _converted(value, postgres, schema))
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - any error is the record's fault
+                reason = _problem(error, value)
+                problem = reason if reason == NOT_SENT else f"does not fit {postgres}: the value {reason}"
+                self.errors.setdefault(at, f"Fail: {'.'.join(path)} {problem}")
+                values.append(None)
+        return values
 
 
 def _problem(error: Exception, value: Any) -> str:
@@ -236,7 +233,7 @@ def _problem(error: Exception, value: Any) -> str:
         return "is nested too deeply"
     if isinstance(error, OverflowError):
         return "is out of range"
-    return str(error) if isinstance(error, connect.NotOfSchema) else f"is of type {type(value).__name__}"
+    return str(error) if isinstance(error, Misfit) else f"is of type {type(value).__name__}"
 
 
 def _schema_at(types: Types, path: Sequence[str]) -> Types:
@@ -271,7 +268,7 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
 def _converted(value: Any, postgres: str, schema: Types) -> Any:
     """The value as `conversion.from_python` expects it for a column of this type."""
     base = base_of(postgres)
-    if base in ("json", "jsonb"):
+    if base in JSONS:
         is_text = isinstance(value, str) and (schema is None or schema.get("name") == connect.JSON)
         return value if is_text else json_text(value if schema is None else connect.value_of(value, schema))
     if base.endswith("[]") and isinstance(value, list):

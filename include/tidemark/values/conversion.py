@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidemark.formats.connect import Misfit
 from tidemark.sink import numeric
 from tidemark.sink.types import arrow_type, base_of, conformed, cut, fits, is_bytes, is_text, uuid_bytes
 from tidemark.values.arrow_values import TOO_FINE, python_values
 from tidemark.values.json_text import json_text
-from tidemark.values.plain import Misfit, plain
+from tidemark.values.plain import plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,16 +64,17 @@ class Cell:
     convert: Callable[[Any, str], Any]
 
 
-_INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
+INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 _FLOATS = ("real", "double precision")
-_TEXTS = ("text", "character varying", "character", "name")
-_JSON = ("json", "jsonb")
+TEXTS = ("text", "character varying", "character", "name")
+JSONS = ("json", "jsonb")
 _EXACT_DIGITS = {"real": (6, 2.0**-126), "double precision": (15, 2.0**-1022)}
 """Decimal digits that a float always keeps, and the smallest magnitude at which it does."""
 _MAX_DIGITS = 1_100
 """A double has at most 767 significant digits."""
 _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
+_TIMESTAMP = rf"{_DATE}[T ]{_TIME}"
 _ZONE = r"(?:Z|z|[+-]\d\d(?::?[0-5]\d(?::?[0-5]\d)?)?)"
 _DAY = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])\d*-\d\d-\d\d"
 _INNER_DAY = r"^(?:000[2-9]|00[1-9]\d|0[1-9]\d\d|[1-8]\d\d\d|9[0-8]\d\d|99[0-8]\d|999[0-8])-\d\d-\d\d"
@@ -92,7 +94,7 @@ def _same(value: Any, _: str) -> Any:
 
 
 def _integer(value: int, postgres: str) -> int:
-    limit = _INTEGERS[base_of(postgres)]
+    limit = INTEGERS[base_of(postgres)]
     if not -limit <= value < limit:
         raise Misfit("is out of range")
     return int(value)
@@ -109,10 +111,6 @@ def _whole(value: Decimal | float, postgres: str) -> int:
     if number != number.to_integral_value():
         raise Misfit("is not a whole number")
     return _integer(int(number), postgres)
-
-
-def _float_of_integer(value: int, postgres: str) -> float:
-    return _float_of_decimal(Decimal(value), postgres)
 
 
 def _float_of_decimal(value: Decimal, postgres: str) -> float:
@@ -155,29 +153,11 @@ def _float32(value: float) -> float:
         return float(np.float32(value))
 
 
-def _double(value: float, postgres: str) -> float:
-    return _real_of_float(value, postgres) if base_of(postgres) == "real" else value
-
-
 def _numeric(value: Decimal | int, postgres: str) -> str:
     number = value if isinstance(value, Decimal) else Decimal(value)
     number = number if number.is_finite() else _special(number)
-    try:
-        numeric.require_fits(number, postgres)
-    except numeric.NotNumeric as error:
-        raise Misfit(str(error)) from None
+    numeric.require_fits(number, postgres)
     return str(number)
-
-
-def _number(text: str) -> Decimal:
-    try:
-        return numeric.number_of(text)
-    except numeric.NotNumeric as error:
-        raise Misfit(str(error)) from None
-
-
-def _parsed_float(text: str, postgres: str) -> float:
-    return _float_of_decimal(_number(text), postgres)
 
 
 def _parsed_uuid(text: str, _: str) -> bytes:
@@ -199,40 +179,25 @@ def _utf8(value: bytes, _: str) -> str:
         raise Misfit("is not UTF-8 text") from None
 
 
-@functools.lru_cache(maxsize=16)
-def _form(*parts: str) -> re.Pattern[str]:
-    return re.compile("".join(parts), re.ASCII)
+def _iso(form: str, parse: Callable[[str], Any], what: str) -> Callable[[str, str], Any]:
+    """The conversion of text in ISO 8601."""
+    pattern = re.compile(form, re.ASCII)
+
+    def convert(text: str, _: str) -> Any:
+        if not pattern.fullmatch(text):
+            raise Misfit(f"is not {what} in ISO 8601")
+        _require_micros(text)
+        try:
+            return parse(_FRACTION.sub(r"\1", text))
+        except ValueError:
+            raise Misfit(f"is not {what} that exists") from None
+
+    return convert
 
 
-def _iso(text: str, pattern: re.Pattern[str], parse: Callable[[str], Any], what: str) -> Any:
-    if not pattern.fullmatch(text):
-        raise Misfit(f"is not {what} in ISO 8601")
+def _require_micros(text: str) -> None:
     if _BEYOND_MICROS.search(text):
         raise Misfit("has more than 6 digits after the second")
-    try:
-        return parse(_FRACTION.sub(r"\1", text))
-    except ValueError:
-        raise Misfit(f"is not {what} that exists") from None
-
-
-def _parsed_date(text: str, _: str) -> dt.date:
-    day: dt.date = _iso(text, _form(_DATE), dt.date.fromisoformat, "a date")
-    return day
-
-
-def _parsed_time(text: str, _: str) -> dt.time:
-    time_of_day: dt.time = _iso(text, _form(_TIME), dt.time.fromisoformat, "a time without zone")
-    return time_of_day
-
-
-def _parsed_timestamp(text: str, _: str) -> dt.datetime:
-    moment: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME), dt.datetime.fromisoformat, "a timestamp without zone")
-    return moment
-
-
-def _parsed_timestamptz(text: str, _: str) -> dt.datetime:
-    moment: dt.datetime = _iso(text, _form(_DATE, "[T ]", _TIME, _ZONE), _in_utc, "a timestamp with zone")
-    return moment
 
 
 def _in_utc(text: str) -> dt.datetime:
@@ -243,8 +208,7 @@ def _in_utc(text: str) -> dt.datetime:
 
 
 def _parsed_interval(text: str, _: str) -> dt.timedelta:
-    if _BEYOND_MICROS.search(text):
-        raise Misfit("has more than 6 digits after the second")
+    _require_micros(text)
     try:
         return msgspec.convert(text, dt.timedelta)
     except (msgspec.ValidationError, OverflowError):
@@ -292,10 +256,6 @@ def _unquoted(value: Any, _: str) -> str:
     return json_text(value).strip('"')
 
 
-def _uuid_text(value: uuid.UUID, _: str) -> str:
-    return str(value)
-
-
 _ALWAYS, _CHECKED = Rule.ALWAYS, Rule.CHECKED
 
 
@@ -309,51 +269,52 @@ def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
             for column in ([columns] if isinstance(columns, str) else columns)
         }
 
+    as_text = (TEXTS, _ALWAYS, _unquoted), (JSONS, _ALWAYS, _json)
     return {
-        Kind.BOOLEAN: row(("boolean", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
+        Kind.BOOLEAN: row(("boolean", _ALWAYS, _same), *as_text),
         Kind.INTEGER: row(
-            (_INTEGERS, _CHECKED, _integer),
-            (_FLOATS, _CHECKED, _float_of_integer),
+            (INTEGERS, _CHECKED, _integer),
+            (_FLOATS, _CHECKED, lambda value, postgres: _float_of_decimal(Decimal(value), postgres)),
             ("numeric", _CHECKED, _numeric),
-            ((*_TEXTS, *_JSON), _ALWAYS, _integer_text),
+            ((*TEXTS, *JSONS), _ALWAYS, _integer_text),
             ("timestamp with time zone", _CHECKED, _micros_of_millis),
         ),
         Kind.DECIMAL: row(
-            (_INTEGERS, _CHECKED, _whole),
+            (INTEGERS, _CHECKED, _whole),
             (_FLOATS, _CHECKED, _float_of_decimal),
             ("numeric", _CHECKED, _numeric),
-            (_TEXTS, _ALWAYS, _decimal_text),
+            (TEXTS, _ALWAYS, _decimal_text),
             ("timestamp with time zone", _CHECKED, _micros_of_decimal),
-            (_JSON, _CHECKED, _json),
+            (JSONS, _CHECKED, _json),
         ),
         Kind.FLOAT: row(
-            (_INTEGERS, _CHECKED, _whole),
+            (INTEGERS, _CHECKED, _whole),
             ("real", _CHECKED, _real_of_float),
             ("double precision", _ALWAYS, _same),
-            (_TEXTS, _ALWAYS, _float_text),
-            (_JSON, _CHECKED, _json),
+            (TEXTS, _ALWAYS, _float_text),
+            (JSONS, _CHECKED, _json),
         ),
         Kind.TEXT: row(
-            (_INTEGERS, _CHECKED, lambda text, postgres: _whole(_number(text), postgres)),
-            (_FLOATS, _CHECKED, _parsed_float),
-            ("numeric", _CHECKED, lambda text, postgres: _numeric(_number(text), postgres)),
-            ((*_TEXTS, "enum", *_JSON), _ALWAYS, _same),
+            (INTEGERS, _CHECKED, lambda text, postgres: _whole(numeric.number_of(text), postgres)),
+            (_FLOATS, _CHECKED, lambda text, postgres: _float_of_decimal(numeric.number_of(text), postgres)),
+            ("numeric", _CHECKED, lambda text, postgres: _numeric(numeric.number_of(text), postgres)),
+            ((*TEXTS, "enum", *JSONS), _ALWAYS, _same),
             ("uuid", _CHECKED, _parsed_uuid),
-            ("date", _CHECKED, _parsed_date),
-            ("time without time zone", _CHECKED, _parsed_time),
-            ("timestamp without time zone", _CHECKED, _parsed_timestamp),
-            ("timestamp with time zone", _CHECKED, _parsed_timestamptz),
+            ("date", _CHECKED, _iso(_DATE, dt.date.fromisoformat, "a date")),
+            ("time without time zone", _CHECKED, _iso(_TIME, dt.time.fromisoformat, "a time without zone")),
+            ("timestamp without time zone", _CHECKED, _iso(_TIMESTAMP, dt.datetime.fromisoformat, "a timestamp without zone")),
+            ("timestamp with time zone", _CHECKED, _iso(_TIMESTAMP + _ZONE, _in_utc, "a timestamp with zone")),
             ("interval", _CHECKED, _parsed_interval),
         ),
-        Kind.BYTES: row(("bytea", _ALWAYS, _same), (_TEXTS, _CHECKED, _utf8), ("uuid", _CHECKED, _uuid_bytes), (_JSON, _ALWAYS, _json)),
-        Kind.UUID: row(("uuid", _ALWAYS, lambda value, _: value.bytes), (_TEXTS, _ALWAYS, _uuid_text), (_JSON, _ALWAYS, _json)),
-        Kind.DATE: row(("date", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
-        Kind.TIME: row(("time without time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
-        Kind.TIMESTAMP: row(("timestamp without time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
-        Kind.TIMESTAMPTZ: row(("timestamp with time zone", _ALWAYS, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
-        Kind.INTERVAL: row(("interval", _CHECKED, _same), (_TEXTS, _ALWAYS, _unquoted), (_JSON, _ALWAYS, _json)),
-        Kind.RECORD: row((_TEXTS, _CHECKED, _json), (_JSON, _CHECKED, _json)),
-        Kind.LIST: row((_TEXTS, _CHECKED, _json), (_JSON, _CHECKED, _json)),
+        Kind.BYTES: row(("bytea", _ALWAYS, _same), (TEXTS, _CHECKED, _utf8), ("uuid", _CHECKED, _uuid_bytes), (JSONS, _ALWAYS, _json)),
+        Kind.UUID: row(("uuid", _ALWAYS, lambda value, _: value.bytes), *as_text),
+        Kind.DATE: row(("date", _ALWAYS, _same), *as_text),
+        Kind.TIME: row(("time without time zone", _ALWAYS, _same), *as_text),
+        Kind.TIMESTAMP: row(("timestamp without time zone", _ALWAYS, _same), *as_text),
+        Kind.TIMESTAMPTZ: row(("timestamp with time zone", _ALWAYS, _same), *as_text),
+        Kind.INTERVAL: row(("interval", _CHECKED, _same), *as_text),
+        Kind.RECORD: row((TEXTS, _CHECKED, _json), (JSONS, _CHECKED, _json)),
+        Kind.LIST: row((TEXTS, _CHECKED, _json), (JSONS, _CHECKED, _json)),
     }
 
 
@@ -457,9 +418,9 @@ _WITH_ARTICLE = {
 
 _NATIVE: Mapping[str, type] = {
     "boolean": bool,
-    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(INTEGERS, int),
     "double precision": float,
-    **dict.fromkeys((*_TEXTS, "enum", *_JSON), str),
+    **dict.fromkeys((*TEXTS, "enum", *JSONS), str),
     "bytea": bytes,
     "date": dt.date,
     "time without time zone": dt.time,

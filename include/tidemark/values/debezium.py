@@ -26,7 +26,6 @@ OPERATIONS = frozenset((*LOADED, DELETED, MESSAGE, "t"))
 TRUNCATED = "it truncates the whole table, which Tidemark does not repeat: delete the rows yourself"
 
 
-@dataclass(kw_only=True, eq=False)
 class NoEnvelope(Refused):
     """The values' schema is not one of change data."""
 

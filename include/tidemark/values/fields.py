@@ -24,6 +24,7 @@ from tidemark.spec.user_transform import Form, Transform, load_transform
 from tidemark.values import connect_json, debezium, json_fields
 from tidemark.values.arrow_values import python_values
 from tidemark.values.conversion import as_column, converts, from_python
+from tidemark.values.json_fields import Leaf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,11 +42,8 @@ _DELETED_FIELD = ("value", "__deleted")
 """The field of unwrapped change data that marks a deleted row."""
 Steps = tuple[str, ...]
 """A path: the column of the input (``key``, ``value``, ``timestamp``, ``change``), then the fields."""
-Leaf = tuple[Steps, str]
-"""A path into JSON, and the type of its column."""
 
 
-@dataclass(kw_only=True, eq=False)
 class FieldMissing(Refused):
     """A path in the consumer's file does not lead to a field of the schema."""
 
@@ -56,7 +54,6 @@ class FieldMissing(Refused):
         return f'The schema has no field "{self.path}". It has {", ".join(self.fields)}.'
 
 
-@dataclass(kw_only=True, eq=False)
 class FieldReserved(Refused):
     """A field has the name of a column with a meaning of its own."""
 
@@ -69,7 +66,6 @@ class FieldReserved(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class ColumnsUnknown(Refused):
     """JSON has no schema, and there is no table."""
 
@@ -80,7 +76,6 @@ class ColumnsUnknown(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class FieldUnreadable(Refused):
     """A field with this name cannot be read from JSON."""
 
@@ -93,7 +88,6 @@ class FieldUnreadable(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class NotARecord(Refused):
     """The values have no fields to load into columns."""
 
@@ -103,7 +97,6 @@ class NotARecord(Refused):
         return f"The values have no fields: they are {self.kind}. Load each as a whole, columns: {{value: $value}}, or write a transform."
 
 
-@dataclass(kw_only=True, eq=False)
 class FieldsClash(Refused):
     """Two fields would load the same column."""
 
@@ -118,7 +111,6 @@ class FieldsClash(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class NameTooLong(Refused):
     """Postgres would truncate a column's name."""
 

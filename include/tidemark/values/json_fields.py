@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from tidemark.formats.connect import Misfit, from_base64
 from tidemark.sink.types import base_of
-from tidemark.values.json_text import from_base64
-from tidemark.values.plain import Misfit
+from tidemark.values.conversion import JSONS, TEXTS
 
 UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
 """Characters that msgspec refuses in the name of a field to read."""
@@ -27,11 +27,11 @@ ABSENT = msgspec.UNSET
 ANY = "any"
 """In place of a column's type: any JSON value."""
 _TYPES: dict[str, Any] = {
-    **dict.fromkeys(("text", "character varying", "character", "name", "enum"), str),
-    **dict.fromkeys(("json", "jsonb"), msgspec.Raw),
+    **dict.fromkeys((*TEXTS, "enum"), str),
+    **dict.fromkeys(JSONS, msgspec.Raw),
 }
 """Types to decode, by column type without modifier. Other columns accept any value."""
-_NEEDS_FINISH = ("json", "jsonb", "bytea")
+_NEEDS_FINISH = (*JSONS, "bytea")
 
 
 def number(text: str) -> Decimal:
@@ -186,7 +186,7 @@ def _values_at(rows: list[Any], attributes: Sequence[str], missing: Any) -> list
 def _finish(values: list[Any], path: Sequence[str], postgres: str, errors: dict[int, str]) -> list[Any]:
     """Decodes raw JSON into values, and base64 into bytes."""
     base = base_of(postgres)
-    is_json = base in ("json", "jsonb")
+    is_json = base in JSONS
     is_bytes = base.removesuffix("[]") == "bytea"
     for at, value in enumerate(values):
         try:

@@ -1,9 +1,7 @@
-"""Encodes decoded values as JSON, and decodes base64."""
+"""Encodes decoded values as JSON."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Mapping
 from decimal import Decimal
@@ -11,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tidemark.values.plain import Misfit
+from tidemark.formats.connect import Misfit
 
 
 def json_text(value: Any, *, strict: bool = False) -> str:
@@ -41,11 +39,3 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_finite, value.values()))
     return not isinstance(value, list) or all(map(_is_finite, value))
-
-
-def from_base64(text: str) -> bytes:
-    """Decodes base64. Raises `Misfit`."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise Misfit("is not bytes in base64") from None

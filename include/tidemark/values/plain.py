@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
+from tidemark.formats.connect import Misfit
+
 _PLAIN = frozenset((bool, float, Decimal, str, bytes, uuid.UUID, dt.date, dt.timedelta, type(None)))
 """Without `datetime` and `time`, which may have a zone, whose offset may have seconds."""
 
 _MAX_BITS = 14_000
 """Python writes integers of 4,300 digits at most."""
-
-
-class Misfit(ValueError):
-    """A value does not fit its column. The text continues "the value ..." and does not quote it."""
 
 
 def plain(value: Any) -> Any:

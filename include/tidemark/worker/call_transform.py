@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import Refused
+from tidemark.formats.connect import Misfit
 from tidemark.formats.decoder import Decoder
 from tidemark.kafka.config import KafkaConfig
 from tidemark.records.outcome import DELETED, GIVEN, ONLY, Disposition, Reject, TransformOutput, quoting, reject, without
@@ -21,7 +22,6 @@ from tidemark.text.wording import one_line
 from tidemark.transform import Delete, Fail, NoRow, Record, Skip, To
 from tidemark.values.conversion import from_python
 from tidemark.values.fields import Fields
-from tidemark.values.plain import Misfit
 from tidemark.worker.batches import Unreadable, keyed, records, unreadable, without_offsets
 
 if TYPE_CHECKING:

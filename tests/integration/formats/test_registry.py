@@ -31,11 +31,11 @@ def alone():
     """A stack in which only the registry runs."""
     with tempfile.TemporaryDirectory(prefix="tidemark-registry-") as folder:
         stack = LocalStack(Path(folder))
-        stack.start_registry()
+        stack.start(stack.registry)
         try:
             yield stack
         finally:
-            stack.stop_registry()
+            stack.stop(stack.registry)
 
 
 def test_registry_runs_alone_on_loopback_and_keeps_its_schemas(alone):
@@ -49,7 +49,7 @@ def test_registry_runs_alone_on_loopback_and_keeps_its_schemas(alone):
     asked(f"{url}/subjects/kept/versions", {"schema": json.dumps({"type": "record", "name": "kept", "fields": []})})
     assert asked(f"{url}/subjects") == ["kept"]
     assert_own_files(alone.registry)
-    alone.stop_registry()
+    alone.stop(alone.registry)
     assert gone(process)
     with pytest.raises(NotUp, match="Registry of the stack"):
         alone.registry.url()
@@ -70,6 +70,6 @@ def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkey
         monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", f"http://127.0.0.1:{closed.getsockname()[1]}/maven")
         stack = LocalStack(tmp_path / "state")
         with pytest.raises(JarsUnavailable, match=r"jars of the schema registry are not in .*(?s:.)*TIDEMARK_MAVEN_MIRROR"):
-            stack.start_registry()
+            stack.start(stack.registry)
     assert not stack.registry.runs()
     assert list((tmp_path / "state" / "registry").iterdir()) == []

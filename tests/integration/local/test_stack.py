@@ -205,18 +205,18 @@ def test_killed_servers_count_as_died_and_come_back_with_their_data(stack):
     immediate stop. Each server can be stopped and started alone."""
     store(stack, 1, 2)
     before = stack.env()
-    stack.kill_postgres()
-    stack.kill_kafka()
+    stack.kill(stack.postgres)
+    stack.kill(stack.kafka)
     assert states(stack) == [ServerState.DIED] * 2
     stack.up()
     assert stack.env() == before
     assert stored(stack) == ([1, 2], [1, 2])
-    stack.stop_postgres(immediate=True)
+    stack.stop_postgres_immediately()
     assert states(stack) == [ServerState.STOPPED, ServerState.RUNNING]
-    stack.start_postgres()
-    stack.stop_kafka()
+    stack.start(stack.postgres)
+    stack.stop(stack.kafka)
     assert states(stack) == [ServerState.RUNNING, ServerState.STOPPED]
-    stack.start_kafka()
+    stack.start(stack.kafka)
     assert stored(stack) == ([1, 2], [1, 2])
 
 
@@ -228,10 +228,10 @@ def test_postgres_killed_under_load_comes_back_at_once(stack):
     with contextlib.closing(psycopg2.connect(url)) as sleeper, sleeper.cursor() as cursor:
         cursor.execute(f"CREATE TABLE {NUMBERS} AS SELECT generate_series(1, 100000)")
         sleeper.commit()
-        stack.kill_postgres()
+        stack.kill(stack.postgres)
         pid_file = stack.folder / "postgres" / "data" / "postmaster.pid"
         pid_file.write_text("\n".join([str(os.getpid()), *pid_file.read_text().splitlines()[1:]]) + "\n")
-        stack.start_postgres()
+        stack.start(stack.postgres)
     assert execute(url, f"SELECT count(*) FROM {NUMBERS}") == [(100000,)]
 
 
@@ -299,7 +299,7 @@ def test_a_port_that_was_asked_for_is_had_or_refused(folder):
             LocalStack(folder, kafka_port=port).up()
         assert processes_of(folder) == []
     stack = LocalStack(folder, postgres_port=port)
-    stack.start_postgres()
+    stack.start(stack.postgres)
     assert f"@127.0.0.1:{port}/" in stack.postgres.url()
     with pytest.raises(RunningOnAnotherPort, match=f"Postgres runs on port {port}"):
         LocalStack(folder, postgres_port=port + 1).up()
@@ -342,13 +342,13 @@ def test_up_that_fails_says_why_and_leaves_no_server_running(stack):
 def test_reset_stops_and_deletes_only_the_stacks_own_files(folder):
     """Other files in the folder stay."""
     stack = LocalStack(folder)
-    stack.start_postgres()
+    stack.start(stack.postgres)
     execute(stack.postgres.url("postgres"), "CREATE TABLE numbers (number int)")
     (stack.folder / "theirs").touch()
     stack.reset()
     assert [path.name for path in stack.folder.iterdir()] == ["theirs"]
     assert processes_of(stack.folder) == []
-    stack.start_postgres()
+    stack.start(stack.postgres)
     assert execute(stack.postgres.url("postgres"), "SELECT to_regclass('numbers')") == [(None,)]
 
 

@@ -91,17 +91,6 @@ def test_a_new_attempt_of_the_same_role_ends_the_sessions_of_the_older_one(consu
     consumer.check()
 
 
-def test_the_lesser_role_can_neither_delete_nor_change_what_is_stored(consumer: Scenario) -> None:
-    """The grants are minimal: the ledger and the sink only grow."""
-    for statement in (
-        *("CREATE TABLE tidemark.mine ()", "DELETE FROM tidemark.batch", "TRUNCATE tidemark.partition_offset", "CREATE SCHEMA mine"),
-        *(f"{change} {consumer.table}" for change in ("DELETE FROM", "DROP TABLE", "TRUNCATE")),
-        f"UPDATE {consumer.table} SET payload = NULL",
-    ):
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
-            consumer.sql(statement)
-
-
 def test_command_names_the_grant_that_is_missing(consumer: Scenario, roles: Roles) -> None:
     """A problem with the sink is reported at the line that names the table."""
     roles.own(f"REVOKE USAGE ON SCHEMA lake FROM {roles.run}")

@@ -164,6 +164,15 @@ class Story:
             self._monkeypatch.setenv(name, value)
         return CliRunner().invoke(app, list(words))
 
+    def commands(self) -> Iterator[tuple[Profile, list[str]]]:
+        """The commands of `COMMANDS`, each with the profile that it needs."""
+        for line in COMMANDS.strip().splitlines():
+            profile, _, commands = line.partition(": ")
+            yield from ((Profile(profile), self.words(command)) for command in commands.split("; "))
+
+    def words(self, command: str) -> list[str]:
+        return shlex.split(command.replace("NAME", self.name).replace("TOPIC", self.topic).replace("WHY", shlex.join(WHY)))
+
     def do(self, profile: Profile, *words: str) -> str:
         """Checks that the role with all other profiles is refused, and that the role with only this profile succeeds."""
         self.refuse(profile, *words)
@@ -262,10 +271,8 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     trap = planted(story)
     operator, rewinder = Profile.OPERATOR, Profile.REWINDER
     story.run()
-    for line in COMMANDS.strip().splitlines():
-        profile, _, commands = line.partition(": ")
-        for command in commands.split("; "):
-            do(Profile(profile), *shlex.split(command.replace("NAME", name).replace("TOPIC", topic).replace("WHY", shlex.join(WHY))))
+    for profile, words in story.commands():
+        do(profile, *words)
     checked = story.call(story.only[Profile.READER], "consumers", "check", name)
     assert f"{story.table} already has rows of its records, loaded by the group {name} (deleted, " in checked.output
     assert story.call(story.without[Profile.READER], "try", name).exit_code == 0
@@ -368,10 +375,9 @@ def test_whatever_a_role_stores_no_command_of_another_one_ends_in_a_traceback(st
     """One value of one row at a time. Tables that no command here writes have no row."""
     roles, name = story.roles, story.name
     story.run()
-    for line in COMMANDS.strip().splitlines()[:-1]:
-        for command in line.partition(": ")[2].split("; "):
-            words = shlex.split(command.replace("NAME", name).replace("TOPIC", story.topic).replace("WHY", shlex.join(WHY)))
-            assert story.call(roles.owner, *words).exit_code == 0, command
+    *all_but_the_last, _ = story.commands()  # which deletes the group
+    for _, words in all_but_the_last:
+        assert story.call(roles.owner, *words).exit_code == 0, words
     assert story.call(roles.owner, "rewind", "plan", name, "--to-earliest", *WHY).exit_code == 0
     columns = writable(roles)
     values = [(table, column, value) for table, column, kind in columns for value in STRANGE.get(kind, ())]
@@ -386,7 +392,7 @@ def test_whatever_a_role_stores_no_command_of_another_one_ends_in_a_traceback(st
         except psycopg2.Error:  # a constraint refuses it
             continue
         for command in "; ".join(READING.strip().splitlines()).split("; "):
-            done = story.call(roles.owner, *shlex.split(command.replace("NAME", name)))
+            done = story.call(roles.owner, *story.words(command))
             if not isinstance(done.exception, TidemarkError | SystemExit | psycopg2.DataError | None):  # see `tidemark.cli.main.main`
                 tracebacks.append((table, column, value, command, repr(done.exception)))
         back = f"INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM public.kept"
@@ -508,6 +514,7 @@ REWRITES = (
     "DROP TABLE tidemark.audit_event",
     "ALTER TABLE tidemark.audit_event DISABLE TRIGGER ALL",
     "SET session_replication_role = replica",
+    "CREATE SCHEMA mine",
     "INSERT INTO tidemark.role_profile VALUES (current_user, 'rewinder')",
     "UPDATE tidemark.batch SET loaded = loaded",
     "TRUNCATE tidemark.batch CASCADE",
@@ -547,6 +554,10 @@ def made_up(ahead: int, *, loaded: int, head_of: str = "NULL") -> str:
         SELECT {columns}, end_offset + {ahead}, end_offset + {ahead + 1}, {loaded}, {loaded}, {1 - loaded}, 0, 0, 0, {head_of}
           FROM tidemark.batch
     """
+
+
+def changing(table: str, *columns: str) -> Iterator[str]:
+    return (f"UPDATE tidemark.{table} SET {column} = 'another'" for column in columns)
 
 
 MADE_UP = made_up(10, loaded=1)
@@ -609,7 +620,12 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "UPDATE tidemark.partition_offset SET partition = 7",
             "DELETE FROM tidemark.partition_offset",
         ),
-        "change or delete rows of its sinks": ("UPDATE {sink} SET payload = NULL", "DELETE FROM {sink}", "TRUNCATE {sink}"),
+        "change or delete rows of its sinks": (
+            "UPDATE {sink} SET payload = NULL",
+            "DELETE FROM {sink}",
+            "TRUNCATE {sink}",
+            "DROP TABLE {sink}",
+        ),
         "edit payloads": ("UPDATE tidemark.failed_record SET value = NULL", "DELETE FROM tidemark.failed_record"),
         "rewind": (
             "INSERT INTO tidemark.rewind DEFAULT VALUES",
@@ -630,11 +646,8 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "write to sinks or the ledger": (ROW, MADE_UP, "UPDATE tidemark.batch SET validation_id = NULL"),
         "move positions": (MOVE,),
         "change reasons and names of earlier actions": (
-            "UPDATE tidemark.retry_action SET reason = 'another reason'",
-            "UPDATE tidemark.retry_action SET done_by = 'somebody else'",
-            "UPDATE tidemark.redrive SET reason = 'another reason'",
-            "UPDATE tidemark.redrive SET planned_by = 'somebody else'",
-            "UPDATE tidemark.redrive SET approved_by = 'somebody else'",
+            *changing("retry_action", "reason", "done_by"),
+            *changing("redrive", "reason", "planned_by", "approved_by"),
             "UPDATE tidemark.consumer_group SET name = name || '2'",
         ),
     },
@@ -666,8 +679,7 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "drop archives of other roles": ("DROP TABLE tidemark_archive.another",),
         "create in the other schemas": tuple(one for one in CREATES if "tidemark_archive" not in one),
         "change reasons, names and times of earlier plans": (
-            "UPDATE tidemark.rewind SET reason = 'another reason'",
-            *(f"UPDATE tidemark.rewind SET {name} = 'somebody else'" for name in ("planned_by", "decided_by", "applied_by", "dag_id")),
+            *changing("rewind", "reason", "planned_by", "decided_by", "applied_by", "dag_id"),
             "UPDATE tidemark.rewind SET applied_at = now() - interval '900 days' WHERE state = 'APPLIED'",
             "UPDATE tidemark.rewind SET state = 'PLANNED', applied_by = NULL, applied_at = NULL, applied_no = NULL",
         ),
@@ -876,13 +888,9 @@ def test_runner_claims_only_columns_that_its_own_table_has(roles: Roles) -> None
         '[{"table": "lake.own", "columns": ["a text"]}, {"table": "lake.own", "columns": ["b text"]}]',
     ):
         refuse(roles, roles.run, claim.format(forged))
-    refuse(
-        roles,
-        roles.run,
-        """INSERT INTO tidemark.attempt (group_id, columns_added)
-        SELECT group_id, '[{"table": "lake.own", "columns": ["a text"]}]' FROM tidemark.consumer_group""",
-    )
-    refuse(roles, roles.run, """UPDATE tidemark.attempt SET columns_added = '[{"table": "lake.own", "columns": ["b text"]}]'""")
+    own = """'[{"table": "lake.own", "columns": ["b text"]}]'"""
+    inserted = f"INSERT INTO tidemark.attempt (group_id, columns_added) SELECT group_id, {own} FROM tidemark.consumer_group"
+    refuse(roles, roles.run, inserted, f"UPDATE tidemark.attempt SET columns_added = {own}")
     assert query(roles, roles.owner, "SELECT count(*) FROM tidemark.audit_event WHERE kind = 'COLUMNS ADDED'") == [(1,)]
 
 

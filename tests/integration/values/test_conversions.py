@@ -68,46 +68,17 @@ ISO = st.one_of(
     st.builds("{}{}{}".format, STAMPS.map(dt.datetime.isoformat), st.sampled_from(["", ".5", ".123456789", ".120000000"]), ZONES),
 )  # fmt: skip
 ODD = [
-    "0x10",
-    "1_000",
-    "true",
-    "t",
-    "1,5",
-    "NaN",
-    "nan",
-    "Infinity",
-    "-inf",
-    "+5",
-    ".5",
-    "5.",
-    "2^3",
-    "2026-02-30",
-    "24:00:00",
-    "2026-01-01",
-    "P1DT2H",
-    "PT0.0000001S",
-    "P1M",
-    "sad",
-    "ok",
-    "null",
-    "{}",
-    "[]",
-]
+    "0x10", "1_000", "true", "t", "1,5", "NaN", "nan", "Infinity", "-inf", "+5", ".5", "5.", "2^3", "2026-02-30", "24:00:00", "2026-01-01",
+    "P1DT2H", "PT0.0000001S", "P1M", "sad", "ok", "null", "{}", "[]",
+]  # fmt: skip
 PRINTABLE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 TEXTS = st.one_of(
     st.sampled_from([*ODD, "", " 1", "1 ", "٣", "abcdefgh ", "2026-W01-1", "20260101T000000Z"]),
     PRINTABLE, ISO, INTEGERS.map(str), DECIMALS.map(str), FLOATS.map(repr), st.uuids().map(str), st.uuids().map(lambda value: value.hex),
 )  # fmt: skip
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | INTEGERS
-    | FLOATS
-    | PRINTABLE
-    | DECIMALS.filter(lambda number: str(number) not in map(str, map(Decimal, HUGE)))
-)
+MODERATE = DECIMALS.filter(lambda number: str(number) not in map(str, map(Decimal, HUGE)))
 NESTED: st.SearchStrategy[Any] = st.recursive(
-    LEAVES,
+    st.none() | st.booleans() | INTEGERS | FLOATS | PRINTABLE | MODERATE,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PRINTABLE, inner, max_size=3),
     max_leaves=5,
 )
@@ -272,16 +243,16 @@ def json_text_of(value: Any, column: str) -> Any:
 
 Reference = Callable[[Any, str], Any]
 """What must be stored of a value in a column, or `REFUSED`."""
-JSON: Mapping[str, Reference] = {"json": json_of, "jsonb": json_of}
-WHOLE: Mapping[str, Reference] = {name: lambda value, column: whole(Decimal(value), column) for name in ("smallint", "integer", "bigint")}
-FLOATING: Mapping[str, Reference] = {name: lambda value, column: floating(Decimal(value), column) for name in ("real", "double precision")}
-NUMERIC: Mapping[str, Reference] = {"numeric": lambda value, column: numeric(Decimal(value), column)}
-PARSED: Mapping[str, Reference] = {
-    **{name: lambda text, column: whole(number_in(text), column) for name in WHOLE},
-    **{name: lambda text, column: floating(number_in(text), column) for name in FLOATING},
-    "numeric": lambda text, column: numeric(number_in(text), column),
-    **{f"{name}": iso for name in ("date", "time without time zone", "timestamp without time zone", "timestamp with time zone")},
+WHOLE: Mapping[str, Reference] = dict.fromkeys(("smallint", "integer", "bigint"), whole)
+STORES: Mapping[str, Reference] = {**WHOLE, **dict.fromkeys(("real", "double precision"), floating), "numeric": numeric}
+NUMBERS: Mapping[str, Reference] = {
+    name: lambda value, column, stores=stores: stores(Decimal(value), column) for name, stores in STORES.items()
 }
+PARSED: Mapping[str, Reference] = {
+    **{name: lambda text, column, stores=stores: stores(number_in(text), column) for name, stores in STORES.items()},
+    **dict.fromkeys(("date", "time without time zone", "timestamp without time zone", "timestamp with time zone"), iso),
+}
+JSON: Mapping[str, Reference] = {"json": json_of, "jsonb": json_of}
 
 
 def parsed_uuid(text: str, _: str) -> Any:
@@ -321,18 +292,6 @@ def loaded(text: str) -> Any:
     return json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=lambda _: 1 / 0)
 
 
-def bytes_of_uuid(value: bytes, _: str) -> Any:
-    return uuid.UUID(bytes=value) if len(value) == 16 else REFUSED
-
-
-def iso_text(value: Any, _: str) -> str:
-    return str(value.isoformat())
-
-
-def iso_stamp(value: Any, _: str) -> Any:
-    return ("time", value)
-
-
 def plain_number(value: Any, _: str) -> Any:
     return ("number", Decimal(repr(value)) if isinstance(value, float) else Decimal(value))
 
@@ -344,24 +303,36 @@ def of_text(reference: Reference) -> Mapping[str, Reference]:
 
 EXPECTED: Mapping[Kind, Mapping[str, Reference]] = {
     Kind.BOOLEAN: {"boolean": same, "text": lambda value, _: str(value).lower(), **JSON},
-    Kind.INTEGER: {**WHOLE, **FLOATING, **NUMERIC, "text": plain_number, "timestamp with time zone": moment, **JSON},
-    Kind.DECIMAL: {**WHOLE, **FLOATING, **NUMERIC, "text": plain_number, "timestamp with time zone": moment, **JSON},
-    Kind.FLOAT: {**WHOLE, "real": real_of_double, "double precision": same, "text": plain_number, **JSON},
+    Kind.INTEGER: {**NUMBERS, "text": plain_number, "timestamp with time zone": moment, **JSON},
+    Kind.DECIMAL: {**NUMBERS, "text": plain_number, "timestamp with time zone": moment, **JSON},
+    Kind.FLOAT: {
+        **{name: NUMBERS[name] for name in WHOLE},
+        "real": real_of_double,
+        "double precision": same,
+        "text": plain_number,
+        **JSON,
+    },
     Kind.TEXT: {
         **PARSED,
         "text": same,
         "character varying": text_of,
-        "mood": lambda text, _: text if text in MOODS else REFUSED,
         "uuid": parsed_uuid,
         "json": parsed_json,
         "jsonb": parsed_json,
+        "mood": lambda text, _: text if text in MOODS else REFUSED,
     },
-    Kind.BYTES: {"bytea": same, "text": utf8, "character varying": utf8, "uuid": bytes_of_uuid, **JSON},
+    Kind.BYTES: {
+        "bytea": same,
+        "text": utf8,
+        "character varying": utf8,
+        **JSON,
+        "uuid": lambda value, _: uuid.UUID(bytes=value) if len(value) == 16 else REFUSED,
+    },
     Kind.UUID: {"uuid": same, "text": lambda value, _: str(value), **JSON},
-    Kind.DATE: {"date": same, **of_text(iso_text)},
-    Kind.TIME: {"time without time zone": finer, **of_text(iso_text)},
-    Kind.TIMESTAMP: {"timestamp without time zone": finer, **of_text(iso_stamp)},
-    Kind.TIMESTAMPTZ: {"timestamp with time zone": finer, **of_text(iso_stamp)},
+    Kind.DATE: {"date": same, **of_text(lambda value, _: value.isoformat())},
+    Kind.TIME: {"time without time zone": finer, **of_text(lambda value, _: value.isoformat())},
+    Kind.TIMESTAMP: {"timestamp without time zone": finer, **of_text(lambda value, _: ("time", value))},
+    Kind.TIMESTAMPTZ: {"timestamp with time zone": finer, **of_text(lambda value, _: ("time", value))},
     Kind.INTERVAL: {"interval": interval},
     Kind.RECORD: {"text": json_text_of, **JSON},
     Kind.LIST: {"text": json_text_of, **JSON},

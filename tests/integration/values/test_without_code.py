@@ -14,7 +14,6 @@ from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 
 from tidemark.sink.table import SinkMismatch
-from tidemark.values.fields import FieldReserved, FieldUnreadable
 
 AVRO = {"value": "avro"}
 
@@ -207,16 +206,6 @@ def test_ddl_for_json_refuses_a_reserved_name_and_adds_the_key_of_an_upsert(scen
     assert scenario.rows("id, reason") == [(1, "late")]
 
 
-@pytest.mark.parametrize("name", ['a"b', "a\\b"])
-def test_json_field_whose_name_cannot_be_read_is_refused_before_the_run(scenario: Scenario, topic: str, name: str) -> None:
-    scenario.topics.produce(topic, [json.dumps({"id": 1, name: 2})])
-    scenario.write(None, topics=topic, format={"value": "json"})
-    quoted = name.replace('"', '""')
-    scenario.make_sink(f'id int, "{quoted}" int')
-    with pytest.raises(FieldUnreadable, match="has a quote, a backslash or a control character"):
-        scenario.run()
-
-
 def test_json_needs_a_table(scenario: Scenario, topic: str) -> None:
     scenario.write(None, topics=topic, format={"value": "json"})
     checked = tidemark(scenario, "consumers", "check", scenario.name)
@@ -228,39 +217,6 @@ def test_json_needs_a_table(scenario: Scenario, topic: str) -> None:
     assert "none, the fields of json" in checked.stdout
     scenario.set(columns={"name": "title"})
     assert "the table has no column name" in tidemark(scenario, "consumers", "check", scenario.name).stdout
-
-
-def test_field_that_the_schema_lacks_is_named(scenario: Scenario, orders: Orders) -> None:
-    orders.produce(order(1))
-    scenario.write(None, topics=orders.topic, format=AVRO, columns={"country": "place.land"})
-    done = tidemark(scenario, "sink", "ddl", scenario.name)
-    assert 'The schema has no field "place.land". It has country.' in done.stderr
-
-
-def test_field_with_the_name_of_a_column_with_a_meaning_is_refused(scenario: Scenario, orders: Orders) -> None:
-    """The field would be mistaken for the reason of a failure."""
-    schema = {"type": "record", "name": "Try", "fields": [{"name": "id", "type": "int"}, {"name": "error", "type": "string"}]}
-    orders.produce({"id": 1, "error": "boom"}, schema=schema)
-    scenario.write(None, topics=orders.topic, format=AVRO).make_sink("id int, error text")
-    with pytest.raises(FieldReserved, match=r"columns: \{error_: error\}, or drop it"):
-        scenario.run()
-    scenario.set(columns={"message": "error"})
-    scenario.sql(f"ALTER TABLE {scenario.table} RENAME COLUMN error TO message")
-    scenario.run()
-    assert scenario.rows("id, message") == [(1, "boom")]
-
-
-def test_times_that_python_has_not_in_skip_if(scenario: Scenario, orders: Orders) -> None:
-    """A time after the year 9999 is not null."""
-    schema = {
-        "type": "record",
-        "name": "E",
-        "fields": [{"name": "gone", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}]}],
-    }
-    orders.produce({"gone": 253_402_300_800_000_000}, {"gone": None}, schema=schema)
-    scenario.write(None, topics=orders.topic, format=AVRO, skip_if={"gone": None}).make_sink()
-    scenario.run()
-    assert scenario.rows("gone::text") == ["10000-01-01 00:00:00+00"]
 
 
 def test_tombstone_with_a_key_in_another_type_than_the_values(scenario: Scenario, orders: Orders) -> None:

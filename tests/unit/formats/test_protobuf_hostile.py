@@ -18,16 +18,8 @@ from tidemark.formats.schema import MAX_CHARACTERS, BadSchema
 
 PROTO = 'syntax = "proto3"; message A { int32 a = 1; }'
 PYTHON = "import pathlib; pathlib.Path({mark!r}).touch()"
-MODULES = (
-    "grpc_tools/__init__",
-    "grpc_tools/protoc",
-    "google/__init__",
-    "sitecustomize",
-    "usercustomize",
-    "encodings/__init__",
-    "pathlib",
-    "resource",
-)
+MODULES = ("grpc_tools/__init__", "grpc_tools/protoc", "google/__init__", "sitecustomize", "usercustomize", "encodings/__init__", "pathlib",
+           "resource")  # fmt: skip
 
 
 def refused(text: str, references: Mapping[str, str]) -> str:

@@ -173,18 +173,7 @@ def test_schema_that_would_take_too_much_or_is_none_is_refused(text: str, proble
 
 
 NAMES = (
-    "type",
-    "name",
-    "fields",
-    "items",
-    "values",
-    "symbols",
-    "size",
-    "logicalType",
-    "precision",
-    "scale",
-    "aliases",
-    "namespace",
+    *("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale", "aliases", "namespace"),
     "default",
 )
 WORDS = ("record", "enum", "fixed", "array", "map", "int", "bytes", "string", "null", "r", "decimal")

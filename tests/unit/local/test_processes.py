@@ -69,7 +69,7 @@ def test_a_zombie_has_ended():
     """In a container without an init process, a zombie may never be reaped."""
     child = subprocess.Popen(["true"])
     process = psutil.Process(child.pid)
-    assert processes.wait_gone(process, limit_s=5)
+    assert processes.wait_gone([process], limit_s=5)
     assert not processes.alive(child.pid)
     child.wait()
 

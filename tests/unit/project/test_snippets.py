@@ -21,7 +21,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import __main__ as benchmarks
-from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, record, snippets, text_of
+from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
 
 from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config
@@ -29,7 +29,6 @@ from tidemark.errors import BadInput
 from tidemark.quality import load_suite
 from tidemark.spec import load_consumer
 from tidemark.text.moment import parse_moment
-from tidemark.transform import Retry
 
 CITIES = ROOT / "template/include/consumers/cities.yaml"
 TARGETS = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)) | {".venv/.ready"}
@@ -256,11 +255,3 @@ def test_quickstart_of_a_new_project_is_the_readmes() -> None:
     readme = plain("README.md")
     begin = readme.index("python - <<'EOF'")
     assert readme[begin : begin + load - produce] == steps[produce:load]
-
-
-def test_tutorial_hands_a_record_without_a_name_to_retry() -> None:
-    names: dict[str, Any] = {}
-    exec(snippets("docs/tutorials/retries.md", "python")[0], names)
-    with pytest.raises(Retry, match="no name yet"):
-        names["transform"](record({"population": 1}))
-    assert names["transform"](record({"name": "Ulm", "population": 128_928})) == {"name": "Ulm", "population": 128_928}

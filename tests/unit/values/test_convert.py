@@ -19,13 +19,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tidemark.formats.connect import Misfit
 from tidemark.sink import numeric
 from tidemark.sink.types import cut
 from tidemark.values import connect_json, json_fields
 from tidemark.values.conversion import as_column, from_python
 from tidemark.values.fields import _key_texts
 from tidemark.values.json_text import json_text
-from tidemark.values.plain import Misfit, plain
+from tidemark.values.plain import plain
 
 COLUMNS = [
     "boolean", "bigint", "real", "double precision", "numeric", "numeric(12,2)", "numeric(3,5)", "text", "character varying(3)", "bytea",

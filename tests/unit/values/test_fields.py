@@ -14,7 +14,17 @@ import pytest
 from tidemark.sink.table import Column
 from tidemark.spec import SpecInvalid, load_consumer
 from tidemark.values.connect_json import UNAVAILABLE
-from tidemark.values.fields import Fields, FieldsClash, NameTooLong, NotARecord, steps_of, transform_of
+from tidemark.values.fields import (
+    FieldMissing,
+    FieldReserved,
+    Fields,
+    FieldsClash,
+    FieldUnreadable,
+    NameTooLong,
+    NotARecord,
+    steps_of,
+    transform_of,
+)
 
 LINEAGE = [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
 FILE = "topics: [t]\nformat: {value: json}\nsink: {table: lake.t}\n"
@@ -75,19 +85,44 @@ def test_values_without_fields_are_loaded_as_a_whole_or_refused(kind: pa.DataTyp
     assert Fields(columns=(("doc", steps_of("$value")),)).output(given(kind), None).names[0] == "doc"
 
 
+ORDER = pa.struct([("id", pa.int64()), ("place", pa.struct([("country", pa.string())])), ("error", pa.string())])
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\x1f"])
+def test_json_field_whose_name_cannot_be_read_is_refused(name: str) -> None:
+    with pytest.raises(FieldUnreadable, match="has a quote, a backslash or a control character"):
+        of_json({}).output(given(pa.string()), [Column("id", "integer"), Column(name, "integer")])
+
+
+def test_field_that_the_schema_lacks_is_named() -> None:
+    with pytest.raises(FieldMissing, match=r'The schema has no field "place\.land"\. It has country\.'):
+        Fields(columns=(("country", steps_of("place.land")),), drop=frozenset({"error"})).output(given(ORDER), None)
+
+
+def test_field_with_the_name_of_a_column_with_a_meaning_is_refused() -> None:
+    """The field would be mistaken for the reason of a failure."""
+    with pytest.raises(FieldReserved, match=r"columns: \{error_: error\}, or drop it"):
+        Fields().output(given(ORDER), None)
+    assert "message" in Fields(columns=(("message", steps_of("error")),)).output(given(ORDER), None).names
+
+
 # ---- records that are skipped
+
+
+def test_time_that_python_has_not_is_not_null_in_skip_if() -> None:
+    """A time after the year 9999."""
+    values = pa.array([{"gone": 253_402_300_800_000_000}, {"gone": None}], pa.struct([("gone", pa.int64())]))
+    values = values.cast(pa.struct([("gone", pa.timestamp("us", "UTC"))]))
+    columns = [pa.array(column) for column in (["t"] * 2, [0, 0], [0, 1], pa.nulls(2, pa.string()))]
+    batch = pa.RecordBatch.from_arrays([*columns, values], names=given(values.type).names)
+    found = Fields(skip_if=(("gone", steps_of("gone"), (None,)),), table=(Column("gone", "timestamp with time zone"),))(batch)
+    assert found["disposition"].to_pylist() == [None, "skip"]
+    assert found["gone"].cast(pa.int64()).to_pylist() == [253_402_300_800_000_000, None]
 
 
 @pytest.mark.parametrize(
     ("wanted", "skipped"),
-    [
-        (1, [1, 1.0]),
-        (0, [0]),
-        (True, [True]),
-        (0.1, [0.1]),
-        ("1", ["1"]),
-        (None, [None]),
-    ],
+    [(1, [1, 1.0]), (0, [0]), (True, [True]), (0.1, [0.1]), ("1", ["1"]), (None, [None])],
 )
 def test_skip_if_compares_types_as_well(wanted: Any, skipped: list[Any]) -> None:
     """In Python, 1 is True."""
