@@ -1,7 +1,7 @@
 """Measurements behind Tidemark's claims about speed. All contestants load the same data on the same machine.
 
     python -m benchmarks                 ratios to the limit and to the usual alternatives
-    python -m benchmarks --what growth   one measurement by its name; ``all`` for all of them
+    python -m benchmarks --what fleet    one measurement by its name; ``all`` for all of them
     python -m benchmarks --report        writes the last run's figures into docs/benchmarks.md
 
 `benchmarks.measurement` says how a measurement is declared, `benchmarks.__main__` lists all of them. ``harness`` holds what they share: the

@@ -14,23 +14,24 @@ import psutil
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.airflow import dag_files, dag_run, fleet, page
-from benchmarks.database import history, rewind
+from benchmarks.airflow import dag_run, fleet, page
+from benchmarks.database import rewind
 from benchmarks.group import assignors, rebalances
+from benchmarks.harness.consumer import TRANSFORMS
 from benchmarks.harness.site import PARTITIONS, ROOT, Site
 from benchmarks.harness.stage import set_up
 from benchmarks.harness.turns import Harness
 from benchmarks.measurement import Bench, Measurement
-from benchmarks.retries import backlog, failing
-from benchmarks.run import cold, latency, memory
-from benchmarks.throughput import cost_model, deletes, growth, pinned, ratios, worker_stages
+from benchmarks.retries import failing
+from benchmarks.run import latency, memory, warm
+from benchmarks.throughput import cost_model, partitions, pinned, ratios
 from benchmarks.throughput.contestants import ALL, BY_NAME, SHARE
+from benchmarks.transforms.bench_arrow import FILE
 
 BUILD = ROOT / "build"
 PAGE = ROOT / "docs" / "benchmarks.md"
-_FIRST = (ratios, growth, cold, memory, assignors, rebalances, latency, rewind, dag_run, fleet)
-_LAST = (failing, deletes, dag_files, cost_model, pinned, backlog, page, history, worker_stages)
-MEASUREMENTS: tuple[Measurement, ...] = tuple(module.MEASUREMENT for module in (*_FIRST, *_LAST))
+_MODULES = (ratios, partitions, warm, memory, assignors, rebalances, latency, rewind, dag_run, fleet, failing, cost_model, pinned, page)
+MEASUREMENTS: tuple[Measurement, ...] = tuple(module.MEASUREMENT for module in _MODULES)
 """All, in the order of the page. They run in the order of how many warm contestants they need."""
 
 
@@ -61,7 +62,8 @@ def _measure(options: argparse.Namespace, console: Console) -> None:
     with contextlib.ExitStack() as stack:
         stage = stack.enter_context(set_up(options.folder, say))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-seats-", ignore_cleanup_errors=True))
-        os.environ[failing.FILE] = f"{folder}/share"
+        os.environ[FILE] = f"{folder}/share"
+        Path(folder, "transforms").symlink_to(TRANSFORMS)
         site = Site(stage.database_url, stage.servers, folder, psutil.cpu_count() or 1)
         harness = Harness(stage, site, logs=options.output.parent / "bench-logs", report=say)
         stack.callback(harness.close)
@@ -76,8 +78,8 @@ def _measure(options: argparse.Namespace, console: Console) -> None:
 def _options(arguments: argparse.Namespace) -> argparse.Namespace:
     """Replaces the names of measurements and contestants by what they name, and what is not given by its default."""
     names = [one.name for one in ALL]
-    chosen = set(arguments.only or names) - set(arguments.skip)
-    if unknown := (chosen | set(arguments.skip)) - set(names):
+    chosen = set(arguments.only or names)
+    if unknown := chosen - set(names):
         raise SystemExit(f"no contestant is called {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
     arguments.what = tuple(one for one in MEASUREMENTS if one.name in arguments.what or "all" in arguments.what)
     arguments.contestants = tuple(one for one in ALL if one.name in chosen)
@@ -96,7 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, metavar="N", help="interleaved rounds of the ratios (5)")
     parser.add_argument("--width", type=int, default=170, metavar="BYTES", help="about how long a record is (170)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these contestants")
-    parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="all but these")
     folder = "keep servers' data here, and find the topics again; else a temporary one"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--output", type=Path, default=BUILD / "bench.json", metavar="FILE", help="where the figures go (build/bench.json)")

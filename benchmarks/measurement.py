@@ -33,10 +33,10 @@ class Bench:
     width: int
     report: Callable[[str], None]
 
-    def events(self, records: int | None = None, name: str = "events") -> Topic:
+    def events(self, records: int | None = None) -> Topic:
         """A filled topic with the events, by default as many as the command line asks for, but at most a million."""
         records = records or min(self.records, 1_000_000)
-        return self.stage.topic(Topic(f"{name}-{records}", PARTITIONS, records, self.width))
+        return self.stage.topic(Topic(f"events-{records}", PARTITIONS, records, self.width))
 
 
 @dataclass(frozen=True, slots=True)

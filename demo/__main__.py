@@ -13,11 +13,13 @@ import contextlib
 import io
 import json
 import math
+import sys
 import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,18 +29,21 @@ from rich.console import Console
 from rich.table import Table
 
 from tidemark import migrations, project
+from tidemark.author.check import sink_ddl
+from tidemark.cli.spark import spark_schemas
 from tidemark.db import session, transaction
 from tidemark.driver.launch import progress
-from tidemark.errors import Broken, Unavailable
+from tidemark.errors import Broken, TidemarkError, Unavailable
+from tidemark.kafka.cluster import Cluster
 from tidemark.local.airflow import LocalAirflow
+from tidemark.local.airflow_client import AirflowClient
 from tidemark.local.stack import LocalStack
+from tidemark.quality.audit import Audit, audit
+from tidemark.spec import find_consumer
+from tidemark.spec.user_transform import load_transform
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tidemark.db import Cursor
-    from tidemark.local.airflow_client import AirflowClient
-    from tidemark.quality.audit import Audit
 
 TOPIC = "flights"
 PARTITIONS = 6
@@ -176,11 +181,6 @@ def produce(servers: str) -> Expected:
 
 def create_sink(url: str) -> None:
     """Creates the sink as a user would: runs the DDL that Tidemark prints."""
-    from tidemark.author.check import sink_ddl
-    from tidemark.cli.spark import spark_schemas
-    from tidemark.spec import find_consumer
-    from tidemark.spec.user_transform import load_transform
-
     spec = find_consumer("departures", project.consumers())
     with spark_schemas() as spark_schema:
         ddl = sink_ddl(spec, load_transform(spec, [project.transforms()]), spark_schema)
@@ -190,8 +190,6 @@ def create_sink(url: str) -> None:
 
 def reconcile(url: str, servers: str, expected: Expected) -> None:
     """Compares the topic with Postgres and prints both. Raises `NotReconciled` if they differ."""
-    from tidemark.kafka.cluster import Cluster
-
     cluster = Cluster({"bootstrap.servers": servers})
     partitions = cluster.topics([TOPIC])[0].all()
     starts, ends = cluster.log_starts(partitions), cluster.stable_ends(partitions)
@@ -209,25 +207,22 @@ def reconcile(url: str, servers: str, expected: Expected) -> None:
         numbers = [there, *parts, sum(parts)]
         totals = [total + number for total, number in zip(totals, numbers, strict=True)]
         table.add_row(str(partition.partition), *(f"{number:,}" for number in numbers))
-    with session(url) as connection, transaction(connection) as cur:
-        sums = _one(cur, f"SELECT count(*), coalesce(sum(distance), 0), coalesce(sum(departure_delay_min), 0) FROM {SINK}")  # noqa: S608
-        duplicates = _one(
-            cur,
-            f"SELECT count(*) - count(DISTINCT (kafka_topic_id, kafka_partition, kafka_offset)) FROM {SINK}",  # noqa: S608
-        )[0]
-        drivers = _one(cur, "SELECT count(*), count(*) FILTER (WHERE state = 'FAILED') FROM tidemark.attempt WHERE planned <> '[]'")
+    duplicate = "count(*) - count(DISTINCT (kafka_topic_id, kafka_partition, kafka_offset))"
+    sums = f"count(*), coalesce(sum(distance), 0), coalesce(sum(departure_delay_min), 0), {duplicate}"
+    departed, distance, delay_min, duplicates = _row(url, f"SELECT {sums} FROM {SINK}")  # noqa: S608
+    drivers = _row(url, "SELECT count(*), count(*) FILTER (WHERE state = 'FAILED') FROM tidemark.attempt WHERE planned <> '[]'")
     for column, text in zip(table.columns, ["total", *(f"{total:,}" for total in totals)], strict=True):
         column.footer = text
     console.print(table)
     checks = [
         ("records in the topic", expected.total, totals[0]),
         ("records accounted for", expected.total, totals[5]),
-        ("departed flights loaded", expected.departed, sums[0]),
+        ("departed flights loaded", expected.departed, departed),
         ("of these by a retry", expected.late, totals[2]),
         ("cancelled flights skipped", expected.cancelled, totals[3]),
         ("truncated records failed", expected.truncated, totals[4]),
-        ("sum of distance, miles", expected.distance, int(sums[1])),
-        ("sum of departure delay, minutes", expected.delay_min, int(sums[2])),
+        ("sum of distance, miles", expected.distance, int(distance)),
+        ("sum of departure delay, minutes", expected.delay_min, int(delay_min)),
         ("duplicates", 0, duplicates),
         ("gaps and other differences", 0, len(found.differences)),
     ]
@@ -252,7 +247,8 @@ def _run_dag(airflow: LocalAirflow, url: str) -> None:
         attempt, driver = _wait("the first batch", lambda: _driver_at_work(airflow, url))
         seen = progress(url, attempt)
         driver.kill()
-        run_id = _run_of(url, attempt)  # the triggered run, or a scheduled one that started first
+        # the triggered run, or a scheduled one that started first
+        (run_id,) = _row(url, "SELECT run_id FROM tidemark.attempt WHERE attempt_id = %s", attempt)
         console.print(
             f"  [red]kill -9 {driver.pid}[/red]: the driver of attempt {attempt}, {seen.records:,} of {seen.total:,} records committed"
         )
@@ -267,15 +263,15 @@ def _retry(airflow: LocalAirflow, url: str, servers: str, outage: Path) -> None:
     """Two drains, the first after one airline is back, and a redrive after the other one is back."""
     with airflow.client() as client:
         client.wait_for_dag(REDRIVE)
-        _tell_retries(url, servers)
+        _print_retries(url, servers)
         outage.write_text(BACK_LATE)
         client.unpause(DRAINS)
         with step(f"{DRAINS}: the service answers for {BACK_SOON} again, but not for {BACK_LATE}"):
             _drain(client, airflow, url)
-            _tell_retries(url, servers)
+            _print_retries(url, servers)
         with step(f"{DRAINS}: the last delay of the ladder"):
             _drain(client, airflow, url)
-            _tell_retries(url, servers)
+            _print_retries(url, servers)
         outage.unlink()
         with step(f"{REDRIVE}: the service answers for {BACK_LATE} again, its flights are redriven"):
             conf = {
@@ -287,39 +283,30 @@ def _retry(airflow: LocalAirflow, url: str, servers: str, outage: Path) -> None:
             run_id = client.trigger(REDRIVE, conf)
             _require_success(client, airflow, REDRIVE, run_id)
             _require_success(client, airflow, DRAINS, f"redrive__{client.xcom(REDRIVE, run_id, 'plan')}")
-            _tell_retries(url, servers)
+            _print_retries(url, servers)
 
 
 def _drain(client: AirflowClient, airflow: LocalAirflow, url: str) -> None:
     """Runs the drains once all waiting records are due."""
-    _wait("waiting records to come due", lambda: _all_due(url) or None)
+    later = "SELECT count(*) FROM tidemark.failed_record WHERE state = 'WAITING' AND due_at > clock_timestamp()"
+    _wait("waiting records to come due", lambda: _row(url, later) == (0,) or None)
     _require_success(client, airflow, DRAINS, client.trigger(DRAINS))
 
 
-def _all_due(url: str) -> bool:
-    with session(url) as connection, transaction(connection) as cur:
-        later = _one(cur, "SELECT count(*) FROM tidemark.failed_record WHERE state = 'WAITING' AND due_at > clock_timestamp()")
-    return later == (0,)
-
-
-def _tell_retries(url: str, servers: str) -> None:
+def _print_retries(url: str, servers: str) -> None:
     """Prints where the flights are that were not loaded at first."""
     waiting: Counter[str] = Counter()
     accounts = audited(url, servers).accounts
     for account in accounts:
         waiting.update(account.waiting)
-    said = [f"{records:,} wait in {topic}" for topic, records in sorted(waiting.items())]
-    said.append(f"{sum(account.loaded_later for account in accounts):,} loaded by a retry")
-    said.append(f"{sum(account.failed for account in accounts):,} in departures.failed")
-    console.print(f"  {', '.join(said)}")
+    parts = [f"{records:,} wait in {topic}" for topic, records in sorted(waiting.items())]
+    parts.append(f"{sum(account.loaded_later for account in accounts):,} loaded by a retry")
+    parts.append(f"{sum(account.failed for account in accounts):,} in departures.failed")
+    console.print(f"  {', '.join(parts)}")
 
 
 def audited(url: str, servers: str) -> Audit:
     """The result of ``tidemark audit departures``."""
-    from tidemark.kafka.cluster import Cluster
-    from tidemark.quality.audit import audit
-    from tidemark.spec import find_consumer
-
     with session(url) as connection:
         return audit(connection, Cluster({"bootstrap.servers": servers}), find_consumer("departures", project.consumers()))
 
@@ -332,24 +319,13 @@ def _require_success(client: AirflowClient, airflow: LocalAirflow, dag: str, run
 
 def _driver_at_work(airflow: LocalAirflow, url: str) -> tuple[int, psutil.Process] | None:
     """A running attempt that has committed a batch, and its driver, which a keeper has forked and named after the attempt."""
-    with session(url) as connection, transaction(connection) as cur:
-        cur.execute("SELECT max(attempt_id) FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id) WHERE state = 'RUNNING'")
-        row = cur.fetchone()
-    if row is None or row[0] is None:
-        return None
-    for process in airflow.family("scheduler"):
+    newest = "SELECT max(attempt_id) FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id) WHERE state = 'RUNNING'"
+    (attempt,) = _row(url, newest)
+    for process in airflow.family("scheduler") if attempt else ():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.name() == f"attempt {row[0]}":
-                return row[0], process
+            if process.name() == f"attempt {attempt}":
+                return attempt, process
     return None
-
-
-def _run_of(url: str, attempt: int) -> str:
-    with session(url) as connection, transaction(connection) as cur:
-        cur.execute("SELECT run_id FROM tidemark.attempt WHERE attempt_id = %s", (attempt,))
-        row = cur.fetchone()
-    assert row is not None
-    return str(row[0])
 
 
 def _wait(what: str, look: Callable[[], Any]) -> Any:
@@ -372,16 +348,15 @@ def _is_truncated(number: int) -> bool:
 
 
 def _millis(text: str) -> int:
-    from datetime import datetime
-
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-def _one(cur: Cursor, statement: str) -> tuple[Any, ...]:
-    cur.execute(statement)
-    row = cur.fetchone()
-    assert row is not None
-    return row
+def _row(url: str, query: str, *parameters: object) -> tuple[Any, ...]:
+    """The only row of a query's result."""
+    with session(url) as connection, transaction(connection) as cur:
+        cur.execute(query, parameters)
+        (row,) = cur.fetchall()
+    return tuple(row)
 
 
 class step:
@@ -413,10 +388,6 @@ def _next_steps() -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
-    from tidemark.errors import TidemarkError
-
     try:
         run(project.state() / "demo")
     except TidemarkError as error:

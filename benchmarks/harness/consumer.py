@@ -7,12 +7,11 @@ starts a driver as a task starts it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.harness.site import ACCOUNTS, ROOT, SECOND_TABLE, TABLE, Job, Site
+from benchmarks.harness.site import ACCOUNTS, ROOT, TABLE, Job, Site
 
 from tidemark.connections import Connections
 from tidemark.consume import run
@@ -20,22 +19,13 @@ from tidemark.consume.claims import LookUp
 from tidemark.consume.lookup import last_records
 from tidemark.db import session, transaction
 from tidemark.driver.launch import DriverArguments, run_attempt
-from tidemark.errors import TidemarkError
 from tidemark.offsets import store
-from tidemark.offsets.reset import Log
 from tidemark.offsets.store import TaskIdentity
-from tidemark.records.outcome import ONLY
-from tidemark.records.ranges import Slice, TopicPartition
-from tidemark.sink.commit import Receipt
-from tidemark.sink.table import Layout
-from tidemark.sink.target import Target
+from tidemark.records.ranges import Log, TopicPartition
 from tidemark.spark.engine import SparkEngine
-from tidemark.spec import Batch, ConsumerSpec, Sink, SinkMode, load_consumer
+from tidemark.spec import Batch, ConsumerSpec, load_consumer
 from tidemark.values.fields import transform_of
 from tidemark.worker.decoding import Decoding
-
-if TYPE_CHECKING:
-    from tidemark.db import Connection
 
 MAX_RECORDS = 2_000_000
 """Records per batch. Each batch is a Spark job. The default of a consumer's file is 500,000."""
@@ -44,22 +34,13 @@ FORMS = {"Arrow": "bench_arrow:transform", "Spark": "bench_spark:transform"}
 """The transform of each form."""
 
 
-class _Warm:
+class _Warm(SparkEngine):
     """An engine that the end of a run does not stop."""
 
-    def __init__(self, engine: SparkEngine) -> None:
-        self.engine = engine
-
-    def warm_up(self, sample: Sequence[Slice]) -> None:
-        self.engine.warm_up(sample)
-
-    def layouts(self, connection: Connection) -> tuple[Layout, ...]:
-        return self.engine.layouts(connection)
-
-    def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
-        return self.engine.run(target, slices, isolate=isolate)
-
     def stop(self) -> None: ...
+
+    def end(self) -> None:
+        super().stop()
 
 
 class Consumer:
@@ -68,16 +49,12 @@ class Consumer:
     def __init__(self, site: Site, transform: str | None = None, **keys: str) -> None:
         self._site = site
         self._connections = connections(site)
-        self.spec = write_spec(site, transform, ["any"], **keys)
-        engine = SparkEngine(self.spec, self._connections, transform_of(self.spec, [TRANSFORMS]), (), 0, [TRANSFORMS])
-        self._engine = _Warm(engine)
+        self.spec = write_spec(site, transform, "any", **keys)
+        self._engine = _Warm(self.spec, self._connections, transform_of(self.spec, [TRANSFORMS]), (), 0, [TRANSFORMS])
 
     def prepare(self, job: Job) -> None:
         group = start_group(self._site, self.spec.name, job)
-        batch = Batch(max_records=int(job.parameters.get("max_records", MAX_RECORDS)))
-        key = str(job.parameters.get("upsert", ""))
-        sinks = {ONLY: Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,))} if key else self.spec.sinks
-        self.reads(self.spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sinks": sinks}))
+        self.reads(self.spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": Batch(max_records=MAX_RECORDS)}))
         # Spark ends workers after an idle minute, and the turns of the other contestants take longer
         parts = [TopicPartition(job.topic.name, number) for number in range(job.topic.partitions)]
         logs = {part: Log(part, 0, job.topic.each) for part in parts}
@@ -85,25 +62,20 @@ class Consumer:
 
     def reads(self, spec: ConsumerSpec) -> None:
         """From now on, it is this consumer."""
-        self.spec = spec
-        engine = self._engine.engine  # a driver's engine has one consumer for life
-        engine._spec = spec  # noqa: SLF001
-        engine._decoding = Decoding(spec, self._connections.registry, lambda: spec.topics)  # noqa: SLF001
+        self.spec = self._engine._spec = spec  # noqa: SLF001 - a driver's engine has one consumer for life
+        self._engine._decoding = Decoding(spec, self._connections.registry, lambda: spec.topics)  # noqa: SLF001
 
     def run(self, job: Job, *, drain: bool = False) -> None:
         attempt = run.open_attempt(self._site.database_url, self.spec.group, TaskIdentity())
         run.consume(self.spec, self._connections, attempt, lambda _records: self._engine, drain=drain)
 
     def close(self) -> None:
-        self._engine.engine.stop()
+        self._engine.end()
 
 
 _SINK_OF_CHANGES = f"{{table: {ACCOUNTS}, mode: upsert, key: [id], deletes: hard}}"
 Arrow = partial(Consumer, transform=FORMS["Arrow"])
 Spark = partial(Consumer, transform=FORMS["Spark"])
-TwoTables = partial(Consumer, transform="bench_arrow:two_tables", sinks=f"{{even: {{table: {TABLE}}}, odd: {{table: {SECOND_TABLE}}}}}")
-AvroTransform = partial(Consumer, transform="bench_arrow:decoded", format="{value: avro}")
-ProtobufTransform = partial(Consumer, transform="bench_arrow:decoded", format="{value: protobuf}")
 Avro = partial(Consumer, format="{value: avro}")
 Protobuf = partial(Consumer, format="{value: protobuf}")
 Json = partial(Consumer, format="{value: json}")
@@ -113,34 +85,32 @@ AvroChanges = partial(Consumer, format="{value: avro, key: avro, envelope: debez
 
 def connections(site: Site) -> Connections:
     registry = {"url": site.registry} if site.registry else None
-    kafka, master = {"bootstrap.servers": site.servers}, site.master or f"local[{site.cores}]"
-    return Connections(site.database_url, kafka, master, site.spark_conf, registry=registry)
+    return Connections(site.database_url, {"bootstrap.servers": site.servers}, f"local[{site.cores}]", registry=registry)
 
 
 def start_group(site: Site, name: str, job: Job) -> str:
-    """A new group, whose positions are at the start of the job."""
+    """A new group, whose positions are at the start of the topic."""
     with session(site.database_url) as connection, transaction(connection) as cur:
         group = f"bench-{name}-{store.next_generation(cur)}"
         group_id = store.ensure_group(cur, group)
         for number in range(job.topic.partitions):
-            store.start_partition(cur, group_id, job.topic.topic_id, number, job.first)
+            store.start_partition(cur, group_id, job.topic.topic_id, number, 0)
     return group
 
 
-def write_spec(site: Site, transform: str | None, topics: Sequence[str], group: str | None = None, **keys: str) -> ConsumerSpec:
+def write_spec(site: Site, transform: str | None, topic: str, group: str | None = None, **keys: str) -> ConsumerSpec:
     """Writes a consumer's file, named after its transform, if it has one, and loads it."""
     name = transform.replace(":", "_") if transform else "bench_without_code"
     file = Path(site.folder, "consumers", f"{name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
-    own = {"group": group or name, "topics": f"[{', '.join(topics)}]"}
-    own |= {} if "sinks" in keys else {"sink": f"{{table: {TABLE}}}"}
-    own |= {"transform": transform} if transform else {}
+    own = {"group": group or name, "topics": f"[{topic}]", "sink": f"{{table: {TABLE}}}"} | ({"transform": transform} if transform else {})
     file.write_text("".join(f"{key}: {value}\n" for key, value in {**own, **keys}.items()))
     return load_consumer(file)
 
 
-def drive(site: Site, spec: ConsumerSpec, attempt: int | None = None, **options: Any) -> None:
+def drive(site: Site, spec: ConsumerSpec, **options: Any) -> None:
     """One attempt of a consumer, in a driver of its own. ``options``: those of `tidemark.driver.launch.run_attempt`."""
-    attempt = attempt or run.open_attempt(site.database_url, spec.group, TaskIdentity())
-    arguments = DriverArguments(spec.name, attempt, Path(site.folder, "consumers"), [TRANSFORMS])
-    run_attempt(arguments, connections(site), **{"on_log": lambda line: None, **options})
+    arguments = DriverArguments(
+        spec.name, run.open_attempt(site.database_url, spec.group, TaskIdentity()), Path(site.folder, "consumers"), [TRANSFORMS]
+    )
+    run_attempt(arguments, connections(site), on_log=lambda _: None, on_progress=lambda _: None, **options)

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -33,37 +33,30 @@ class Clocks:
         return elsewhere / (self.at * cores) if self.at else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """Reads the CPU clocks of the servers, of one seat, and of all its descendants."""
+def read_clocks(broker_pid: int, postgres_pid: int, seat_pid: int) -> Clocks:
+    """Reads the CPU clocks of the servers, of one seat, and of all its descendants.
 
-    broker_pid: int
-    postgres_pid: int
-    seat_pids: tuple[int, ...]
-
-    def read(self) -> Clocks:
-        """The time of a process that has ended counts for its parent after the parent has waited for it: the postmaster for a backend, the
-        daemon for a Python worker. So processes that end between two readings are counted."""
-        used = dict.fromkeys(FAMILIES, 0.0)
-        used["broker"] = sum(seconds_of(one, ended=True) for one in tree([self.broker_pid]))
-        used["Postgres"] = sum(seconds_of(one, ended=True) for one in tree([self.postgres_pid]))
-        for one in tree(self.seat_pids):
-            with contextlib.suppress(psutil.Error):
-                java = one.name() == "java"
-                used["JVM" if java else "Python"] += seconds_of(one, ended=False)
-                used["Python"] += seconds_of(one, ended=True) - seconds_of(one, ended=False)  # the children of a JVM are Python workers
-        busy = psutil.cpu_times()
-        machine = busy.user + busy.nice + busy.system + getattr(busy, "irq", 0.0) + getattr(busy, "softirq", 0.0)
-        return Clocks(time.monotonic(), used, machine)
-
-
-def tree(roots: Iterable[int]) -> list[psutil.Process]:
-    family = []
-    for pid in roots:
+    The time of a process that has ended counts for its parent after the parent has waited for it: the postmaster for a backend, the daemon
+    for a Python worker. So processes that end between two readings are counted.
+    """
+    used = dict.fromkeys(FAMILIES, 0.0)
+    used["broker"], used["Postgres"] = (sum(seconds_of(one, ended=True) for one in tree(pid)) for pid in (broker_pid, postgres_pid))
+    for one in tree(seat_pid):
         with contextlib.suppress(psutil.Error):
-            root = psutil.Process(pid)
-            family += [root, *root.children(recursive=True)]
-    return family
+            java = one.name() == "java"
+            used["JVM" if java else "Python"] += seconds_of(one, ended=False)
+            used["Python"] += seconds_of(one, ended=True) - seconds_of(one, ended=False)  # the children of a JVM are Python workers
+    busy = psutil.cpu_times()
+    machine = busy.user + busy.nice + busy.system + getattr(busy, "irq", 0.0) + getattr(busy, "softirq", 0.0)
+    return Clocks(time.monotonic(), used, machine)
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and its descendants."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
 
 
 def seconds_of(process: psutil.Process, *, ended: bool) -> float:

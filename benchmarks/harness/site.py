@@ -14,7 +14,6 @@ SCHEMA = "bench"
 TABLE = "bench.events"
 CONNECT_TABLE = "bench.events_connect"
 """Debezium's sink chooses the names of its lineage columns."""
-SECOND_TABLE = "bench.events_second"
 ACCOUNTS = "bench.accounts"
 CONNECT_ACCOUNTS = "bench.accounts_connect"
 """Debezium's sink cannot fill lineage columns of an upsert."""
@@ -41,13 +40,11 @@ class Topic:
     width: int
     topic_id: int = 0
     form: str = "json"
-    """Events: ``json``, ``connect`` (JSON in the envelope that Kafka Connect's sinks ask for), ``avro``, ``protobuf``, ``deletes`` (see
-    `benchmarks.throughput.deletes`), or ``empty``: a rewind only looks at offsets.
+    """Events: ``json``, ``connect`` (JSON in the envelope that Kafka Connect's sinks ask for), ``avro``, ``protobuf``, or ``empty``, for a
+    rewind, which only looks at offsets.
     Change data (`benchmarks.records.accounts`): ``accounts`` (JSON with schemas) or ``accounts-avro``."""
     schema_ids: dict[str, int] = field(default_factory=dict)
     """Schema ids in the registry, for ``key`` and ``value``."""
-    deletes: int = 0
-    """How many of 100 records delete a row. For ``deletes`` only."""
 
     @property
     def each(self) -> int:
@@ -67,30 +64,10 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One round of one contestant: load the last ``tail`` records of each partition, or all of them."""
+    """One round of one contestant: load the records of a topic, by so many connections at the same time."""
 
     topic: Topic
-    tail: int | None = None
-    parameters: dict[str, int | str | bool] = field(default_factory=dict)
-
-    @property
-    def each(self) -> int:
-        return self.topic.each if self.tail is None else self.tail
-
-    @property
-    def first(self) -> int:
-        """The first offset to read in each partition."""
-        return self.topic.each - self.each
-
-    @property
-    def rows(self) -> int:
-        return self.each * self.topic.partitions
-
-    @property
-    def event_id_sum(self) -> int:
-        """The sum of ``event_id`` over the expected rows: record ``i`` of partition ``p`` has the number ``p + i * partitions``."""
-        parts, ids = self.topic.partitions, range(self.first, self.topic.each)
-        return sum(ids) * parts * parts + len(ids) * sum(range(parts))
+    connections: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -111,9 +88,6 @@ class Site:
     cores: int
     jars: dict[str, list[str]] = field(default_factory=dict)
     registry: str | None = None
-    master: str | None = None
-    """Spark's master. `None`: local, with ``cores``."""
-    spark_conf: dict[str, str] = field(default_factory=dict)
 
     @property
     def database(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 import psycopg2
-from benchmarks.harness.processes import Meter, tree
+from benchmarks.harness.processes import Clocks, read_clocks, seconds_of, tree
 from benchmarks.harness.site import (
     ACCOUNTS,
     COLUMNS,
@@ -22,7 +22,6 @@ from benchmarks.harness.site import (
     CONNECT_TABLE,
     LINEAGE,
     SCHEMA,
-    SECOND_TABLE,
     TABLE,
     Job,
     Topic,
@@ -52,24 +51,27 @@ class Stage:
         migrations.migrate(self.database_url)
         self._connection: Connection = psycopg2.connect(self.database_url)
         self._connection.autocommit = True
-        self._tables: str | None = None
+        self.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}; {DDL}")
 
     def close(self) -> None:
         self._connection.close()
 
     def start_registry(self) -> str:
         """The address of a schema registry, which runs until the end."""
-        if self.registry is None:
-            self._stack.start(self._stack.registry)
-            self.registry = self._stack.env()["TIDEMARK_REGISTRY_URL"]
+        self._stack.start(self._stack.registry)
+        self.registry = self._stack.env()["TIDEMARK_REGISTRY_URL"]
         return self.registry
 
-    def meter(self, *seat_pids: int) -> Meter:
-        return Meter(*self._pids, seat_pids)
+    def clocks(self, seat_pid: int) -> Clocks:
+        return read_clocks(*self._pids, seat_pid)
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """The servers' processes, by server."""
-        return {name: tree([pid]) for name, pid in zip(("Kafka", "Postgres"), self._pids, strict=True)}
+        return {name: tree(pid) for name, pid in zip(("Kafka", "Postgres"), self._pids, strict=True)}
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the servers up to now."""
+        return sum(seconds_of(one, ended=True) for family in self.processes().values() for one in family)
 
     def wal_position(self) -> int:
         """Bytes of write-ahead log written so far."""
@@ -109,17 +111,10 @@ class Stage:
         with self._connection.cursor() as cur:
             cur.copy_expert(f"COPY {topic.remaining} FROM STDIN", io.StringIO("".join(accounts.remaining(topic))))
 
-    def empty(self, *, list_partitions: int = 0, key: str = "") -> None:
-        """Creates empty tables, with LIST partitions by Kafka partition or with a key if requested, and makes a checkpoint, so that no
-        contestant pays for it."""
-        tables = f"{list_partitions} {key}"
-        if self._tables != tables:
-            self.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}")
-            self.execute(ddl(list_partitions, key))
-            self._tables = tables
-        else:
-            self.execute(f"TRUNCATE {', '.join((TABLE, CONNECT_TABLE, SECOND_TABLE, ACCOUNTS, CONNECT_ACCOUNTS))}")
-        self.execute("TRUNCATE tidemark.deletion")  # they would affect the next round, which reads the same records
+    def empty(self) -> None:
+        """Empties the tables and makes a checkpoint, so that no contestant pays for it."""
+        # deletions would affect the next round, which reads the same records
+        self.execute(f"TRUNCATE {', '.join((TABLE, CONNECT_TABLE, ACCOUNTS, CONNECT_ACCOUNTS))}, tidemark.deletion")
         self.execute("CHECKPOINT")
         time.sleep(SETTLE_S)
 
@@ -129,9 +124,9 @@ class Stage:
             return self._differs(job.topic, table)
         with self._connection.cursor() as cur:
             cur.execute(f"SELECT count(*), coalesce(sum(event_id), 0)::bigint FROM {table}")
-            ((count, total),) = cur.fetchall()
-        right = (count, total) == (job.rows, job.event_id_sum)
-        return None if right else f"{count:,} rows with sum {total:,}; expected {job.rows:,} with {job.event_id_sum:,}"
+            found, rows = cur.fetchone(), job.topic.records
+        expected = (rows, sum(range(rows)))  # events are numbered from 0
+        return None if found == expected else f"rows and the sum of their numbers are {found}; expected {expected}"
 
     def _differs(self, topic: Topic, table: str) -> str | None:
         rows = f"SELECT {', '.join(name for name, _ in accounts.COLUMNS)} FROM {table}"
@@ -168,31 +163,22 @@ def autocommit(url: str) -> Iterator[Any]:
             yield cur
 
 
-def ddl(list_partitions: int = 0, key: str = "") -> str:
-    """The common table, the one with Debezium's names of lineage columns, and the second of two tables, all with a unique index on lineage;
-    and the two tables for change data."""
-    columns, of_accounts = _columns(COLUMNS), _columns(accounts.COLUMNS)
-    lineage = "kafka_topic_id smallint NOT NULL, kafka_partition int NOT NULL, kafka_offset bigint NOT NULL, kafka_seq int NOT NULL"
-    own = f"{lineage}, UNIQUE ({', '.join(LINEAGE)})"
-    debezium = "__connect_topic text, __connect_partition int, __connect_offset bigint"
-    names = "__connect_topic, __connect_partition, __connect_offset"
-    by_partition = range(list_partitions)
-    return "; ".join(
-        [
-            f"CREATE TABLE {TABLE} ({columns}, {own})" + (" PARTITION BY LIST (kafka_partition)" if list_partitions else ""),
-            *([f"ALTER TABLE {TABLE} ADD PRIMARY KEY ({key})"] if key else []),
-            *(f"CREATE TABLE {TABLE}_{number} PARTITION OF {TABLE} FOR VALUES IN ({number})" for number in by_partition),
-            f"CREATE TABLE {CONNECT_TABLE} ({debezium}, {columns}, PRIMARY KEY ({names}))",
-            f"CREATE TABLE {SECOND_TABLE} ({columns}, {own})",
-            f"CREATE TABLE {ACCOUNTS} ({of_accounts}, PRIMARY KEY (id), {own})",
-            f"CREATE TABLE {CONNECT_ACCOUNTS} ({of_accounts}, PRIMARY KEY (id))",
-            f"CREATE TABLE {SCHEMA}.position (kafka_partition int PRIMARY KEY, next_offset bigint NOT NULL, epoch bigint NOT NULL)",
-        ]
-    )
-
-
 def _columns(of: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in of)
+
+
+_LINEAGE = "kafka_topic_id smallint NOT NULL, kafka_partition int NOT NULL, kafka_offset bigint NOT NULL, kafka_seq int NOT NULL"
+_OWN = f"{_LINEAGE}, UNIQUE ({', '.join(LINEAGE)})"
+_DEBEZIUM = "__connect_topic text, __connect_partition int, __connect_offset bigint"
+DDL = f"""
+CREATE TABLE {TABLE} ({_columns(COLUMNS)}, {_OWN});
+CREATE TABLE {CONNECT_TABLE} ({_DEBEZIUM}, {_columns(COLUMNS)}, PRIMARY KEY (__connect_topic, __connect_partition, __connect_offset));
+CREATE TABLE {ACCOUNTS} ({_columns(accounts.COLUMNS)}, PRIMARY KEY (id), {_OWN});
+CREATE TABLE {CONNECT_ACCOUNTS} ({_columns(accounts.COLUMNS)}, PRIMARY KEY (id));
+CREATE TABLE {SCHEMA}.position (kafka_partition int PRIMARY KEY, next_offset bigint NOT NULL, epoch bigint NOT NULL)
+"""
+"""The common table, and the one with Debezium's names of lineage columns, both with a unique index on lineage; the two tables for change
+data; and the positions of contestants that keep their own."""
 
 
 @contextlib.contextmanager

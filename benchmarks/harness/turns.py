@@ -133,13 +133,10 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
 class Harness:
     """Seats that stay warm and share a stage."""
 
-    def __init__(
-        self, stage: Stage, site: Site, *, logs: Path, report: Callable[[str], None], quix: Path | None = None, beside: Sequence[int] = ()
-    ) -> None:
-        """``quix``: the interpreter with Quix Streams. ``beside``: processes that work for the seats but are not their descendants, such as
-        the workers of a Spark cluster."""
-        self._stage, self.site, self.quix = stage, site, quix
-        self._logs, self._report, self._beside = logs, report, beside
+    def __init__(self, stage: Stage, site: Site, *, logs: Path, report: Callable[[str], None]) -> None:
+        self._stage, self.site, self._logs, self._report = stage, site, logs, report
+        self.quix: Path | None = None
+        """The interpreter with Quix Streams."""
         self._seats: dict[str, Seat] = {}
 
     def close(self) -> None:
@@ -150,25 +147,24 @@ class Harness:
         for place in self._seats.keys() - {one.seat for one in keep}:
             self._seats.pop(place).close()
 
-    def once(self, contestant: Contestant, job: Job, *, list_partitions: int = 0, key: str = "") -> Run:
+    def once(self, contestant: Contestant, job: Job) -> Run:
         """One run, checked."""
-        self._stage.empty(list_partitions=list_partitions, key=key)  # ①
+        self._stage.empty()  # ①
         began = time.monotonic()
         try:
             seat = self._seat(contestant)
             seat.tell("prepare", job)  # ②
-            meter = self._stage.meter(seat.pid, *self._beside)
-            wal, before = self._stage.wal_position(), meter.read()  # ③
+            wal, before = self._stage.wal_position(), self._stage.clocks(seat.pid)  # ③
             began = time.monotonic()
             seat.tell("run", job)  # ④
             seconds = time.monotonic() - began
-            used, wal = meter.read().since(before), self._stage.wal_position() - wal  # ⑤
+            used, wal = self._stage.clocks(seat.pid).since(before), self._stage.wal_position() - wal  # ⑤
         except SeatFailed as failed:
             if (seat := self._seats.pop(contestant.seat, None)) is not None:
                 seat.close()
-            return Run(job.rows, time.monotonic() - began, dict.fromkeys(FAMILIES, 0.0), 0.0, error=str(failed))
+            return Run(job.topic.records, time.monotonic() - began, dict.fromkeys(FAMILIES, 0.0), 0.0, error=str(failed))
         error = self._stage.wrong(job, contestant.table)  # ⑥
-        return Run(job.rows, seconds, used.by_family, used.share_elsewhere(self.site.cores), wal, error)
+        return Run(job.topic.records, seconds, used.by_family, used.share_elsewhere(self.site.cores), wal, error)
 
     def rounds(self, jobs: Sequence[tuple[Contestant, Job]], count: int) -> dict[str, list[Run]]:
         """Runs ``count`` rounds in a rotating order and returns the runs of each contestant. One that fails does not run again.

@@ -71,7 +71,7 @@ def records(topic: Topic, partition: int) -> Iterable[tuple[bytes | None, bytes 
         return accounts.records(topic, partition)
     if topic.form == "empty":
         return ((None, b"") for _ in range(topic.each))
-    return _with_deletes(topic, partition) if topic.form == "deletes" else ((None, each) for each in values(topic, partition))
+    return ((None, each) for each in values(topic, partition))
 
 
 def schemas(form: str) -> tuple[str, dict[str, str]]:
@@ -84,20 +84,6 @@ def schemas(form: str) -> tuple[str, dict[str, str]]:
         case "protobuf":
             return "PROTOBUF", {"value": PROTOBUF}
     return "", {}
-
-
-def deletes(topic: Topic, event_id: int) -> bool:
-    """Whether the record for the row ``event_id`` deletes it. Deletes are spread evenly in each partition."""
-    return event_id // topic.partitions % 100 < topic.deletes
-
-
-def _with_deletes(topic: Topic, partition: int) -> Iterable[tuple[bytes, bytes | None]]:
-    """First a record for each row, then a record that replaces or deletes it."""
-    rows = topic.records // 2
-    for number in range(partition, topic.records, topic.partitions):
-        row = number % rows
-        gone = number >= rows and deletes(topic, row)
-        yield b"%d" % row, None if gone else value(row, topic.width)
 
 
 def _in_protobuf(values: Iterable[bytes], schema_id: int) -> Iterable[bytes]:

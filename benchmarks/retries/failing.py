@@ -9,7 +9,6 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,12 @@ from benchmarks.transforms.bench_arrow import FILE
 
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
-from tidemark.retry.pending import busy
 from tidemark.retry.relay import relay
 from tidemark.retry.topics import ensure_topics
-from tidemark.spec.model import RetrySettings, RetryTopics
+from tidemark.spec.model import RetrySettings
 
-CASES = ((1, (0, 10, 100)), (4, (100,)))
-"""Partitions of the retry topic, and how many of 1000 records fail at first."""
+SHARES = (0, 100)
+"""How many of 1000 records fail at first."""
 TRANSFORM = "bench_arrow:flaky"
 DELAY = "1s"
 
@@ -36,8 +34,7 @@ DELAY = "1s"
 class Failing(Consumer):
     """The environment variable `FILE` names the file that holds the share. It is set before Spark starts: its workers inherit it."""
 
-    def __init__(self, site: Site, *, delay: str = DELAY, partitions: int = 1) -> None:
-        self._retry = RetrySettings(delays=(delay,), topics=RetryTopics(partitions=partitions))
+    def __init__(self, site: Site) -> None:
         self.fails(0)
         super().__init__(site, TRANSFORM)
 
@@ -47,19 +44,14 @@ class Failing(Consumer):
 
     def prepare(self, job: Job) -> None:
         super().prepare(job)
-        self.reads(self.spec.model_copy(update={"retry": self._retry}))
+        self.reads(self.spec.model_copy(update={"retry": RetrySettings(delays=(DELAY,))}))
         ensure_topics(Cluster(self._connections.kafka), self.spec, create=True)
 
-    def waiting(self) -> bool:
-        """Whether any record is waiting."""
-        with session(self._site.database_url) as connection:
-            return self.spec.group in busy(connection)
-
-    def relay(self, expected: int | None = None) -> None:
+    def relay(self, expected: int) -> None:
         """Publishes the outbox. Raises if it did not hold ``expected`` records."""
         with session(self._site.database_url) as connection:
             done = relay(connection, self._connections.kafka, self.spec).records
-        if expected is not None and done != expected:
+        if done != expected:
             raise RuntimeError(f"{done:,} records were handed off and published; {expected:,} should have failed")
 
     def wait(self) -> None:
@@ -70,24 +62,23 @@ class Failing(Consumer):
         time.sleep(max(0.0, float(left or 0)))
 
 
-def measure(bench: Bench, rounds: int, cases: Sequence[tuple[int, Sequence[int]]] = CASES) -> Figures:
-    """A row per case: median records/s of the run, the relay and the drain, and the time that each failed record adds to the run."""
+def measure(bench: Bench, rounds: int) -> Figures:
+    """A row for each of `SHARES`: median records/s of the run, the relay and the drain, and the time that each failed record adds to the
+    run."""
     job, rows = Job(bench.events()), list[dict[str, Any]]()
-    for partitions, shares in cases:
-        with contextlib.closing(Failing(bench.site, partitions=partitions)) as consumer:
-            _round(bench.stage, consumer, job, shares[-1])
-            for share in shares:
-                taken = [_round(bench.stage, consumer, job, share) for _ in range(rounds)]
-                run_s, relay_s, drain_s = (statistics.median(times) for times in zip(*taken, strict=True))
-                failed = job.rows * share // 1000
-                row = {"share": share / 1000, "partitions": partitions, "failed": failed, "run_s": run_s, "run_per_s": job.rows / run_s}
-                if failed:
-                    row |= {"added_us": (run_s - rows[0]["run_s"]) / failed * 1e6, "relay_per_s": failed / relay_s}
-                    row |= {"drain_per_s": failed / drain_s, "of_run": failed / drain_s / row["run_per_s"]}
-                bench.report("retries " + ", ".join(f"{name} {value:,.3g}" for name, value in row.items()))
-                rows.append(row)
-    default = [row for row in rows if row["partitions"] == 1]  # of a consumer's file
-    return {"rows": rows, "most": default[-1:]}
+    with contextlib.closing(Failing(bench.site)) as consumer:
+        _round(bench.stage, consumer, job, SHARES[-1])
+        for share in SHARES:
+            taken = [_round(bench.stage, consumer, job, share) for _ in range(rounds)]
+            run_s, relay_s, drain_s = (statistics.median(times) for times in zip(*taken, strict=True))
+            failed = job.topic.records * share // 1000
+            row = {"share": share / 1000, "failed": failed, "run_s": run_s, "run_per_s": job.topic.records / run_s}
+            if failed:
+                row |= {"added_us": (run_s - rows[0]["run_s"]) / failed * 1e6, "relay_per_s": failed / relay_s}
+                row |= {"drain_per_s": failed / drain_s, "of_run": failed / drain_s / row["run_per_s"]}
+            bench.report("retries " + ", ".join(f"{name} {value:,.3g}" for name, value in row.items()))
+            rows.append(row)
+    return {"rows": rows, "most": rows[-1:]}
 
 
 def _round(stage: Stage, consumer: Failing, job: Job, share: int) -> tuple[float, float, float]:
@@ -97,7 +88,7 @@ def _round(stage: Stage, consumer: Failing, job: Job, share: int) -> tuple[float
     consumer.prepare(job)
     run_s = timed(lambda: consumer.run(job))
     consumer.fails(0)
-    relay_s = timed(lambda: consumer.relay(job.rows * share // 1000))
+    relay_s = timed(lambda: consumer.relay(job.topic.records * share // 1000))
     consumer.wait()
     drain_s = timed(lambda: consumer.run(job, drain=True))
     if wrong := stage.wrong(job, TABLE):
@@ -110,9 +101,8 @@ MEASUREMENT = Measurement(
     measure,
     Table(
         "Retries, Arrow form",
-        "fail at first | partitions of the retry topic | records/s of the run | µs each failed one adds"
-        " | relay records/s | drain records/s | share of the run",
-        "{share:.0%} | {partitions} | {run_per_s:,.0f} | {added_us:.0f} | {relay_per_s:,.0f} | {drain_per_s:,.0f} | {of_run:.0%}",
+        "fail at first | records/s of the run | µs each failed one adds | relay records/s | drain records/s | share of the run",
+        "{share:.0%} | {run_per_s:,.0f} | {added_us:.0f} | {relay_per_s:,.0f} | {drain_per_s:,.0f} | {of_run:.0%}",
     ),
     bars=[
         Bar("relay, records/s, {share:.0%} fail at first", lambda row: row["relay_per_s"], "most", at_least=40_000),

@@ -2,7 +2,7 @@
 
 While a driver runs, the memory of the driver and all its descendants (JVM, Python workers) is read twenty times a second, as PSS: a page
 that several processes share, as forked workers do, is divided among them, so the sum is what the machine needs. Broker and Postgres are not
-included. The smaller run reads the end of the larger run's topic.
+included.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
-from benchmarks.harness.consumer import FORMS, drive, start_group, write_spec
-from benchmarks.harness.processes import MIB, pss, repeated, timed
-from benchmarks.harness.site import PARTITIONS, TABLE, Job, Site, Topic
-from benchmarks.measurement import Bench, Figures, Measurement, Table
-
-from tidemark.spec import ConsumerSpec
+from benchmarks.harness.consumer import FORMS, drive, write_spec
+from benchmarks.harness.processes import MIB, pss, repeated
+from benchmarks.harness.site import TABLE, Job
+from benchmarks.measurement import Bar, Bench, Figures, Measurement, Table
 
 EVERY_S = 0.05
 KINDS = ("driver", "JVM", "workers")
@@ -45,36 +44,27 @@ class Peak:
 
 def measure(bench: Bench, sizes: Sequence[int]) -> Figures:
     """A row per form and size: peaks in MiB, and ``to_the_first``, the peak divided by that of the first size."""
-    topic = bench.stage.topic(Topic("events-large", PARTITIONS, max(sizes), bench.width))
+    topics = [bench.events(records) for records in sizes]
     rows: list[dict[str, Any]] = []
     for form, transform in FORMS.items():
         first = 0.0
-        for records in sizes:
-            job, peak = Job(topic, tail=records // PARTITIONS), Peak()
+        for topic in topics:
+            peak = Peak()
             bench.stage.empty()
-            group = start_group(bench.site, f"memory-{time.monotonic_ns()}", job)
-            spec = write_spec(bench.site, transform, [topic.name], group)
-            seconds = timed(lambda spec=spec, peak=peak: drive_watched(bench.site, spec, peak))
-            if error := bench.stage.wrong(job, TABLE):
+            with contextlib.ExitStack() as watching:
+
+                def watch(driver: Any, peak: Peak = peak, watching: contextlib.ExitStack = watching) -> None:
+                    watching.enter_context(repeated(partial(peak.take, psutil.Process(driver.pid)), EVERY_S))
+
+                drive(bench.site, write_spec(bench.site, transform, topic.name, f"memory-{time.monotonic_ns()}"), on_start=watch)
+            if error := bench.stage.wrong(Job(topic), TABLE):
                 raise RuntimeError(f"{form} form: {error}")
             together = round(peak.total / MIB)
             first = first or together
             mib = {kind: round(size / MIB) for kind, size in peak.by_kind.items()}
-            row = {"form": form, "records": records, "seconds": seconds, "together": together, **mib, "to_the_first": together / first}
-            bench.report("memory  " + ", ".join(f"{name} {figure}" for name, figure in row.items()))
-            rows.append(row)
-    return {"rows": rows}
-
-
-def drive_watched(site: Site, spec: ConsumerSpec, peak: Peak, **options: Any) -> None:
-    """One attempt in a driver of its own, whose memory is read while it runs."""
-    with contextlib.ExitStack() as watching:
-
-        def watch(driver: Any) -> None:
-            process = psutil.Process(driver.pid)
-            watching.enter_context(repeated(lambda: peak.take(process), EVERY_S))
-
-        drive(site, spec, on_start=watch, **options)
+            rows.append({"form": form, "records": topic.records, "together": together, **mib, "to_the_first": together / first})
+            bench.report("memory  " + ", ".join(f"{name} {figure}" for name, figure in rows[-1].items()))
+    return {"rows": rows, "large": [row for row in rows if row["records"] == max(sizes)]}
 
 
 MEASUREMENT = Measurement(
@@ -85,6 +75,7 @@ MEASUREMENT = Measurement(
         f"| records | together | {' | '.join(KINDS)} | to the first",
         "{form} form | {records:,} | {together:,} | {driver:,} | {JVM:,} | {workers:,} | {to_the_first:.2f}",
     ),
+    bars=[Bar("memory of {records:,} records / of a tenth, {form} form", lambda row: row["to_the_first"], "large", at_most=1.5)],
     full={"sizes": (1_000_000, 10_000_000)},
-    quick={"sizes": (100_000, 500_000)},
+    quick={"sizes": (20_000, 200_000)},
 )

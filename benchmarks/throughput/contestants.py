@@ -1,17 +1,12 @@
-"""The contestants: what each of them runs, which topic it reads, and the ratios between them, with their bars."""
+"""The contestants: what each of them runs, which topic it reads, and which table it loads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from benchmarks.harness.site import ACCOUNTS, CONNECT_ACCOUNTS, CONNECT_TABLE, SECOND_TABLE, TABLE
+from benchmarks.harness.site import ACCOUNTS, CONNECT_ACCOUNTS, CONNECT_TABLE, TABLE
 
-BOTH_TABLES = (
-    f"(SELECT event_id FROM {TABLE} WHERE event_id & 4 = 0"
-    f" UNION ALL SELECT event_id FROM {SECOND_TABLE} WHERE event_id & 4 = 4) AS both_tables"
-)
-"""The rows of ``two_tables`` that are in the right table."""
 SHARE = 4
 """Contestants that would need a minute for all records read one record in 4, generated the same way. Their rates are the same."""
 
@@ -45,8 +40,8 @@ class Contestant:
     seat: str
     reads: Reads = Reads.ALL
     table: str = TABLE
-    exactly_once: str = "no"
-    parameters: dict[str, int | str | bool] = field(default_factory=dict)
+    exactly_once: str = "yes"
+    connections: int = 1
 
     @property
     def package(self) -> str | None:
@@ -55,52 +50,37 @@ class Contestant:
         return module if module in ("jdbc", "connect", "quix") else None
 
 
-def _rows(name: str, letter: str, title: str, seat: str, connections: int, exactly_once: str) -> Contestant:
-    title = f"{title}, {connections} connection{'s' if connections > 1 else ''}"
-    parameters: dict[str, int | str | bool] = {"connections": connections}
-    return Contestant(name, letter, title, f"throughput.in_memory:{seat}", exactly_once=exactly_once, parameters=parameters)
-
-
-def _tidemark(name: str, letter: str, title: str, seat: str, reads: Reads = Reads.ALL, table: str = TABLE) -> Contestant:
-    return Contestant(name, letter, f"Tidemark, {title}", f"harness.consumer:{seat}", reads, table, "yes")
-
-
-def _peer(name: str, letter: str, title: str, seat: str, reads: Reads = Reads.ALL, table: str = TABLE, **parameters: bool) -> Contestant:
-    return Contestant(name, letter, title, f"throughput.peers.{seat}", reads, table, parameters=dict(parameters))
-
-
-def _loop(name: str, processes: int) -> Contestant:
-    title = f"confluent-kafka + execute_values, {processes} process{'es' if processes > 1 else ''}"
-    parameters: dict[str, int | str | bool] = {"processes": processes}
-    return Contestant(name, "g", title, "throughput.peers.loop:Loop", Reads.PART, exactly_once="yes", parameters=parameters)
-
-
-_SINK, _DEBEZIUM = "Debezium JDBC sink", "connect:Debezium"
+_LIMIT, _WRITER = "throughput.in_memory:Limit", "throughput.in_memory:Writer"
+_TIDEMARK, _PEERS = "harness.consumer:", "throughput.peers."
+_DEBEZIUM = f"{_PEERS}connect:Debezium"
 ALL = (
-    _rows("limit", "a", "raw COPY BINARY from memory", "Limit", 1, "-"),
-    _rows("limit_2", "a", "raw COPY BINARY from memory", "Limit", 2, "-"),
-    _rows("writer", "b", "Tidemark's writer alone", "Writer", 1, "yes"),
-    _rows("writer_2", "b", "Tidemark's writer alone", "Writer", 2, "yes"),
-    _tidemark("spark_transform", "c", "Spark transform (from_json)", "Spark"),
-    _tidemark("arrow_transform", "d", "Arrow transform", "Arrow"),
-    _tidemark("two_tables", "d", "Arrow transform, two tables", "TwoTables", table=BOTH_TABLES),
-    _tidemark("avro_transform", "d", "Arrow transform of Avro", "AvroTransform", Reads.AVRO),
-    _tidemark("protobuf_transform", "d", "Arrow transform of Protobuf", "ProtobufTransform", Reads.PROTOBUF),
-    _tidemark("avro_without_code", "d", "Avro without code", "Avro", Reads.AVRO),
-    _tidemark("protobuf_without_code", "d", "Protobuf without code", "Protobuf", Reads.PROTOBUF),
-    _tidemark("json_without_code", "d", "JSON without code", "Json"),
-    _peer("jdbc", "e", "Spark df.write.jdbc, defaults", "jdbc:Jdbc"),
-    _peer("jdbc_tuned", "f", "Spark df.write.jdbc, tuned", "jdbc:Tuned"),
-    _loop("execute_values", 1),
-    _loop("execute_values_2", 2),
-    _peer("debezium", "h", f"{_SINK}, Kafka Connect, defaults", _DEBEZIUM, Reads.WITH_SCHEMA, CONNECT_TABLE),
-    _peer("debezium_tuned", "h", f"{_SINK}, Kafka Connect, tuned", _DEBEZIUM, Reads.WITH_SCHEMA, CONNECT_TABLE, tuned=True),
-    _peer("quix", "i", "Quix Streams, PostgreSQLSink", "quix:Quix", Reads.PART),
-    _tidemark("changes", "j", "change data without code", "Changes", Reads.CHANGES, ACCOUNTS),
-    _tidemark("changes_avro", "j", "change data in Avro without code", "AvroChanges", Reads.CHANGES_AVRO, ACCOUNTS),
-    _peer("debezium_changes", "k", f"{_SINK}, change data, tuned", _DEBEZIUM, Reads.CHANGES, CONNECT_ACCOUNTS, tuned=True),
-    _peer(
-        "debezium_changes_avro", "k", f"{_SINK}, change data in Avro, tuned", _DEBEZIUM, Reads.CHANGES_AVRO, CONNECT_ACCOUNTS, tuned=True
+    Contestant("limit", "a", "raw COPY BINARY from memory, 1 connection", _LIMIT, exactly_once="-"),
+    Contestant("limit_2", "a", "raw COPY BINARY from memory, 2 connections", _LIMIT, exactly_once="-", connections=2),
+    Contestant("writer", "b", "Tidemark's writer alone, 1 connection", _WRITER),
+    Contestant("spark_transform", "c", "Tidemark, Spark transform (from_json)", f"{_TIDEMARK}Spark"),
+    Contestant("arrow_transform", "d", "Tidemark, Arrow transform", f"{_TIDEMARK}Arrow"),
+    Contestant("avro_without_code", "d", "Tidemark, Avro without code", f"{_TIDEMARK}Avro", Reads.AVRO),
+    Contestant("protobuf_without_code", "d", "Tidemark, Protobuf without code", f"{_TIDEMARK}Protobuf", Reads.PROTOBUF),
+    Contestant("json_without_code", "d", "Tidemark, JSON without code", f"{_TIDEMARK}Json"),
+    Contestant("jdbc_tuned", "e", "Spark df.write.jdbc, tuned", f"{_PEERS}jdbc:Jdbc", exactly_once="no"),
+    Contestant("execute_values_2", "f", "confluent-kafka + execute_values, 2 processes", f"{_PEERS}loop:Loop", Reads.PART, connections=2),
+    Contestant(
+        "debezium_tuned", "g", "Debezium JDBC sink, Kafka Connect, tuned", _DEBEZIUM, Reads.WITH_SCHEMA, CONNECT_TABLE, exactly_once="no"
+    ),
+    Contestant("quix", "h", "Quix Streams, PostgreSQLSink", f"{_PEERS}quix:Quix", Reads.PART, exactly_once="no"),
+    Contestant("changes", "i", "Tidemark, change data without code", f"{_TIDEMARK}Changes", Reads.CHANGES, ACCOUNTS),
+    Contestant("changes_avro", "i", "Tidemark, change data in Avro without code", f"{_TIDEMARK}AvroChanges", Reads.CHANGES_AVRO, ACCOUNTS),
+    Contestant(
+        "debezium_changes", "j", "Debezium JDBC sink, change data, tuned", _DEBEZIUM, Reads.CHANGES, CONNECT_ACCOUNTS, exactly_once="no"
+    ),
+    Contestant(
+        "debezium_changes_avro",
+        "j",
+        "Debezium JDBC sink, change data in Avro, tuned",
+        _DEBEZIUM,
+        Reads.CHANGES_AVRO,
+        CONNECT_ACCOUNTS,
+        exactly_once="no",
     ),
 )
 BY_NAME = {one.name: one for one in ALL}

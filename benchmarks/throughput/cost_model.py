@@ -87,13 +87,8 @@ def _costs(runs: Sequence[Run]) -> dict[str, float]:
     """Medians. Raises `RuntimeError` if a run lost rows."""
     if errors := [run.error for run in runs if run.error]:
         raise RuntimeError(errors[0])
-    of = {
-        "client": [run.cpu_s["JVM"] + run.cpu_s["Python"] for run in runs],
-        "Postgres": [run.cpu_s["Postgres"] for run in runs],
-        "broker": [run.cpu_s["broker"] for run in runs],
-        "WAL": [float(run.wal_bytes) for run in runs],
-    }
-    return {cost: statistics.median(of[cost]) for cost in COSTS}
+    costs = [run.cpu_s | {"client": run.cpu_s["JVM"] + run.cpu_s["Python"], "WAL": float(run.wal_bytes)} for run in runs]
+    return {cost: statistics.median(one[cost] for one in costs) for cost in COSTS}
 
 
 def _fitted(measured: Mapping[Load, float]) -> dict[str, float]:

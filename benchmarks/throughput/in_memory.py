@@ -8,6 +8,7 @@ types, encodes, copies, and writes the ledger. Both use one transaction per part
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
@@ -44,7 +45,7 @@ class _InMemory:
         if self._topic != job.topic:
             self.close()
             self._topic, self.rows = job.topic, {number: self._load(job.topic, number) for number in range(job.topic.partitions)}
-        count = int(job.parameters["connections"])
+        count = job.connections
         if count not in self._senders:
             self._senders[count] = [Remote(_Sender, self, method="fork") for _ in range(count)]
         tasks = self._tasks(job)
@@ -52,7 +53,7 @@ class _InMemory:
             sender.ask("prepare", tasks[number::count])
 
     def run(self, job: Job) -> None:
-        run_all(self._senders[int(job.parameters["connections"])])
+        run_all(self._senders[job.connections])
 
     def close(self) -> None:
         for sender in (sender for senders in self._senders.values() for sender in senders):
@@ -100,7 +101,9 @@ class Limit(_InMemory):
         with connection.cursor() as cur:
             cur.execute(f"{position} WHERE kafka_partition = %s AND next_offset = 0 AND epoch = 1", (task,))
             assert cur.rowcount == 1
-            copy(cur, self.rows[task])
+            left, names = iter(self.rows[task]), ", ".join(name for name, _ in [*COLUMNS, *LINEAGE])
+            source = SimpleNamespace(read=lambda _size=-1: next(left, b""))
+            cur.copy_expert(f"COPY {TABLE} ({names}) FROM STDIN (FORMAT binary)", source, size=COPY_BUFFER_BYTES)
         connection.commit()
 
 
@@ -144,18 +147,6 @@ def start_positions(site: Site, job: Job) -> list[int]:
         cur.execute(f"DELETE FROM {SCHEMA}.position")
         cur.executemany(f"INSERT INTO {SCHEMA}.position VALUES (%s, 0, 1)", [(number,) for number in numbers])
     return numbers
-
-
-def copy(cur: Any, chunks: Iterable[bytes]) -> None:
-    """Sends a finished binary COPY of the common table."""
-    left = iter(chunks)
-
-    class Source:
-        def read(self, _size: int = -1) -> bytes:
-            return next(left, b"")
-
-    names = ", ".join(name for name, _ in [*COLUMNS, *LINEAGE])
-    cur.copy_expert(f"COPY {TABLE} ({names}) FROM STDIN (FORMAT binary)", Source(), size=COPY_BUFFER_BYTES)
 
 
 def slice_of(topic: Topic, number: int, epoch: Epoch) -> Slice:

@@ -31,20 +31,6 @@ def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*events.columns, *(batch[name] for name in LINEAGE)], names=[*EVENT.names, *LINEAGE])
 
 
-def two_tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """Every other event of a partition for each of two tables."""
-    events = transform(batch)
-    odd = pc.not_equal(pc.bit_wise_and(events["event_id"], PARTITIONS), 0)
-    return {"even": events.filter(pc.invert(odd)), "odd": events.filter(odd)}
-
-
-def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Events that are already decoded, from Avro or Protobuf."""
-    events = batch["value"]
-    names = [field.name for field in events.type]
-    return pa.RecordBatch.from_arrays([*events.flatten(), *(batch[name] for name in LINEAGE)], names=[*names, *LINEAGE])
-
-
 def flaky(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A share of the events is retried, the same in each partition."""
     events = transform(batch)

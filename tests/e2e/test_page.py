@@ -35,6 +35,7 @@ from tidemark.db import rows, session, transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
+from tidemark.rewind.plan import MoveRequest
 from tidemark.rewind.plan import preview as planned
 from tidemark.rewind.plan_model import ToDatetime
 from tidemark.rewind.plan_text import groups_as_json
@@ -288,7 +289,7 @@ def test_preview_has_the_numbers_that_the_plan_gets(site: Site) -> None:
         moment = datetime(2026, 1, 1, tzinfo=UTC)
         asked = {"scenario": "to-datetime", "value": "2026-01-01T00:00:00Z", "scope": f"{topic('orders')}:2"}
         made = site.json(f"api/groups/orders/rewind-preview?{urlencode(asked)}", "uma")
-        groups = planned(connection, lambda _: cluster, [spec], Scope.parse([asked["scope"]]), ToDatetime(moment), allow_loss=False)
+        groups = planned(connection, lambda _: cluster, MoveRequest([spec], Scope.parse([asked["scope"]]), ToDatetime(moment)))
     assert {name: made[name] for name in ("groups", "replay", "sink_rows")} == {
         name: value for name, value in groups_as_json(groups).items() if name in ("groups", "replay", "sink_rows")
     }

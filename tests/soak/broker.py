@@ -1,15 +1,15 @@
-"""What a soak asks the broker: topics, their ends, and the records that a read_committed reader gets. Uses no code of the library."""
+"""What a soak asks the broker: the ends of topics, and the records that a read_committed reader gets. Uses no code of the library."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tests.soak.history import Int64s, Source
 
@@ -21,20 +21,11 @@ class Unfinished(Exception):
     """Something that should end in the soak's last phase did not."""
 
 
-def create_topics(servers: str, partitions: Mapping[str, int]) -> list[Source]:
-    """Creates the topics with unlimited retention, and returns their partitions."""
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    wanted = [NewTopic(topic, count, 1, config={"retention.ms": "-1"}) for topic, count in partitions.items()]
-    for future in admin.create_topics(wanted).values():
-        future.result()
-    return [Source(topic, partition) for topic, count in partitions.items() for partition in range(count)]
-
-
 def ends(servers: str, sources: Sequence[Source], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> dict[Source, int]:
     """The last stable offsets or, with READ_UNCOMMITTED, the high watermarks."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    asked = {TopicPartition(*source): OffsetSpec.latest() for source in sources}
-    answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=ANSWER_S)
+    latest = {TopicPartition(*source): OffsetSpec.latest() for source in sources}
+    answers = admin.list_offsets(latest, isolation_level=isolation, request_timeout=ANSWER_S)
     return {Source(wire.topic, wire.partition): future.result().offset for wire, future in answers.items()}
 
 

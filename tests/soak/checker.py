@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from tests.soak.history import Batch, Fate, Int64s, Log, Outcome, Stored, View, Where, fates
+from tests.soak.history import Batch, Fate, Int64s, Log, Outcome, Stored, View, Where, fates, places_of
 
 EXAMPLES = 5
 Flags = npt.NDArray[np.bool_]
@@ -90,12 +90,12 @@ def _disagreements(now: View) -> Iterator[Anomaly]:
         wrong.append(f"the position is {now.position}, the ledger ends at {now.ledger_end}")
     if now.last_row is not None and now.last_row >= now.position:
         wrong.append(f"a row lies at {now.last_row}, the position is {now.position}")
-    for what, said, found in (
+    for what, in_ledger, stored in (
         ("rows", sum(batch.sink_rows for batch in now.batches), now.rows),
         ("failed records", sum(batch.rejected for batch in now.batches), now.rejected),
     ):
-        if said != found:
-            wrong.append(f"since {now.since} the ledger counts {said} {what}, there are {found}")
+        if in_ledger != stored:
+            wrong.append(f"since {now.since} the ledger counts {in_ledger} {what}, there are {stored}")
     if wrong:
         low, high = sorted((now.since, max(now.position, now.ledger_end)))
         yield Anomaly(Kind.INCONSISTENT_OFFSETS, now.where, low, high, len(wrong), "; ".join(wrong))
@@ -116,29 +116,21 @@ def _chain(where: Where, first: int, batches: Iterable[Batch]) -> Iterator[Anoma
 def judge(where: Where, log: Log, stored: Stored) -> list[Anomaly]:
     """The anomalies in a partition's tables at the end. ``log`` may still have unknown outcomes: those records may be stored or not."""
     ledger = stored.ledger[np.lexsort((stored.ledger[:, 1], stored.ledger[:, 0]))]
-    found = list(_chain(where, 0, (Batch(int(start), int(end), 0, 0) for start, end in ledger)))
+    anomalies = list(_chain(where, 0, (Batch(int(start), int(end), 0, 0) for start, end in ledger)))
     end = int(ledger[:, 1].max()) if len(ledger) else 0
     if end != stored.position:
         low, high = sorted((end, stored.position))
         text = f"the position is {stored.position}, the ledger ends at {end}"
-        found.append(Anomaly(Kind.INCONSISTENT_OFFSETS, where, low, high, 1, text))
-    return [*found, *_records(where, log, stored, ledger)]
+        anomalies.append(Anomaly(Kind.INCONSISTENT_OFFSETS, where, low, high, 1, text))
+    return [*anomalies, *_records(where, log, stored, ledger)]
 
 
 def _records(where: Where, log: Log, stored: Stored, ledger: Int64s) -> Iterator[Anomaly]:
     """Checks each record by its value: how often and where it is stored, and whether it may be."""
-    sent = np.concatenate([log.values, log.unplaced_values])
-    outcomes = np.concatenate([log.outcomes, log.unplaced_outcomes])
-    offsets = np.concatenate([log.offsets, np.full(len(log.unplaced_values), -1, np.int64)])
-    order = np.argsort(sent, kind="stable")
-    sent, outcomes, offsets = sent[order], outcomes[order], offsets[order]
-
+    sent, outcomes, offsets = log.by_value()
     values = np.concatenate([stored.row_values, stored.reject_values])
     at_offsets = np.concatenate([stored.row_offsets, stored.reject_offsets])
-    at = np.searchsorted(sent, values)
-    known = np.zeros(len(values), bool)
-    inside = at < len(sent)
-    known[inside] = sent[at[inside]] == values[inside]
+    at, known = places_of(values, sent)
     times = np.bincount(at[known], minlength=len(sent))
     places = offsets.copy()
     homeless = known.copy()

@@ -91,12 +91,12 @@ import pyarrow.compute as pc
 def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
     number = batch["value"].cast(pa.string()).cast(pa.int64())
     remainder = pc.subtract(number, pc.multiply(pc.divide(number, {period}), {period}))
-    said = pc.if_else(pc.equal(remainder, {skip}), "skip", "load")
-    said = pc.if_else(pc.equal(remainder, {retry}), "retry", said)
-    said = pc.if_else(pc.equal(remainder, {fail}), "fail", said)
+    disposition = pc.if_else(pc.equal(remainder, {skip}), "skip", "load")
+    disposition = pc.if_else(pc.equal(remainder, {retry}), "retry", disposition)
+    disposition = pc.if_else(pc.equal(remainder, {fail}), "fail", disposition)
     lineage = [batch[name] for name in ("kafka_topic", "kafka_partition", "kafka_offset")]
     names = ["kafka_topic", "kafka_partition", "kafka_offset", "number", "disposition"]
-    return pa.RecordBatch.from_arrays([*lineage, number, said], names=names)
+    return pa.RecordBatch.from_arrays([*lineage, number, disposition], names=names)
 """
 
 _SPARK = """
@@ -107,9 +107,10 @@ from pyspark.sql import functions as F
 def transform(records: DataFrame) -> DataFrame:
     number = F.col("value").cast("string").cast("bigint")
     remainder = number % {period}
-    said = F.when(remainder == {skip}, "skip").when(remainder == {retry}, "retry").when(remainder == {fail}, "fail").otherwise("load")
+    rejected = F.when(remainder == {skip}, "skip").when(remainder == {retry}, "retry").when(remainder == {fail}, "fail")
     attempt = int(records.sparkSession.conf.get("{setting}").rpartition("/")[2])
-    rows = records.select("kafka_topic", "kafka_partition", "kafka_offset", number.alias("number"), said.alias("disposition"))
+    disposition = rejected.otherwise("load").alias("disposition")
+    rows = records.select("kafka_topic", "kafka_partition", "kafka_offset", number.alias("number"), disposition)
     return rows.repartition(2, "number") if attempt % 2 else rows
 """
 """Attempts with an odd number shuffle, so that direct and staged commits take over from each other."""
@@ -210,7 +211,7 @@ class Consumer:
         self.name = plan.name
         self.attempts: Counter[str] = Counter()
         """The number of attempts by how they ended: committed, or the class of the error."""
-        self.said: dict[str, str] = {}
+        self.messages: dict[str, str] = {}
         """The last message of each kind of error."""
         self._folder = folder
         self._url = database_url
@@ -239,7 +240,7 @@ class Consumer:
             kind = " ".join(filter(None, (type(error).__name__, getattr(error, "type", None))))
             with self._lock:
                 self.attempts[kind] += 1
-                self.said[kind] = str(error)
+                self.messages[kind] = str(error)
             return False
         with self._lock:
             self.attempts["committed" if committed.records else "committed, nothing to read"] += 1

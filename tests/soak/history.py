@@ -84,6 +84,14 @@ class Log:
     unplaced_values: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
     unplaced_outcomes: Int8s = field(default_factory=lambda: np.empty(0, np.int8))
 
+    def by_value(self) -> tuple[Int64s, Int8s, Int64s]:
+        """Values in ascending order, with the outcome and the offset (-1: unplaced) of each."""
+        sent = np.concatenate([self.values, self.unplaced_values])
+        outcomes = np.concatenate([self.outcomes, self.unplaced_outcomes])
+        offsets = np.concatenate([self.offsets, np.full(len(self.unplaced_values), -1, np.int64)])
+        order = np.argsort(sent, kind="stable")
+        return sent[order], outcomes[order], offsets[order]
+
 
 class Recorder:
     """Collects what producers know, in 17 bytes per record. Thread-safe."""
@@ -133,14 +141,8 @@ def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
 
     A contradiction is not an anomaly of a consumer: Kafka, a producer or this harness is wrong, and the soak says nothing about consumers.
     """
-    sent = np.concatenate([log.values, log.unplaced_values])
-    told = np.concatenate([log.outcomes, log.unplaced_outcomes])
-    place = np.concatenate([log.offsets, np.full(len(log.unplaced_values), -1, np.int64)])
-    order = np.argsort(sent, kind="stable")
-    sent, told, place = sent[order], told[order], place[order]
-
-    at = np.searchsorted(sent, values)
-    known = (at < len(sent)) & (sent[np.minimum(at, len(sent) - 1)] == values) if len(sent) else np.zeros(len(values), bool)
+    sent, outcomes, place = log.by_value()
+    at, known = places_of(values, sent)
     found = np.full(len(sent), -1, np.int64)
     found[at[known]] = offsets[known]
     seen = found >= 0
@@ -149,8 +151,8 @@ def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
         *_named("a producer sent a value twice", sent[:-1][np.diff(sent) == 0]),
         *_named("the log holds a value that nobody sent", values[~known]),
         *_named("the log holds a value twice", values[known][np.bincount(at[known], minlength=len(sent))[at[known]] > 1]),
-        *_named("acknowledged as committed, and not to be read", sent[(told == Outcome.COMMITTED) & ~seen]),
-        *_named("aborted, and to be read all the same", sent[(told == Outcome.ABORTED) & seen]),
+        *_named("acknowledged as committed, and not to be read", sent[(outcomes == Outcome.COMMITTED) & ~seen]),
+        *_named("aborted, and to be read all the same", sent[(outcomes == Outcome.ABORTED) & seen]),
         *_named("to be read at another offset than the producer was told", sent[seen & (place >= 0) & (found != place)]),
     ]
     now = np.where(seen, Outcome.COMMITTED, Outcome.ABORTED).astype(np.int8)
@@ -161,6 +163,15 @@ def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
         Log(place[placed][by_offset], sent[placed][by_offset], now[placed][by_offset], sent[~placed], now[~placed]),
         problems,
     )
+
+
+def places_of(values: Int64s, ascending: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """Where each value is in ``ascending``, and whether it is there at all."""
+    at = np.searchsorted(ascending, values)
+    known = np.zeros(len(values), bool)
+    inside = at < len(ascending)
+    known[inside] = ascending[at[inside]] == values[inside]
+    return at, known
 
 
 def _named(problem: str, values: Int64s) -> list[str]:

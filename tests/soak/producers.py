@@ -204,9 +204,9 @@ class Doomed:
         sent = Sent(waiting={value: source for source, begin, count in send for value in range(begin, begin + count)})
         settings = {"bootstrap.servers": self.setting.servers, "transactional.id": self.transactional_id}
         settings["transaction.timeout.ms"] = str(DOOMED_TIMEOUT_MS)
-        told_to = [settings, [[*source, begin, count] for source, begin, count in send], commit]
+        arguments = [settings, [[*source, begin, count] for source, begin, count in send], commit]
         process = subprocess.Popen(
-            [sys.executable, str(Path(doomed.__file__)), json.dumps(told_to)],
+            [sys.executable, str(Path(doomed.__file__)), json.dumps(arguments)],
             env=child_env(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -214,20 +214,20 @@ class Doomed:
             start_new_session=True,
         )
         try:
-            reached, told = _listen(process, "committing" if commit else "open")
+            reached, output = _listen(process, "committing" if commit else "open")
             if reached:
                 stop.wait(pause_s / 200 if commit else pause_s)  # a commit takes milliseconds
         finally:
             process.kill()
             rest, _ = process.communicate()
-        said = _lines(told + rest)
-        for topic, partition, offset, value in said.get("placed") or []:
+        lines = _lines(output + rest)
+        for topic, partition, offset, value in lines.get("placed") or []:
             offsets, values = sent.placed[sent.waiting.pop(value)]
             assert (topic, partition) in self.setting.sources
             offsets.append(offset)
             values.append(value)
-        asked = Outcome.UNKNOWN if "committing" in said else Outcome.ABORTED
-        sent.record(self.setting.recorder, Outcome.COMMITTED if "committed" in said else asked, unanswered=asked)
+        unanswered = Outcome.UNKNOWN if "committing" in lines else Outcome.ABORTED
+        sent.record(self.setting.recorder, Outcome.COMMITTED if "committed" in lines else unanswered, unanswered=unanswered)
         return sum(count for _, _, count in send) if reached else None
 
 
@@ -235,20 +235,20 @@ def _listen(process: subprocess.Popen[bytes], until: str) -> tuple[bool, bytes]:
     """Returns whether it got that far, and everything it has printed."""
     assert process.stdout is not None
     deadline = time.monotonic() + DOOMED_LIMIT_S
-    told = b""
-    while until not in _lines(told):
+    output = b""
+    while until not in _lines(output):
         ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
         more = os.read(process.stdout.fileno(), 65536) if ready else b""
         if not more:
-            return False, told
-        told += more
-    return True, told
+            return False, output
+        output += more
+    return True, output
 
 
-def _lines(told: bytes) -> dict[str, Any]:
-    found = {}
-    for line in told.splitlines():
+def _lines(output: bytes) -> dict[str, Any]:
+    lines = {}
+    for line in output.splitlines():
         with contextlib.suppress(ValueError):  # cut off by the kill, or not yet complete
             what, more = json.loads(line)
-            found[what] = more
-    return found
+            lines[what] = more
+    return lines

@@ -38,7 +38,7 @@ class Result:
     missed: Mapping[Fault, int] = field(default_factory=dict)
     at_step: Mapping[str, int] = field(default_factory=dict)
     attempts: Mapping[str, int] = field(default_factory=dict)
-    said: Mapping[str, str] = field(default_factory=dict)
+    messages: Mapping[str, str] = field(default_factory=dict)
     anomalies: Sequence[Anomaly] = ()
     contradictions: Sequence[str] = ()
     not_conserved: Sequence[str] = ()
@@ -59,7 +59,7 @@ class Result:
             *_first_of_each(self.anomalies),
             *(f"producers and log contradict: {text}" for text in self.contradictions),
             *(f"not conserved: {text}" for text in self.not_conserved),
-            *(f"{count} attempts ended as {kind}: {self.said.get(kind, '')}" for kind, count in self.ended_for_good.items()),
+            *(f"{count} attempts ended as {kind}: {self.messages.get(kind, '')}" for kind, count in self.ended_for_good.items()),
             *(f"still running: {text}" for text in self.left_over),
         ]
 
@@ -85,10 +85,10 @@ class Result:
 
 def _first_of_each(anomalies: Sequence[Anomaly]) -> list[str]:
     """The first anomaly of each kind in each partition: every later snapshot often shows the same anomaly again."""
-    found: dict[tuple[str, Where], list[Anomaly]] = defaultdict(list)
+    groups: dict[tuple[str, Where], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
-        found[anomaly.kind, anomaly.where].append(anomaly)
-    return [f"{them[0]}{f' (and {len(them) - 1} more like it)' if len(them) > 1 else ''}" for them in found.values()]
+        groups[anomaly.kind, anomaly.where].append(anomaly)
+    return [f"{them[0]}{f' (and {len(them) - 1} more like it)' if len(them) > 1 else ''}" for them in groups.values()]
 
 
 def write(result: Result, path: Path) -> None:

@@ -35,6 +35,7 @@ from tests.soak.plan import Fault
 from tests.soak.producers import Setting, Transactional, idempotent
 from tests.soak.report import Result
 from tests.soak.watch import Watcher, opened, stored
+from tests.support.kafka_topics import Topics
 from tidemark import migrations
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
@@ -86,18 +87,18 @@ def soak(options: Options, say: Callable[[str], None]) -> Result:
     began = time.monotonic()
     lock = threading.Lock()
 
-    def said(text: str) -> None:
+    def say_when(text: str) -> None:
         with lock:
             say(f"{time.monotonic() - began:7.1f} s  {text}")
 
-    said(f"seed {options.seed}, data and logs in {folder}")
+    say_when(f"seed {options.seed}, data and logs in {folder}")
     keep = True
     try:
         with LocalStack(folder).running() as stack, pytest.MonkeyPatch.context() as environment:  # drivers inherit it
             environment.setenv("TIDEMARK_STEP_HOOK", HOOK)
             environment.setenv(MARK, mark := uuid.uuid4().hex)
             environment.setenv("TIDEMARK_KEEPER_ENV", MARK)
-            result = _Soak(options, folder, stack, said).run()
+            result = _Soak(options, folder, stack, say_when).run()
         result.left_over = _ended(mark)
         result.took_s = time.monotonic() - began
         keep = bool(result.problems())
@@ -119,8 +120,9 @@ class _Soak:
         self._url = stack.env()["TIDEMARK_DATABASE_URL"]  # ①
         servers = stack.kafka.bootstrap_servers()
         migrations.migrate(self._url)
-        read = {topic for one in options.plans for topic in one.topics}
-        self._sources = broker.create_topics(servers, {topic: count for topic, count in TOPICS.items() if topic in read})
+        topics = Topics(servers)
+        read = {topics.create(TOPICS[topic], name=topic) for topic in sorted({topic for one in options.plans for topic in one.topics})}
+        self._sources = [Source(topic, number) for topic in sorted(read) for number in range(TOPICS[topic])]
         for one in options.plans:
             one.write(folder, self._url)
         self._recorder = Recorder()
@@ -216,22 +218,22 @@ class _Soak:
         result.faults, result.missed = dict(self._injector.happened), dict(self._injector.missed)
         result.at_step = dict(self._injector.at_step)
         result.attempts = sum((consumer.attempts for consumer in self._consumers.values()), Counter())
-        result.said = {kind: text for consumer in self._consumers.values() for kind, text in consumer.said.items()}
+        result.messages = {kind: text for consumer in self._consumers.values() for kind, text in consumer.messages.items()}
         return result
 
     # ---- waiting
 
     def _wait(self, futures: Sequence[Future[Any]], until: float) -> None:
         """Waits until the given time. Raises the error of a future that fails."""
-        told = time.monotonic()
+        reported_at = time.monotonic()
         while (left := until - time.monotonic()) > 0:
             done, _ = wait(futures, min(left, _LOOK_S), return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
             if done:
                 raise Unfinished("a part of the soak ended before its time")
-            if time.monotonic() - told > 30:
-                told = time.monotonic()
+            if time.monotonic() - reported_at > 30:
+                reported_at = time.monotonic()
                 self._say(f"{self._recorder.records.total():,} records, {self._watcher.snapshots} snapshots, {left:.0f} s to go")
 
     def _finish(self, futures: Sequence[Future[Any]], limit_s: float, what: str) -> None:

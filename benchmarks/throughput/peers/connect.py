@@ -66,17 +66,16 @@ class Debezium:
 
     def run(self, job: Job) -> None:
         assert self._name is not None
-        tuned = bool(job.parameters.get("tuned"))
         config = {
             "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
             "tasks.max": str(min(job.topic.partitions, self._site.cores)),
             "topics": job.topic.name,
-            "connection.url": self._site.jdbc_url("?reWriteBatchedInserts=true" if tuned else ""),
+            "connection.url": self._site.jdbc_url("?reWriteBatchedInserts=true"),
             "connection.username": self._site.database["user"],
             "connection.password": self._site.database["password"],
             "schema.evolution": "none",
             "consumer.override.auto.offset.reset": "earliest",
-            **(TUNED if tuned else {}),
+            **TUNED,
             **(self._of_changes(job) if job.topic.changes else EVENTS),
         }
         self._worker.configure(self._name, config)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from benchmarks.harness.site import COLUMNS, LINEAGE, TABLE, Job, Site
@@ -20,12 +18,12 @@ KAFKA = {name: value for name, value in SOURCE_OPTIONS.items() if name.startswit
 
 
 class Jdbc:
-    """With its defaults, unless it gets options."""
+    """With large batches, inserts that the driver rewrites to many rows each, and the Kafka settings that Tidemark gives Spark's source."""
 
-    def __init__(self, site: Site, source: Mapping[str, str] = {}, sink: Mapping[str, str] = {}, url: str = "") -> None:
+    def __init__(self, site: Site) -> None:
         from pyspark.sql import SparkSession
 
-        self._site, self._source, self._sink, self._url = site, source, sink, url
+        self._site = site
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = SparkSession.builder.appName("bench jdbc").master(f"local[{site.cores}]")
@@ -40,8 +38,8 @@ class Jdbc:
     def run(self, job: Job) -> None:
         from pyspark.sql import functions as F
 
-        kafka = {"kafka.bootstrap.servers": self._site.servers, "subscribe": job.topic.name, "startingOffsets": "earliest"}
-        records: Any = self._spark.read.format("kafka").options(**kafka, **self._source).load()
+        kafka = {**KAFKA, "kafka.bootstrap.servers": self._site.servers, "subscribe": job.topic.name, "startingOffsets": "earliest"}
+        records: Any = self._spark.read.format("kafka").options(**kafka).load()
         event = F.from_json(F.col("value").cast("string"), EVENT)
         rows = records.withColumn("event", event).select(
             *(F.col(f"event.{name}") for name, _ in COLUMNS),
@@ -51,12 +49,8 @@ class Jdbc:
             F.lit(0).alias(LINEAGE[3]),
         )
         login = {name: self._site.database[name] for name in ("user", "password")}
-        properties = {**login, "driver": "org.postgresql.Driver", **self._sink}
-        rows.write.mode("append").jdbc(self._site.jdbc_url(self._url), TABLE, properties=properties)
+        properties = {**login, "driver": "org.postgresql.Driver", "batchsize": "10000"}
+        rows.write.mode("append").jdbc(self._site.jdbc_url("?reWriteBatchedInserts=true"), TABLE, properties=properties)
 
     def close(self) -> None:
         self._spark.stop()
-
-
-Tuned = partial(Jdbc, source=KAFKA, sink={"batchsize": "10000"}, url="?reWriteBatchedInserts=true")
-"""With large batches, inserts that the driver rewrites to many rows each, and the Kafka settings that Tidemark gives Spark's source."""

@@ -1,4 +1,4 @@
-"""A loop written by hand: poll, `json.loads`, `execute_values`, the offset in the same transaction. Exactly once, in 1 or 2 processes."""
+"""A loop written by hand: poll, `json.loads`, `execute_values`, the offset in the same transaction. Exactly once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ PAGE = 1000
 
 
 class Loop:
+    """In as many processes as it has connections."""
+
     def __init__(self, site: Site) -> None:
         self._site = site
         self._workers: list[Remote] = []
 
     def prepare(self, job: Job) -> None:
         self.close()
-        numbers, count = start_positions(self._site, job), int(job.parameters["processes"])
+        numbers, count = start_positions(self._site, job), job.connections
         self._workers = [Remote(_Worker, self._site, job, numbers[first::count]) for first in range(count)]
         for worker in self._workers:
             worker.ask("is_ready")

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from benchmarks.harness.site import ROOT
 
-from tidemark.errors import TidemarkError
-from tidemark.jvm.jars import Recipe, jars_of
+from tidemark.jvm.jars import Recipe
 
 _HERE = Path(__file__).parent
 RECIPES = {
@@ -27,15 +26,7 @@ _LIMIT_S = 600
 
 
 class Unobtainable(Exception):
-    """A package or jar could not be fetched."""
-
-
-def jars(name: str, report: Callable[[str], None]) -> list[str]:
-    """The jars of a recipe, from the embedded stack's cache, or fetched into it. Raises `Unobtainable`."""
-    try:
-        return [str(jar) for jar in jars_of(RECIPES[name], name, report)]
-    except TidemarkError as error:
-        raise Unobtainable(str(error)) from error
+    """A package could not be installed."""
 
 
 def quix_python(report: Callable[[str], None]) -> Path:

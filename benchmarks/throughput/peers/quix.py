@@ -53,6 +53,6 @@ class Quix:
         self._app.dataframe(self._app.topic(job.topic.name, value_deserializer="json")).apply(row).sink(sink)
 
     def run(self, job: Job) -> None:
-        self._app.run(count=job.rows)
+        self._app.run(count=job.topic.records)
 
     def close(self) -> None: ...

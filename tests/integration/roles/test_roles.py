@@ -164,7 +164,7 @@ class Story:
             self._monkeypatch.setenv(name, value)
         return CliRunner().invoke(app, list(words))
 
-    def commands(self) -> Iterator[tuple[Profile, list[str]]]:
+    def each_command(self) -> Iterator[tuple[Profile, list[str]]]:
         """The commands of `COMMANDS`, each with the profile that it needs."""
         for line in COMMANDS.strip().splitlines():
             profile, _, commands = line.partition(": ")
@@ -271,7 +271,7 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     trap = planted(story)
     operator, rewinder = Profile.OPERATOR, Profile.REWINDER
     story.run()
-    for profile, words in story.commands():
+    for profile, words in story.each_command():
         do(profile, *words)
     checked = story.call(story.only[Profile.READER], "consumers", "check", name)
     assert f"{story.table} already has rows of its records, loaded by the group {name} (deleted, " in checked.output
@@ -375,7 +375,7 @@ def test_whatever_a_role_stores_no_command_of_another_one_ends_in_a_traceback(st
     """One value of one row at a time. Tables that no command here writes have no row."""
     roles, name = story.roles, story.name
     story.run()
-    *all_but_the_last, _ = story.commands()  # which deletes the group
+    *all_but_the_last, _ = story.each_command()  # which deletes the group
     for _, words in all_but_the_last:
         assert story.call(roles.owner, *words).exit_code == 0, words
     assert story.call(roles.owner, "rewind", "plan", name, "--to-earliest", *WHY).exit_code == 0

@@ -1,4 +1,3 @@
--- name: history
 -- What {groups} consumers with {partitions} partitions each leave in the database after {runs} runs, one every five minutes. Each run commits
 -- {slices} slices of one record in each partition and is validated. Samples of lag and generations of groups, which are of limited size, are
 -- there too. The last run of each consumer is not validated yet.
@@ -100,7 +99,16 @@ CREATE TABLE shop.orders (city text, population bigint, kafka_topic_id smallint 
                           kafka_seq integer NOT NULL, UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq));
 INSERT INTO shop.orders SELECT 'Ulm', k, n, part, {runs} * {slices} - k, 0
   FROM generate_series(1, 2) n, generate_series(0, {partitions} - 1) part, generate_series(1, 20) k;
+INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
+                            failed, unaccounted, sink_rows, validation_id, committed_at, began_at) OVERRIDING SYSTEM VALUE
+SELECT i + 1, n, n, part, start, start + 1, 1, attempt, 1, 0, 0, 0, 0, 1, CASE WHEN run < {runs} THEN attempt END, at, at
+  FROM generate_series(0, {groups}::bigint * {partitions} * {slices} * {runs} - 1) i,
+       LATERAL (SELECT i / ({groups} * {partitions} * {slices}) + 1 AS run, i / ({partitions} * {slices}) %% {groups} + 1 AS n,
+                       i / {slices} %% {partitions} AS part, i %% {slices} AS slice) one,
+       LATERAL (SELECT (run - 1) * {slices} + slice AS start, (run - 1) * {groups} + n AS attempt,
+                       clock_timestamp() - ({runs} + 1 - run) * interval '5 minutes' AS at) more;
 SELECT setval('tidemark.attempt_attempt_id_seq', (SELECT max(attempt_id) FROM tidemark.attempt)),
+       setval('tidemark.batch_batch_id_seq', (SELECT max(batch_id) FROM tidemark.batch)),
        setval('tidemark.validation_validation_id_seq', (SELECT max(validation_id) FROM tidemark.validation)),
        setval('tidemark.rewind_rewind_id_seq', (SELECT max(rewind_id) FROM tidemark.rewind)),
        setval('tidemark.rewind_applied', (SELECT max(rewind_id) FROM tidemark.rewind)),
@@ -109,21 +117,3 @@ SELECT setval('tidemark.attempt_attempt_id_seq', (SELECT max(attempt_id) FROM ti
        setval('tidemark.consumer_group_group_id_seq', (SELECT max(group_id) FROM tidemark.consumer_group)),
        setval('tidemark.topic_topic_id_seq', (SELECT max(topic_id) FROM tidemark.topic)),
        setval('tidemark.generation', 1000)
-
--- name: ledger
--- Some of the ledger's rows, by their numbers.
-INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-                            failed, unaccounted, sink_rows, validation_id, committed_at, began_at) OVERRIDING SYSTEM VALUE
-SELECT i + 1, n, n, part, start, start + 1, 1, attempt, 1, 0, 0, 0, 0, 1, CASE WHEN run < {runs} THEN attempt END, at, at
-  FROM generate_series(%(first)s::bigint, %(last)s) i,
-       LATERAL (SELECT i / ({groups} * {partitions} * {slices}) + 1 AS run, i / ({partitions} * {slices}) %% {groups} + 1 AS n,
-                       i / {slices} %% {partitions} AS part, i %% {slices} AS slice) one,
-       LATERAL (SELECT (run - 1) * {slices} + slice AS start, (run - 1) * {groups} + n AS attempt,
-                       clock_timestamp() - ({runs} + 1 - run) * interval '5 minutes' AS at) more;
-
--- name: indexes
--- The indexes of a table except its primary key: name, whether it is a constraint, definition.
-SELECT coalesce(conname, relname), con.oid IS NOT NULL, coalesce(pg_get_constraintdef(con.oid), pg_get_indexdef(indexrelid))
-  FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
-  LEFT JOIN pg_constraint con ON conindid = indexrelid AND conrelid = indrelid
- WHERE indrelid = %(table)s::regclass AND NOT indisprimary;
