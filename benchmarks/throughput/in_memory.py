@@ -23,9 +23,11 @@ from tidemark.offsets import store
 from tidemark.records.ranges import Claim, Epoch, Slice, TopicPartition
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
-from tidemark.sink.table import LINEAGE, Layout, match, read_columns
+from tidemark.sink.fit import ExistingTable, match
+from tidemark.sink.table import LINEAGE, Layout, read_columns
 from tidemark.sink.tally import Tally, split_output
 from tidemark.sink.target import Target
+from tidemark.spec.model import Sink
 
 ROWS_A_BATCH = 10_000
 """Rows per batch, as the reader returns them."""
@@ -159,7 +161,7 @@ def layout_of(site: Site) -> Layout:
 
     output = pa.schema([*EVENT, (GIVEN[0], pa.string()), (GIVEN[1], pa.int32()), (GIVEN[2], pa.int64())])
     with session(site.database_url) as connection, transaction(connection) as cur:
-        return match(TABLE, read_columns(cur, TABLE), output, lineage_index=True)
+        return match(Sink(table=TABLE), ExistingTable(read_columns(cur, TABLE)), output)
 
 
 def _no_payloads(part: Slice, offsets: object) -> Iterator[Any]:

@@ -51,7 +51,7 @@ PROTECTIONS: dict[str, Without] = {
         "sink/commit.py",
         {
             "twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)\n": "twin = None\n",
-            "        reached(Step.COPY_FAILED, part)\n": "        store.move_offset(cur, target.position_of, part)\n",
+            "    reached(Step.COPY_FAILED, parts[0])\n": "    store.move_offset(cur, target.position_of, parts[0])\n",
         },
         f"{COMMIT}::test_a_stale_epoch_is_fenced_before_a_byte_is_sent",
     ),
@@ -85,7 +85,7 @@ PROTECTIONS: dict[str, Without] = {
     ),
     "the tries whose staged rows count": Without(
         "sink/staged.py",
-        {'return f"try_id = ANY (ARRAY': 'return "true" or f"try_id = ANY (ARRAY'},
+        {'reported = f"try_id = ANY (ARRAY': 'reported = "true" or f"try_id = ANY (ARRAY'},
         f"{STAGED}::test_rows_of_a_try_that_nobody_heard_of_are_not_promoted",
     ),
 }

@@ -227,17 +227,17 @@ class Scenario:
         self,
         values: Sequence[bytes | str | None],
         transform: str | None = PLAIN,
+        ddl: str | None = None,
         *,
         partitions: int = 1,
-        sink: str | None = None,
         **keys: Any,
     ) -> str:
-        """Creates a topic with these values in each partition, its consumer, and the sink; returns the topic. ``sink``: as `make_sink`,
-        the others as `write`."""
+        """Creates a topic with these values in each partition, its consumer, and the sink; returns the topic. ``ddl``: as for `make_sink`,
+        ``keys``: as for `write`."""
         topic = self.topics.create(partitions)
         for partition in range(partitions):
             self.topics.produce(topic, values, partition=partition)
-        self.write(transform, topics=topic, **keys).make_sink(sink)
+        self.write(transform, topics=topic, **keys).make_sink(ddl)
         return topic
 
     # ---- runs

@@ -23,10 +23,11 @@ from tidemark.quality import load_suite, validated_view, validated_view_ddl
 from tidemark.quality.view import hidden_groups
 from tidemark.records.outcome import ONLY
 from tidemark.retry.topics import ensure_topics, required_topics
-from tidemark.sink.table import Difference, SinkMismatch, SinkMissing, create_ddl, data_fields, offers
+from tidemark.sink.fit import Difference, SinkMismatch, create_ddl, data_fields, offers
+from tidemark.sink.table import SinkMissing
 from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
 from tidemark.spec.files import groups_into
-from tidemark.spec.model import Deletes, OffsetReset
+from tidemark.spec.model import OffsetReset
 from tidemark.spec.user_transform import Form, Transform, load_permanent
 from tidemark.values.fields import ColumnsUnknown, transform_of
 from tidemark.worker.decoding import Decoding
@@ -101,7 +102,7 @@ def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None,
     """The DDL of one of a consumer's tables for rows of these columns."""
     own = spec.sinks[sink]
     view = validated_view_ddl(own.table, groups_into(own.table, spec))
-    return create_ddl(own.table, output, view, key=own.key, soft=own.deletes is Deletes.SOFT, partitions=partitions)
+    return create_ddl(own, output, view, partitions)
 
 
 def _check_transform(report: CheckReport, folders: Sequence[Path], _schema: SparkSchema) -> None:

@@ -10,29 +10,13 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tidemark.db import transaction
 from tidemark.errors import Refused
 from tidemark.records.outcome import ONLY
-from tidemark.sink.table import (
-    LINEAGE,
-    Column,
-    Layout,
-    SinkGuardsRows,
-    SinkHidden,
-    SinkMismatch,
-    SinkMissing,
-    SinkNoTable,
-    blocking_publication,
-    has_unique_index,
-    lineage_index_columns,
-    match,
-    partition_key,
-    read_columns,
-    require_copy,
-    require_table,
-)
+from tidemark.sink.fit import SinkGuardsRows, SinkMismatch, SinkNoTable, match, read_table
+from tidemark.sink.table import LINEAGE, Column, Layout, SinkHidden, SinkMissing
 from tidemark.sink.types import arrow_type, base_of
 from tidemark.spec import Sink
 from tidemark.spec.model import Evolve
@@ -176,7 +160,8 @@ def compare(
     compared = {}
     for name, sink in sinks.items():
         try:
-            table = _inspect(connection, sink)
+            with transaction(connection) as cur:
+                table = read_table(cur, sink)
             columns = table.columns
         except (SinkMissing, SinkHidden, SinkNoTable, SinkGuardsRows) as error:
             compared[name] = TableComparison(refused=error)
@@ -191,51 +176,15 @@ def compare(
         else:
             returned = returned or _returned_schemas(transform, sinks, spark_schema, input_schema)
             output = returned[name]
-        fit = partial(
-            match,
-            sink.table,
-            output=output,
-            lineage_index=table.by_lineage,
-            key=sink.key,
-            key_index=table.by_key,
-            publication=table.publication,
-            partitioned_by=table.partitioned_by,
-            aggregates=transform.form is Form.SPARK,
-            deletes=sink.deletes,
-        )
+        fit = partial(match, sink, output=output, aggregates=transform.form is Form.SPARK)
         refused = None
         try:
-            layout: Layout | None = fit(columns)
+            layout: Layout | None = fit(table)
         except SinkMismatch as error:
             to_add = error.to_add if sink.evolve is Evolve.ADD else []
-            layout, refused = fit([*columns, *to_add]) if to_add else None, error
-        compared[name] = TableComparison(columns, layout and replace(layout, error_detail=sink.error_detail, sink=name), refused)
+            layout, refused = fit(replace(table, columns=[*columns, *to_add])) if to_add else None, error
+        compared[name] = TableComparison(columns, layout and replace(layout, sink=name), refused)
     return compared
-
-
-class _Table(NamedTuple):
-    """A table's columns, whether it has unique indexes on lineage and key, its `blocking_publication` and its `partition_key`."""
-
-    columns: list[Column]
-    by_lineage: bool
-    by_key: bool
-    publication: str | None
-    partitioned_by: list[str]
-
-
-def _inspect(connection: Connection, sink: Sink) -> _Table:
-    with transaction(connection) as cur:
-        columns = read_columns(cur, sink.table)
-        require_table(cur, sink.table)
-        if not sink.key:
-            require_copy(cur, sink.table)
-        partitioned_by = partition_key(cur, sink.table)
-        by_lineage = has_unique_index(cur, sink.table, lineage_index_columns(partitioned_by))
-        by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)
-        publication = blocking_publication(cur, sink.table)
-    if not columns:
-        raise SinkMissing(table=sink.table)
-    return _Table(columns, by_lineage, by_key, publication, partitioned_by)
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:

@@ -42,7 +42,8 @@ from tidemark.records.outcome import (
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink import numeric
 from tidemark.sink.encode import CopyStream, NotEncodable
-from tidemark.sink.table import LINEAGE, Layout, SinkMissing, columns_of
+from tidemark.sink.fit import columns_of
+from tidemark.sink.table import LINEAGE, Layout, SinkMissing
 from tidemark.sink.tally import Tally, by_absent, data_columns, split_output
 from tidemark.sink.target import Target
 from tidemark.sink.types import base_of, conform

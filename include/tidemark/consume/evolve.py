@@ -22,7 +22,8 @@ import psycopg2.errors
 from tidemark.db import EVOLVE_LOCK, data_error, described_sessions, limit_lock_waits, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
 from tidemark.quality.view import validated_view
-from tidemark.sink.table import Column, Layout, SinkMismatch, add_column, quoted, quoted_table, read_columns
+from tidemark.sink.fit import SinkMismatch, add_column
+from tidemark.sink.table import Column, Layout, quoted, quoted_table, read_columns
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor

@@ -88,7 +88,7 @@ class BadOutput(Refused):
 
 
 def reject(offset: int, disposition: Disposition, error: str | None, error_type: str | None = None) -> Reject:
-    """A reject whose text Postgres can store. Without ``error_type``, a text like ``ValueError: no date`` is split at its colon."""
+    """Returns a reject whose text Postgres can store. Without ``error_type``, a text like ``ValueError: no date`` is split at its colon."""
     text = (error or "the transform gave no reason").replace("\0", "\\0")[:ERROR_TEXT_LIMIT]
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # Postgres cannot store half a surrogate pair
     if error_type is None:
@@ -98,17 +98,17 @@ def reject(offset: int, disposition: Disposition, error: str | None, error_type:
 
 
 def quoting(text: str, detail: str | None) -> str:
-    """An error's text with its detail, which quotes values, on a line of its own, as psql prints it. `None`: the text alone."""
+    """Returns an error's text with its detail, which quotes values, on a line of its own, as psql prints it. `None`: the text alone."""
     return text if detail is None else f"{text}{DETAIL}{detail}"
 
 
 def only(rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """The rows of a consumer with one sink."""
+    """Returns the rows of a consumer with one sink."""
     return {ONLY: rows}
 
 
 def without(output: TransformOutput, offsets: Collection[int], part: Slice) -> TransformOutput:
-    """The output without these records of ``part``."""
+    """Returns the output without these records of ``part``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -124,7 +124,7 @@ def without(output: TransformOutput, offsets: Collection[int], part: Slice) -> T
 
 
 def skipping(output: TransformOutput, offsets: Set[int], part: Slice) -> TransformOutput:
-    """The output with these records of ``part`` skipped, whatever their outcome. Ignores ``offsets`` that the output does not mention."""
+    """Returns the output with these records of ``part`` skipped, whatever their outcome. Ignores ``offsets`` that it does not mention."""
     mentioned = {*output.skipped, *(reject_.offset for reject_ in output.rejects)}
     for rows in output.rows.values():
         mentioned.update(row_offsets(rows, part).tolist())
@@ -136,7 +136,7 @@ def skipping(output: TransformOutput, offsets: Set[int], part: Slice) -> Transfo
 
 
 def lineage_as(rows: pa.RecordBatch, kinds: Sequence[pa.DataType], part: Slice) -> list[pa.Array]:
-    """The rows' topic, partition and offset as these types. Raises `BadOutput`, which quotes no value, if a cast fails."""
+    """Returns the rows' topic, partition and offset as these types. Raises `BadOutput`, which quotes no value, if a cast fails."""
     import pyarrow as pa
 
     arrays = []
@@ -150,7 +150,7 @@ def lineage_as(rows: pa.RecordBatch, kinds: Sequence[pa.DataType], part: Slice) 
 
 
 def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:
-    """The rows' offsets. Raises `BadOutput` unless all rows belong to this partition."""
+    """Returns the rows' offsets. Raises `BadOutput` unless all rows belong to this partition."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -81,7 +81,7 @@ class Slice:
 
 
 def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_records: int) -> list[Slice]:
-    """The slices of the next batch, ordered by partition; empty if every position has reached its end.
+    """Returns the slices of the next batch, ordered by partition; empty if every position has reached its end.
 
     At most ``max_records`` offsets in total, one slice per partition. If there is more to read, the partitions with the largest backlogs
     share the batch evenly, as many as can get `RECORDS_A_TASK` each. All partitions of retry topics get a share, so that a backlog of one

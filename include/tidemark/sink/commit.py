@@ -1,4 +1,4 @@
-"""The commit of one slice: rows, offset, failed records and ledger row, together or not at all (I1, I2, I3).
+"""The commit of slices: rows, offset, failed records and ledger row, together or not at all (I1, I2, I3).
 
     ① begin   ② compare-and-set the partition row   ③ COPY the rows   ④ COPY the failed records   ⑤ ledger row   ⑥ commit   ⑦ receipt
 
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from tidemark.db import (
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait, held_by_writer
-from tidemark.offsets.store import PositionLocked
+from tidemark.offsets.store import OffsetFenced, PositionLocked
 from tidemark.records.outcome import Disposition, RecordCounts, TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import KeyOrder
@@ -116,6 +117,25 @@ class Sessions:
                 connection.close()
 
 
+class CommitSteps(ABC):
+    """What differs between commits: a slice of a topic, a slice of a retry topic, and a staged batch of either. See `commit`."""
+
+    @abstractmethod
+    def lock(self, cur: Cursor) -> None:
+        """Reads and locks what the slices' records depend on, after the offsets have moved (②)."""
+
+    @abstractmethod
+    def copy_rows(self, cur: Cursor) -> None:
+        """Loads the rows (③)."""
+
+    @abstractmethod
+    def copy_failed(self, cur: Cursor) -> Sequence[RecordCounts]:
+        """Stores the outcomes of all other records (④). Returns the ledger's counts of each slice."""
+
+    def finish(self, cur: Cursor, batch_ids: Sequence[int]) -> None:  # noqa: B027 - only staged batches need it
+        """Runs after ⑤ with the ids of the ledger rows."""
+
+
 def commit_slice(
     target: Target,
     part: Slice,
@@ -138,70 +158,66 @@ def commit_slice(
     held; `KeysBlocked` (with ``isolate``: run the transform on the slice again); `DatabaseUnavailable` for an outage; and any error of
     ``outputs`` or ``payloads``. Then nothing is stored. After `CommitUnknown` the outcome is unknown.
     """
-    if isolate or len(target.layouts) > 1:
-        if order is not None:
-            with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
-                order.begin(read_blocked(cur, target.group_id, part))
-        with spooled(outputs) as answers:
-            return _commit_slice(target, part, answers, payloads, isolate=isolate, order=order, sessions=sessions)
-    return _commit_slice(target, part, outputs, payloads, isolate=False, order=order, sessions=sessions)
+    with contextlib.ExitStack() as stack:
+        answers: Iterator[TransformOutput] | Spool[TransformOutput] = outputs
+        if isolate or len(target.layouts) > 1:
+            if order is not None:
+                with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+                    order.begin(read_blocked(cur, target.group_id, part))
+            answers = stack.enter_context(spooled(outputs))
+        (receipt,) = commit(target, [part], _SliceSteps(target, part, answers, payloads, isolate, order), sessions)
+    return receipt
 
 
-def _commit_slice(
-    target: Target,
-    part: Slice,
-    outputs: Iterator[TransformOutput] | Spool[TransformOutput],
-    payloads: Payloads,
-    *,
-    isolate: bool,
-    order: KeyOrder | None,
-    sessions: Sessions | None,
-) -> Receipt:
-    def store_slice(cur: Cursor) -> list[Receipt]:
-        reached(Step.MOVE_OFFSET, part)
-        twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)
-        if twin is not None:
-            return [Receipt(part, twin, twin=True)]
-        skip = suppressed.records(cur, target.group_id, target.position_of, part)
-        if order is not None:
-            blocked = read_blocked(cur, target.group_id, part)
-            if isinstance(outputs, Spool):
-                order.confirm(part, blocked)
+@dataclass
+class _SliceSteps(CommitSteps):
+    target: Target
+    part: Slice
+    outputs: Iterator[TransformOutput] | Spool[TransformOutput]
+    payloads: Payloads
+    isolate: bool
+    order: KeyOrder | None
+    skip: frozenset[int] = field(init=False)
+    tally: Tally = field(init=False)
+
+    def lock(self, cur: Cursor) -> None:
+        self.skip = suppressed.records(cur, self.target.group_id, self.target.position_of, self.part)
+        if self.order is not None:
+            blocked = read_blocked(cur, self.target.group_id, self.part)
+            if isinstance(self.outputs, Spool):
+                self.order.confirm(self.part, blocked)
             else:
-                order.begin(blocked)
-        reached(Step.COPY_ROWS, part)
-        refusals = Refusals.of(target) if isolate else None
-        tally = load_all(cur, part, target.layouts, lambda: iter(outputs), partial(Tally, part, skip), refusals)
-        counts, held = tally.counts(), tally.held()
-        if target.breaker is not None:
-            failures = [reject for reject in tally.rejects.values() if reject.disposition is not Disposition.HELD]
-            target.breaker.check(part, replace(counts, retried=counts.retried - held), failures)
-        if order is not None:
-            order.check(part, held)
-        reached(Step.COPY_FAILED, part)
-        copy_failed(cur, target, part, tally.rejects, payloads)
-        reached(Step.LEDGER, part)
-        enter(cur, target, part, counts)
-        return [Receipt(part, counts)]
+                self.order.begin(blocked)
 
-    return commit(target, [part], store_slice, sessions)[0]
+    def copy_rows(self, cur: Cursor) -> None:
+        refusals = Refusals.of(self.target) if self.isolate else None
+        tally_of = partial(Tally, self.part, self.skip)
+        self.tally = load_all(cur, self.part, self.target.layouts, lambda: iter(self.outputs), tally_of, refusals)
+        counts, held = self.tally.counts(), self.tally.held()
+        if self.target.breaker is not None:
+            failures = [reject for reject in self.tally.rejects.values() if reject.disposition is not Disposition.HELD]
+            self.target.breaker.check(self.part, replace(counts, retried=counts.retried - held), failures)
+        if self.order is not None:
+            self.order.check(self.part, held)
+
+    def copy_failed(self, cur: Cursor) -> Sequence[RecordCounts]:
+        copy_failed(cur, self.target, self.part, self.tally.rejects, self.payloads)
+        return [self.tally.counts()]
 
 
-def commit(
-    target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]], sessions: Sessions | None = None
-) -> list[Receipt]:
-    """Runs ``store_parts``, steps ② to ⑤, in one transaction, and returns its result once the commit is certain.
+def commit(target: Target, parts: Sequence[Slice], steps: CommitSteps, sessions: Sessions | None = None) -> list[Receipt]:
+    """Commits slices in one transaction of the seven steps, and returns a receipt for each once the commit is certain.
 
     A commit does not fail because a rewind or an erasure holds a lock: it starts over until the lock is released. That is safe because ②
-    comes first, before ``store_parts`` has consumed any input.
+    comes first, before ``steps`` has consumed any input.
     """
     wait = LockWait(f"position of {parts[0].partition}")
     while True:
         try:
             if sessions is not None:
-                return _commit(target, parts, store_parts, sessions)
+                return _commit(target, parts, steps, sessions)
             with contextlib.closing(Sessions()) as new_sessions:
-                return _commit(target, parts, store_parts, new_sessions)
+                return _commit(target, parts, steps, new_sessions)
         except PositionLocked as error:
             with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
                 position = {"group_id": error.group_id, "topic_id": error.topic_id, "partition": error.partition.partition}
@@ -210,14 +226,14 @@ def commit(
                 wait.report_holders(cur, {**position, "class": REWIND_LOCK})
 
 
-def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]], sessions: Sessions) -> list[Receipt]:
+def _commit(target: Target, parts: Sequence[Slice], steps: CommitSteps, sessions: Sessions) -> list[Receipt]:
     with waiting(f"commit of={parts[0]}"), sessions.lent(target) as connection, answering(connection, url=target.database_url):
         try:
             with connection.cursor() as cur:
                 reached(Step.BEGIN, parts[0])
                 limits = "SET LOCAL lock_timeout TO %s; SET LOCAL idle_in_transaction_session_timeout TO %s"
                 cur.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {limits}", (LOCK_TIMEOUT_MS, IDLE_TIMEOUT_MS))
-                receipts = store_parts(cur)
+                receipts = _store(cur, target, parts, steps)
         except psycopg2.Error as error:
             raise translated(error, target.tables, parts[0], of_rows=False) from None
         if not all(receipt.twin for receipt in receipts):
@@ -233,11 +249,32 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
     return receipts
 
 
-def enter(cur: Cursor, target: Target, part: Slice, counts: RecordCounts) -> int:
-    """Inserts the ledger row (step ⑤) and returns its id. A range loaded by a backfill is no longer skipped."""
+def _store(cur: Cursor, target: Target, parts: Sequence[Slice], steps: CommitSteps) -> list[Receipt]:
+    """Runs steps ② to ⑤."""
+    for part in parts:
+        reached(Step.MOVE_OFFSET, part)
+        twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)
+        if twin is not None and len(parts) == 1:
+            return [Receipt(part, twin, twin=True)]
+        if twin is not None:
+            raise OffsetFenced(partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application)
+    steps.lock(cur)
+    reached(Step.COPY_ROWS, parts[0])
+    steps.copy_rows(cur)
+    reached(Step.COPY_FAILED, parts[0])
+    counts = steps.copy_failed(cur)
+    reached(Step.LEDGER, parts[0])
+    receipts = [Receipt(part, counts_of_part) for part, counts_of_part in zip(parts, counts, strict=True)]
+    steps.finish(cur, [_insert_batch(cur, target, receipt) for receipt in receipts])
+    return receipts
+
+
+def _insert_batch(cur: Cursor, target: Target, receipt: Receipt) -> int:
+    """Inserts the ledger row and returns its id. A range loaded by a backfill is no longer skipped."""
+    part = receipt.part
     if target.side_id is not None:
         store.shorten_skipped(cur, target.group_id, part.topic_id, part.partition, part.start, part.end)
-    return store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
+    return store.insert_batch(cur, target.group_id, target.attempt_id, part, receipt.counts)
 
 
 def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> None:

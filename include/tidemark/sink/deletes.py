@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemark.db import single_row, statements
+from tidemark.db import statements
 from tidemark.errors import Refused
 from tidemark.records.outcome import DELETED
 from tidemark.records.ranges import Slice
@@ -60,11 +60,10 @@ def has_deletions(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: s
     """Whether a merge of ``source``, with rows from ``parts``, involves deletions: it deletes rows, or later deletions may exist."""
     if layout.deletes is Deletes.REFUSE:
         return False
-    places = [(part.topic_id, part.partition.partition, part.start) for part in parts]
-    topic_ids, partitions, starts = map(list, zip(*places, strict=True))
-    params = {"sink": layout.table, "topic_ids": topic_ids, "partitions": partitions, "starts": starts}
-    cur.execute(SQL["asks"].replace("{source}", source.replace("%", "%%")), params)
-    return any(single_row(cur))
+    cur.execute(SQL["any_deletions"].replace("{source}", source.replace("%", "%%")), {"sink": layout.table, **kept_rows.places(parts)})
+    row = cur.fetchone()
+    assert row is not None
+    return any(row)
 
 
 def deletes(source: str) -> str:
@@ -125,9 +124,9 @@ def _parts(cur: Cursor, layout: Layout, source: str) -> dict[str, str]:
         "columns": listed([name for name in layout.sink_columns if name != DELETED]),
         "digest": hashed(values),
         "key_values": f"jsonb_object({array(map(literal, layout.key))}, {array(f'{value}::text' for value in values)})",
-        "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
+        "same_key": kept_rows.same_key(layout.key),
         "replaceable": f"({kept_rows.replaceable('newer', any_partition=False)})",
         "first_after": first_after(layout.table, values),
-        "doomed": SQL["doomed"].format(key=key, source=source),
+        "last_deletion": SQL["last_deletion"].format(key=key, source=source),
         "keep": keep(list(kept_columns(cur, layout.table))),
     }

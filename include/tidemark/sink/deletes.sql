@@ -1,6 +1,6 @@
 -- Statements that delete rows of an upsert sink.
 
--- name: asks
+-- name: any_deletions
 -- Whether a slice's rows include deletes, and whether deletions after the start of one of these slices are in force. One index lookup per
 -- slice. Locks nothing.
 SELECT EXISTS (SELECT FROM {source} AS source WHERE kafka_deleted),
@@ -22,7 +22,7 @@ SELECT {sink_name}, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, {d
     AND (present.kafka_topic_id, present.kafka_offset, present.kafka_seq) > (newer.kafka_topic_id, newer.kafka_offset, newer.kafka_seq)
   ORDER BY present.kafka_topic_id, present.kafka_offset, present.kafka_seq LIMIT 1)
 
--- name: doomed
+-- name: last_deletion
 -- The last deletion of each key in a slice. Part of other statements.
 SELECT DISTINCT ON ({key}) {key}, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq FROM {source} AS source
  WHERE kafka_deleted ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
@@ -37,21 +37,21 @@ UPDATE tidemark.deletion SET kept = jsonb_object({names}, {values}), kept_topic_
 
 -- name: delete
 -- Removes the rows that a slice deletes from the sink. Locks them. Returns how many matched, and how many were deleted.
-WITH doomed AS MATERIALIZED ({doomed}), found AS MATERIALIZED (
-    SELECT present.ctid FROM {sink} present JOIN doomed newer ON {same_key} WHERE {replaceable}
-), gone AS (
-    DELETE FROM {sink} present USING doomed newer WHERE {same_key} AND {replaceable} RETURNING present.*
+WITH last_deletion AS MATERIALIZED ({last_deletion}), matching AS MATERIALIZED (
+    SELECT present.ctid FROM {sink} present JOIN last_deletion newer ON {same_key} WHERE {replaceable}
+), removed AS (
+    DELETE FROM {sink} present USING last_deletion newer WHERE {same_key} AND {replaceable} RETURNING present.*
 ), dying AS (
-    SELECT newer.*, {first_after} AS first_after FROM gone newer
+    SELECT newer.*, {first_after} AS first_after FROM removed newer
 ), kept AS (
     {keep}
 )
-SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM gone);
+SELECT (SELECT count(*) FROM matching), (SELECT count(*) FROM removed);
 
 -- name: mark
 -- Marks the rows that a slice deletes. Locks them.
-WITH doomed AS MATERIALIZED ({doomed})
-UPDATE {sink} present SET kafka_deleted = true FROM doomed newer WHERE {same_key} AND {replaceable} AND NOT present.kafka_deleted;
+WITH last_deletion AS MATERIALIZED ({last_deletion})
+UPDATE {sink} present SET kafka_deleted = true FROM last_deletion newer WHERE {same_key} AND {replaceable} AND NOT present.kafka_deleted;
 
 -- name: keep_dying
 -- Stores rows of a slice that never reach the sink because a deletion follows.

@@ -12,6 +12,7 @@ from tidemark.records.outcome import Disposition, Reject
 from tidemark.records.ranges import Slice
 from tidemark.retry.ladder import Rung
 from tidemark.sink.load import copy
+from tidemark.sink.table import first_value
 from tidemark.sink.target import Target
 from tidemark.text.wording import counted
 
@@ -67,8 +68,7 @@ def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Rej
     rung = target.ladder.after(0, timedelta())
     due_at = None
     if rung is not None and any(reject.disposition is Disposition.RETRY for reject in rejects.values()):
-        cur.execute("SELECT clock_timestamp() + %s", (rung.delay,))
-        (due_at,) = cur.fetchone() or (None,)
+        due_at = first_value(cur, "SELECT clock_timestamp() + %(delay)s", {"delay": rung.delay})
     copied = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads, rung, due_at))
     if copied != len(rejects):
         raise RecordsGone(part=part, expected=len(rejects), read=copied)

@@ -23,9 +23,17 @@ SQL = statements("tidemark.sink", "kept_rows.sql")
 
 def has_floor(cur: Cursor, table: str, parts: Sequence[Slice]) -> bool:
     """Whether overwritten rows must be kept for these slices. If so, other writers of the same partitions wait for this transaction."""
-    partitions = {"topic_ids": [part.topic_id for part in parts], "partitions": [part.partition.partition for part in parts]}
-    cur.execute(SQL["floors"], {"sink": table, **partitions})
+    cur.execute(SQL["floors"], {"sink": table, **places(parts)})
     return bool(cur.fetchall())
+
+
+def places(parts: Sequence[Slice]) -> dict[str, list[int]]:
+    """Returns the partitions and starts of slices as parameters of statements."""
+    return {
+        "topic_ids": [part.topic_id for part in parts],
+        "partitions": [part.partition.partition for part in parts],
+        "starts": [part.start for part in parts],
+    }
 
 
 def keep_replaced(cur: Cursor, layout: Layout, source: str, *, any_partition: bool) -> None:
@@ -81,6 +89,11 @@ def same_partition(newer: str) -> str:
     return SQL["same_partition"].format(newer=newer)
 
 
+def same_key(key: Iterable[str]) -> str:
+    """Returns the SQL condition that ``present`` and ``newer`` have the same key."""
+    return " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, key))
+
+
 def array(elements: Iterable[str]) -> str:
     return f"ARRAY[{', '.join(elements)}]"
 
@@ -97,5 +110,5 @@ def _parts(layout: Layout, source: str, columns: Sequence[str], kept_names: Iter
         "sink_name": literal(layout.table),
         "of_sink": f"{literal(layout.table)} = ANY (coalesce(floor.sinks, ARRAY[floor.sink]))",
         "names": array(map(literal, kept_names)),
-        "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
+        "same_key": same_key(layout.key),
     }

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import computed, data_error, is_outage, may_be_row_error, single_row, statements, unavailable
+from tidemark.db import computed, data_error, is_outage, may_be_row_error, statements, unavailable
 from tidemark.errors import Broken, DatabaseUnavailable, Refused, TidemarkError
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
 from tidemark.sink import deletes, kept_rows, suppressed
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
-from tidemark.sink.table import Layout, listed, quoted, quoted_table
+from tidemark.sink.table import Layout, first_value, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally, by_absent
 from tidemark.text.wording import counted
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
     from tidemark.sink.target import Target
 
-T = TypeVar("T")
+T = TypeVar("T", "pa.RecordBatch", range)
 A = TypeVar("A", bound=Tally)
 P = TypeVar("P", int, tuple[int, int])
 
@@ -142,20 +142,21 @@ def load_all(
         if refusals is None:
             first = next(iter(tally.refused.values()))
             raise SinkRejected(part=part, table=layouts[0].table, error_type=first.error_type, message=first.error_text, of_rows=True)
-        cur.execute("ROLLBACK TO SAVEPOINT tidemark_sinks")
-        certain_refusals = certain(tally.refused, min(tally.partial), passes)
-        refusals.refused -= len(tally.refused) - len(certain_refusals)
-        tally = tally_of(certain_refusals)
+        tally = tally_of(start_over(cur, refusals, tally.refused, min(tally.partial), passes))
     raise AssertionError
 
 
-def certain(refused: Mapping[P, Reject], first: P, passes: int) -> dict[P, Reject]:
-    """Returns the refusals, by place, that hold without the rows of other refused records, the first of which is at ``first``.
+def start_over(cur: Cursor, refusals: Refusals, refused: Mapping[P, Reject], first: P, passes: int) -> dict[P, Reject]:
+    """Rolls back to the savepoint before the first sink. Returns the refusals, by place, that hold without the rows of other refused
+    records, the first of which is at ``first``.
 
     The next pass omits those rows, so it tries the remaining refused records again. After `MOST_PASSES`, all refusals are final.
     """
+    cur.execute("ROLLBACK TO SAVEPOINT tidemark_sinks")
     again = passes < MOST_PASSES
-    return {place: each for place, each in refused.items() if not (again and place > first and each.error_type not in _OF_THE_ROW)}
+    final = {place: each for place, each in refused.items() if not (again and place > first and each.error_type not in _OF_THE_ROW)}
+    refusals.refused -= len(refused) - len(final)
+    return final
 
 
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
@@ -186,7 +187,7 @@ def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[p
         return int(rows.num_rows)
 
     check_at_once(cur)
-    bisection = Bisection(cur, store, _halves, lambda rows: rows.slice(0, 0), refuse)
+    bisection = Bisection(cur, store, _halves_of_records, refuse)
     for rows in _whole_records(batches):
         bisection.store(rows)
     bisection.end()
@@ -232,15 +233,13 @@ class Bisection(Generic[T]):
     """
 
     def __init__(
-        self,
-        cur: Cursor,
-        store: Callable[[T], int],
-        split: Callable[[T], Sequence[T]],
-        nothing: Callable[[T], T],
-        refuse: Callable[[T, SinkRejected], None],
+        self, cur: Cursor, store: Callable[[T], int], split: Callable[[T], Sequence[T]], refuse: Callable[[T, SinkRejected], None]
     ) -> None:
-        """``store`` returns the number of rows; ``split`` two halves, or none for a single record; ``nothing`` an empty batch."""
-        self._cur, self._store, self._split, self._nothing, self._refuse = cur, store, split, nothing, refuse
+        """``store`` returns the number of rows; ``split`` two halves, or none for a single record."""
+        self._cur = cur
+        self._store: Callable[[T], int] = store
+        self._split: Callable[[T], Sequence[T]] = split
+        self._refuse: Callable[[T, SinkRejected], None] = refuse
         self._stored = 0
         self._missing: SinkRejected | None = None
 
@@ -268,7 +267,7 @@ class Bisection(Generic[T]):
 
     def _require_table(self, batch: T) -> None:
         try:
-            self._store(self._nothing(batch))
+            self._store(batch[:0])
         except SinkRejected as error:
             raise error.of_table() from None
 
@@ -302,7 +301,7 @@ def merge(
         "columns": listed(names),
         "assignments": ", ".join(f"{name} = excluded.{name}" for name in map(quoted, names)),
         "values": ", ".join(f"newer.{quoted(name)}::text" for name in layout.key),
-        "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
+        "same_key": kept_rows.same_key(layout.key),
         "replaceable": kept_rows.replaceable("excluded", any_partition=any_partition),
         "newer_there": kept_rows.newer_there("newer", any_partition=any_partition),
         "same_partition": "true" if any_partition else kept_rows.same_partition("newer"),
@@ -320,13 +319,13 @@ def merge(
         cur.execute(SQL["merge"].format(**fill))
         if (written := cur.rowcount) == rows and source == unfiltered:
             return
-        (latest,) = _counts(cur, SQL["keys"].format(**fill))
+        latest = first_value(cur, SQL["keys"].format(**fill))
         if latest == written:
             return
         cur.execute(SQL["not_replaceable"].format(**fill))
         if (conflict := cur.fetchone()) is not None:
             raise _key_of_other_partition(part, layout, conflict)
-        (late,) = _counts(cur, SQL["came_late"].format(**fill))
+        late = first_value(cur, SQL["came_late"].format(**fill))
         if latest != written + late:
             raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written + late)
         if floor:
@@ -342,11 +341,6 @@ def _key_of_other_partition(part: Slice, layout: Layout, conflict: Sequence[Any]
     return SinkRejected(
         part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, detail=f"The key is ({key}).", of_rows=True
     )
-
-
-def _counts(cur: Cursor, statement: str) -> tuple[int, ...]:
-    cur.execute(statement)
-    return single_row(cur)
 
 
 def _defaults(cur: Cursor, layout: Layout) -> list[tuple[str, str]]:
@@ -430,7 +424,13 @@ def _condition(error: psycopg2.Error) -> str:
     return type(error).__name__ if has_name or error.pgcode is None else error.pgcode
 
 
-def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+def halves(batch: T) -> list[T]:
+    """Splits a batch in the middle. Empty for a single element."""
+    middle = len(batch) // 2
+    return [batch[:middle], batch[middle:]] if middle else []
+
+
+def _halves_of_records(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
     """Splits rows into those of the lower and the upper half of the records. Empty for a single record."""
     import numpy as np
     import pyarrow as pa

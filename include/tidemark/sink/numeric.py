@@ -179,13 +179,14 @@ NUMERIC_OID = 1700
 def encoded_lists(lists: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
     """Like `encoded`, for lists of texts and a column of the type ``numeric[]``, in the form of ``array_send``."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     items, item_reasons = encoded(lists.flatten(), postgres.removesuffix("[]"))
     values: list[bytes | None] = items.to_pylist()
     encoded_values: list[bytes | None] = []
     reasons: dict[int, str] = {}
     start = 0
-    for at, length in enumerate(_lengths(lists)):
+    for at, length in enumerate(pc.list_value_length(lists).to_pylist()):
         if length is None:
             encoded_values.append(None)
             continue
@@ -195,13 +196,6 @@ def encoded_lists(lists: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, s
         encoded_values.append(None if reason is not None else _array(values[start : start + length]))
         start += length
     return pa.array(encoded_values, pa.binary()), reasons
-
-
-def _lengths(lists: pa.Array) -> list[int | None]:
-    import pyarrow.compute as pc
-
-    lengths: list[int | None] = pc.list_value_length(lists).to_pylist()
-    return lengths
 
 
 def _array(values: list[bytes | None]) -> bytes:

@@ -15,28 +15,23 @@ held, and counted as retried.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import session, transaction
-from tidemark.offsets import store
 from tidemark.records.outcome import BadOutput, Disposition, RecordCounts, Reject, TransformOutput, without
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry import store as retries
 from tidemark.retry.order import TurnOrder
 from tidemark.retry.store import FailedTry, Waiting
-from tidemark.sink.commit import Receipt, commit
-from tidemark.sink.load import Refusals, SinkRejected, load, load_all
+from tidemark.sink.commit import CommitSteps, Receipt, commit
+from tidemark.sink.load import Refusals, SinkRejected, load_all
 from tidemark.sink.spool import Spool, spooled
-from tidemark.sink.steps import Step, reached
-from tidemark.sink.table import Layout
 from tidemark.sink.tally import Tally
 from tidemark.sink.target import Target
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tidemark.db import Cursor
 
 Answer = tuple[Slice, Any, TransformOutput]
@@ -54,33 +49,38 @@ def commit_drained(target: Target, part: Slice, retry: Retry, *, isolate: bool =
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
         due = _ordered(cur, target, retries.read_due(cur, target.group_id, part))
     with spooled(retry(due) if len(due) else iter(())) as answers:
-        return _commit_tried(target, part, due, answers, isolate=isolate)
+        (receipt,) = commit(target, [part], _RetrySteps(target, part, due, answers, isolate))
+    return receipt
 
 
-def _commit_tried(target: Target, part: Slice, due: Waiting, answers: Spool[Answer], *, isolate: bool) -> Receipt:
-    def store_slice(cur: Cursor) -> list[Receipt]:
-        reached(Step.MOVE_OFFSET, part)
-        twin = store.move_offset(cur, target.group_id, part)
-        if twin is not None:
-            return [Receipt(part, twin, twin=True)]
-        records = _ordered(cur, target, retries.lock_due(cur, target.group_id, part, due))
-        reached(Step.COPY_ROWS, part)
-        tries = _tries(target, records, answers)
-        if isolate or len(target.layouts) > 1 or target.layouts[0].key:
-            tallies = _load_by_origin(cur, target, part, tries, isolate=isolate)
-        else:
-            tallies = {_place(each.origin): each.tally() for each in tries}
-            load(cur, part, target.layouts[0], _rows(tries, tallies, target.layouts[0]))
-        reached(Step.COPY_FAILED, part)
-        outcomes = Outcomes.zeros(len(records))
-        for origin_tries in tries:
-            tallies[_place(origin_tries.origin)].report(outcomes, origin_tries.indexes)
-        counts = report_outcome(cur, target, part, records, outcomes)
-        reached(Step.LEDGER, part)
-        store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
-        return [Receipt(part, counts)]
+@dataclass
+class _RetrySteps(CommitSteps):
+    target: Target
+    part: Slice
+    due: Waiting
+    answers: Spool[Answer]
+    isolate: bool
+    records: Waiting = field(init=False)
+    tries: list[_Tries] = field(init=False)
+    tallies: list[RetryTally] = field(init=False)
 
-    return commit(target, [part], store_slice)[0]
+    def lock(self, cur: Cursor) -> None:
+        self.records = _ordered(cur, self.target, retries.lock_due(cur, self.target.group_id, self.part, self.due))
+
+    def copy_rows(self, cur: Cursor) -> None:
+        """Loads one origin at a time: only its rows have an order, which upserts and the isolation of bad records need."""
+        self.tries = _tries(self.target, self.records, self.answers)
+        refusals = Refusals.of(self.target) if self.isolate else None
+        try:
+            self.tallies = [load_all(cur, each.origin, self.target.layouts, each.outputs, each.tally, refusals) for each in self.tries]
+        except SinkRejected as error:
+            raise replace(error, part=self.part) from error  # the caller retries the slice of the retry topic
+
+    def copy_failed(self, cur: Cursor) -> Sequence[RecordCounts]:
+        outcomes = Outcomes.zeros(len(self.records))
+        for tries, tally in zip(self.tries, self.tallies, strict=True):
+            tally.report(outcomes, tries.indexes)
+        return [report_outcome(cur, self.target, self.part, self.records, outcomes)]
 
 
 def _ordered(cur: Cursor, target: Target, records: Waiting) -> Waiting:
@@ -254,21 +254,3 @@ def predecessors(records: Waiting, indexes: Any) -> dict[int, int | None]:
     """Returns the predecessors of some records of one origin, by offset, for `TurnOrder`."""
     pairs = zip(records.offsets[indexes].tolist(), records.numbers[indexes].tolist(), strict=True)
     return {offset: records.before.get(number) for offset, number in pairs}
-
-
-def _rows(tries: Sequence[_Tries], tallies: Mapping[Place, RetryTally], layout: Layout) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of all origins, and accounts for them on the way."""
-    for origin_tries in tries:
-        for output in origin_tries.outputs():
-            rows = tallies[_place(origin_tries.origin)].take(output, layout)
-            if rows is not None:
-                yield rows
-
-
-def _load_by_origin(cur: Cursor, target: Target, part: Slice, tries: Sequence[_Tries], *, isolate: bool) -> dict[Place, RetryTally]:
-    """Loads one origin at a time: only its rows have an order, which upserts and the isolation of bad records need."""
-    refusals = Refusals.of(target) if isolate else None
-    try:
-        return {_place(each.origin): load_all(cur, each.origin, target.layouts, each.outputs, each.tally, refusals) for each in tries}
-    except SinkRejected as error:
-        raise replace(error, part=part) from error  # the caller retries the slice of the retry topic

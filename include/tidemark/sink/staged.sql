@@ -1,49 +1,44 @@
--- Statements on staging tables, tidemark_staging.staged_<attempt>_<number>_<random>.
+-- Statements that promote the rows of a staging table.
 
--- name: left_behind
--- Staging tables that killed drivers left behind: their attempts have ended. Locks nothing.
-SELECT relnamespace::regnamespace || '.' || relname FROM pg_class
- WHERE relnamespace = 'tidemark_staging'::regnamespace AND relkind = 'r'
-   AND relname ~ '^staged_[0-9]+_[0-9]+(_[0-9a-f]+)?$' AND pg_has_role(relowner, 'USAGE')
-   AND EXISTS (SELECT FROM tidemark.attempt WHERE attempt_id::text = split_part(relname, '_', 2) AND state <> 'RUNNING');
+-- name: make_views
+-- The rows of the tries that reported to the driver; and what becomes of each record: its lowest and its highest disposition, which differ
+-- only if the transform contradicts itself. A delete counts as load. Dropped with the table.
+CREATE TEMP VIEW tidemark_staged AS SELECT * FROM {table} WHERE {reported};
+CREATE TEMP VIEW tidemark_record AS
+SELECT kafka_topic_id, kafka_partition, kafka_offset, min(outcome) AS disposition, max(outcome) AS other, count(*) AS rows,
+       count(*) FILTER (WHERE staged.disposition = 'delete') AS deleted, min(error) AS error
+  FROM pg_temp.tidemark_staged staged, coalesce(nullif(staged.disposition, 'delete'), 'load') outcome GROUP BY 1, 2, 3;
 
 -- name: fail_refused
 -- Fails the records of rejected rows, with all of their rows.
-UPDATE {table} staged SET disposition = 'fail', error = refused.error
-  FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, min(error) AS error FROM {table}
-         WHERE {heard} AND disposition = '{refused}' GROUP BY 1, 2, 3) refused
- WHERE {heard} AND staged.kafka_topic_id = refused.kafka_topic_id AND staged.kafka_partition = refused.kafka_partition
+UPDATE pg_temp.tidemark_staged staged SET disposition = 'fail', error = refused.error
+  FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, min(error) AS error FROM pg_temp.tidemark_staged
+         WHERE disposition = '{refused}' GROUP BY 1, 2, 3) refused
+ WHERE staged.kafka_topic_id = refused.kafka_topic_id AND staged.kafka_partition = refused.kafka_partition
    AND staged.kafka_offset = refused.kafka_offset;
 
 -- name: account
--- Counts of each partition's records by disposition. ``torn`` is a record with several dispositions.
-WITH record AS (
-    SELECT kafka_topic_id, kafka_partition, kafka_offset, min(said) AS disposition, max(said) AS other, count(*) AS rows,
-           count(*) FILTER (WHERE disposition = 'delete') AS deleted
-      FROM {table}, coalesce(nullif(disposition, 'delete'), 'load') said WHERE {heard} GROUP BY 1, 2, 3
-)
+-- Counts of each partition's records by disposition. ``contradictory`` is a record with several dispositions.
 SELECT kafka_topic_id, kafka_partition, min(kafka_offset) AS first, max(kafka_offset) AS last,
-       min(kafka_offset) FILTER (WHERE disposition <> other) AS torn,
+       min(kafka_offset) FILTER (WHERE disposition <> other) AS contradictory,
        count(*) FILTER (WHERE disposition = 'load') AS loaded, count(*) FILTER (WHERE disposition = 'skip') AS skipped,
        count(*) FILTER (WHERE disposition = 'retry') AS retried, count(*) FILTER (WHERE disposition = 'fail') AS failed,
        coalesce(sum(rows) FILTER (WHERE disposition = 'load'), 0)::bigint AS sink_rows,
        coalesce(sum(deleted) FILTER (WHERE disposition = 'load'), 0)::bigint AS deleted
-  FROM record GROUP BY 1, 2;
+  FROM pg_temp.tidemark_record GROUP BY 1, 2;
 
 -- name: not_loaded
-SELECT kafka_offset, disposition, min(error) FROM {table}
- WHERE {heard} AND {span} AND disposition IN ('retry', 'fail')
- GROUP BY 1, 2 ORDER BY 1;
+SELECT kafka_offset, disposition, error FROM pg_temp.tidemark_record WHERE {span} AND disposition IN ('retry', 'fail') ORDER BY 1;
 
--- name: make_staging
-CREATE UNLOGGED TABLE {table} AS SELECT {columns} FROM {sinks} WITH NO DATA;
+-- name: outcomes
+SELECT kafka_topic_id, kafka_partition, kafka_offset, disposition, other, rows, deleted, error FROM pg_temp.tidemark_record;
 
 -- name: count
 SELECT count(*) FROM {source} AS source;
 
 -- name: make_ready
 -- The staged rows to load into a sink, in the sink's form.
-CREATE TEMP VIEW {ready} AS SELECT {columns}, {lineage} FROM {table} WHERE {heard} AND {of_sink} AND disposition IN ('load', 'delete');
+CREATE TEMP VIEW {ready} AS SELECT {columns}, {lineage} FROM pg_temp.tidemark_staged WHERE {of_sink} AND disposition IN ('load', 'delete');
 
 -- name: append
 INSERT INTO {sink} ({columns}) SELECT {columns} FROM {source} AS source;
@@ -61,21 +56,16 @@ SELECT topic.name, kafka_partition, min(kafka_offset) FROM {source} AS source JO
 (SELECT * FROM {ready} WHERE {span})
 
 -- name: fail_span
-UPDATE {table} SET disposition = %(disposition)s, error = %(error)s WHERE {span};
+UPDATE pg_temp.tidemark_staged SET disposition = %(disposition)s, error = %(error)s WHERE {span};
 
--- name: strangers
+-- name: not_tried
 -- A row of a record that was not retried.
-SELECT kafka_offset FROM {table}
- WHERE {heard} AND (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
+SELECT kafka_offset FROM pg_temp.tidemark_staged
+ WHERE (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
        (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[])) LIMIT 1;
 
 -- name: leave_out
 -- Keeps only the rows of these records.
-DELETE FROM {table}
- WHERE {heard} AND (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
+DELETE FROM pg_temp.tidemark_staged
+ WHERE (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
        (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[]));
-
--- name: outcomes
--- The outcome of each retried record.
-SELECT kafka_topic_id, kafka_partition, kafka_offset, min(said), max(said), count(*), count(*) FILTER (WHERE disposition = 'delete'), min(error)
-  FROM {table}, coalesce(nullif(disposition, 'delete'), 'load') said WHERE {heard} GROUP BY 1, 2, 3;

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tidemark.db import ERASE_LOCK, statements
 from tidemark.offsets.store import locked_position
 from tidemark.records.ranges import Slice
-from tidemark.sink.kept_rows import literal
+from tidemark.sink.kept_rows import literal, places
 from tidemark.sink.table import Layout, quoted
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def records(cur: Cursor, group_id: int, position_of: int, part: Slice) -> frozen
 
 def without_keys(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> str:
     """Returns ``source``, a relation with an upsert sink's rows from ``parts``, without the rows of suppressed keys."""
-    starts_of_parts = [(part.topic_id, part.partition.partition, part.start) for part in parts]
-    topic_ids, partitions, starts = map(list, zip(*starts_of_parts, strict=True))
-    cur.execute(SQL["any_keys"], {"sink": layout.table, "topic_ids": topic_ids, "partitions": partitions, "starts": starts})
+    cur.execute(SQL["any_keys"], {"sink": layout.table, **places(parts)})
     any_suppressed, salt = cur.fetchone() or (False, None)
     if not any_suppressed:
         return source

@@ -12,20 +12,20 @@ SELECT record_offset FROM tidemark.suppressed
 -- Whether keys are suppressed in one of these slices. One index lookup per slice: max() and the order make the planner use the index. Locks
 -- nothing.
 SELECT EXISTS (SELECT FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) part (topic_id, partition, start)
-                WHERE start < (SELECT max(below) FROM tidemark.suppressed_key gone
-                                WHERE gone.sink = %(sink)s AND gone.topic_id = part.topic_id AND gone.partition = part.partition)),
+                WHERE start < (SELECT max(below) FROM tidemark.suppressed_key erased
+                                WHERE erased.sink = %(sink)s AND erased.topic_id = part.topic_id AND erased.partition = part.partition)),
        (SELECT salt FROM tidemark.suppressed_key WHERE sink = %(sink)s ORDER BY topic_id, partition, below LIMIT 1);
 
 -- name: other_keys
 -- The rows of a source whose keys are not suppressed. Part of other statements.
 (SELECT * FROM {source} AS newer WHERE NOT EXISTS (
-    SELECT FROM tidemark.suppressed_key gone
-     WHERE gone.sink = {sink} AND gone.topic_id = newer.kafka_topic_id AND gone.partition = newer.kafka_partition
-       AND gone.digest = {digest} AND gone.below > newer.kafka_offset))
+    SELECT FROM tidemark.suppressed_key erased
+     WHERE erased.sink = {sink} AND erased.topic_id = newer.kafka_topic_id AND erased.partition = newer.kafka_partition
+       AND erased.digest = {digest} AND erased.below > newer.kafka_offset))
 
 -- name: skip_staged
 -- Staged rows of suppressed records: the records are skipped.
-UPDATE {table} staged SET disposition = 'skip', error = NULL
-  FROM tidemark.suppressed gone
- WHERE {heard} AND gone.group_id = %(group_id)s AND gone.topic_id = staged.kafka_topic_id AND gone.partition = staged.kafka_partition
-   AND gone.record_offset = staged.kafka_offset;
+UPDATE pg_temp.tidemark_staged staged SET disposition = 'skip', error = NULL
+  FROM tidemark.suppressed
+ WHERE suppressed.group_id = %(group_id)s AND suppressed.topic_id = staged.kafka_topic_id AND suppressed.partition = staged.kafka_partition
+   AND suppressed.record_offset = staged.kafka_offset;

@@ -32,7 +32,8 @@ from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.retry_commit import commit_drained, origins
-from tidemark.sink.staged import OF_SINK, Staged, column_of, drop_staging, make_staging, promote, promote_drained, stage
+from tidemark.sink.staged import promote, promote_drained
+from tidemark.sink.staging import OF_SINK, Staged, column_of, drop_staging, make_staging, stage
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
@@ -46,7 +47,7 @@ from tidemark.spec.user_transform import Form, Transform
 from tidemark.worker.batches import payloads, records, without_time
 from tidemark.worker.call_transform import TransformFailed, Work
 from tidemark.worker.decoding import Decoding, decode_in_driver, run_with_schemas, undecodable
-from tidemark.worker.retry_slice import batch_of, read_all_tries
+from tidemark.worker.retry_slice import read_all_tries
 from tidemark.worker.slice_worker import SliceWorker, collect_less_garbage
 
 if TYPE_CHECKING:
@@ -307,17 +308,17 @@ class SparkEngine:
 
     def _run_retries(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         """Runs slices of retry topics: the driver reads their few records, of any original partition, and the tasks stage the results."""
-        tries = read_all_tries(target, self._connections.kafka, slices)
-        if tries is None:
+        due = read_all_tries(target, self._connections.kafka, slices)
+        if due is None:
             return [commit_drained(target, part, lambda _: iter(())) for part in slices]
-        batch, rejects = decode_in_driver(self._decoding, batch_of(tries))
+        tried, batch = due
+        batch, rejects = decode_in_driver(self._decoding, batch)
         result = _transform_records(self._transform.function, _to_frame(self._spark, batch))
         if rejects and target.by_record:
             result = result.unionByName(_reject_rows(self._spark, rejects), allowMissingColumns=True)
         if not target.by_record:
             problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
-        tried = tries.records
         return self._stage_and_promote(
             target,
             slices,

@@ -30,7 +30,7 @@ BAD_HEADERS = "a header name is not valid UTF-8: the headers cannot be read and 
 
 
 def input_schema() -> pa.Schema:
-    """The schema of a transform's input: Kafka's columns, and the lineage columns to pass on."""
+    """Returns the schema of a transform's input: Kafka's columns, and the lineage columns to pass on."""
     import pyarrow as pa
 
     return pa.schema(
@@ -50,7 +50,7 @@ def input_schema() -> pa.Schema:
 
 
 def records(part: Slice, chunk: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Reject]]:
-    """A chunk of one partition as a batch of `input_schema`. Records whose headers cannot be read become rejects instead."""
+    """Returns a chunk of one partition as a batch of `input_schema`. Records whose headers cannot be read become rejects instead."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -66,7 +66,7 @@ def records(part: Slice, chunk: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Re
 
 
 def unreadable(chunk: pa.RecordBatch) -> list[Reject]:
-    """The rejects for records whose headers cannot be read: they cannot be retried unchanged."""
+    """Returns the rejects for records whose headers cannot be read: they cannot be retried unchanged."""
     if chunk["unreadable"].true_count == 0:
         return []
     offsets = chunk["offset"].filter(chunk["unreadable"]).to_pylist()
@@ -89,7 +89,7 @@ def only(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.RecordBatch:
 
 
 def rows(part: Slice, chunk: pa.RecordBatch) -> Iterator[Record | Unreadable]:
-    """The records of a chunk one by one, for a plain function. A `Record` always has a timestamp: 1970 if Kafka has none."""
+    """Returns the records of a chunk one by one, for a plain function. A `Record` always has a timestamp: 1970 if Kafka has none."""
     topic, partition = part.partition.topic, part.partition.partition
     columns = (_to_python(chunk[name]) for name in ("offset", "key", "value", "unreadable", "millis"))
     for offset, key, value, bad, millis, since, headers in zip(*columns, _since_1970(chunk), _headers(chunk["headers"]), strict=True):
@@ -118,7 +118,7 @@ def no_such_time(millis: int) -> Fail:
 
 
 def without_time(kafka: KafkaConfig, parts: Iterable[Slice]) -> str | None:
-    """The first record whose timestamp does not fit microseconds of 64 bits."""
+    """Returns the first record whose timestamp does not fit microseconds of 64 bits."""
     import pyarrow.compute as pc
 
     for part in parts:
@@ -187,7 +187,7 @@ def _payloads(chunk: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _timestamps(chunk: pa.RecordBatch) -> pa.Array:
-    """The records' timestamps; null for a record without one."""
+    """Returns the records' timestamps; null for a record without one."""
     import numpy as np
     import pyarrow as pa
 
@@ -206,7 +206,7 @@ def _since_1970(chunk: pa.RecordBatch) -> list[Any]:
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:
-    """The headers of each record; an empty list for none."""
+    """Returns the headers of each record; an empty list for none."""
     if column.null_count == len(column):
         return ([] for _ in range(len(column)))
     pairs = list(zip(*map(_to_python, column.flatten().flatten()), strict=True))
@@ -224,6 +224,6 @@ def _offset_mask(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.Array:
 
 
 def _to_python(column: pa.Array) -> list[Any]:
-    """The values as Python objects: several times as fast through numpy as with ``to_pylist``. Not for numbers with nulls."""
+    """Returns the values as Python objects: several times as fast through numpy as with ``to_pylist``. Not for numbers with nulls."""
     values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return values

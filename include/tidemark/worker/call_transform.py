@@ -22,7 +22,7 @@ from tidemark.text.wording import one_line
 from tidemark.transform import Delete, Fail, NoRow, Record, Skip, To
 from tidemark.values.conversion import from_python
 from tidemark.values.fields import Fields
-from tidemark.worker.batches import Unreadable, keyed, records, unreadable, without_offsets
+from tidemark.worker.batches import Unreadable, keyed, records, rows, unreadable, without_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +61,13 @@ class TransformFailed(Refused):
         return f"The transform failed on {self.where}: {self.problem} Nothing of this slice was stored."
 
 
+def transform_chunk(work: Work, part: Slice, chunk: pa.RecordBatch, order: Order | None = None) -> TransformOutput:
+    """Returns the output of a transform of either form for records of one partition, without those that ``order`` holds back."""
+    if work.form is Form.ARROW:
+        return by_batch(work, part, chunk, order=order)
+    return by_record(work, part, rows(part, chunk), order=order)
+
+
 def by_batch(work: Work, part: Slice, chunk: pa.RecordBatch, *, order: Order | None = None) -> TransformOutput:
     """Calls a transform of the Arrow form with a chunk, without the records that ``order`` holds back."""
     blocked = {} if order is None else order.split(keyed(chunk))
@@ -75,7 +82,7 @@ def by_batch(work: Work, part: Slice, chunk: pa.RecordBatch, *, order: Order | N
 
 
 def transform_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> TransformOutput:
-    """The transform's output for records of one partition. Records that cannot be decoded fail, and the transform does not get them."""
+    """Returns the output for records of one partition. Records that cannot be decoded fail, and the transform does not get them."""
     errors: dict[int, NoRow] = {}
     undecoded = batch
     if work.decoder is not None and batch.num_rows:
@@ -87,7 +94,7 @@ def transform_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> Transform
 
 
 def decode_rejects(batch: pa.RecordBatch, errors: Mapping[int, NoRow]) -> list[Reject]:
-    """The rejects for records that cannot be decoded. ``errors`` has their indexes in ``batch``."""
+    """Returns the rejects for records that cannot be decoded. ``errors`` has their indexes in ``batch``."""
     return [_reject(batch["offset"][index].as_py(), error, ()) for index, error in errors.items()]
 
 
@@ -148,7 +155,7 @@ def function_output(work: Work, part: Slice, source: Iterable[Record | Unreadabl
 
 
 def _decode_records(decoder: Decoder, topic: str, source: Iterable[Record | Unreadable]) -> list[Record | Unreadable]:
-    """The records with decoded keys and values, all decoded at once. A record that cannot be decoded becomes `Unreadable`."""
+    """Returns the records with decoded keys and values, all decoded at once. A record that cannot be decoded becomes `Unreadable`."""
     by_offset = {record.offset: record for record in source}
     records = [record for record in by_offset.values() if isinstance(record, Record)]
     headers = [record.headers for record in records]
@@ -187,7 +194,7 @@ def require_batches(answer: object, where: str) -> None:
 
 
 def _to_rows(answer: object) -> list[Row]:
-    """The rows in the result of a plain function. Raises `TypeError`."""
+    """Returns the rows in the result of a plain function. Raises `TypeError`."""
     if answer is None:
         return []
     if isinstance(answer, Mapping | To):
@@ -200,7 +207,7 @@ def _to_rows(answer: object) -> list[Row]:
 
 
 def split_results(answer: pa.RecordBatch | Mapping[str, pa.RecordBatch], layouts: Sequence[Layout], part: Slice) -> TransformOutput:
-    """The output of a transform of the Arrow form, by sink. Raises `TransformFailed` and `BadOutput`."""
+    """Returns the output of a transform of the Arrow form, by sink. Raises `TransformFailed` and `BadOutput`."""
     sinks = [layout.sink for layout in layouts]
     if not isinstance(answer, Mapping):
         require_sinks([ONLY], sinks, str(part))
@@ -231,7 +238,7 @@ def require_sinks(names: Iterable[str], sinks: Sequence[str], where: str) -> Non
 
 
 def _split_by_sink(part: Slice, results: FunctionOutput, layouts: Sequence[Layout]) -> tuple[dict[str, pa.RecordBatch], dict[int, Reject]]:
-    """The rows of each sink in its table's types, and rejects for the records with values that do not fit."""
+    """Returns the rows of each sink in its table's types, and rejects for the records with values that do not fit."""
     by_sink: dict[str, tuple[list[Mapping[str, Any]], list[int]]] = {}
     for row, offset in zip(results.rows, results.offsets, strict=True):
         sink, values = (row.sink, row.row) if isinstance(row, To) else (ONLY, row)
@@ -250,7 +257,7 @@ def _split_by_sink(part: Slice, results: FunctionOutput, layouts: Sequence[Layou
 
 
 def _reject(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
-    """The reject for an error. ``Fail`` and the spec's permanent types fail the record, also as its cause. Others are retried."""
+    """Returns the reject for an error. ``Fail`` and the spec's permanent types fail the record, also as its cause. Others are retried."""
     cause: BaseException | None = error
     final = False
     while cause is not None and not final:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemark import project
 from tidemark.connections import REGISTRY_URL
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from tidemark.retry.admin import Payload
 
+T = TypeVar("T")
+
 MAX_SHOWN_BYTES = 200_000
 """Maximum bytes of a key or value that is decoded for display. As JSON it repeats the field names."""
 
@@ -50,7 +52,7 @@ class Decoding:
         self.needed = any(encoding is not Encoding.BYTES for encoding in (spec.format.key, spec.format.value))
 
     def decoder(self) -> Decoder | None:
-        """The decoder with all schemas fetched so far. Raises `BadInput` if the consumer needs a registry and none is set."""
+        """Returns the decoder with all schemas fetched so far. Raises `BadInput` if the consumer needs a registry and none is set."""
         if self.needed and self._decoder is None:
             format_ = self._spec.format
             if format_.uses_registry and self._registry is None:
@@ -63,13 +65,12 @@ class Decoding:
         return self._decoder
 
     def input_schema(self) -> pa.Schema:
-        """The columns that the transform gets. Raises `TopicsDiffer` and the errors of `learn`."""
+        """Returns the columns that the transform gets. Raises `TopicsDiffer` and the errors of `learn`."""
         if self.decoder() is None:
             return input_schema()
         topics = sorted(self._topics())
         self.learn(SchemasMissing(topics=frozenset(topics)))
-        decoder = self.decoder()
-        assert decoder is not None
+        decoder = self._required()
         schemas = {topic: decoder.schema(input_schema(), topic) for topic in topics}
         for topic in topics[1:]:
             if schemas[topic] != schemas[topics[0]]:
@@ -78,8 +79,7 @@ class Decoding:
 
     def learn(self, missing: SchemasMissing) -> None:
         """Fetches missing schemas. Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`."""
-        decoder = self.decoder()
-        assert decoder is not None
+        decoder = self._required()
         if missing.ids:
             with self._open_registry() as registry:
                 decoder = decoder.with_writers(registry.by_ids(missing.ids))
@@ -92,16 +92,10 @@ class Decoding:
 
     def decode(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
         """Decodes records of one topic in the driver. Returns them and the errors, by index."""
-        while True:
-            decoder = self.decoder()
-            assert decoder is not None
-            try:
-                return decoder.batch(batch)
-            except SchemasMissing as error:
-                self.learn(error)
+        return self._with_schemas(lambda decoder: decoder.batch(batch))
 
     def for_people(self, topic: str, payload: Payload) -> dict[str, Shown]:
-        """The key and value of a failed record as JSON, by side, unless their bytes are text. Never raises: the registry may be down."""
+        """Returns key and value of a failed record as JSON, by side, unless they are text. Never raises: the registry may be down."""
         shown: dict[str, Shown] = {}
         for side in SIDES:
             data: bytes | None = getattr(payload, side)
@@ -120,13 +114,21 @@ class Decoding:
         return shown
 
     def _decode_value(self, topic: str, side: str, data: bytes, payload: Payload) -> Any:
+        headers = [payload.headers]
+        return self._with_schemas(lambda decoder: replace(decoder, reads_json=True).objects(topic, side, [data], headers)[0])
+
+    def _with_schemas(self, decode: Callable[[Decoder], T]) -> T:
+        """Calls ``decode``, and fetches the schemas that it lacks."""
         while True:
-            decoder = self.decoder()
-            assert decoder is not None
             try:
-                return replace(decoder, reads_json=True).objects(topic, side, [data], [payload.headers])[0]
+                return decode(self._required())
             except SchemasMissing as error:
                 self.learn(error)
+
+    def _required(self) -> Decoder:
+        decoder = self.decoder()
+        assert decoder is not None
+        return decoder
 
     def forget_unknown(self) -> None:
         """Call it before a batch: schemas that were missing in the registry may be registered by now."""
@@ -134,7 +136,7 @@ class Decoding:
             self._decoder = self._decoder.without_unknown()
 
     def _reader(self, topic: str, side: str) -> tuple[Node | Message, dict[SchemaId, Node]]:
-        """The reader schema, which the transform sees. Most records have the newest schema, so workers get it as a writer's, too."""
+        """Returns the schema that the transform sees. Most records have the newest schema, so workers get it as a writer's, too."""
         encoding, file, name = (getattr(self._spec.format, key) for key in (side, f"{side}_schema", f"{side}_message"))
         if file is not None:
             return self._read_file(side, file, name), {}
@@ -162,7 +164,7 @@ class Decoding:
 
 
 def _imports(path: Path) -> dict[str, str]:
-    """The other Protobuf files of the folder, by import path."""
+    """Returns the other Protobuf files of the folder, by import path."""
     return {str(file.relative_to(project.schemas())): file.read_text() for file in project.schemas().rglob("*.proto") if file != path}
 
 
@@ -186,7 +188,7 @@ class TopicsDiffer(Refused):
 
 
 def undecodable(decoder: Decoder, kafka: KafkaConfig, part: Slice) -> list[Reject]:
-    """The records of a slice that cannot be decoded. Raises `SchemasMissing`."""
+    """Returns the records of a slice that cannot be decoded. Raises `SchemasMissing`."""
     rejects: list[Reject] = []
     for chunk in read(kafka, part.partition, part.start, part.end, part.leader_epoch):
         batch, unreadable = records(part, chunk)

@@ -15,9 +15,8 @@ from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import KeyOrder, KeysBlocked
 from tidemark.sink.commit import Receipt, Sessions, commit_slice
-from tidemark.spec.user_transform import Form
-from tidemark.worker.batches import HandOffBuffer, rows
-from tidemark.worker.call_transform import Work, by_batch, by_record
+from tidemark.worker.batches import HandOffBuffer
+from tidemark.worker.call_transform import Work, transform_chunk
 from tidemark.worker.retry_slice import drain_slice
 
 MAX_TRIES = 3
@@ -62,10 +61,7 @@ class SliceWorker:
     def _transform(self, part: Slice, then: Slice | None, order: KeyOrder | None, buffer: HandOffBuffer) -> Iterator[TransformOutput]:
         ahead = None if then is None or then.drained else (then.partition, then.start, then.leader_epoch)
         for chunk in self._reader.read(part.partition, part.start, part.end, part.leader_epoch, then=ahead):
-            if self._work.form is Form.ARROW:
-                output = by_batch(self._work, part, chunk, order=order)
-            else:
-                output = by_record(self._work, part, rows(part, chunk), order=order)
+            output = transform_chunk(self._work, part, chunk, order)
             buffer.add(chunk, output.rejects)
             yield output
 

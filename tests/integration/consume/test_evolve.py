@@ -34,7 +34,7 @@ from tidemark.profiles import Profile
 from tidemark.quality.view import validated_view_ddl
 from tidemark.records.ranges import Slice
 from tidemark.rewind.verify import verify
-from tidemark.sink.table import SinkMismatch
+from tidemark.sink.fit import SinkMismatch
 from tidemark.values.fields import NameTooLong
 
 

@@ -4,7 +4,7 @@ test_consume_spark.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -141,9 +141,7 @@ def test_failed_record_is_kept_byte_for_byte(scenario: Scenario, form: str, disp
 @pytest.mark.sampled
 def test_many_failed_records_among_many_good_ones_are_all_kept(scenario: Scenario) -> None:
     """Failed records are read a second time by their offsets, over several polls of the reader."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"fail" if number % 1000 == 7 else b"good" for number in range(25_000)])
-    scenario.write(JUDGES["arrow"], topics=topic).make_sink("payload bytea")
+    scenario.feed([b"fail" if number % 1000 == 7 else b"good" for number in range(25_000)], JUDGES["arrow"], "payload bytea")
     scenario.run()
     assert [offset for offset, *_ in scenario.failed()] == list(range(7, 25_000, 1000))
     assert scenario.counts() == {"loaded": 24_975, "failed": 25, "sink_rows": 24_975}
@@ -160,20 +158,6 @@ def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenari
         for key in (None, b"", b"\0\xffkey"):
             scenario.topics.produce(topic, [None, b"", b"\0\xff"], key=key, headers=headers, timestamp=1_600_000_000_123 + number)
     check_echo(scenario, form, topic)
-
-
-@pytest.mark.sampled("form", "reader")
-@pytest.mark.parametrize("form", LOCAL)
-def test_timestamps_may_be_of_1970_or_2100_and_in_any_order(scenario: Scenario, form: str) -> None:
-    """They are only data: offsets decide what is read and in which order. This is also true of failed records."""
-    topic = scenario.topics.create(**ANY_TIME)
-    times = [4_102_444_800_000, 0, 1_600_000_000_000, 1, 4_102_444_799_999, -86_400_000, 1_599_999_999_999]
-    produce_raw(scenario.topics.servers, topic, [RawRecord(b"fail", millis) for millis in times])
-    check_echo(scenario, form, topic)
-    moments = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis) for millis in times]
-    assert scenario.rows("at") == moments
-    fail_all(scenario, form)
-    assert [moment for (moment,) in scenario.failed("record_timestamp")] == moments
 
 
 @pytest.mark.sampled("form", "reader")

@@ -150,7 +150,7 @@ AT_LAST = """
 def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batch(scenario: Scenario) -> None:
     """The same offsets would be different records under the old topic's name. What was read before stays, and the rest of the old topic is
     a lost range, up to the end that the last sample knows."""
-    topic = scenario.feed(numbers(0, 10), AT_LAST, sink="payload bytea", batch={"max_records": 5})
+    topic = scenario.feed(numbers(0, 10), AT_LAST, ddl="payload bytea", batch={"max_records": 5})
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(scenario.run)
         module = scenario.loaded_module()

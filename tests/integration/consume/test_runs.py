@@ -233,7 +233,7 @@ def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit
 ) -> None:
     """A claim waits a while for the commit in flight and then ends its session, so no run can block a group indefinitely."""
     monkeypatch.setattr(claims, "GRACE_MS", 300)
-    scenario.feed(numbers(0, 10), GATED, sink="payload bytea")
+    scenario.feed(numbers(0, 10), GATED, ddl="payload bytea")
     with ThreadPoolExecutor(2) as pool:
         older = pool.submit(scenario.run)
         module = scenario.loaded_module()

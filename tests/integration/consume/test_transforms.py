@@ -9,7 +9,8 @@ from tests.support.scenario import Scenario
 from tests.support.transforms import JUDGES, MANY_ROWS
 
 from tidemark.consume.run import TooManyFailed
-from tidemark.sink.table import SinkMismatch, SinkMissing
+from tidemark.sink.fit import SinkMismatch
+from tidemark.sink.table import SinkMissing
 from tidemark.worker.call_transform import TransformFailed
 
 # ---- dispositions
@@ -18,9 +19,7 @@ from tidemark.worker.call_transform import TransformFailed
 @pytest.mark.parametrize("form", ["function", "arrow"])
 def test_each_record_is_loaded_skipped_retried_or_failed(scenario: Scenario, form: str) -> None:
     """Each record is treated as the transform decides, and the ledger counts it."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"one", b"skip", b"fail", b"retry", None, b"two"])
-    scenario.write(JUDGES[form], topics=topic).make_sink("payload bytea")
+    scenario.feed([b"one", b"skip", b"fail", b"retry", None, b"two"], JUDGES[form], "payload bytea")
     scenario.run()
     assert scenario.rows("payload, kafka_offset") == [(b"one", 0), (b"two", 5)]
     assert scenario.counts() == {"loaded": 2, "skipped": 1, "retried": 1, "failed": 2, "sink_rows": 2}
@@ -34,9 +33,7 @@ def test_each_record_is_loaded_skipped_retried_or_failed(scenario: Scenario, for
 
 def test_run_stops_when_more_records_fail_than_the_spec_allows(scenario: Scenario) -> None:
     """What was committed stays, including failed records. Once the limit is raised, the next run continues after it."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"fail", b"good"] * 10)
-    scenario.write(JUDGES["function"], topics=topic, batch={"max_records": 8, "max_failed_records": 7}).make_sink("payload bytea")
+    scenario.feed([b"fail", b"good"] * 10, JUDGES["function"], "payload bytea", batch={"max_records": 8, "max_failed_records": 7})
     with pytest.raises(TooManyFailed) as stopped:
         scenario.run()
     assert (stopped.value.failed, stopped.value.limit) == (8, 7)
@@ -61,65 +58,12 @@ ANSWERS = """
 """Evaluates the record's value as Python and returns the result."""
 
 
-def test_answer_that_is_no_row_is_skipped_or_kept_to_be_retried(scenario: Scenario) -> None:
-    """None and an empty iterable mean that the record intentionally produces no row. For other answers, the error names the type that was
-    returned, and none of the record's rows are loaded."""
-    topic = scenario.topics.create()
-    wrong = {"'text'": "str", "3": "int", "[1, 2]": "list", "b'x'": "bytes", "[{'payload': b'x'}, None]": "list", "True": "bool"}
-    scenario.topics.produce(topic, [*wrong, "None", "[]", "()", "iter(())", "(row for row in [])", "{}.values()"])
-    scenario.write(ANSWERS, topics=topic).make_sink("payload bytea")
-    scenario.run()
-    text = "the transform returned {}; it must return a mapping, an iterable of mappings, or None"
-    assert scenario.failed() == [(offset, "retry", "TypeError", text.format(kind)) for offset, kind in enumerate(wrong.values())]
-    assert scenario.counts() == {"retried": 6, "skipped": 6}
-    scenario.check()
-
-
 def test_function_that_raises_at_every_record_keeps_them_all(scenario: Scenario) -> None:
     """Without a limit on failed records, the run commits once every record is kept. ``max_failed_records`` guards against such mistakes."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, numbers(0, 3000))
-    scenario.write(ANSWERS, topics=topic).make_sink("payload bytea")
+    scenario.feed(numbers(0, 3000), ANSWERS, "payload bytea")
     assert scenario.run().state == "COMMITTED"
     assert scenario.counts() == {"retried": 3000}
     assert {kind for _, _, kind, _ in scenario.failed()} == {"SyntaxError"}
-    scenario.check()
-
-
-PERMANENT = """
-    from tidemark.transform import Record
-
-    class BadRow(Exception):
-        pass
-
-    class WorseRow(BadRow):
-        pass
-
-    def transform(record: Record) -> dict:
-        match record.value:
-            case b"json":
-                return record.json()
-            case b"worse":
-                raise WorseRow("worse")
-            case b"caused":
-                raise RuntimeError("outer") from BadRow("inner")
-            case b"other":
-                raise RuntimeError("other")
-"""
-
-
-def test_permanent_exceptions_fail_a_record_and_all_others_retry_it(scenario: Scenario) -> None:
-    """``retry.permanent`` names classes. Their subclasses count too, and so does an exception of such a class as the cause of the error."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, ["json", "worse", "caused", "other"])
-    scenario.write(PERMANENT, topics=topic, retry={"permanent": ["ValueError", f"{scenario.name}.BadRow"]}).make_sink("payload bytea")
-    scenario.run()
-    assert [row[1:3] for row in scenario.failed()] == [
-        ("fail", "JSONDecodeError"),
-        ("fail", "WorseRow"),
-        ("fail", "RuntimeError"),
-        ("retry", "RuntimeError"),
-    ]
     scenario.check()
 
 
@@ -164,9 +108,7 @@ def test_python_values_become_the_tables_own_types(scenario: Scenario) -> None:
 def test_column_that_the_table_lacks_refuses_the_slice(scenario: Scenario, subtests: pytest.Subtests) -> None:
     """Without a declared result, an unknown key is refused by name at the first record that has it. Nothing is dropped silently. A function
     may not return lineage columns either."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, ["{'payload': b'good'}", "{'payload': b'', column: 1}"])
-    scenario.write(topics=topic).make_sink("payload bytea, carrier text")
+    topic = scenario.feed(["{'payload': b'good'}", "{'payload': b'', column: 1}"], ANSWERS, "payload bytea, carrier text")
     for column in ("carier", "kafka_offset", "disposition"):
         with subtests.test(column):
             scenario.transform(ANSWERS.replace('{"payload": b"x"}', f'{{"column": "{column}"}}'))
@@ -195,9 +137,7 @@ def test_declared_result_that_does_not_fit_the_table_is_refused_before_a_record_
     scenario: Scenario, subtests: pytest.Subtests
 ) -> None:
     """A ``TypedDict`` is compared with the table in the same way as the schemas of the other forms."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"a"])
-    scenario.write(topics=topic).make_sink("payload bytea, delay bigint")
+    scenario.feed([b"a"], ANSWERS, "payload bytea, delay bigint")
     said = {
         ("carier", "str"): "the table has no column carier",
         ("delay", "bytes"): "column delay: the output is binary, the table is bigint",
@@ -216,9 +156,7 @@ def test_declared_result_that_does_not_fit_the_table_is_refused_before_a_record_
 @pytest.mark.parametrize("form", ["function", "arrow"])
 def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario, form: str) -> None:
     """More rows than a batch has records. Each row gets its number within its record."""
-    topic = scenario.topics.create()
-    scenario.topics.produce(topic, ["1", "100000", "2"])
-    scenario.write(MANY_ROWS[form], topics=topic).make_sink("number bigint")
+    scenario.feed(["1", "100000", "2"], MANY_ROWS[form], "number bigint")
     scenario.run()
     assert scenario.counts() == {"loaded": 3, "sink_rows": 100_003}
     found = "kafka_offset, count(*), max(kafka_seq) + 1, bool_and(number = kafka_seq)"

@@ -34,7 +34,6 @@ from tidemark.retry.pending import busy
 from tidemark.retry.redrive import Destination
 from tidemark.rewind.plan_model import ToOffset
 from tidemark.sink import commit as commit_module
-from tidemark.sink import retry_commit as drained_module
 from tidemark.sink.steps import Step
 from tidemark.spec.retry_topics import now_topic
 
@@ -302,8 +301,8 @@ def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(la
     """Scenario 31, check then insert: the run saw that the key is blocked, and stores the record as held when nothing waits any more."""
     there, go = threading.Event(), threading.Event()
 
-    def wait(step: Step, _part: Any) -> None:
-        if step is Step.COPY_ROWS:
+    def wait(step: Step, part: Slice) -> None:
+        if step is Step.COPY_ROWS and not part.drained:
             there.set()
             assert go.wait(60)
 
@@ -367,7 +366,7 @@ def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(l
 
     lab.calls()
     with monkeypatch.context() as patched:
-        patched.setattr(drained_module, "reached", slowly)
+        patched.setattr(commit_module, "reached", slowly)
         lab.drain()
     assert (lab.calls(), states(lab)) == ([(0, 0)], {"a1": "LOADED", "a2": "HELD"})
     lab.check()

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 
 from tidemark.errors import Refused
 from tidemark.rewind.plan_model import ToEarliest
-from tidemark.sink import retry_commit as drained_module
+from tidemark.sink import commit as commit_module
 from tidemark.sink.steps import Step
 
 
@@ -113,7 +113,7 @@ def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mi
             there.set()
             assert go.wait(60)
 
-    monkeypatch.setattr(drained_module, "reached", hold)
+    monkeypatch.setattr(commit_module, "reached", hold)
     with in_thread(mixed.drain) as drain:
         assert there.wait(60)
         planned = mixed.plan(ToEarliest())

@@ -29,7 +29,8 @@ from tidemark.quality import check_conservation
 from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.sink.commit import Receipt, commit_slice
-from tidemark.sink.staged import make_staging, promote, stage
+from tidemark.sink.staged import promote
+from tidemark.sink.staging import make_staging, stage
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 from tidemark.spec.model import Deletes

@@ -23,7 +23,7 @@ from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality import ValidatedRun, Verdict, validate
-from tidemark.sink.table import SinkGuardsRows
+from tidemark.sink.fit import SinkGuardsRows
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ from tidemark.group.requests import JoinRequest
 from tidemark.local import LocalStack
 from tidemark.profiles import PAYLOADS, RIGHTS, SCHEMAS, TABLES, Profile
 from tidemark.roles import NotTheOwner, RoleLacks
-from tidemark.sink.staged import make_staging
+from tidemark.sink.staging import make_staging
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 

@@ -16,7 +16,7 @@ from tests.support.scenario import Scenario
 from tidemark import migrations, project
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
-from tidemark.sink.table import has_unique_index
+from tidemark.sink.fit import has_unique_index
 
 PLANTED = """
     CREATE TABLE {schema}.called (what text);

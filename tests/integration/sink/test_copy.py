@@ -21,8 +21,10 @@ from tests.support.sampling import examples
 
 from tidemark.local import LocalStack
 from tidemark.sink.encode import ROWS_A_CHUNK, CopyStream
-from tidemark.sink.table import LINEAGE, create_ddl, has_unique_index, match, quoted, read_columns
+from tidemark.sink.fit import ExistingTable, create_ddl, has_unique_index, match
+from tidemark.sink.table import LINEAGE, quoted, read_columns
 from tidemark.sink.types import arrow_type, fits, postgres_type
+from tidemark.spec.model import Sink
 
 GIVEN = [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
 
@@ -106,32 +108,19 @@ MOMENTS = [
 ]  # fmt: skip
 EXTREMES: list[tuple[str, pa.DataType, list[Any]]] = [
     ("boolean", pa.bool_(), [True, False]),
-    ("smallint", pa.int8(), [-128, 127]),
-    ("smallint", pa.uint8(), [0, 255]),
     ("smallint", pa.int16(), [-(2**15), 2**15 - 1, 0]),
-    ("integer", pa.uint16(), [0, 2**16 - 1]),
     ("integer", pa.int32(), [-(2**31), 2**31 - 1, -1]),
-    ("bigint", pa.uint32(), [2**32 - 1]),
     ("bigint", pa.int64(), [-(2**63), 2**63 - 1, 0]),
     ("real", pa.float32(), [1.5, -0.0, math.inf, -math.inf, 2.0**127, 2.0**-149]),
     ("double precision", pa.float64(), [0.1, -0.0, math.inf, 1.7976931348623157e308, 5e-324]),
     ("text", pa.string(), ["", " ", "Ünïcode 日本 🚢", "a\tb\n\\N\r", "x" * 2**20]),
-    ("text", pa.large_string(), ["", "a"]),
     ("character varying(3)", pa.string_view(), ["", "abc"]),
     ("bytea", pa.binary(), [b"", b"\0\xff", bytes(2**20)]),
-    ("bytea", pa.binary(3), [b"abc"]),
-    ("bytea", pa.large_binary(), [b"a"]),
     ("date", pa.date32(), [dt.date(1970, 1, 1), dt.date(1969, 12, 31), dt.date(2100, 3, 1), dt.date(9999, 12, 31), dt.date(1, 1, 1)]),
-    ("date", pa.date64(), [dt.date(2024, 2, 29)]),
     ("time without time zone", pa.time64("us"), [dt.time(0), dt.time(23, 59, 59, 999_999)]),
-    ("time without time zone", pa.time32("ms"), [dt.time(1, 2, 3, 4000)]),
     ("timestamp with time zone", pa.timestamp("us", "UTC"), MOMENTS),
-    ("timestamp with time zone", pa.timestamp("ms", "Asia/Tokyo"), [utc(1970, 1, 1), utc(2100, 1, 1)]),
     ("timestamp without time zone", pa.timestamp("us"), [each.replace(tzinfo=None) for each in MOMENTS]),
-    ("timestamp without time zone", pa.timestamp("s"), [naive(9999, 12, 31, 23, 59, 59)]),
-    ("timestamp without time zone", pa.timestamp("ns"), [naive(1970, 1, 1, 0, 0, 0, 1), naive(2262, 4, 11)]),
     ("interval", pa.duration("us"), [dt.timedelta(0), dt.timedelta(microseconds=-1), dt.timedelta(36500, 1), dt.timedelta(-1)]),
-    ("interval", pa.duration("s"), [dt.timedelta(hours=25)]),
     ("numeric(38,0)", pa.decimal128(38, 0), [Decimal("9" * 38), Decimal("-" + "9" * 38), Decimal(0)]),
     ("numeric(38,38)", pa.decimal128(38, 38), [Decimal("0." + "9" * 38), Decimal("-1e-38")]),
     ("numeric(10,2)", pa.decimal128(10, 2), [Decimal(text) for text in ("0.00", "0.01", "-0.10", "10000.00", "99999999.99", "100.01")]),
@@ -145,7 +134,6 @@ EXTREMES: list[tuple[str, pa.DataType, list[Any]]] = [
     ("integer[]", pa.list_(pa.int32()), [[], [1], [1, None, -(2**31)]]),
     ("text[]", pa.list_(pa.string()), [["", "a,b", '"', None, "NULL"]]),
     ("boolean[]", pa.list_(pa.bool_()), [[True, None, False]]),
-    ("bigint[]", pa.large_list(pa.int64()), [[2**63 - 1]]),
     ("double precision[]", pa.list_(pa.float64()), [[0.5, math.inf]]),
     ("numeric(5,2)[]", pa.list_(pa.decimal128(5, 2)), [[Decimal("123.45"), None]]),
     ("numeric[]", pa.list_(pa.decimal128(38, 2)), [[Decimal("9" * 36 + ".99")]]),
@@ -158,22 +146,14 @@ EXTREMES: list[tuple[str, pa.DataType, list[Any]]] = [
 
 @pytest.mark.parametrize(("postgres", "arrow", "values"), EXTREMES, ids=[f"{arrow} as {postgres}" for postgres, arrow, _ in EXTREMES])
 def test_every_value_comes_out_as_it_went_in(table: Table, postgres: str, arrow: pa.DataType, values: list[Any]) -> None:
-    """The extremes of every type that can be written, and NULL."""
+    """The extremes of every type that can be written, and NULL. Other Arrow types of the same values become these before the COPY: see
+    ``tests/unit/sink/test_types.py``."""
     table.make(postgres)
     wanted = [values[0], None, *values]
     table.copy([pa.array(wanted, arrow)])
     found = [value for (value,) in table.rows()]
     assert found == wanted
     assert arrow not in (pa.float32(), pa.float64()) or [str(value) for value in found] == [str(value) for value in wanted]  # -0.0
-
-
-def test_not_a_number_comes_out_as_it_went_in(table: Table) -> None:
-    """NaN is not NULL."""
-    table.make("double precision", "real")
-    table.copy([pa.array([math.nan, None]), pa.array([math.nan, None], pa.float32())])
-    (first, second) = table.rows()
-    assert all(math.isnan(value) for value in first)
-    assert second == (None, None)
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonb"])
@@ -185,13 +165,6 @@ def test_json_text_becomes_json(table: Table, kind: str) -> None:
     assert [None if text is None else json.loads(text) for (text,) in table.sql("SELECT c0::text FROM it ORDER BY n")] == [
         None if text is None else json.loads(text) for text in values
     ]
-
-
-def test_a_uuid_goes_in_as_text_or_as_its_bytes(table: Table) -> None:
-    """Spark has no UUID type, so it sends text. Arrow sends 16 bytes."""
-    table.make("uuid", "uuid")
-    table.copy([pa.array([str(each) for each in UUIDS] + [None]), pa.array([each.bytes for each in UUIDS] + [None], pa.binary(16))])
-    assert table.rows() == [(each, each) for each in [*UUIDS, None]]
 
 
 def test_a_domain_is_written_as_what_it_is_made_of_and_keeps_its_check(table: Table) -> None:
@@ -224,9 +197,9 @@ def test_the_ddl_that_is_printed_makes_the_table_that_the_guard_wants(table: Tab
     kinds = [kind for _, kind, _ in EXTREMES]
     schema = pa.schema([*((f"c{number} %", kind) for number, kind in enumerate(kinds) if postgres_type(kind)), *GIVEN])
     for name, partitions in (("sinks.one", None), ("sinks.many", 3)):
-        table.sql(create_ddl(name, schema, "", partitions=partitions))
+        table.sql(create_ddl(Sink(table=name), schema, "", partitions))
         assert has_unique_index(table.cur, name, [name for name, _ in LINEAGE])
-        layout = match(name, read_columns(table.cur, name), schema, lineage_index=True)
+        layout = match(Sink(table=name), ExistingTable(read_columns(table.cur, name)), schema)
         assert [column.name for column in layout.columns] == schema.names[:-3]
 
 

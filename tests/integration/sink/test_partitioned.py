@@ -10,7 +10,7 @@ import pytest
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 
-from tidemark.sink.table import SinkMismatch
+from tidemark.sink.fit import SinkMismatch
 
 LINEAGE = "kafka_topic_id smallint NOT NULL, kafka_partition int NOT NULL, kafka_offset bigint NOT NULL, kafka_seq int NOT NULL"
 COLUMNS = f"device bigint NOT NULL, at timestamptz NOT NULL, value bigint, {LINEAGE}"

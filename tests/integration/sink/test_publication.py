@@ -8,7 +8,7 @@ import pytest
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 
-from tidemark.sink.table import SinkMismatch
+from tidemark.sink.fit import SinkMismatch
 
 
 @pytest.fixture

@@ -121,36 +121,6 @@ def test_a_retried_record_is_loaded_into_all_tables(scenario: Scenario, topics: 
     assert shop.violations() == []
 
 
-RETURNS = "from tidemark.transform import Record, to\n\ndef transform(record: Record):\n    {}\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "problem"),
-    [
-        ('return to("order", {"id": 1})', "it returned rows for 'order'; the consumer's sinks are orders, lines"),
-        ('return {"id": 1}', "it returned rows without the name of a sink; the consumer has orders, lines"),
-    ],
-)
-def test_rows_for_no_sink_are_refused(scenario: Scenario, source: str, problem: str) -> None:
-    """Nothing is stored."""
-    shop = Shop(scenario, "function")
-    scenario.transform(RETURNS.format(source))
-    shop.produce({"id": 1})
-    with pytest.raises(TransformFailed, match=problem):
-        shop.run()
-    assert scenario.counts() == {}
-
-
-def test_one_sink_needs_no_name(scenario: Scenario) -> None:
-    """A row with the name of a sink is refused, because the name means nothing."""
-    scenario.write(RETURNS.format('return to("orders", {"payload": record.value})'), topics=scenario.topics.create()).make_sink(
-        "payload bytea"
-    )
-    scenario.topics.produce(scenario.spec.topics[0], [b"x"])
-    with pytest.raises(TransformFailed, match="it names the sink 'orders', but the consumer has one sink without a name"):
-        scenario.run()
-
-
 def test_a_result_that_contradicts_itself_or_is_incomplete_is_refused(scenario: Scenario) -> None:
     """A record has one outcome, however many tables there are. The columns are compared with the tables before anything is read."""
     shop = Shop(scenario, "arrow")

@@ -15,7 +15,7 @@ from tidemark.db import session, transaction
 from tidemark.errors import TidemarkError
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import BadOutput
-from tidemark.sink.table import SinkMismatch
+from tidemark.sink.fit import SinkMismatch
 from tidemark.spark.errors import DataLoss, NotATime, SparkFailed
 from tidemark.worker.call_transform import TransformFailed
 
@@ -147,7 +147,7 @@ def test_records_may_be_compressed_in_any_way(scenario: Scenario) -> None:
 
 def test_retention_that_passes_a_range_while_it_is_read_refuses_the_batch(scenario: Scenario) -> None:
     """Spark's connector is set to fail instead of skipping; the next run stores what is lost."""
-    topic = scenario.feed(numbers(0, 10), SPARK, sink="payload bytea", offset_reset="earliest")
+    topic = scenario.feed(numbers(0, 10), SPARK, ddl="payload bytea", offset_reset="earliest")
     with pytest.raises(DataLoss, match=rf"no longer in the log: .*out of range for partition {topic}-0 The next run reports what is lost"):
         run_here(scenario, before=lambda: scenario.topics.trim(topic, {0: 5}))
     assert scenario.attempt()["error"]["kind"] == "refused"

@@ -146,7 +146,7 @@ def test_small_run_gets_a_core_as_soon_as_a_long_one_has_ended_a_task(
     scenario: Scenario, make_scenario: Callable[[], Scenario], points: Points
 ) -> None:
     """It does not wait for all tasks of a run that has begun before. The two cores are held by two of its four tasks."""
-    topic = scenario.feed([b"long"], PLAIN, partitions=4, sink="payload bytea")
+    topic = scenario.feed([b"long"], PLAIN, partitions=4, ddl="payload bytea")
     held = [points.at(Step.COMMIT, topic=topic, partition=partition) for partition in range(4)]
     long = started(scenario)
     until(lambda: sum(point.is_reached for point in held) == 2, "both cores are busy")

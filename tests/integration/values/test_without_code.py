@@ -13,7 +13,7 @@ from tests.support.orders import AT, Orders, order
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 
-from tidemark.sink.table import SinkMismatch
+from tidemark.sink.fit import SinkMismatch
 
 AVRO = {"value": "avro"}
 

@@ -14,7 +14,9 @@ import pytest
 
 from tidemark.author.describe import OutputUnknown, _function_schema, declared_columns, outputs_of
 from tidemark.records.outcome import ONLY
-from tidemark.sink.table import LINEAGE, Column, SinkMismatch, match
+from tidemark.sink.fit import ExistingTable, SinkMismatch, match
+from tidemark.sink.table import LINEAGE, Column
+from tidemark.spec.model import Sink
 from tidemark.spec.user_transform import Form, Transform
 from tidemark.transform import Record
 from tidemark.worker.batches import input_schema
@@ -93,7 +95,7 @@ def matched(kind: Any, postgres: str) -> str:
     """The type of a column that a function fills with values of this Python type."""
     columns = [*LINEAGE_COLUMNS, Column("x", postgres)]
     schema = _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns)  # type: ignore[operator]
-    (column,) = match("a.b", columns, schema, lineage_index=True).columns
+    (column,) = match(Sink(table="a.b"), ExistingTable(columns), schema).columns
     return column.type
 
 

@@ -6,9 +6,8 @@ import base64
 import datetime as dt
 import decimal
 import json
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ from tidemark.sink.tally import Tally
 from tidemark.sink.target import Target
 from tidemark.spec.model import Encoding
 from tidemark.spec.user_transform import Form
-from tidemark.transform import Fail, Record, Retry, Skip
+from tidemark.transform import Fail, Record, Retry, Skip, to
 from tidemark.worker import batches, call_transform
 from tidemark.worker.batches import input_schema, payloads, records, rows
 from tidemark.worker.call_transform import TransformFailed, Work
@@ -135,6 +134,7 @@ def test_what_a_function_answers_decides_what_becomes_of_the_record(function: Ca
     counts = tally.counts()
     assert {"load": counts.loaded, "skip": counts.skipped, "retry": counts.retried, "fail": counts.failed}[expected] == 1
     assert counts.unaccounted == PART.span - 1
+    assert all("it must return a mapping" in each.error_text for each in answer.rejects if each.error_type == "TypeError")
 
 
 def test_a_generator_that_breaks_in_the_middle_gives_no_row() -> None:
@@ -186,6 +186,20 @@ def test_a_column_that_the_table_has_not_stops_the_slice() -> None:
         judged(lambda record: {"country": "DE"})
 
 
+@pytest.mark.parametrize(
+    ("row", "sinks", "problem"),
+    [
+        (to("order", {"id": 1}), ("orders", "lines"), "it returned rows for 'order'; the consumer's sinks are orders, lines"),
+        ({"id": 1}, ("orders", "lines"), "it returned rows without the name of a sink; the consumer has orders, lines"),
+        (to("orders", {"id": 1}), (ONLY,), "it names the sink 'orders', but the consumer has one sink without a name"),
+    ],
+)
+def test_rows_for_no_sink_are_refused(row: Any, sinks: tuple[str, ...], problem: str) -> None:
+    task = Work(Target("", 1, 1, tuple(replace(LAYOUT, sink=sink) for sink in sinks)), {}, Form.FUNCTION, lambda record: row)
+    with pytest.raises(TransformFailed, match=problem):
+        call_transform.by_record(task, PART, rows(PART, chunk_of([sent()])))
+
+
 def test_a_column_that_is_left_out_is_null() -> None:
     """An INSERT behaves in the same way."""
     answer = judged(lambda record: {"city": "a"})
@@ -211,60 +225,17 @@ def test_held_record_whose_schema_is_not_known_yet_is_held() -> None:
 # ---- values
 
 
-UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 NAIVE = NOON.replace(tzinfo=None)
-KEPT: list[tuple[str, Any, Any]] = [
-    # type, value, what is stored
-    ("integer", 3, 3),
-    ("integer", 3.0, 3),
-    ("integer", decimal.Decimal(3), 3),
-    ("double precision", 3, 3.0),
-    ("real", 1.5, 1.5),
-    ("real", float("inf"), float("inf")),
-    ("numeric(5,2)", decimal.Decimal("1.5"), "1.5"),
-    ("numeric(5,2)", 3, "3"),
-    ("numeric", decimal.Decimal("NaN"), "NaN"),
-    ("integer", "3", 3),
-    ("text", 3, "3"),
-    ("text", "", ""),
-    ("bytea", b"\0\xff", b"\0\xff"),
-    ("uuid", UUID, UUID.bytes),
-    ("uuid", str(UUID), UUID.bytes),
-    ("jsonb", {"a": [1, None]}, '{"a":[1,null]}'),
-    ("jsonb", '{"a": 1}', '{"a": 1}'),
-    ("json", [1], "[1]"),
-    ("json", True, "true"),
-    ("timestamp with time zone", NOON, NOON),
-    ("timestamp with time zone", NOON.astimezone(dt.timezone(dt.timedelta(hours=9))), NOON),
-    ("timestamp without time zone", NAIVE, NAIVE),
-    ("date", dt.date(2024, 5, 1), dt.date(2024, 5, 1)),
-    ("time without time zone", dt.time(1, 2, 3, 4), dt.time(1, 2, 3, 4)),
-    ("interval", dt.timedelta(days=1, microseconds=1), dt.timedelta(days=1, microseconds=1)),
-    ("integer[]", [1, None], [1, None]),
-    ("uuid", None, None),
-    ("jsonb", None, None),
-]
-
-
-@pytest.mark.parametrize(("postgres", "value", "expected"), KEPT, ids=str)
-def test_a_python_value_is_stored_as_it_is(postgres: str, value: Any, expected: Any) -> None:
-    """The value is stored exactly, in the column's type."""
-    assert stored(postgres, value) == expected
-
-
 LOST: list[tuple[str, Any, str]] = [
     # type, value, why
     ("smallint", 40_000, "is out of range"),
     ("integer", 2.5, "is not a whole number"),
-    ("bigint", decimal.Decimal("1.5"), "is not a whole number"),
     ("integer", float("nan"), "is not a finite number"),
-    ("integer", float("inf"), "is not a finite number"),
     ("integer", "3_0", "is not a number"),
     ("integer", decimal.Decimal("1e100000000"), "is out of range"),
     ("integer", True, "is a boolean"),
     ("integer[]", [1, 2.5], "is not a whole number"),
     ("double precision", 2**53 + 1, "has more digits than double precision keeps"),
-    ("real", 1e300, "is out of range"),
     ("numeric(5,2)", decimal.Decimal("1.555"), "has more than 2 digits after the point"),
     ("numeric(5,2)", decimal.Decimal("1000"), "has more than 3 digits before the point"),
     ("numeric(5,2)", 1.5, "is a floating-point number"),
@@ -274,13 +245,10 @@ LOST: list[tuple[str, Any, str]] = [
     ("bytea", 3, "is an integer"),
     ("bytea", "abc", "is text"),
     ("boolean", 2, "is an integer"),
-    ("uuid", "no uuid", "is not a uuid"),
-    ("jsonb", {1j}, "is of type set"),
     ("jsonb", float("nan"), "has NaN or an infinite number"),
     ("jsonb", {"a": [float("inf")]}, "has NaN or an infinite number"),
     ("timestamp with time zone", NAIVE, "is a timestamp without zone"),
     ("timestamp without time zone", NOON, "is a timestamp with zone"),
-    ("timestamp with time zone", 2**62, "is out of range"),
     ("timestamp with time zone", dt.date(2024, 5, 1), "is a date"),
     ("timestamp with time zone", "2024-05-01", "is not a timestamp with zone in ISO 8601"),
     ("timestamp with time zone", "2024-05-01T00:00:00.0000001Z", "has more than 6 digits after the second"),
