@@ -20,9 +20,11 @@ from tidemark.connections import from_env
 from tidemark.consume.assignment import narrowed
 from tidemark.consume.batch import Engine
 from tidemark.consume.run import consume, open_attempt
+from tidemark.driver.environment import require_same_version
 from tidemark.driver.process import die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
+from tidemark.packages import optional, require
 from tidemark.spec import find_consumer
 from tidemark.spec.user_transform import import_from, load_permanent
 from tidemark.text.wording import indented
@@ -41,7 +43,8 @@ def main() -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     watch()
     try:
-        _consume(options)
+        with optional():
+            _consume(options)
     except TidemarkError as error:
         sys.stderr.write(f"{indented(str(error))}\n")
         return 1
@@ -56,8 +59,10 @@ class _Formatter(logging.Formatter):
 
 
 def _consume(options: argparse.Namespace) -> None:
+    require_same_version()
     connections = from_env()
     spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)
+    require(spec.extras)
     folders = [*options.transforms, project.transforms()]
     import_from(folders)  # a user's assignor is needed before the transform
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())

@@ -1,4 +1,4 @@
-"""What becomes of a slice's records: a table of cases, and a model in plain Python, for all that account for records: `Tally`,
+"""What happens to a slice's records: a table of cases, and a model in plain Python, for all that account for records: `Tally`,
 `RetryTally` and the SQL of staged batches."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Batch = Sequence[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Account:
-    """What becomes of a slice."""
+    """What happens to a slice."""
 
     counts: RecordCounts
     rejects: Mapping[int, Reject] | None = None
@@ -86,6 +86,7 @@ WRONG: dict[str, tuple[list[Batch], dict[str, Any], str]] = {
     "an error that is no text": ([[(0, "fail")]], {"error": pa.array([3])}, "error has type int64"),
     "a column of another type": ([[(0, "load")]], {"city": pa.array([1])}, "city has type int64; the table has text"),
     "a missing column": ([[(0, "load")]], {"city": None}, "lacks column city"),
+    "a missing column of a delete": ([[(0, "delete")]], {"city": None}, "lacks column city"),
     "a column that the table lacks": ([[(0, "load")]], {"country": pa.array(["DE"])}, "a column that the table lacks: country"),
     **{f"{one} and {two}": ([[(1, one), (0, one), (0, two)]], {}, TWO) for one, two in permutations(("load", "skip", "retry", "fail"), 2)},
     "load, then delete and fail": ([[(0, "load")], [(1, "skip"), (0, "delete")], [(0, "fail")]], {}, TWO),

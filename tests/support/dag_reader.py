@@ -64,7 +64,6 @@ def _task(task: Any) -> dict[str, Any]:
         "outlets": [asset.name for asset in task.outlets],
         "templates": {name: getattr(task, name, None) for name in task.template_fields},
         "rule": task.trigger_rule.value,
-        "policy": task.retry_policy and task.retry_policy.serialize(),
         **{name: getattr(task, name) for name in ("owner", "retries", "pool")},
     }
 

@@ -1,6 +1,6 @@
 """Tidemark's Airflow layer: DAGs from consumers' files, and operators that each call one library function.
 
-One file in the ``dags/`` folder of any Airflow 3.3 is enough::
+One file in the ``dags/`` folder of any Airflow from 3.2 on is enough::
 
     from tidemark.airflow import all_dags
 
@@ -24,6 +24,7 @@ Modules::
     plugin         the page as an Airflow plugin
     tasks          what the tasks of the DAGs do
     triggers       the trigger that starts drains when records are due, and how triggers ask the databases
+    version_compat the differences between versions of Airflow
     web            the page
 """
 

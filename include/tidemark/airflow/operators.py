@@ -13,7 +13,8 @@ from airflow.sdk import Asset, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from tidemark import project
-from tidemark.errors import Refused
+from tidemark.errors import TidemarkError
+from tidemark.packages import optional
 from tidemark.spec import ConsumerSpec, find_consumer, read_folder
 from tidemark.text.wording import visible
 
@@ -30,14 +31,17 @@ DRIVER_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARN
 """A line that the driver logged. Its level is kept; its timestamp and Tidemark's logger name are dropped, as the task log adds its own."""
 
 
-def refusals_fail(method: Callable[..., T]) -> Callable[..., T]:
-    """Makes a `Refused` fail the task without a retry. Logs its text above Airflow's traceback."""
+def final_errors_fail(method: Callable[..., T]) -> Callable[..., T]:
+    """Makes an error that another try would meet again fail the task without a retry. Logs its text above Airflow's traceback."""
 
     @functools.wraps(method)
     def fail_without_retry(self: Any, context: Context, *args: Any, **options: Any) -> T:
         try:
-            return method(self, context, *args, **options)
-        except Refused as error:
+            with optional():
+                return method(self, context, *args, **options)
+        except TidemarkError as error:
+            if error.retriable:
+                raise
             self.log.error("%s", error)
             raise AirflowFailException(str(error)) from None
 
@@ -76,7 +80,7 @@ class ConsumeOperator(ConsumerOperator):
         self._killed = False
         self.consumed: list[Consumed] = []
 
-    @refusals_fail
+    @final_errors_fail
     def execute(self, context: Context) -> dict[str, Any]:
         spec = spec_of(self.consumer)
         summary = self._consume(context, spec)
@@ -148,7 +152,7 @@ class ValidateOperator(ConsumerOperator):
         super().__init__(**kwargs)
         self.validations: list[ValidationFacts] = []
 
-    @refusals_fail
+    @final_errors_fail
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.tasks.validate import validate
 
@@ -215,6 +219,7 @@ class PublishOperator(AnnouncingOperator):
         super().__init__(outlets=list(assets), **kwargs)
         self.assets = tuple(assets)
 
+    @final_errors_fail
     def execute(self, context: Context) -> None:
         content = self.announcement(context)
         for asset in self.assets:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
+from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 URL_PREFIX = "/tidemark"
+BASE_PATH = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
+"""The path under which a proxy serves Airflow. Airflow 3.2 does not resolve relative addresses of a plugin's script."""
 FILE_MODULE = "tidemark_plugin"
 """The name under which Airflow imports the file in the plugins folder."""
 
@@ -22,7 +26,7 @@ class TidemarkPlugin(AirflowPlugin):
     react_apps: list[Any] = [  # noqa: RUF012 - as in the base class
         {
             "name": "Tidemark",
-            "bundle_url": f"{URL_PREFIX.strip('/')}/app.js",  # relative, so that it survives a base path
+            "bundle_url": f"{BASE_PATH}{URL_PREFIX}/app.js",
             "url_route": "tidemark",
             "destination": "nav",
             "category": "browse",

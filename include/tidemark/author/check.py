@@ -19,6 +19,7 @@ from tidemark.db import session, transaction
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cleanup, Cluster, Setting, Topic, TopicsMissing, cleanup_of
 from tidemark.kafka.failures import NotAllowed
+from tidemark.packages import optional, require
 from tidemark.quality import load_suite, validated_view, validated_view_ddl
 from tidemark.quality.view import hidden_groups
 from tidemark.records.outcome import ONLY
@@ -73,9 +74,19 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
     Parts that need a database or a broker are skipped if the environment names none; ``notes`` says so.
     """
     report = CheckReport(spec)
-    for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics, _check_rows, _check_views):
+    for part in (
+        _check_packages,
+        _check_transform,
+        _check_suite,
+        _check_sink,
+        _check_topics,
+        _check_retry_topics,
+        _check_rows,
+        _check_views,
+    ):
         try:
-            part(report, folders, spark_schema)
+            with optional():
+                part(report, folders, spark_schema)
         except SpecInvalid as error:
             report.problems += [problem for problem in error.problems if problem not in report.problems]
         except TidemarkError as error:
@@ -103,6 +114,10 @@ def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None,
     own = spec.sinks[sink]
     view = validated_view_ddl(own.table, groups_into(own.table, spec))
     return create_ddl(own, output, view, partitions)
+
+
+def _check_packages(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+    require(report.spec.extras)
 
 
 def _check_transform(report: CheckReport, folders: Sequence[Path], _schema: SparkSchema) -> None:

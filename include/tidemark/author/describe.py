@@ -34,7 +34,6 @@ SparkSchema = Callable[[Callable[..., Any], "pa.Schema"], Mapping[str, "pa.Schem
 """Returns the output schema of a Spark-form transform for each sink, for input of a schema. Starts a JVM."""
 
 
-@dataclass(kw_only=True, eq=False)
 class OutputUnknown(Refused):
     """The function form has no declared result type, so its columns are unknown."""
 

@@ -43,7 +43,6 @@ class SampledField:
     required: bool
 
 
-@dataclass(kw_only=True, eq=False)
 class NoSketch(Refused):
     """The topic's values cannot be read without a transform."""
 

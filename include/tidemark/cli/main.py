@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import os
 import sys
 from collections import UserDict
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tidemark.cli.common import print_json, print_note
+from tidemark.driver.environment import driver_env, interpreter, require_same_version, separate
 from tidemark.errors import TidemarkError
+from tidemark.packages import optional
+from tidemark.packages import version as installed_version
 
 COMMANDS = {
     "init": ("init:init", "Write a new project: a consumer with its transform and suite, the DAG files, a compose file."),
@@ -123,7 +126,7 @@ app = typer.Typer(
 
 def _version(requested: bool) -> None:
     if requested:
-        typer.echo(f"tidemark {metadata.version('tidemark')}")
+        typer.echo(f"tidemark {installed_version()}")
         raise typer.Exit
 
 
@@ -139,7 +142,11 @@ def main() -> None:
     With ``--output json``, also prints ``{"error": {"type": ..., "text": ...}}`` to stdout.
     """
     try:
-        app()
+        if separate() and not {"local", "init", "--version"}.intersection(sys.argv[1:2]):
+            os.execve(interpreter(), [interpreter(), "-m", "tidemark.cli.main", *sys.argv[1:]], driver_env(os.environ))  # noqa: S606 - the same command, there
+        require_same_version()
+        with optional():
+            app()
     except TidemarkError as error:
         _end(getattr(error, "type", type(error).__name__), str(error))
     except Exception as error:

@@ -49,7 +49,7 @@ from tidemark.text.duration import format_duration
 from tidemark.text.moment import parse_moment
 from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import one_line
-from tidemark.worker.decoding import Decoding, Shown
+from tidemark.worker.decoding import Shown, decode_for_people
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -233,7 +233,7 @@ def show(
     with _opened(name) as (connection, spec):
         record = admin.show_record(connection, spec.group, number)
     payload = record.edits[0].was if original and record.edits else record.payload
-    decoded = Decoding(spec, registry_config(), lambda: spec.topics).for_people(record.row["topic"], payload)
+    decoded = decode_for_people(spec, registry_config(), record.row["topic"], payload)
     if output is OutputFormat.JSON:
         print_json(_record_json(record, payload) | {"decoded": {side: dataclasses.asdict(shown) for side, shown in decoded.items()}})
     else:

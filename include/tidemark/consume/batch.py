@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tidemark.connections import Connections
@@ -50,7 +49,6 @@ Start = Callable[[int | None], Engine]
 """Creates the engine of a run that has this many offsets to read; `None`: unknown."""
 
 
-@dataclass(kw_only=True, eq=False)
 class SplitPartition(Broken):
     """Two tasks returned a receipt for the same slice."""
 

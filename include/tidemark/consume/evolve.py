@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg2
@@ -35,7 +34,6 @@ SQL = statements("tidemark.consume", "evolve.sql")
 LOCK_MS = 5_000
 
 
-@dataclass(kw_only=True, eq=False)
 class TableInUse(Unavailable):
     """Other transactions on the table lasted too long."""
 
@@ -50,7 +48,6 @@ class TableInUse(Unavailable):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class ColumnsRefused(Refused):
     """This role cannot add columns to the table. ``owner``: the table's owner, if the role lacks the owner's rights."""
 

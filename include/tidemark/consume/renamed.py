@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.consume", "renamed.sql")
 
 
-@dataclass(kw_only=True, eq=False)
 class LoadedByAnother(Refused):
     """A group without a position is about to read records whose rows are in its table. ``other``: the group that loaded them, if known."""
 

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemark import migrations, roles
@@ -42,6 +42,7 @@ from tidemark.offsets import store
 from tidemark.offsets.mirror import mirrored, require_free
 from tidemark.offsets.sampling import sample_or_log
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
+from tidemark.packages import optional
 from tidemark.profiles import Profile
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry import Ladder
@@ -67,7 +68,6 @@ DRAIN_RECORDS = 100_000
 """Maximum offsets in a drain's batch: the stored state of its records is held in memory."""
 
 
-@dataclass(kw_only=True, eq=False)
 class TooManyFailed(Refused):
     """More records failed than the spec allows."""
 
@@ -120,6 +120,7 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     try:
         application = f"{migrations.DRIVER}{attempt_id}"
         with (
+            optional(),
             session(connections.database_url, application=application) as connection,
             answering(connection, url=connections.database_url),
             keep_visible(connection),

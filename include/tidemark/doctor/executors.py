@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 
 from tidemark.connections import Connections
 from tidemark.db import read_url, session
@@ -16,6 +15,7 @@ from tidemark.doctor.finding import Finding, failure, ok, warning
 from tidemark.doctor.topic_checks import unreachable
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
+from tidemark.packages import version
 from tidemark.spark.session import plain_session
 from tidemark.wires import of_spark
 
@@ -46,7 +46,7 @@ def examine_executors(connections: Connections) -> Iterator[Finding]:
         yield from (warning("spark", exposure.found, f"{exposure.fix}.") for exposure in of_spark(conf["spark.master"], conf))
         inspect = partial(_inspect, read_url(connections.database_url), dict(connections.kafka))
         reports = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(inspect).collect()
-    driver = (_minor(platform.python_version()), metadata.version("tidemark"))
+    driver = (_minor(platform.python_version()), version())
     for host, report in sorted({report.host: report for report in reports}.items()):
         yield from _host_findings(f"executor {host}", report, driver)
 
@@ -77,7 +77,7 @@ def _inspect(url: str, kafka: Mapping[str, str], _numbers: Iterable[int]) -> Ite
         unreached += unreachable(Cluster(kafka).brokers())
     except TidemarkError as error:
         unreached.append(f"Kafka ({error})")
-    yield HostReport(socket.gethostname(), platform.python_version(), metadata.version("tidemark"), tuple(unreached), ahead)
+    yield HostReport(socket.gethostname(), platform.python_version(), version(), tuple(unreached), ahead)
 
 
 def _minor(version: str) -> str:

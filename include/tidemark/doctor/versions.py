@@ -9,8 +9,9 @@ from importlib import metadata
 from tidemark.doctor.finding import Finding, failure, ok
 from tidemark.jvm.errors import JavaUnusable
 from tidemark.jvm.java import find_java, released
+from tidemark.packages import DISTRIBUTION
 
-PACKAGES = ("tidemark", "pyspark", "confluent-kafka", "psycopg2-binary", "pyarrow", "apache-airflow", "great-expectations")
+PACKAGES = (DISTRIBUTION, "pyspark", "confluent-kafka", "psycopg2-binary", "pyarrow", "apache-airflow", "great-expectations")
 
 
 def installed() -> dict[str, str]:

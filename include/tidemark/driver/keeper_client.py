@@ -30,11 +30,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tidemark import project
+from tidemark.driver.environment import driver_env, interpreter
 from tidemark.errors import Unavailable
 
 T = TypeVar("T")
@@ -70,12 +70,11 @@ class KeeperUnavailable(Exception):
     """No keeper runs, and none could be started. The caller starts the driver itself."""
 
 
-@dataclass(kw_only=True, eq=False)
 class CallDied(Unavailable):
-    """The process that a keeper has forked for a call ended without a result."""
+    """The process that was started for a call ended without a result."""
 
     def __str__(self) -> str:
-        return "The process that a keeper had forked for this task was killed or crashed. Its commits stay."
+        return "A process that was started for this task was killed or crashed. Its commits stay."
 
 
 class ForkedDriver:
@@ -127,18 +126,23 @@ def call_in_fork(function: Callable[[], T]) -> T:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            connection, _ = _request_fork(os.environ, {"call": True}, theirs.fileno())
+            connection, _ = _request_fork(driver_env(os.environ), {"call": True}, theirs.fileno())
         with connection:
             ours.sendall(pickle.dumps(function))
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as stream:
                 answer = stream.read()
+    return result(answer)  # type: ignore[no-any-return]
+
+
+def result(answer: bytes) -> Any:
+    """The result in the answer to a call. Raises its error, and `CallDied` for an empty answer."""
     if not answer:
         raise CallDied()
-    result, error = pickle.loads(answer)  # noqa: S301 - pickled by our own fork
+    value, error = pickle.loads(answer)  # noqa: S301 - pickled by our own process
     if error is not None:
         raise error
-    return result  # type: ignore[no-any-return]
+    return value
 
 
 def attach_application(group: str, master: str, conf: Mapping[str, str]) -> tuple[int, str] | None:
@@ -223,7 +227,7 @@ def socket_path(env: Mapping[str, str]) -> Path:
         for name, value in env.items()
         if name in {*PROCESS_NAMES, EXTRA_NAMES, *_extra_names(env)} or name.startswith(("PYTHON", "SPARK_"))
     }
-    key = json.dumps([sys.executable, sources, packages, sorted(settings.items())])
+    key = json.dumps([interpreter(), sources, packages, sorted(settings.items())])
     return _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
 
 
@@ -290,7 +294,7 @@ def _start_keeper(connection: socket.socket, path: Path, env: Mapping[str, str])
     keeper_env = {name: value for name, value in env.items() if name in names or (name.startswith(PREFIXES) and not SECRETS.search(name))}
     with path.with_suffix(".log").open("w") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(path)],
+            [interpreter(), "-m", MODULE, str(path)],
             env=keeper_env,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -11,7 +11,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_expo
 from tidemark import project
 from tidemark.connections import Connections
 from tidemark.db import Connection, DatabaseUrl, session, transaction
+from tidemark.driver.environment import driver_env, interpreter, require_tidemark, separate
 from tidemark.driver.keeper_client import KeeperUnavailable, start_driver
 from tidemark.driver.process import child_env
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
@@ -112,7 +112,6 @@ class Progress:
         return {count.name: sum(getattr(part, count.name) for part in self.partitions) for count in fields(RecordCounts)}
 
 
-@dataclass(kw_only=True, eq=False)
 class _AttemptEnded(TidemarkError):
     attempt_id: int
     type: str
@@ -144,7 +143,6 @@ class AttemptFailed(_AttemptEnded):
     retriable = True
 
 
-@dataclass(kw_only=True, eq=False)
 class DriverDied(Unavailable):
     """The driver ended without storing a result: it was killed or crashed."""
 
@@ -156,7 +154,6 @@ class DriverDied(Unavailable):
         return f"The driver of attempt {self.attempt_id} {how}. Its commits stay; the next attempt continues from there."
 
 
-@dataclass(kw_only=True, eq=False)
 class AttemptGone(Unavailable):
     """The row of an existing attempt is missing."""
 
@@ -185,7 +182,7 @@ class DriverArguments:
         options += [("--transforms", folder) for folder in self.transforms]
         words = [*(str(word) for option in options for word in option), *(["--drain"] if self.drain else [])]
         words += [word for part in self.partitions for word in ("--partition", part)]
-        return [sys.executable, str(project.consume_job()), self.consumer, "--attempt", str(self.attempt_id), *words]
+        return [interpreter(), str(project.consume_job()), self.consumer, "--attempt", str(self.attempt_id), *words]
 
 
 def run_attempt(
@@ -206,8 +203,10 @@ def run_attempt(
     The driver dies with the calling thread. The function follows it even while Postgres does not answer.
     Raises one of the ``Attempt...`` errors or `DriverDied`.
     """
+    if separate():
+        require_tidemark()
     attempt_id, command = arguments.attempt_id, arguments.command()
-    env = child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable})
+    env = child_env(driver_env({**os.environ, **connections.env()}))
     driver = _start_with_keeper(command, env, on_log) if with_keeper else _spawn(command, env)
     assert driver.stdout is not None
     with contextlib.ExitStack() as cleanup:  # every step runs, even if a killed driver does not end

@@ -110,7 +110,6 @@ ReadKafka = Callable[[ConsumerSpec, bytes], Keyed]
 """Finds the records of a key in the consumer's topics."""
 
 
-@dataclass(kw_only=True, eq=False)
 class OtherCondition(Refused):
     """The condition or the key differs from the plan's."""
 
@@ -123,7 +122,6 @@ class OtherCondition(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class EraseNotAllowed(Refused):
     """The role lacks a privilege, or row security would hide rows from it. ``message`` is from Postgres."""
 

@@ -6,13 +6,10 @@ rebalance is in progress; join again. `Refused`: the request is invalid as it st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tidemark.errors import Fenced, Refused, TidemarkError, Unavailable
 from tidemark.text.wording import counted
 
 
-@dataclass(kw_only=True, eq=False)
 class GroupError(TidemarkError):
     """Base of the coordinator's error responses."""
 
@@ -22,7 +19,6 @@ class GroupError(TidemarkError):
         return f"Group {self.group} responded with {self.kafka_name}."
 
 
-@dataclass(kw_only=True, eq=False)
 class UnknownMemberId(GroupError, Fenced):
     """The group does not have this member: it never joined, it left, or its session expired.
 
@@ -41,7 +37,6 @@ class UnknownMemberId(GroupError, Fenced):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class IllegalGeneration(GroupError, Fenced):
     """The request's generation is not the group's. The member keeps its id, discards the generation and joins again."""
 
@@ -57,7 +52,6 @@ class IllegalGeneration(GroupError, Fenced):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class FencedInstanceId(GroupError, Fenced):
     """A newer process replaced this static member; the caller must stop, not join again."""
 
@@ -73,7 +67,6 @@ class FencedInstanceId(GroupError, Fenced):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class RebalanceInProgress(GroupError, Unavailable):
     """The group is rebalancing; join again with the same member id."""
 
@@ -84,7 +77,6 @@ class RebalanceInProgress(GroupError, Unavailable):
         return f"Group {self.group} is rebalancing; member {self.member_id} must join again with the same member id."
 
 
-@dataclass(kw_only=True, eq=False)
 class MemberIdRequired(GroupError, Refused):
     """The response to a dynamic member's first JoinGroup: join again with this id (KIP-394).
 
@@ -98,7 +90,6 @@ class MemberIdRequired(GroupError, Refused):
         return f"Group {self.group} assigned the member id {self.member_id}; join again with it within the session timeout."
 
 
-@dataclass(kw_only=True, eq=False)
 class InconsistentGroupProtocol(GroupError, Refused):
     """The member and the group have no assignor in common, or the request names a different one."""
 
@@ -113,7 +104,6 @@ class InconsistentGroupProtocol(GroupError, Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class GroupMaxSizeReached(GroupError, Refused):
     """The group is full."""
 
@@ -124,7 +114,6 @@ class GroupMaxSizeReached(GroupError, Refused):
         return f"Group {self.group} already has its maximum of {counted(self.max_size, 'member')}. Start fewer, or raise its max_size."
 
 
-@dataclass(kw_only=True, eq=False)
 class InvalidSessionTimeout(GroupError, Refused):
     """The session timeout is outside the range that the group allows."""
 
@@ -140,7 +129,6 @@ class InvalidSessionTimeout(GroupError, Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class NonEmptyGroup(GroupError, Refused):
     """A group that has members cannot be deleted."""
 
@@ -153,7 +141,6 @@ class NonEmptyGroup(GroupError, Refused):
         return f"Group {self.group} is {self.state} with {members}. Stop them, or remove them from the group, then delete it."
 
 
-@dataclass(kw_only=True, eq=False)
 class GroupIdNotFound(GroupError, Refused):
     """The group does not exist."""
 
@@ -163,7 +150,6 @@ class GroupIdNotFound(GroupError, Refused):
         return f"There is no group {self.group}. Check its name in the list of groups."
 
 
-@dataclass(kw_only=True, eq=False)
 class GroupSubscribedToTopic(GroupError, Refused):
     """The positions of a topic that members are subscribed to cannot be deleted."""
 
@@ -174,7 +160,6 @@ class GroupSubscribedToTopic(GroupError, Refused):
         return f"Members of group {self.group} are subscribed to {self.topic}. Stop them, or remove the topic from their subscription."
 
 
-@dataclass(kw_only=True, eq=False)
 class OffsetHasResults(GroupError, Refused):
     """A position with results in the sink cannot be deleted: its records would be read and loaded again."""
 

@@ -76,7 +76,6 @@ TRANSITIONS: tuple[Transition, ...] = (
 _ALLOWED = frozenset(TRANSITIONS)
 
 
-@dataclass(kw_only=True, eq=False)
 class IllegalTransition(Broken):
     """The coordinator attempted a transition that is not in the table; its transaction was rolled back."""
 

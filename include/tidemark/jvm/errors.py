@@ -15,17 +15,6 @@ def without_password(text: str) -> str:
     return re.sub(r"(?i)([?&][^=&\s]*(?:passw|secret|token|key)[^=&\s]*=)[^&\s]*", r"\1…", bare)
 
 
-class ExtraMissing(Refused):
-    """A package that only the embedded stack needs is not installed."""
-
-    package: str
-
-    def __str__(self) -> str:
-        return (
-            f"The embedded stack needs the package {self.package}, which is not installed. Install Tidemark's wheel with the extra local."
-        )
-
-
 class JavaUnusable(Refused):
     """Java is missing, or the broker cannot run on it. ``where`` is the checked place, ``found`` its problem."""
 

@@ -26,8 +26,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tidemark.errors import BadInput
-from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsDiffer, JarsUnavailable, without_password
+from tidemark.jvm.errors import FolderUnusable, JarsDiffer, JarsUnavailable, without_password
 from tidemark.jvm.java import find_java
+from tidemark.packages import ExtraMissing
 
 __all__ = ["Recipe", "broker_jars", "cache", "jars_of", "registry_jars", "spark_jars"]
 
@@ -228,8 +229,8 @@ def cause(output: str) -> str:
 def _ivy() -> Path:
     pyspark = importlib.util.find_spec("pyspark")  # finds it without importing it
     if pyspark is None or pyspark.origin is None:
-        raise ExtraMissing(package="pyspark")
+        raise ExtraMissing(module="pyspark", extra="driver")
     jars = sorted((Path(pyspark.origin).parent / "jars").glob("ivy-*.jar"))
     if not jars:
-        raise ExtraMissing(package="pyspark with its jars")
+        raise ExtraMissing(module="pyspark.jars", extra="driver")
     return jars[-1]

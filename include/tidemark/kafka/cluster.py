@@ -36,11 +36,12 @@ RETRY_PAUSE_S = 0.2
 FIRST_RECORDS_S = 1.0
 NO_RECORD = -1
 """Kafka's offset for a time after the last record."""
+LATE_S = 5.0
+"""How long to wait for an answer beyond the time that the client has for it. An answer that is later than that never comes."""
 LEADER_WAIT_S = 5.0
 """How long to wait for a partition's leader: it is briefly unknown when a topic is created or the leader moves."""
 
 
-@dataclass(kw_only=True, eq=False)
 class TopicsMissing(Refused):
     """Topics that a spec names do not exist."""
 
@@ -52,7 +53,6 @@ class TopicsMissing(Refused):
         return f"Topics not found on {self.servers}: {', '.join(self.topics)}. Create them, or correct `topics` in the spec."
 
 
-@dataclass(kw_only=True, eq=False)
 class TopicNotCreated(Refused):
     """The cluster refuses to create a topic. ``cause`` is its message."""
 
@@ -188,7 +188,7 @@ class Cluster:
         topics, missing, denied = [], [], []
         for name, future in self._describe(TopicCollection(distinct)).items():
             try:
-                described = future.result()
+                described = self.result(future)
             except KafkaException as error:
                 if is_denial(error.args[0]):
                     denied.append(name)
@@ -299,7 +299,7 @@ class Cluster:
         settings, denied = {}, []
         for resource, future in futures.items():
             try:
-                entries = future.result()
+                entries = self.result(future)
             except KafkaException as error:
                 if not is_denial(error.args[0]):
                     raise self._failed(error, "DESCRIBE_CONFIGS", [resource.name]) from error
@@ -322,7 +322,7 @@ class Cluster:
         (future,) = self.admin().create_topics([request], request_timeout=self._timeout_s).values()
         created = True
         try:
-            future.result()
+            self.result(future)
         except KafkaException as error:
             created = False
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -359,7 +359,7 @@ class Cluster:
             futures: dict[Wire, Future[Any]] = self.admin().list_offsets(requests, isolation_level=level, request_timeout=self._timeout_s)
             offsets = {}
             for part, future in futures.items():
-                partition, answer = TopicPartition(part.topic, part.partition), self._result(future)
+                partition, answer = TopicPartition(part.topic, part.partition), self.result(future)
                 if answer.offset < 0 and not (isinstance(at, int) and answer.offset == NO_RECORD):
                     raise _NoOffset(partition=partition, answer=answer.offset)
                 epoch = answer.leader_epoch
@@ -377,15 +377,19 @@ class Cluster:
         except KafkaException as error:
             raise self._failed(error, "DESCRIBE", {part.topic for part in requests}) from error
 
-    def _result(self, future: Future[Any]) -> Any:
-        """Returns the future's result. Drops the client after an error: it may keep outdated leaders for minutes after an election."""
+    def result(self, future: Future[Any]) -> Any:
+        """Returns the result of a request of `admin`. Drops the client after an error: it may keep outdated leaders for minutes after an
+        election. Raises `BrokerUnavailable` if the client gives no answer in time, so that nothing waits for it without an end."""
         from confluent_kafka import KafkaException
 
         try:
-            return future.result()
+            return future.result(self._timeout_s + LATE_S)
         except KafkaException:
             self._client = None
             raise
+        except TimeoutError:
+            self._client = None
+            raise BrokerUnavailable(cause=f"{self.servers}: the client gave no answer within {self._timeout_s + LATE_S:g} s") from None
 
     def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
         """Requests these topics' descriptions and returns the completed futures.
@@ -402,12 +406,12 @@ class Cluster:
             tries[next(iter(futures.values()))] = client, futures
             ended = wait(tries, HEDGE_S, FIRST_COMPLETED).done
             for client, futures in [tries.pop(first) for first in ended]:
-                wait(futures.values())  # one request: they complete together
+                wait(futures.values(), LATE_S)  # one request: they complete together
                 if not any(map(_unanswered, futures.values())):
                     self._client = client
                     return futures
             if remaining_s <= HEDGE_S:
-                wait(futures.values())
+                wait(futures.values(), HEDGE_S + LATE_S)
                 return futures
             self._client = None
             time.sleep(RETRY_PAUSE_S if ended else 0)
@@ -430,7 +434,7 @@ def _unanswered(future: Future[Any]) -> bool:
     """Whether the request timed out, or its connection broke."""
     from confluent_kafka import KafkaError, KafkaException
 
-    error = future.exception()
+    error = future.exception() if future.done() else None
     return isinstance(error, KafkaException) and error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)  # noqa: SLF001
 
 

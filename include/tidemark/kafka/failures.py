@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
@@ -23,7 +22,6 @@ _FINAL = {
 and failed authentication, because credentials are replaced during runs."""
 
 
-@dataclass(kw_only=True, eq=False)
 class NotAllowed(Refused):
     """The cluster's ACLs do not allow an operation on these topics, or on another resource that ``topics`` names."""
 
@@ -37,7 +35,6 @@ class NotAllowed(Refused):
         return f"{self.servers} does not allow {self.operation} on {', '.join(self.topics)}. Ask for an ACL that allows it."
 
 
-@dataclass(kw_only=True, eq=False)
 class KafkaRefuses(Refused):
     """Kafka refuses the request, and would refuse it again. ``name``: Kafka's name of the error."""
 

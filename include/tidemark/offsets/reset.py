@@ -18,7 +18,6 @@ class Jump:
     reason: LostReason
 
 
-@dataclass(kw_only=True, eq=False)
 class NoPosition(Refused):
     """A partition has no position, and the spec does not allow choosing one."""
 
@@ -28,7 +27,6 @@ class NoPosition(Refused):
         return f"{self.partition} has no position yet, and offset_reset is none. Set offset_reset: earliest (or latest) for the first run."
 
 
-@dataclass(kw_only=True, eq=False)
 class OffsetOutOfRange(Refused):
     """The position is not in the log; continuing would lose or duplicate records."""
 
@@ -45,7 +43,6 @@ class OffsetOutOfRange(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class LogTruncated(Refused):
     """The log was truncated below the position: its records there, now or later, differ from the loaded ones.
 
@@ -81,7 +78,6 @@ class LogTruncated(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class TopicRecreated(Refused):
     """The topic was deleted and created again; unread records of the old topic are lost."""
 

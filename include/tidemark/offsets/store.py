@@ -26,7 +26,6 @@ ABANDONED_AFTER = timedelta(hours=24)
 LostReason = Literal["retention", "topic re-created", "topic deleted", "reset to latest"]
 
 
-@dataclass(kw_only=True, eq=False)
 class OffsetFenced(Fenced):
     """Another owner has taken over the partition; nothing from this writer's batch was stored."""
 
@@ -44,7 +43,6 @@ class OffsetFenced(Fenced):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class PositionDeleted(Refused):
     """The position of a partition was deleted while a run held it."""
 
@@ -57,7 +55,6 @@ class PositionDeleted(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class PositionLocked(DatabaseUnavailable):
     """Another session holds the row of a partition; ``group_id`` is the group of the row."""
 
@@ -66,7 +63,6 @@ class PositionLocked(DatabaseUnavailable):
     group_id: int
 
 
-@dataclass(kw_only=True, eq=False)
 class ClaimRefused(Fenced):
     """A newer generation holds the partition."""
 
@@ -83,7 +79,6 @@ class ClaimRefused(Fenced):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class SessionNotEnded(Unavailable):
     """A commit has held a partition for too long, and this role may not end its session. ``message`` is from Postgres."""
 
@@ -97,7 +92,6 @@ class SessionNotEnded(Unavailable):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class NotSkipped(Broken):
     """A backfill has read a range that is not stored as skipped by a rewind."""
 

@@ -47,7 +47,6 @@ class Unevaluated:
     cause: str
 
 
-@dataclass(kw_only=True, eq=False)
 class ExpectationError(Refused):
     """Expectations could not be evaluated, which says nothing about the data. No verdict was stored."""
 

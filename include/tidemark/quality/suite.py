@@ -52,7 +52,6 @@ def suite_files(spec: ConsumerSpec) -> dict[str, Path | None]:
     return {sink.table: files.get(name) for name, sink in spec.sinks.items()}
 
 
-@dataclass(kw_only=True, eq=False)
 class BadSuite(Refused):
     """A suite file cannot be used. ``problems`` lists all mistakes, each with its place in the file."""
 

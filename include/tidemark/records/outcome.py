@@ -76,7 +76,6 @@ class RecordCounts:
     """The deleting ones of ``sink_rows``."""
 
 
-@dataclass(kw_only=True, eq=False)
 class BadOutput(Refused):
     """The transform's output contradicts itself, or does not belong to a record of the slice."""
 

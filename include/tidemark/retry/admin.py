@@ -122,7 +122,6 @@ class RecordDetails:
     row: Mapping[str, Any]
 
 
-@dataclass(kw_only=True, eq=False)
 class NotEditable(Refused):
     """The record's state does not allow an edit: it is being retried, or it is settled."""
 
@@ -140,7 +139,6 @@ class NotEditable(Refused):
         return f"Record {self.number} cannot be edited: {reasons.get(self.state, self.state)}. Nothing was changed."
 
 
-@dataclass(kw_only=True, eq=False)
 class SelectionChanged(Refused):
     """The records that match the filter are no longer those that were shown."""
 

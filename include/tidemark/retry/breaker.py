@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tidemark.spec import ConsumerSpec
 
 
-@dataclass(kw_only=True, eq=False)
 class BreakerTripped(Refused):
     """More records of a slice failed than the spec's breaker allows."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused, Unavailable
@@ -29,7 +29,6 @@ Keyed = tuple[int, bytes | None]
 """The offset and the key of a record."""
 
 
-@dataclass(kw_only=True, eq=False)
 class HeldTooMany(Refused):
     """The slice would exceed the spec's limit of held records per partition."""
 
@@ -50,7 +49,6 @@ class HeldTooMany(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class KeysBlocked(Unavailable):
     """More keys were blocked between the slice's transform and its transaction."""
 

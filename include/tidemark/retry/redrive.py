@@ -118,7 +118,6 @@ class RedriveProgress:
     passed_over: int
 
 
-@dataclass(kw_only=True, eq=False)
 class RedriveInProgress(Unavailable):
     """Another redrive of the group is being applied."""
 
@@ -128,7 +127,6 @@ class RedriveInProgress(Unavailable):
         return f"A redrive of group {self.group} is being applied. Nothing was changed. Try again when it is done, or stop it."
 
 
-@dataclass(kw_only=True, eq=False)
 class NoLadder(Refused):
     """The consumer has no delays, so there is no first delay to send records to."""
 
@@ -138,7 +136,6 @@ class NoLadder(Refused):
         return f"{self.consumer} has no ladder (retry.delays). Nothing was changed. Redrive with --to now, or set retry.delays."
 
 
-@dataclass(kw_only=True, eq=False)
 class PlanAltered(Refused):
     """The stored plan was modified after planning."""
 

@@ -106,7 +106,6 @@ class DueRange:
     end: int
 
 
-@dataclass(kw_only=True, eq=False)
 class RecordsChanged(Broken):
     """Records that this transaction had locked could not be updated."""
 

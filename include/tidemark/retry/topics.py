@@ -66,7 +66,6 @@ class TopicsState:
     problems: Mapping[str, Sequence[str]]
 
 
-@dataclass(kw_only=True, eq=False)
 class TopicsUnfit(Refused):
     """Retry topics are missing or misconfigured. Lists every problem with its fix."""
 

@@ -69,7 +69,6 @@ class Applied:
     already: bool
 
 
-@dataclass(kw_only=True, eq=False)
 class StalePlan(Refused):
     """The state from which the plan was made has changed."""
 
@@ -80,7 +79,6 @@ class StalePlan(Refused):
         return "\n".join([*self.changes, f"Rewind {self.rewind_id} was not applied. Nothing was changed. Plan again."])
 
 
-@dataclass(kw_only=True, eq=False)
 class RewindNotAllowed(Refused):
     """The role lacks a privilege that the rewind needs; ``message`` is Postgres' own."""
 

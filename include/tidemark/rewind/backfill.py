@@ -70,7 +70,6 @@ class Backfill:
         return sum(part.skipped_to - part.start for part in self.parts)
 
 
-@dataclass(kw_only=True, eq=False)
 class SkippedTopicRecreated(Refused):
     """The topic of a skipped range was deleted, and the range with it."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg2
@@ -33,7 +32,6 @@ _ACTIONS = {"c": "ON DELETE CASCADE", "n": "ON DELETE SET NULL", "d": "ON DELETE
 _CASCADES = frozenset("cnd")
 
 
-@dataclass(kw_only=True, eq=False)
 class RowsStay(Refused):
     """The sink does not let the rows go, or other rows would go with them."""
 

@@ -55,7 +55,6 @@ ClusterOf = Callable[[ConsumerSpec], Cluster]
 """Returns the Kafka cluster that a consumer reads."""
 
 
-@dataclass(kw_only=True, eq=False)
 class PlanRefused(Refused):
     """The rewind is not possible as requested; ``problems`` has every reason."""
 
@@ -65,7 +64,6 @@ class PlanRefused(Refused):
         return "\n".join([*self.problems, "Nothing was planned."])
 
 
-@dataclass(kw_only=True, eq=False)
 class CompactedTopics(Refused):
     """The rewind would read compacted topics again, of which Kafka keeps only the newest record of each key."""
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.rewind", "store.sql")
 
 
-@dataclass(kw_only=True, eq=False)
 class AlreadyDecided(Refused):
     """The rewind was already applied, undone or rejected."""
 

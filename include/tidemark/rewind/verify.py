@@ -54,7 +54,6 @@ class Verified:
     """By ``changed``, ``gone`` and ``new``."""
 
 
-@dataclass(kw_only=True, eq=False)
 class NotVerifiable(Refused):
     """The rewind has nothing to compare."""
 

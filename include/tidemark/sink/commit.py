@@ -71,7 +71,6 @@ class Receipt:
     twin: bool = False
 
 
-@dataclass(kw_only=True, eq=False)
 class CommitUnknown(Unavailable):
     """The session was lost during COMMIT, and the database did not return in time to check the outcome."""
 

@@ -9,7 +9,6 @@ it, in the same transaction, so that a rewind that reverts the deletion can rest
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements
@@ -32,7 +31,6 @@ IN_FORCE = "coalesce(present.parked_by, 0) = 0"
 and scan all deletions of a partition for each row."""
 
 
-@dataclass(kw_only=True, eq=False)
 class RowsKept(Refused):
     """The sink did not delete all rows that records delete."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import Refused
@@ -19,7 +18,6 @@ EMPTY = b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"\xff\xff"
 """A binary COPY without rows: signature, no flags, no header extension, trailer."""
 
 
-@dataclass(kw_only=True, eq=False)
 class TypesChanged(Refused):
     """A transform returned a column in different types in different batches."""
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 
-@dataclass(kw_only=True, eq=False)
 class SinkNoTable(Refused):
     """The relation is a view or similar: no constraint can ensure that a record is loaded only once."""
 
@@ -46,7 +45,6 @@ class SinkNoTable(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class SinkGuardsRows(Refused):
     """Row-level security applies to the role, so Postgres refuses COPY into the table."""
 
@@ -81,7 +79,6 @@ class Difference:
     column: Column | None = None
 
 
-@dataclass(kw_only=True, eq=False)
 class SinkMismatch(Refused):
     """The output does not fit the sink. Shows both."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,6 @@ Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]
 `FAILED_COLUMNS`."""
 
 
-@dataclass(kw_only=True, eq=False)
 class RecordsGone(Broken):
     """Failed records could not be read again from the log."""
 

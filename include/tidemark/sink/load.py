@@ -52,7 +52,6 @@ CARE_ROWS, CARE_BYTES = 8192, 16 << 20
 """Minimum rows or bytes per attempt of `load_carefully`."""
 
 
-@dataclass(kw_only=True, eq=False)
 class SinkRejected(Refused):
     """Postgres rejected rows of a slice. ``of_rows``: single rows may be at fault, which `Bisection` can isolate.
 
@@ -82,7 +81,6 @@ class SinkRejected(Refused):
         return f"{self.part}: {self.table} rejected the rows ({self.error_type}): {self.message} Nothing of this slice was stored."
 
 
-@dataclass(kw_only=True, eq=False)
 class TooManyRejected(Refused):
     """Postgres rejected too many records of a slice: the table or the transform is at fault, not single records."""
 
@@ -100,7 +98,6 @@ class TooManyRejected(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
 class CopyCountWrong(Broken):
     """Postgres stored a different number of rows than were encoded."""
 

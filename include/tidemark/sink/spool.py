@@ -13,7 +13,6 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tidemark.errors import Unavailable
@@ -23,7 +22,6 @@ T = TypeVar("T")
 MEMORY_BYTES = 8 * 1024 * 1024
 
 
-@dataclass(kw_only=True, eq=False)
 class SpoolFailed(Unavailable):
     """The temporary file cannot be written or read; ``cause`` is the operating system's message."""
 

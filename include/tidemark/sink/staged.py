@@ -54,7 +54,6 @@ ROWS = "pg_temp.tidemark_staged"
 """The view of the rows to promote."""
 
 
-@dataclass(kw_only=True, eq=False)
 class StagedRowsGone(Unavailable):
     """The staging table has lost rows that the tasks staged."""
 

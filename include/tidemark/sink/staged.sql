@@ -1,7 +1,7 @@
 -- Statements that promote the rows of a staging table.
 
 -- name: make_views
--- The rows of the tries that reported to the driver; and what becomes of each record: its lowest and its highest disposition, which differ
+-- The rows of the tries that reported to the driver; and what happens to each record: its lowest and its highest disposition, which differ
 -- only if the transform contradicts itself. A delete counts as load. Dropped with the table.
 CREATE TEMP VIEW tidemark_staged AS SELECT * FROM {table} WHERE {reported};
 CREATE TEMP VIEW tidemark_record AS

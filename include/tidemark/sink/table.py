@@ -79,7 +79,6 @@ class Layout:
         return [column.name for column in self.columns] + [name for name, _ in (*LINEAGE, *deleted)]
 
 
-@dataclass(kw_only=True, eq=False)
 class SinkMissing(Refused):
     """The table does not exist."""
 
@@ -89,7 +88,6 @@ class SinkMissing(Refused):
         return f"Table {self.table} does not exist. `tidemark sink ddl NAME` prints the DDL that creates it."
 
 
-@dataclass(kw_only=True, eq=False)
 class SinkHidden(Refused):
     """The role lacks USAGE on the table's schema."""
 

@@ -101,6 +101,8 @@ def wrong_deletes(rows: pa.RecordBatch, deletes: pa.Array, layout: Layout) -> tu
         fix = "set sink.deletes to hard or soft" if layout.key else "only an upsert sink has rows to delete"
         return (deletes, "DeleteRefused", f"The record deletes a row, which the sink refuses: {fix}.") if pc.any(deletes).as_py() else None
     for name in layout.key:
+        if name not in rows.schema.names:  # `data_columns` refuses the rows
+            continue
         nulls = pc.and_(deletes, rows.column(name).is_null())
         if pc.any(nulls).as_py():
             return nulls, "DeleteWithoutKey", f"The record deletes a row, but its {name} is null: return the key's columns."

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
@@ -30,7 +29,6 @@ LARGE = "tidemark_large"
 """The column that marks large rows."""
 
 
-@dataclass(kw_only=True, eq=False)
 class LargeRows(Refused):
     """A slice has a row larger than `LARGE_B`, and its job does not count bytes."""
 

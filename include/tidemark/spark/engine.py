@@ -17,6 +17,7 @@ import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -386,7 +387,10 @@ def output_schema(spark: SparkSession, function: Callable[..., Any], schema: pa.
     except ValueError as error:  # a decimal of more than 38 digits
         problem = f"Spark cannot hold a decoded field: {error}. Use the Arrow or the function form."
         raise TransformFailed(where="building its DataFrame", problem=problem) from error
-    return {sink: to_arrow_schema(result.schema, timezone="UTC") for sink, result in _call_transform(function, empty).items()}
+    convert = to_arrow_schema
+    if "timezone" in signature(to_arrow_schema).parameters:  # Spark 4.1 has UTC by default, and no parameter
+        convert = partial(to_arrow_schema, timezone="UTC")
+    return {sink: convert(result.schema) for sink, result in _call_transform(function, empty).items()}
 
 
 def rows_of(spark: SparkSession, function: Callable[..., Any], batch: pa.RecordBatch) -> dict[str, pa.Table]:

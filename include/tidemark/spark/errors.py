@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tidemark.errors import BrokerUnavailable, Refused, Unavailable
 from tidemark.kafka.failures import NotAllowed
@@ -22,7 +21,6 @@ DAMAGED = (
 DENIED = re.compile(r"Not authorized to access topics: \[(?P<topics>[^\]]+)\]")
 
 
-@dataclass(kw_only=True, eq=False)
 class SparkFailed(Unavailable):
     """Spark could not run a batch. ``cause`` is its message."""
 
@@ -32,7 +30,6 @@ class SparkFailed(Unavailable):
         return f"Spark could not finish the batch: {self.cause} Commits of its tasks stay; the next attempt continues from there."
 
 
-@dataclass(kw_only=True, eq=False)
 class DataLoss(Refused):
     """Part of a planned range is missing from the log."""
 
@@ -43,7 +40,6 @@ class DataLoss(Refused):
         return f"Part of the planned range is no longer in the log: {self.cause} The next run reports what is lost."
 
 
-@dataclass(kw_only=True, eq=False)
 class NotATime(Refused):
     """Spark's connector fails on a record's timestamp. ``place``: the partition and offset, if known."""
 

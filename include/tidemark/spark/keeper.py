@@ -23,7 +23,6 @@ import ctypes
 import gc
 import importlib
 import os
-import pickle
 import runpy
 import select
 import selectors
@@ -38,9 +37,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tidemark.driver.call import answer
 from tidemark.driver.keeper_client import IDLE_S, KEEPER, read_secrets, receive, receive_files, send
 from tidemark.driver.process import PARENT, die_with_parent
-from tidemark.errors import TidemarkError
 from tidemark.quality.suite import great_expectations
 from tidemark.spark.session import end_jvm, start_shared
 
@@ -137,7 +136,8 @@ class Keeper:
         elif "run" in message:
             self._fork(connection, files, partial(_become_driver, message))
         elif "call" in message:
-            great_expectations()  # imported once here instead of in each fork
+            with contextlib.suppress(ModuleNotFoundError):  # without the extra `quality`, the call says what is missing
+                great_expectations()  # imported once here instead of in each fork
             self._fork(connection, files, partial(_become_call, message))
         elif "attach" in message:
             self._attach(connection, message, files[0])
@@ -269,14 +269,7 @@ def _become_call(message: dict[str, Any], channel: int, env: dict[str, str]) -> 
         _adopt_environment(message, env)
         die_with_parent()
         with socket.socket(fileno=channel) as connection, connection.makefile("rb") as stream:
-            function = pickle.loads(stream.read())  # noqa: S301 - pickled by our own caller
-            try:
-                answer = pickle.dumps((function(), None))
-            except TidemarkError as error:
-                answer = pickle.dumps((None, error))
-            except Exception as error:  # noqa: BLE001 - the caller raises it; not every error can be pickled
-                answer = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
-            connection.sendall(answer)
+            connection.sendall(answer(stream.read()))
 
     _run_forked("tidemark call", keep_open=channel, run=run)
 

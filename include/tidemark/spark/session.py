@@ -14,7 +14,6 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,7 +102,6 @@ JVM_LIMIT_S = 300.0
 LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-@dataclass(kw_only=True, eq=False)
 class JvmHangs(Unavailable):
     """Spark's JVM was started but did not report in time."""
 

@@ -415,6 +415,19 @@ class ConsumerSpec(_Part):
         return {} if self.validation is None else self.validation.suites
 
     @property
+    def extras(self) -> list[str]:
+        """The extras of Tidemark's distribution that its driver and its validation need."""
+        encodings = {self.format.key, self.format.value}
+        needed = {
+            "driver": True,
+            "avro": Encoding.AVRO in encodings,
+            "protobuf": Encoding.PROTOBUF in encodings,
+            "registry": self.format.uses_registry,
+            "quality": bool(self.suites),
+        }
+        return [extra for extra, is_needed in needed.items() if is_needed]
+
+    @property
     def fixed(self) -> Scope:
         """The partitions that the file fixes; empty (everything) without ``partitions``."""
         return Scope() if self.partitions is None else self.partitions.scope

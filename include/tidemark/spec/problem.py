@@ -54,7 +54,6 @@ class Problem:
         return f"{head}\n{self.line:>5} | {text}\n      | {' ' * (column - 1)}{'^' * length} {self.fix}"
 
 
-@dataclass(kw_only=True, eq=False)
 class SpecInvalid(Refused):
     """Consumers were not loaded because their files have problems."""
 
@@ -75,7 +74,6 @@ class SpecInvalid(Refused):
         return "\n".join([*map(str, self.problems), f"{count}; {', '.join(self.consumers)} {verb} not loaded"])
 
 
-@dataclass(kw_only=True, eq=False)
 class UnknownConsumer(Refused):
     """No file declares this consumer."""
 

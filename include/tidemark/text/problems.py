@@ -16,7 +16,6 @@ REASON_CHARACTERS = 10
 """Minimum length of a reason."""
 
 
-@dataclass(kw_only=True, eq=False)
 class SeveralProblems(Refused):
     """The input has several problems, with one text for each."""
 

@@ -46,7 +46,6 @@ class Work:
             object.__setattr__(self, "function", self.function.bound(self.target.layouts[0].columns))
 
 
-@dataclass(kw_only=True, eq=False)
 class TransformFailed(Refused):
     """The transform raised an exception, or returned the wrong type.
 

@@ -17,6 +17,7 @@ from tidemark.formats.schema import BadSchema, Node, parse
 from tidemark.formats.wire import SchemaId
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
+from tidemark.packages import optional
 from tidemark.records.outcome import Reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.spec import ConsumerSpec
@@ -105,7 +106,8 @@ class Decoding:
                 shown[side] = Shown(None, f"it has {len(data):,} bytes; values of more than {MAX_SHOWN_BYTES:,} are not decoded here")
                 continue
             try:
-                value = self._decode_value(topic, side, data, payload)
+                with optional():
+                    value = self._decode_value(topic, side, data, payload)
                 shown[side] = Shown(None, str(value)) if isinstance(value, NoRow) else Shown(json_text(value), None)
             except TidemarkError as error:
                 shown[side] = Shown(None, str(error))
@@ -163,6 +165,11 @@ class Decoding:
         return Registry(self._registry)
 
 
+def decode_for_people(spec: ConsumerSpec, registry: RegistryConfig | None, topic: str, payload: Payload) -> dict[str, Shown]:
+    """See `Decoding.for_people`."""
+    return Decoding(spec, registry, lambda: spec.topics).for_people(topic, payload)
+
+
 def _imports(path: Path) -> dict[str, str]:
     """Returns the other Protobuf files of the folder, by import path."""
     return {str(file.relative_to(project.schemas())): file.read_text() for file in project.schemas().rglob("*.proto") if file != path}
@@ -176,7 +183,6 @@ class Shown:
     problem: str | None
 
 
-@dataclass(kw_only=True, eq=False)
 class TopicsDiffer(Refused):
     """A transform gets the same columns for all topics, but their newest schemas differ."""
 

@@ -135,8 +135,6 @@ def test_each_consumer_makes_one_dag_that_says_whose_it_is_and_never_overlaps_it
         for task in dag["tasks"].values():
             assert task["retries"] > 0
             assert task["doc"]
-        assert dag["tasks"]["consume"]["policy"]
-        assert dag["tasks"]["validate"]["policy"]
 
 
 def test_tasks_are_consume_then_validate_then_publish(facts):

@@ -40,8 +40,8 @@ REPEATED = [
     "quality/test_validation::test_a_run_whose_rows_meet_the_suite_has_passed",
     "project/test_upgrade::test_migration_that_is_not_additive_is_refused_while_a_driver_runs",
     "rewind/test_sinks::test_such_batches_are_taken_back_whole_and_come_back_whole",
-    "rewind/test_apply::test_undo_after_a_replay_with_another_transform_restores_everything",
-    "retry/test_drain::test_record_whose_service_is_back_is_loaded_as_what_it_was",
+    "rewind/test_undo::test_undo_at_once_is_as_if_nothing_had_been",
+    "retry/test_drain::test_drain_stops_in_front_of_the_first_record_that_is_not_due",
     "retry/test_redrive::test_one_redrive_of_a_consumer_at_a_time",
 ]
 """Tests of other modules, one for each kind of work."""

@@ -75,14 +75,14 @@ def new_project(installed: Installed, tmp_path_factory: pytest.TempPathFactory) 
 def test_wheel_has_the_library_and_what_a_project_needs(installed: Installed, tmp_path: Path) -> None:
     """It has the migrations, the entry point, a project's files and the marker of a typed package, but no byte code and no tests."""
     names = zipfile.ZipFile(installed.wheel).namelist()
-    assert {name.partition("/")[0] for name in names} == {"tidemark", f"tidemark-{version('tidemark')}.dist-info"}
+    assert {name.partition("/")[0] for name in names} == {"tidemark", f"tidemark_kafka-{version('tidemark-kafka')}.dist-info"}
     assert {Path(name).stem for name in names if name.startswith("tidemark/_project/sql/")} == set(migrations.known())
     needed = ("py.typed", "kafka/compiled.c", "_project/spark_jobs/consume.py", "_project/dags/consume.py")
     assert {f"tidemark/{name}" for name in needed} <= set(names)
     assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
     done = installed.run("python", "-c", "import tidemark; print(tidemark.__file__)", cwd=tmp_path)
     assert Path(done.stdout.strip()).is_relative_to(installed.bin.parent)
-    assert installed.run("tidemark", "--version", cwd=tmp_path).stdout == f"tidemark {version('tidemark')}\n"
+    assert installed.run("tidemark", "--version", cwd=tmp_path).stdout == f"tidemark {version('tidemark-kafka')}\n"
 
 
 def test_init_refuses_a_folder_with_files(installed: Installed, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of the answer to an approval."""
+"""What happens to the answer to an approval."""
 
 from __future__ import annotations
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
-from tidemark.airflow.dags.consume import RETRY_POLICY, retrying
+from tidemark.airflow.dags.consume import retrying
+from tidemark.airflow.operators import final_errors_fail
 from tidemark.driver.launch import AttemptBroken, AttemptFenced, AttemptRefused, AttemptUnavailable, DriverDied
 from tidemark.errors import BadInput, BrokerUnavailable, DatabaseReadOnly, DatabaseUnavailable
 from tidemark.spec import AirflowSettings
@@ -40,10 +44,16 @@ BROKEN = {"attempt_id": 1, "type": "x", "text": "x"}
         (AttemptRefused(**BROKEN), "fail"),
         (AttemptFenced(**BROKEN), "fail"),
         (AttemptBroken(**BROKEN), "fail"),
-        (ValueError("x"), "default"),
+        (ValueError("x"), "retry"),
     ],
 )
 def test_outage_is_tried_again_and_what_another_try_cannot_help_fails_at_once(error: Exception, action: str) -> None:
-    """The task's delays apply: the policy sets none. Airflow decides about errors that Tidemark does not know."""
-    decision = RETRY_POLICY.evaluate(error, 1, 5)
-    assert (decision.action.value, decision.retry_delay) == (action, None)
+    """Airflow decides about errors that Tidemark does not know."""
+
+    @final_errors_fail
+    def execute(self: Any, context: Any) -> None:
+        raise error
+
+    with pytest.raises(AirflowFailException if action == "fail" else type(error)) as raised:
+        execute(SimpleNamespace(log=logging.getLogger()), {})  # type: ignore[arg-type]
+    assert str(raised.value) == str(error)

@@ -43,4 +43,4 @@ def test_list_of_commands_imports_none_of_them(monkeypatch: pytest.MonkeyPatch) 
 
 def test_version_is_the_packages() -> None:
     done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.stdout) == (0, f"tidemark {metadata.version('tidemark')}\n")
+    assert (done.exit_code, done.stdout) == (0, f"tidemark {metadata.version('tidemark-kafka')}\n")

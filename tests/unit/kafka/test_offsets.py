@@ -45,6 +45,13 @@ class Stale:
         return answers
 
 
+class Silent:
+    """An admin client whose answer never comes."""
+
+    def list_offsets(self, asked: Any, **_: Any) -> dict[Any, Future[Any]]:
+        return {place: Future[Any]() for place in asked}
+
+
 def cluster_that_answers(*offsets: int, **more: int) -> Cluster:
     cluster = Cluster({"bootstrap.servers": "nowhere:9092"})
     cluster._client = Answers(*offsets, **more)  # type: ignore[assignment]
@@ -66,6 +73,17 @@ def test_another_client_asks_if_the_first_one_knows_a_former_leader(monkeypatch:
     """Asking with the same client again would take minutes."""
     cluster = Cluster({"bootstrap.servers": "nowhere:9092"})
     cluster._client = Stale()  # type: ignore[assignment]
+    monkeypatch.setattr(module, "connected", lambda *_: Answers(5))
+    assert cluster.stable_ends([PLACE]) == {PLACE: 5}
+
+
+def test_client_that_never_answers_is_an_outage_and_the_next_request_has_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run would wait for such a client without an end and without a word."""
+    monkeypatch.setattr(module, "LATE_S", 0.1)
+    cluster = Cluster({"bootstrap.servers": "nowhere:9092"}, timeout_s=0.1)
+    cluster._client = Silent()  # type: ignore[assignment]
+    with pytest.raises(BrokerUnavailable, match="the client gave no answer"):
+        cluster.stable_ends([PLACE])
     monkeypatch.setattr(module, "connected", lambda *_: Answers(5))
     assert cluster.stable_ends([PLACE]) == {PLACE: 5}
 

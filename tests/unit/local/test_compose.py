@@ -206,8 +206,8 @@ def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkou
     theirs = (ROOT / "template" / "Dockerfile").read_text()
     same = DOCKERFILE[DOCKERFILE.index("FROM") : DOCKERFILE.index("\n\n# As the Makefile does it")]
     assert same in theirs
-    wheel = f"./wheels/tidemark-{PROJECT['version']}-py3-none-any.whl[airflow,local]"
-    assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[-1] == wheel, "by file: the name is another project's on PyPI"
+    wheel = f"./wheels/tidemark_kafka-{PROJECT['version']}-py3-none-any.whl[all,local]"
+    assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[-1] == wheel
 
 
 def test_the_image_holds_what_is_listed_and_locked_and_does_not_run_as_root() -> None:

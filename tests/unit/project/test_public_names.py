@@ -24,7 +24,7 @@ def test_public_name_is_documented(door: str, name: str) -> None:
 def test_front_page_lists_its_names_and_refuses_others(door: str) -> None:
     """Front pages behave like ordinary modules, so completion in a shell offers their names before they are used."""
     module = importlib.import_module(door)
-    assert importlib.import_module("tidemark").__version__ == version("tidemark")
+    assert importlib.import_module("tidemark").__version__ == version("tidemark-kafka")
     assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match=f"module '{door}' has no attribute 'Nothing'"):
         _ = module.Nothing

@@ -26,6 +26,7 @@ from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, sni
 from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config
 from tidemark.errors import BadInput
+from tidemark.packages import EXTRAS
 from tidemark.quality import load_suite
 from tidemark.spec import load_consumer
 from tidemark.text.moment import parse_moment
@@ -150,7 +151,9 @@ def pip(words: list[str]) -> None:
         if word.endswith("==..."):
             assert re.search(rf"^{word.removesuffix('...')}", text_of("requirements.txt"), re.MULTILINE | re.IGNORECASE), word
         elif ".whl" in word:
-            assert f"/tidemark-{version('tidemark')}-py3-none-any.whl[" in word
+            wheel, _, extras = word.rpartition("/")[2].removesuffix("]").partition("[")
+            assert wheel == f"tidemark_kafka-{version('tidemark-kafka')}-py3-none-any.whl"
+            assert set(filter(None, extras.split(","))) <= {*EXTRAS, "all"}
 
 
 def export(words: list[str]) -> None:
@@ -186,12 +189,17 @@ def exported() -> dict[str, str]:
     return dict(word.split("=", 1) for _, word in words)
 
 
+def an_environment(value: str) -> None:
+    assert value.endswith("driver/bin/python"), "the README has made this environment"
+
+
 EXPORTED: dict[str, Callable[[str], object]] = {
     "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": lambda _: kafka_config(exported()),
     "TIDEMARK_KAFKA_CONFIG": lambda _: kafka_config(exported()),
     "TIDEMARK_DATABASE_URL": lambda _: database_url(exported()),
     "AIRFLOW_CONN_TIDEMARK_KAFKA": kafka_of_airflow,
     "AIRFLOW_CONN_TIDEMARK_POSTGRES": postgres_of_airflow,
+    "TIDEMARK_PYTHON": an_environment,
 }
 
 

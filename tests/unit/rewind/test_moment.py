@@ -63,7 +63,7 @@ def test_local_time_needs_its_zone(text):
         ("2011-12-30 12:00", "Pacific/Apia", "does not exist in",
          "Write 2011-12-29T12:00:00-10:00 (22:00 UTC), or 2011-12-31T12:00:00+14:00 (2011-12-30 22:00 UTC)."),
     ],
-    ids=["twice", "left out", "a day left out"],
+    ids=["twice", "skipped", "a day skipped"],
 )  # fmt: skip
 def test_time_that_the_clock_shows_twice_or_leaves_out_is_refused_with_two_moments(text, zone, told, fix):
     """Both interpretations, or the neighbours: half an hour before the change of the clock and half an hour after it. They have their

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -311,3 +312,18 @@ def test_a_file_always_has_a_partial_spec(tmp_path_factory, start, length, text)
 def test_a_file_of_anything_has_a_partial_spec(tmp_path, content):
     (tmp_path / "two words.yaml").write_bytes(content)
     assert partial_spec(tmp_path / "two words.yaml").group == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("keys", "extras"),
+    [
+        ("", ["driver"]),
+        ("format: {value: json}\n", ["driver"]),
+        ("format: {value: avro}\n", ["driver", "avro", "registry"]),
+        ("format: {value: avro, value_schema: city.avsc}\n", ["driver", "avro"]),
+        ("format: {key: protobuf, value: string}\nvalidation: {suite: cities}\n", ["driver", "protobuf", "registry", "quality"]),
+    ],
+)
+def test_consumer_needs_the_packages_of_its_formats_and_suites(keys: str, extras: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cities.yaml").write_text(SMALL + keys)
+    assert load_consumer(tmp_path / "cities.yaml").extras == extras

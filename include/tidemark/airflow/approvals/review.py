@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, Protocol, cast
 
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import DAG, AssetAlias, BaseOperator, Context, Param, get_parsing_context
-from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException, TaskAwaitingInput
+from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException
 
 from tidemark.airflow.access import access_of, shared_access
 from tidemark.airflow.dags.consume import START, dag_id, declared, retrying
-from tidemark.airflow.operators import refusals_fail, requester
+from tidemark.airflow.operators import final_errors_fail, requester
+from tidemark.airflow.version_compat import await_answer, run_types
 from tidemark.errors import Unavailable
 from tidemark.spec import ConsumerSpec
 
@@ -132,7 +133,7 @@ class PlanOperator(BaseOperator):
 
     kind: ClassVar[str]
 
-    @refusals_fail
+    @final_errors_fail
     def execute(self, context: Context) -> Any:
         return _functions(self.kind).plan(Task(self.kind, context, self.log))
 
@@ -150,7 +151,7 @@ class ApplyOperator(HITLOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(subject="Approve this plan?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
 
-    @refusals_fail
+    @final_errors_fail
     def execute(self, context: Context) -> Any:
         task = Task(self.kind, context, self.log)
         if question := _functions(self.kind).question(task):
@@ -181,9 +182,9 @@ class ApplyOperator(HITLOperator):
                 f"Airflow still shows the question about another plan, not {question.plan}. Nothing was changed; start a new run."
             )
         self.log.info("waiting for an answer plan=%s within=%s", question.plan, question.within)
-        raise TaskAwaitingInput(method_name="execute_complete", timeout=question.within, kwargs={"plan": question.plan})
+        await_answer(self, context["ti"].id, self.options, self.defaults or [], question.within, {"plan": question.plan})
 
-    @refusals_fail
+    @final_errors_fail
     def execute_complete(self, context: Context, event: dict[str, Any], plan: str = "") -> Any:
         """Acts on the answer. Waits for unavailable services, because only this process has the answer; another try would ask again."""
         answer = _parse_answer(super().execute_complete(context, event), plan)
@@ -255,7 +256,7 @@ class ReviewedDag:
             schedule=None,
             start_date=START,
             catchup=False,
-            allowed_run_types=cast("Any", ["manual"]),
+            allowed_run_types=run_types("manual"),
             is_paused_upon_creation=False,
             max_active_runs=16,  # several runs may wait for approval at once
             tags=["tidemark", self.tag],

@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule, get_parsing_context
+from airflow.sdk import DAG, Asset, get_parsing_context
 from airflow.settings import TIMEZONE
 
 from tidemark import project
 from tidemark.airflow.access import AccessControl, access_of, problems, shared_access
 from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
+from tidemark.airflow.version_compat import run_types
 from tidemark.spec import (
     AirflowSettings,
     ConsumerSpec,
@@ -36,17 +37,8 @@ from tidemark.text.wording import counted, escaped
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """A fixed date in the past. With ``catchup=False`` a schedule begins with its next interval. Airflow takes a schedule's zone from it."""
 
-RUN_TYPES: Any = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")  # Airflow's enum is private
+RUN_TYPES = run_types("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")
 """All but ``backfill``: a run reads what is in the topics now, so backfilling past intervals makes no sense."""
-
-RETRY_POLICY = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(exception="tidemark.errors.Fenced", action=RetryAction.FAIL, reason="a newer attempt owns the partitions"),
-        RetryRule(exception="tidemark.errors.Refused", action=RetryAction.FAIL, reason="the log says what to fix"),
-        RetryRule(exception="tidemark.errors.Broken", action=RetryAction.FAIL, reason="an invariant does not hold; investigate"),
-        RetryRule(exception="tidemark.errors.Unavailable", action=RetryAction.RETRY, reason="unavailable; committed work is kept"),
-    ]
-)
 
 MAX_RETRY_DELAY = timedelta(minutes=5)
 
@@ -60,7 +52,6 @@ def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
         "retry_delay": settings.retry_delay,
         "retry_exponential_backoff": 2.0,
         "max_retry_delay": max(settings.retry_delay, MAX_RETRY_DELAY),
-        "retry_policy": RETRY_POLICY,
     }
 
 

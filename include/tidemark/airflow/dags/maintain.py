@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow.sdk import DAG, BaseOperator, Context, Param
 
 from tidemark.airflow.dags.consume import retrying, shared_dag
-from tidemark.airflow.operators import refusals_fail
+from tidemark.airflow.operators import final_errors_fail
 from tidemark.keep import FLOOR, FLOOR_VARIABLE, default_keep
 
 
@@ -39,7 +39,7 @@ def maintain_dag() -> DAG:
 class MaintainOperator(BaseOperator):
     """Runs the maintenance. Pushes the number of archives dropped, of their rows, of records emptied, and of attempts closed."""
 
-    @refusals_fail
+    @final_errors_fail
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.airflow.tasks import maintain
 

@@ -20,6 +20,7 @@ from tidemark.airflow.approvals.records_form import redrive_form
 from tidemark.airflow.approvals.review import ApplyOperator, PlanOperator, ReviewedDag, Task, start_run
 from tidemark.airflow.dags.consume import REDRIVE
 from tidemark.airflow.dags.retries import DRAIN_DAG
+from tidemark.airflow.operators import final_errors_fail
 
 
 class PlanRedriveOperator(PlanOperator):
@@ -35,6 +36,7 @@ class ApplyRedriveOperator(ApplyOperator):
 class StartDrainOperator(BaseOperator):
     """Starts a run ``redrive__<number>`` of the drain DAG and does not wait for it. Skipped if the records go to the first delay."""
 
+    @final_errors_fail
     def execute(self, context: Context) -> None:
         from tidemark.airflow.tasks.redrive import stored
 

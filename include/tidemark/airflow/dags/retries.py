@@ -30,7 +30,7 @@ from airflow.sdk import (
 )
 
 from tidemark.airflow.dags.consume import retrying, shared_dag
-from tidemark.airflow.operators import AnnouncingOperator, ConsumeOperator, ValidateOperator, spec_of
+from tidemark.airflow.operators import AnnouncingOperator, ConsumeOperator, ValidateOperator, final_errors_fail, spec_of
 from tidemark.airflow.triggers.due import DUE
 
 DRAIN_DAG = "drain_retries"
@@ -99,6 +99,7 @@ class RelayOperator(BaseOperator):
     Tries all consumers, then fails with all the reasons if records could not be published.
     """
 
+    @final_errors_fail
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.airflow.tasks.drain_retries import relay
 
@@ -111,6 +112,7 @@ class DueOperator(BaseOperator):
     Logs how many records of each consumer are due, and for how long.
     """
 
+    @final_errors_fail
     def execute(self, context: Context) -> list[str]:
         from tidemark.airflow.tasks.drain_retries import due
 
@@ -138,6 +140,7 @@ class PublishDrainOperator(AnnouncingOperator):
         super().__init__(**kwargs)
         self.consumer = consumer
 
+    @final_errors_fail
     def execute(self, context: Context) -> None:
         content = self.announcement(context)
         for table in spec_of(self.consumer).table_names:

@@ -21,7 +21,7 @@ from airflow.sdk import DAG, AssetAlias, BaseSensorOperator, Context, PokeReturn
 from tidemark.airflow.approvals.review import ApplyOperator, PlanOperator, ReviewedDag, Task, start_run
 from tidemark.airflow.approvals.rewind_form import form
 from tidemark.airflow.dags.consume import CONSUME, REWIND, dag_id
-from tidemark.airflow.operators import ConsumeOperator, ConsumerOperator, refusals_fail
+from tidemark.airflow.operators import ConsumeOperator, ConsumerOperator, final_errors_fail
 
 REWOUND = AssetAlias("tidemark_rewound")
 """Alias for the sinks of the rewound consumers, which are only known during the run."""
@@ -45,7 +45,7 @@ class StartConsumerOperator(ConsumerOperator):
     The consumer's name comes from an XCom, so it is checked: the rewind must be applied and must include this consumer.
     """
 
-    @refusals_fail
+    @final_errors_fail
     def execute(self, context: Context) -> None:
         from tidemark.airflow.tasks.rewind import require_applied
 
@@ -65,6 +65,7 @@ class BackfillRewindOperator(ConsumeOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(consumer="", **kwargs)
 
+    @final_errors_fail
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.tasks.rewind import backfill
 

@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from tidemark.airflow.dags.consume import dag_id, retrying, shared_dag
-from tidemark.airflow.operators import ConsumerOperator, by_database, refusals_fail, spec_of, valid_consumers
+from tidemark.airflow.operators import ConsumerOperator, by_database, final_errors_fail, spec_of, valid_consumers
 from tidemark.airflow.triggers.polling import Poll, cursor
 from tidemark.spec import ConsumerSpec
 
@@ -96,7 +96,7 @@ class WatchOperator(BaseBranchOperator):
 class ReportOperator(ConsumerOperator):
     """Stores the changes of a consumer's objectives, and fails if an objective is missed."""
 
-    @refusals_fail
+    @final_errors_fail
     def execute(self, context: Context) -> None:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session, transaction

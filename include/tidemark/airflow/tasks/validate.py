@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from airflow.configuration import conf
 from airflow.sdk import Context
@@ -16,12 +16,10 @@ from tidemark.airflow import connections
 from tidemark.airflow.lineage.facets import ValidationFacts
 from tidemark.airflow.operators import ValidateOperator, spec_of
 from tidemark.db import session
-from tidemark.driver.keeper_client import KeeperUnavailable, call_in_fork
+from tidemark.driver.call import call
 from tidemark.errors import Refused
 from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction
 from tidemark.spec import ConsumerSpec
-
-T = TypeVar("T")
 
 
 def validate(operator: ValidateOperator, context: Context) -> dict[str, Any]:
@@ -31,7 +29,7 @@ def validate(operator: ValidateOperator, context: Context) -> dict[str, Any]:
     run, url = ValidatedRun(ti.dag_id, ti.run_id), connections.database_url(spec)
     suites = quality.suite_files(spec)
     judge = partial(quality.validate_with_earlier, url, run, group=spec.group, suites=suites, upsert=spec.upserts)
-    verdict, earlier_verdicts = _in_keeper(judge) if uses_keeper(spec) and any(suites.values()) else judge()
+    verdict, earlier_verdicts = call(judge, with_keeper=uses_keeper(spec)) if any(suites.values()) else judge()
     for earlier in earlier_verdicts:
         log.warning(
             "an earlier run had no verdict validation=%s verdict=%s ranges=%s",
@@ -75,14 +73,6 @@ def publishable(spec: ConsumerSpec) -> list[Verdict]:
 def uses_keeper(spec: ConsumerSpec) -> bool:
     """Whether a keeper starts the consumer's drivers. It must outlive the task, which is impossible in a pod of the task's own."""
     return spec.spark.shared and "Kubernetes" not in conf.get("core", "executor", fallback="")
-
-
-def _in_keeper(function: Callable[[], T]) -> T:
-    """Calls the function in a fork of a keeper, if possible: importing Great Expectations takes longer than a small validation."""
-    try:
-        return call_in_fork(function)
-    except KeeperUnavailable:
-        return function()
 
 
 def _rewind(spec: ConsumerSpec, run: ValidatedRun, verdict: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any
@@ -208,18 +209,25 @@ def audit_csv(events: Audit) -> Response:
     return StreamingResponse(history.as_csv(events(limit=history.CSV_EVENTS)), media_type="text/csv", headers=headers)
 
 
+MOMENTS_ARE_TEXTS = to_json(datetime(2026, 1, 1, tzinfo=UTC), timedelta_mode="float").startswith(b'"')
+"""In pydantic before 2.14, ``timedelta_mode`` also makes moments numbers."""
+
+
 def _json(value: Any) -> Response:
     """Serializes without FastAPI's own encoder, which is slow for a thousand consumers."""
     try:
-        text = to_json(value, timedelta_mode="float")
+        text = to_json(value if MOMENTS_ARE_TEXTS else _plain(value), timedelta_mode="float" if MOMENTS_ARE_TEXTS else "iso8601")
     except PydanticSerializationError:  # a lone surrogate in a text
-        text = to_json(_visible(value), timedelta_mode="float")
+        text = to_json(_plain(value))
     return Response(text, media_type="application/json")
 
 
-def _visible(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """The value with escapes for lone surrogates, and with durations in seconds."""
     if isinstance(value, str):
         return visible(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if isinstance(value, Mapping):
-        return {_visible(name): _visible(item) for name, item in value.items()}
-    return [_visible(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tidemark.airflow import connections
@@ -10,6 +11,7 @@ from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import ask_each, database
 from tidemark.airflow.web.payload import Room
 from tidemark.db import Connection, rows, statements, transaction
+from tidemark.driver.call import call
 from tidemark.errors import TidemarkError
 from tidemark.retry import admin, pending
 from tidemark.retry.admin import Payload, RecordDetails
@@ -17,7 +19,7 @@ from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.retry_topics import failed_topic, retry_topic
 from tidemark.text.duration import format_duration
-from tidemark.worker.decoding import Decoding, Shown
+from tidemark.worker.decoding import Shown, decode_for_people
 
 SQL = statements("tidemark.airflow.web", "retries.sql")
 
@@ -130,7 +132,10 @@ def _decoded(spec: ConsumerSpec, topic: str, payload: Payload) -> Mapping[str, S
         registry = {**connections.registry(spec), **ASK_BRIEFLY} if spec.format.uses_registry else None
     except TidemarkError as error:
         return {"value": Shown(None, str(error))}
-    return Decoding(spec, registry, lambda: spec.topics).for_people(topic, payload)
+    try:
+        return call(partial(decode_for_people, spec, registry, topic, payload), with_keeper=False)
+    except TidemarkError as error:
+        return {"value": Shown(None, str(error))}
 
 
 def _existing_groups(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:

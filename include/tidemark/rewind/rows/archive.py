@@ -51,7 +51,6 @@ class Span:
         return {"topic_id": self.topic_id, "partition": self.partition, "start": self.start}
 
 
-@dataclass(kw_only=True, eq=False)
 class RowsRefused(Refused):
     """The sink rejects restored rows."""
 
@@ -63,7 +62,6 @@ class RowsRefused(Refused):
         return f"{self.table} rejects the rows restored from {self.archive}: {self.message} Nothing was changed; the rows are kept."
 
 
-@dataclass(kw_only=True, eq=False)
 class ArchiveWrong(Broken):
     """The row count of an archive has changed."""
 
@@ -75,7 +73,6 @@ class ArchiveWrong(Broken):
         return f"{self.archive} holds {counted(self.found, 'row')}, not the {self.stored:,} that were put into it. Nothing was changed."
 
 
-@dataclass(kw_only=True, eq=False)
 class ArchiveForged(Broken):
     """A table named in ``tidemark.rewind_archive`` was not created by a rewind."""
 

@@ -42,7 +42,6 @@ _SHAPE_FIX = 'write a list of {"topic": "flights", "partition": 0, "offset": 120
 Offsets = Mapping[TopicPartition, int]
 
 
-@dataclass(kw_only=True, eq=False)
 class OffsetsFileInvalid(Refused):
     """All problems of a file of offsets."""
 

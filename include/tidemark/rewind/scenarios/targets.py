@@ -88,7 +88,6 @@ class Outside:
         return f"{self.partition}: target {self.target} is {where} of the log [{self.start}, {self.end})"
 
 
-@dataclass(kw_only=True, eq=False)
 class TargetsOutOfRange(Refused):
     """Targets outside their logs. Kafka's own tool would silently move them to the nearest end."""
 
