@@ -59,15 +59,15 @@ class _Formatter(logging.Formatter):
 
 
 def _consume(options: argparse.Namespace) -> None:
-    require_same_version()
     connections = from_env()
     spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)
-    require(spec.extras)
     folders = [*options.transforms, project.transforms()]
     import_from(folders)  # a user's assignor is needed before the transform
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
 
     def start(records: int | None) -> Engine:
+        require_same_version()  # here, where `consume` stores a refusal as the attempt's error
+        require(spec.extras)
         from tidemark.spark.engine import SparkEngine
 
         transform = transform_of(spec, folders)

@@ -62,7 +62,7 @@ def optional() -> Iterator[None]:
     except ModuleNotFoundError as error:
         name = error.name or ""
         for extra, modules in EXTRAS.items():
-            if any(name == module or name.partition(".")[0] == module.partition(".")[0] for module in modules):
+            if any(f"{name}.".startswith(f"{module}.") or module.startswith(f"{name}.") for module in modules):
                 raise ExtraMissing(module=name, extra=extra) from error
         raise
 

@@ -17,7 +17,7 @@ _RUN_TYPES = {run_type.value for run_type in DagRunType}
 
 
 def run_types(*names: str) -> Any:
-    """Those of these types of DAG runs that this Airflow has, for ``allowed_run_types``, whose type is private."""
+    """The given types of DAG runs without those that this Airflow lacks, for ``allowed_run_types``, whose type is private."""
     return [name for name in names if name in _RUN_TYPES]
 
 

@@ -203,8 +203,6 @@ def run_attempt(
     The driver dies with the calling thread. The function follows it even while Postgres does not answer.
     Raises one of the ``Attempt...`` errors or `DriverDied`.
     """
-    if separate():
-        require_tidemark()
     attempt_id, command = arguments.attempt_id, arguments.command()
     env = child_env(driver_env({**os.environ, **connections.env()}))
     driver = _start_with_keeper(command, env, on_log) if with_keeper else _spawn(command, env)
@@ -232,6 +230,8 @@ def run_attempt(
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Driver:
+    if separate():
+        require_tidemark()
     return subprocess.Popen(
         command,
         env=env,

@@ -1,4 +1,4 @@
-"""Errors about Java, the jars, and the packages and folders that they need."""
+"""Errors about Java, the jars, and the folders that they need."""
 
 from __future__ import annotations
 

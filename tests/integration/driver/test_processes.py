@@ -71,3 +71,26 @@ def test_run_that_is_refused_says_so_to_people_and_programs(scenario: Scenario) 
 def result(done: subprocess.CompletedProcess[str]) -> Any:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+HIDES_PGPQ = """
+import sys
+
+class Hidden:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "pgpq":
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, Hidden)
+"""
+
+
+def test_driver_without_one_of_its_packages_is_refused_with_the_extra_to_install(scenario: Scenario, tmp_path: Path) -> None:
+    """The attempt has the error, so that Airflow does not try again."""
+    (tmp_path / "sitecustomize.py").write_text(HIDES_PGPQ)
+    scenario.feed([b"a"])
+    done = scenario.command("consume", scenario.name, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "pip install 'tidemark-kafka[driver]'" in done.stderr
+    assert scenario.sql("SELECT state, error ->> 'kind', error ->> 'type' FROM tidemark.attempt") == [("FAILED", "refused", "ExtraMissing")]

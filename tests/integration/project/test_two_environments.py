@@ -16,7 +16,6 @@ pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[3]
 CONSTRAINTS = ROOT / "tests" / "support" / "constraints"
 AIRFLOW = ("3.2.1", "3.3.1")
-FAILS = '{"no": "payload"'
 SUITE = '{"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "payload"}}]}'
 PARSE = """
 import sys

@@ -40,4 +40,6 @@ def test_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         importlib.import_module("not_installed.part")
     with pytest.raises(ModuleNotFoundError, match="another_one"), optional():  # a transform's own import
         importlib.import_module("another_one")
+    with pytest.raises(ModuleNotFoundError, match="google"), optional():  # it shares only its first name with Protobuf's package
+        importlib.import_module("google.not_installed")
     require(["driver", "protobuf", "registry", "quality"])
