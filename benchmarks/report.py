@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 
 def merge(file: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces the sections that were measured, and keeps those of the last run."""
+    """Replaces the sections that were measured. The others stay as the last run left them."""
     everything: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     everything.update(sections)
     file.parent.mkdir(parents=True, exist_ok=True)

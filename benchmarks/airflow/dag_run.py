@@ -1,7 +1,7 @@
 """A whole DAG run of a small consumer in a real Airflow: with nothing to read, and with 1,000 records. Everything is warm.
 
-CPU seconds are those of the scheduler, its executor's workers, the tasks, their drivers and descendants, and the api-server, from the
-trigger to the end of the run. The dag-processor and the triggerer work the same without runs and are not counted. Kafka and Postgres have a
+CPU seconds cover the scheduler, its executor's workers, the tasks, their drivers and descendants, and the api-server, from the trigger
+to the end of the run. The dag-processor and the triggerer work the same without runs and are not counted. Kafka and Postgres have a
 separate column.
 """
 

@@ -109,7 +109,7 @@ def write_spec(site: Site, transform: str | None, topic: str, group: str | None 
 
 
 def drive(site: Site, spec: ConsumerSpec, **options: Any) -> None:
-    """One attempt of a consumer, in a driver of its own. ``options``: those of `tidemark.driver.launch.run_attempt`."""
+    """Runs one attempt of a consumer in its own driver. ``options`` are passed to `tidemark.driver.launch.run_attempt`."""
     arguments = DriverArguments(
         spec.name, run.open_attempt(site.database_url, spec.group, TaskIdentity()), Path(site.folder, "consumers"), [TRANSFORMS]
     )

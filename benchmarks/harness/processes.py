@@ -60,7 +60,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def seconds_of(process: psutil.Process, *, ended: bool) -> float:
-    """User and system seconds of a process. With ``ended``, those of its ended children as well."""
+    """User and system seconds of a process. ``ended`` adds its ended children."""
     try:
         times = process.cpu_times()
     except psutil.Error:

@@ -3,7 +3,7 @@
     cost of a run  =  a run + slices * a slice + rows * a row + bytes * a byte
 
 Costs are CPU seconds of the client (driver, JVM, Python workers), of Postgres and of the broker, and bytes of write-ahead log. A slice is
-one partition of one batch. Bytes are those of the records' values. `benchmarks.harness.consumer` runs the loads; the start of a run is not
+one partition of one batch. Bytes count the records' values only. `benchmarks.harness.consumer` runs the loads; the start of a run is not
 included.
 """
 

@@ -18,7 +18,7 @@ FORMS = {"Arrow": BY_NAME["arrow_transform"], "Spark": BY_NAME["spark_transform"
 
 def measure(bench: Bench, partitions: Sequence[int], records: int, small: int, rounds: int) -> Figures:
     """A row for ``records`` in each number of partitions, and one for ``small`` partitions of `SMALL` records each. ``many_to_few`` and
-    ``small_s`` are those of the Arrow form."""
+    ``small_s`` are for the Arrow form."""
     warm = Job(bench.stage.topic(Topic("events-warm", PARTITIONS, 40_000, bench.width)))
     for contestant in FORMS.values():
         bench.harness.once(contestant, warm)
