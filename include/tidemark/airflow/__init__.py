@@ -1,6 +1,6 @@
 """Tidemark's Airflow layer: DAGs from consumers' files, and operators that each call one library function.
 
-One file in the ``dags/`` folder of any Airflow from 3.2 on is enough::
+One file in the ``dags/`` folder of any Airflow from 3.1 on is enough::
 
     from tidemark.airflow import all_dags
 
@@ -32,6 +32,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from airflow import __version__
+
+from tidemark.errors import Refused
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -73,6 +77,19 @@ _HOMES = {
     "rewind_dags": "dags.rewind",
     "watch_dags": "dags.watch",
 }
+
+
+class AirflowTooOld(Refused):
+    """This Airflow cannot run Tidemark's DAGs."""
+
+    version: str
+
+    def __str__(self) -> str:
+        return f"This is Airflow {self.version}, whose tasks cannot ask a person for an approval. Tidemark needs Airflow 3.1 or newer."
+
+
+if __version__.startswith(("2.", "3.0.")):
+    raise AirflowTooOld(version=__version__)
 
 
 def all_dags() -> dict[str, DAG]:

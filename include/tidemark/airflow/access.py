@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from airflow.sdk.configuration import conf
+from airflow.configuration import conf
 
 from tidemark.spec import ConsumerSpec, Problem
 from tidemark.text.wording import nearest, quoted

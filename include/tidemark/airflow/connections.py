@@ -151,7 +151,8 @@ def _address(host: str, port: str) -> str:
 
 def _get(spec: ConsumerSpec, kind: str) -> Connection:
     from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    from tidemark.airflow.version_compat import AirflowNotFoundException
 
     conn_id: str = getattr(spec.connections, kind)
     try:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import Asset, BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from tidemark import project
+from tidemark.airflow.version_compat import AirflowFailException, DownstreamTasksSkipped
 from tidemark.errors import TidemarkError
 from tidemark.packages import optional
 from tidemark.spec import ConsumerSpec, find_consumer, read_folder

@@ -1,24 +1,63 @@
-"""What differs between Airflow 3.2 and 3.3. The rest of the package uses names that both have.
+"""What differs between Airflow 3.1, 3.2 and 3.3. The rest of the package uses names that all of them have, and the names below.
 
-A task that asks a person is parked in 3.3, and waits in a triggerer in 3.2. Airflow 3.1 lacks names of the Task SDK that this package
-imports, and Airflow 3.0 has no questions to people.
+A task that asks a person is parked in 3.3, and waits in a triggerer before. Airflow 3.0 has no questions to people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
+from airflow import __version__
 from airflow.sdk import BaseOperator, timezone
 from airflow.utils.types import DagRunType
 
+_IS_3_1 = __version__.startswith("3.1.")
+
+if TYPE_CHECKING or not _IS_3_1:
+    from airflow.sdk import AssetOrTimeSchedule, BaseBranchOperator, CronTriggerTimetable
+    from airflow.sdk.exceptions import (
+        AirflowFailException,
+        AirflowNotFoundException,
+        AirflowSkipException,
+        DagRunTriggerException,
+        DownstreamTasksSkipped,
+    )
+    from airflow.sdk.observability import stats
+else:
+    from airflow.exceptions import (
+        AirflowFailException,
+        AirflowNotFoundException,
+        AirflowSkipException,
+        DagRunTriggerException,
+        DownstreamTasksSkipped,
+    )
+    from airflow.providers.standard.operators.branch import BaseBranchOperator
+    from airflow.stats import Stats as stats
+    from airflow.timetables.assets import AssetOrTimeSchedule
+    from airflow.timetables.trigger import CronTriggerTimetable
+
+__all__ = [
+    "AirflowFailException",
+    "AirflowNotFoundException",
+    "AirflowSkipException",
+    "AssetOrTimeSchedule",
+    "BaseBranchOperator",
+    "CronTriggerTimetable",
+    "DagRunTriggerException",
+    "DownstreamTasksSkipped",
+    "stats",
+]
+
 _RUN_TYPES = {run_type.value for run_type in DagRunType}
+DOUBLING: Any = True if _IS_3_1 else 2.0
+"""``retry_exponential_backoff`` of tasks whose retry delay doubles."""
 
 
-def run_types(*names: str) -> Any:
-    """The given types of DAG runs without those that this Airflow lacks, for ``allowed_run_types``, whose type is private."""
-    return [name for name in names if name in _RUN_TYPES]
+def only_runs(*types: str) -> dict[str, Any]:
+    """A DAG's argument that allows these types of runs only, without those that this Airflow lacks. Airflow 3.1 allows all types."""
+    return {} if _IS_3_1 else {"allowed_run_types": [name for name in types if name in _RUN_TYPES]}
 
 
 def await_answer(

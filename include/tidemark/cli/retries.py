@@ -163,7 +163,7 @@ def topics(
     for retry_topic in existing:
         values = _topic_json(retry_topic)
         retention = "permanently" if values["retention_s"] is None else _days(values["retention_s"])
-        created = "made" if retry_topic.created else ""
+        created = "created" if retry_topic.created else ""
         table.add_row(values["topic"], str(values["partitions"]), _delay(retry_topic), retention, created)
     stdout.print(table)
 
@@ -354,7 +354,7 @@ def _topic_json(existing: ExistingTopic) -> dict[str, Any]:
         "partitions": existing.topic.partitions,
         "delay": existing.retry_topic.delay,
         "retention_s": None if retention_ms < 0 else retention_ms / 1000,
-        "made": existing.created,
+        "created": existing.created,
     }
 
 

@@ -2,31 +2,65 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import pytest
 from tests.support.scenario import Scenario
+from tests.support.waiting import until
 
+from tidemark.local import LocalStack
+from tidemark.local.airflow import LocalAirflow
+from tidemark.local.airflow_client import AirflowClient
 from tidemark.packages import version
 
 pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[3]
 CONSTRAINTS = ROOT / "tests" / "support" / "constraints"
-AIRFLOW = ("3.2.1", "3.3.1")
+AIRFLOW = ("3.1.8", "3.2.1", "3.3.1")
 SUITE = '{"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "payload"}}]}'
 PARSE = """
 import sys
 from importlib.util import find_spec
-from airflow.dag_processing.dagbag import DagBag
+try:
+    from airflow.dag_processing.dagbag import DagBag
+except ImportError:  # Airflow 3.1
+    from airflow.models.dagbag import DagBag
 import tidemark.airflow.plugin, tidemark.airflow.web.app
 bag = DagBag(sys.argv[1])
 assert bag.import_errors == {}, bag.import_errors
 print(*sorted(bag.dags))
 print(*[name for name in sys.argv[2].split(",") if find_spec(name)])
 """
+UP = """
+import json, sys
+from pathlib import Path
+from tidemark.local.airflow import LocalAirflow
+folder, metadata, dags, env = sys.argv[1:]
+LocalAirflow(Path(folder), metadata_url=metadata, env=json.loads(env), dags=Path(dags), plugins=None).up()
+"""
+LATER = """
+    from pathlib import Path
+    from typing import TypedDict
+
+    from tidemark.transform import Record
+
+
+    class Row(TypedDict):
+        payload: bytes | None
+
+
+    def transform(record: Record) -> Row:
+        if record.value == b"later" and not Path("{ready}").exists():
+            raise RuntimeError("not ready")
+        return {{"payload": record.value}}
+"""
+"""Fails for one record until a file exists."""
 
 
 class Client:
@@ -40,7 +74,8 @@ class Client:
         subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder / "client")], check=True)
         constrained = ["--constraint", str(CONSTRAINTS / f"airflow-{airflow}.txt")]
         install = [*uv, "pip", "install", "--quiet", "--python", str(self.python), *constrained]
-        subprocess.run([*install, f"{wheel}[airflow]", f"apache-airflow=={airflow}"], check=True)
+        metadata_in_postgres = "apache-airflow-providers-postgres"
+        subprocess.run([*install, f"{wheel}[airflow]", f"apache-airflow=={airflow}", metadata_in_postgres], check=True)
 
     def run(self, *words: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs a program of the environment. The driver's environment has the checkout, and so the same version."""
@@ -93,6 +128,52 @@ def test_airflow_with_its_own_constraints_runs_a_consumer(client: Client, scenar
     client.run("airflow", "dags", "test", f"consume__{scenario.name}", **home)
     assert scenario.rows() == [b"a", b"b"]
     assert scenario.sql("SELECT verdict FROM tidemark.validation") == [("passed",)]
+
+
+def test_people_and_schedules_rewind_and_drain_in_each_airflow(
+    client: Client, scenario: Scenario, stack: LocalStack, home: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """An approved rewind starts a run that reads the rows again. A record whose transform fails waits for its retry, and the next drain
+    loads it. The page answers."""
+    topic = scenario.topics.create()
+    retry = {"delays": ["1s"]}
+    scenario.write(LATER.format(ready=tmp_path / "ready"), topics=topic, validation={"suite": "payloads"}, retry=retry).make_sink()
+    assert "created" in client.run("tidemark", "retries", "topics", scenario.name, "--create", **home).stdout
+    scenario.topics.produce(topic, ["a", "b", "later"])
+    metadata = stack.create_database(f"airflow_{scenario.name}")
+    folder = tmp_path / "airflow"
+    request.addfinalizer(LocalAirflow.at(folder).down)
+    client.run("python", "-c", UP, str(folder), metadata, home["AIRFLOW_HOME"] + "/dags", json.dumps(home))
+    with LocalAirflow.at(folder).client() as airflow:
+        consume = f"consume__{scenario.name}"
+        for dag in (consume, "rewind", "drain_retries"):
+            airflow.wait_for_dag(dag)
+        airflow.unpause(consume)
+        assert airflow.wait(consume, airflow.trigger(consume), 180) == "success"
+        assert scenario.rows() == [b"a", b"b"]
+
+        form = {"consumers": [scenario.name], "scenario": "to-offset", "value": "1", "reason": "b was wrong"}
+        run = airflow.trigger("rewind", form)
+        question = f"dags/rewind/dagRuns/{quote(run, safe='')}/taskInstances/apply/-1/hitlDetails"
+        until(lambda: _states(airflow, "rewind", run).get("apply") in {"awaiting_input", "deferred", "failed"}, "somebody is asked")
+        assert "b was wrong" in airflow.get(question)["body"]
+        airflow.patch(question, {"chosen_options": ["Approve"], "params_input": {}})
+        assert airflow.wait("rewind", run, 180) == "success", _states(airflow, "rewind", run)
+        ((number, state, decided_by),) = scenario.sql("SELECT rewind_id, state, decided_by FROM tidemark.rewind")
+        assert (state, decided_by) == ("APPLIED", "admin")
+        assert airflow.wait(consume, f"rewind__{number}", 180) == "success"
+        assert scenario.rows() == [b"a", b"b"]
+
+        (tmp_path / "ready").touch()
+        airflow.unpause("drain_retries")
+        airflow.trigger("drain_retries")
+        until(lambda: scenario.rows() == [b"a", b"b", b"later"], "the drain has loaded the record")
+        page = httpx.get(f"{LocalAirflow.at(folder).url}/tidemark/api/groups", headers={"Authorization": f"Bearer {airflow.token()}"})
+        assert scenario.name in page.text
+
+
+def _states(airflow: AirflowClient, dag: str, run: str) -> dict[str, str | None]:
+    return {task.task_id: task.state for task in airflow.task_instances(dag, run)}
 
 
 def test_interpreter_that_cannot_run_drivers_is_refused(client: Client, scenario: Scenario, home: dict[str, str], tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_consumer_without_a_ladder_needs_no_topic_until_a_redrive_does(outbox:
     done = tidemark(outbox.consumer, "retries", "topics", outbox.name, "--create", "--output", "json")
     (made,) = json.loads(done.stdout)
     outbox.topics.adopt([made["topic"]])
-    assert made == {"topic": f"{outbox.group}.retry.now", "partitions": 1, "delay": 0.0, "retention_s": 604_800.0, "made": True}
+    assert made == {"topic": f"{outbox.group}.retry.now", "partitions": 1, "delay": 0.0, "retention_s": 604_800.0, "created": True}
     (shown,) = [line for line in outbox.in_terminal("retries", "topics", outbox.name) if made["topic"] in line]
     assert shown.split() == [made["topic"], "1", "-", "7.0", "days"]
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, Protocol, cast
 
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import DAG, AssetAlias, BaseOperator, Context, Param, get_parsing_context
-from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException
 
 from tidemark.airflow.access import access_of, shared_access
 from tidemark.airflow.dags.consume import START, dag_id, declared, retrying
 from tidemark.airflow.operators import final_errors_fail, requester
-from tidemark.airflow.version_compat import await_answer, run_types
+from tidemark.airflow.version_compat import AirflowFailException, DagRunTriggerException, await_answer, only_runs
 from tidemark.errors import Unavailable
 from tidemark.spec import ConsumerSpec
 
@@ -151,6 +150,9 @@ class ApplyOperator(HITLOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(subject="Approve this plan?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
 
+    def validate_params(self) -> None:
+        """Does nothing: the question has no fields. In Airflow 3.1, those of the run's form would be checked, which have no values yet."""
+
     @final_errors_fail
     def execute(self, context: Context) -> Any:
         task = Task(self.kind, context, self.log)
@@ -256,7 +258,7 @@ class ReviewedDag:
             schedule=None,
             start_date=START,
             catchup=False,
-            allowed_run_types=run_types("manual"),
+            **only_runs("manual"),
             is_paused_upon_creation=False,
             max_active_runs=16,  # several runs may wait for approval at once
             tags=["tidemark", self.tag],

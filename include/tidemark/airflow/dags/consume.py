@@ -15,7 +15,7 @@ from airflow.settings import TIMEZONE
 from tidemark import project
 from tidemark.airflow.access import AccessControl, access_of, problems, shared_access
 from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
-from tidemark.airflow.version_compat import run_types
+from tidemark.airflow.version_compat import DOUBLING, only_runs
 from tidemark.spec import (
     AirflowSettings,
     ConsumerSpec,
@@ -37,7 +37,7 @@ from tidemark.text.wording import counted, escaped
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """A fixed date in the past. With ``catchup=False`` a schedule begins with its next interval. Airflow takes a schedule's zone from it."""
 
-RUN_TYPES = run_types("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")
+ANY_RUN_BUT_BACKFILL = only_runs("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")
 """All but ``backfill``: a run reads what is in the topics now, so backfilling past intervals makes no sense."""
 
 MAX_RETRY_DELAY = timedelta(minutes=5)
@@ -50,7 +50,7 @@ def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
     return {
         "retries": settings.retries,
         "retry_delay": settings.retry_delay,
-        "retry_exponential_backoff": 2.0,
+        "retry_exponential_backoff": DOUBLING,
         "max_retry_delay": max(settings.retry_delay, MAX_RETRY_DELAY),
     }
 
@@ -111,7 +111,7 @@ def shared_dag(dag_id: str, tag: str, schedule: Any, **more: Any) -> DAG:
         start_date=START,
         catchup=False,
         max_active_runs=1,
-        allowed_run_types=RUN_TYPES,
+        **ANY_RUN_BUT_BACKFILL,
         is_paused_upon_creation=False,
         tags=["tidemark", tag],
         default_args={"owner": "tidemark"},
@@ -139,7 +139,7 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | 
         start_date=START.replace(tzinfo=TIMEZONE if spec.timezone is None else ZoneInfo(spec.timezone)),
         catchup=False,
         max_active_runs=runs,
-        allowed_run_types=RUN_TYPES,
+        **ANY_RUN_BUT_BACKFILL,
         tags=["tidemark", "consume", *tags],
         default_args={"owner": settings.owner},
         access_control=access,

@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.sdk import DAG, BaseOperator, Context
-from airflow.sdk.exceptions import AirflowSkipException
 
 from tidemark.airflow.approvals.records_form import redrive_form
 from tidemark.airflow.approvals.review import ApplyOperator, PlanOperator, ReviewedDag, Task, start_run
 from tidemark.airflow.dags.consume import REDRIVE
 from tidemark.airflow.dags.retries import DRAIN_DAG
 from tidemark.airflow.operators import final_errors_fail
+from tidemark.airflow.version_compat import AirflowSkipException
 
 
 class PlanRedriveOperator(PlanOperator):

@@ -22,16 +22,15 @@ from airflow.sdk import (
     DAG,
     Asset,
     AssetAlias,
-    AssetOrTimeSchedule,
     BaseOperator,
     Context,
-    CronTriggerTimetable,
     task_group,
 )
 
 from tidemark.airflow.dags.consume import retrying, shared_dag
 from tidemark.airflow.operators import AnnouncingOperator, ConsumeOperator, ValidateOperator, final_errors_fail, spec_of
 from tidemark.airflow.triggers.due import DUE
+from tidemark.airflow.version_compat import AssetOrTimeSchedule, CronTriggerTimetable
 
 DRAIN_DAG = "drain_retries"
 EVERY = "*/5 * * * *"

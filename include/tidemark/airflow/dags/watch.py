@@ -16,13 +16,13 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import DAG, BaseBranchOperator, Context, get_parsing_context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import DAG, Context, get_parsing_context
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from tidemark.airflow.dags.consume import dag_id, retrying, shared_dag
 from tidemark.airflow.operators import ConsumerOperator, by_database, final_errors_fail, spec_of, valid_consumers
 from tidemark.airflow.triggers.polling import Poll, cursor
+from tidemark.airflow.version_compat import AirflowFailException, BaseBranchOperator
 from tidemark.spec import ConsumerSpec
 
 WATCH = "watch"

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping
 
 import psycopg2
-from airflow.sdk.configuration import conf
-from airflow.sdk.observability import stats
+from airflow.configuration import conf
 
+from tidemark.airflow.version_compat import stats
 from tidemark.db import DatabaseUrl
 from tidemark.driver.launch import Progress, progress
 from tidemark.errors import TidemarkError

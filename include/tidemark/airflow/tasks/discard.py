@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk.exceptions import AirflowSkipException
-
 from tidemark.airflow.approvals.records_form import ASK, DISCARD_FIELDS, NOTHING, RecordsRequest, read_records
 from tidemark.airflow.approvals.review import Answer, Question, Task
+from tidemark.airflow.version_compat import AirflowSkipException
 from tidemark.profiles import Profile
 from tidemark.retry import admin
 from tidemark.retry.redrive_text import selection_lines

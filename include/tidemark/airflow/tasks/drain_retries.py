@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowFailException
-
 from tidemark import migrations, project, roles
 from tidemark.airflow import connections
 from tidemark.airflow.operators import by_database
+from tidemark.airflow.version_compat import AirflowFailException
 from tidemark.db import session
 from tidemark.profiles import Profile
 from tidemark.retry import pending

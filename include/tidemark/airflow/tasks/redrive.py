@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-
 from tidemark.airflow import connections
 from tidemark.airflow.approvals.records_form import ASK, NOTHING, REDRIVE_FIELDS, consumer_name, read_records
 from tidemark.airflow.approvals.review import Answer, Question, Task
 from tidemark.airflow.operators import ProgressLog, spec_of
+from tidemark.airflow.version_compat import AirflowFailException, AirflowSkipException
 from tidemark.kafka.cluster import Cluster
 from tidemark.profiles import Profile
 from tidemark.retry import redrive as redrives

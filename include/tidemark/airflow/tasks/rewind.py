@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Never
 
 from airflow.sdk import Asset, Context
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from rich.console import Console, RenderableType
 
 from tidemark import quality
@@ -17,6 +16,7 @@ from tidemark.airflow.approvals.review import Answer, Question, Task
 from tidemark.airflow.approvals.rewind_form import consumer_names, read_form
 from tidemark.airflow.dags.rewind import REWOUND
 from tidemark.airflow.operators import spec_of
+from tidemark.airflow.version_compat import AirflowFailException, AirflowSkipException
 from tidemark.db import transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.profiles import Profile

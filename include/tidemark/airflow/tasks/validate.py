@@ -9,12 +9,12 @@ from typing import Any
 
 from airflow.configuration import conf
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import quality
 from tidemark.airflow import connections
 from tidemark.airflow.lineage.facets import ValidationFacts
 from tidemark.airflow.operators import ValidateOperator, spec_of
+from tidemark.airflow.version_compat import AirflowFailException, AirflowSkipException
 from tidemark.db import session
 from tidemark.driver.call import call
 from tidemark.errors import Refused
