@@ -36,11 +36,13 @@ _OF_CONNECT = {
 
 @dataclass(frozen=True, slots=True)
 class SampledField:
-    """A field of the values. ``type``: the column's, `None` if the schema decides. ``required``: never null."""
+    """A field of the values. ``type``: the column's, `None` if the schema decides. ``required``: never null. ``nested``: its values are
+    objects."""
 
     name: str
     type: str | None
     required: bool
+    nested: bool = False
 
 
 class NoSketch(Refused):
@@ -94,7 +96,10 @@ class JsonSample:
         if not names:
             raise NoSketch(topic=self.topic, problem=f"none of its latest {side}s is a JSON object with fields to derive columns from")
         values = {name: [record[name] for record in objects if record.get(name) is not None] for name in names}
-        return [SampledField(name, column_type(field_values), len(field_values) == len(objects)) for name, field_values in values.items()]
+        return [
+            SampledField(name, column_type(present), len(present) == len(objects), {*map(type, present)} == {dict})
+            for name, present in values.items()
+        ]
 
     def type_at(self, steps: Sequence[str]) -> str:
         """The column type for the field at this path."""

@@ -47,17 +47,26 @@ SAMPLE = 100
 @dataclass(frozen=True, slots=True)
 class Sketch:
     """``files``: texts by path. ``left_out``: fields whose names cannot be columns: empty, too long, or with quotes, backslashes or
-    control characters."""
+    control characters. ``objects``: columns of nested records, each one JSON document."""
 
     name: str
+    table: str
     files: Mapping[Path, str]
     ddl: str
     left_out: Sequence[str]
+    objects: Sequence[str] = ()
+
+    def create_table(self) -> None:
+        """Runs the DDL in the environment's database. Raises `TableExists`."""
+        if _table_exists(self.table):
+            raise TableExists(table=self.table, consumer=self.name)
+        with session(database_url()) as connection, transaction(connection) as cur:
+            cur.execute(self.ddl)
 
     def write(self) -> None:
         """Writes the files. Raises `FileTaken`."""
         for path, text in self.files.items():
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with path.open("x", encoding="utf-8") as file:
                     file.write(text)
@@ -74,16 +83,31 @@ class FileTaken(Refused):
         return f"{self.path} exists already and was not changed. Give the consumer another --name, or remove the file."
 
 
-def sketched(topic: str, name: str, table: str | None, count: int, consumers: Path) -> Sketch:
-    """Drafts a consumer of this topic, for the folder ``consumers``. Writes nothing.
+class TableExists(Refused):
+    """The table of a new consumer exists."""
+
+    table: str
+    consumer: str
+
+    def __str__(self) -> str:
+        return (
+            f"The table {self.table} exists already and was not changed. Name another with --table; or leave out --create-table, and "
+            f"compare it with `tidemark sink diff {self.consumer}`."
+        )
+
+
+def sketched(topic: str, name: str, table: str | None, schedule: str, count: int) -> Sketch:
+    """Drafts a consumer of this topic from its ``count`` latest records, for the project. Writes nothing.
 
     Raises `FileTaken`, `NoSketch`, `BadInput`, and what the registry and the cluster raise.
     """
+    consumers = project.consumers()
     _require(checks.consumer_name, name, "--name")
+    _require(checks.schedule, schedule, "--schedule")
     table = _require(checks.table_name, table or _free_table(name, consumers), "--table")
     suite = project.expectations() / f"{name}.json"
     file = consumers / f"{name}.yaml"
-    if name in consumer_names(consumers) or suite.exists():
+    if (consumers.is_dir() and name in consumer_names(consumers)) or suite.exists():
         raise FileTaken(path=str(suite if suite.exists() else file))
     cluster = Cluster(kafka_config())
     topics = cluster.topics([topic], missing_ok=True)
@@ -103,11 +127,13 @@ def sketched(topic: str, name: str, table: str | None, count: int, consumers: Pa
     keys |= {"columns": renamed} if renamed else {}
     keys |= {"drop": left_out} if left_out and fields[0].type is None else {}
     required = [columns[field.name] for field in fields if field.required and field.name in columns]
+    keys |= {"schedule": schedule}
     keys |= {"validation": {"suite": name}} if required else {}
     files = {file: _file_text(keys)}
     if required:
         files[suite] = _suite(name, required, "warning" if fields[0].type else "critical")
-    return Sketch(name, files, _ddl(_spec(name, keys), fields, columns), left_out)
+    objects = [columns[field.name] for field in fields if field.nested and field.name in columns]
+    return Sketch(name, table, files, _ddl(_spec(name, keys), fields, columns), left_out, objects)
 
 
 def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
@@ -150,7 +176,8 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     types |= {field.name: field.type for field in fields if field.name in columns and field.type is not None}
     derived = function.output(input_schema_of(spec), ())
     output = pa.schema([*_typed(types), *(field for field in derived if field.name not in types)])
-    return Sketch(spec.name, {}, ddl_of(spec, output, partitions), [field.name for field in fields if field.name not in columns])
+    left_out = [field.name for field in fields if field.name not in columns]
+    return Sketch(spec.name, spec.sinks[ONLY].table, {}, ddl_of(spec, output, partitions), left_out)
 
 
 def _table_exists(table: str) -> bool:
@@ -242,7 +269,7 @@ def _schema_fields(spec: ConsumerSpec) -> list[SampledField]:
     if not pa.types.is_struct(value_type):
         raise NoSketch(topic=topic, problem=f"its values are of the type {value_type}, and have no fields")
     required = _required_fields(spec, topic) if spec.format.value is Encoding.AVRO else set()
-    return [SampledField(child.name, None, child.name in required) for child in value_type]
+    return [SampledField(child.name, None, child.name in required, pa.types.is_struct(child.type)) for child in value_type]
 
 
 def _required_fields(spec: ConsumerSpec, topic: str) -> set[str]:

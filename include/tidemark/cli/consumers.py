@@ -58,11 +58,15 @@ def new(
     table: Annotated[
         str | None, typer.Option(metavar="SCHEMA.TABLE", help="The table (default: public, named after the consumer).")
     ] = None,
+    schedule: Annotated[str, typer.Option(metavar="CRON", help="When Airflow starts its runs.")] = "*/5 * * * *",
+    create_table: Annotated[bool, typer.Option("--create-table", help="Run the DDL.")] = False,
     sample: Annotated[int, typer.Option(min=1, max=10_000, help="Number of latest records to look at.")] = 100,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Write a consumer without code for a topic of Avro, Protobuf or JSON: its file and a suite. Print the DDL. Overwrite nothing."""
-    sketch = sketched(topic, name or topic, table, sample, project.consumers())
+    sketch = sketched(topic, name or topic, table, schedule, sample)
+    if create_table:
+        sketch.create_table()
     sketch.write()
     for path in sketch.files:
         print_note(f"wrote {path}")
@@ -71,7 +75,21 @@ def new(
         print_json({"consumer": sketch.name, "files": [str(path) for path in sketch.files], "ddl": sketch.ddl, "left_out": sketch.left_out})
         return
     print_raw(sketch.ddl)
-    print_note(f"Next: read the DDL and run it, then `tidemark consumers check {sketch.name}` and `tidemark try {sketch.name}`")
+    if sketch.objects:
+        print_note(_about_objects(sketch))
+    if create_table:
+        print_note(f"created {sketch.table}")
+    first = "" if create_table else "read the DDL and run it, then "
+    print_note(f"Next: {first}`tidemark consumers check {sketch.name}` and `tidemark try {sketch.name}`")
+
+
+def _about_objects(sketch: Sketch) -> str:
+    name = sketch.objects[0]
+    way = "" if "json" in next(iter(sketch.files.values())) else ", or `flatten: _` for all of them"
+    return (
+        f"Nested records become JSON columns: {', '.join(map(quoted, sketch.objects))}. For a column of a field's own, write "
+        f"`columns: {{{name}_id: {name}.id}}` in the consumer's file{way}, and create the table with `tidemark sink ddl {sketch.name}`."
+    )
 
 
 def report_omitted_fields(sketch: Sketch) -> None:

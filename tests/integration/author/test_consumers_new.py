@@ -91,6 +91,7 @@ def test_avro_topic(shell: Shell, registered: Orders) -> None:
         "format: {value: avro, key: string}\n"
         f"sink: {{table: {shell.scenario.table}}}\n"
         "columns: {error_: error}\n"
+        "schedule: '*/5 * * * *'\n"
         f"validation: {{suite: {shell.scenario.name}}}\n"
     )
     assert shell.not_null == [(name, "critical") for name in ("id", "total", "at", "place", "error_", "Groesse")]
@@ -126,6 +127,7 @@ def test_json_topic(shell: Shell) -> None:
         "format": {"value": "json", "key": "bytes"},
         "sink": {"table": shell.scenario.table},
         "columns": {"error_": "error", "kafka_offset_": "kafka_offset"},
+        "schedule": "*/5 * * * *",
         "validation": {"suite": shell.scenario.name},
     }
     assert shell.not_null == [(name, "warning") for name in ("Order No", "größe", "100%", "mixed")]
@@ -181,6 +183,23 @@ def test_name_and_table_come_from_the_topic(shell: Shell) -> None:
     assert f'CREATE TABLE "public"."shop_{shell.scenario.name}_v2"' in done.stdout
     assert (shell.scenario.folder / "consumers" / f"{topic}.yaml").exists()
     assert f"Next: read the DDL and run it, then `tidemark consumers check {topic}`" in done.stderr
+
+
+def test_new_project_loads_a_topic_with_two_commands(shell: Shell) -> None:
+    """The folders need not exist. The command creates the table, says which columns are JSON, and refuses to change a table."""
+    home = shell.scenario.folder / "home"
+    shell.env |= {"TIDEMARK_HOME": str(home), "TIDEMARK_CONSUMERS": "", "TIDEMARK_EXPECTATIONS": ""}
+    topic = shell.scenario.topics.create()
+    shell.scenario.topics.produce(topic, ['{"id": 1, "place": {"country": "CH"}}'])
+    done = shell.new(topic, "--create-table", "--schedule", "@hourly")
+    assert done.returncode == 0, done.stderr
+    assert 'Nested records become JSON columns: "place".' in done.stderr
+    file = home / "include" / "consumers" / f"{shell.scenario.name}.yaml"
+    assert yaml.safe_load(file.read_text())["schedule"] == "@hourly"
+    assert shell.scenario.rows("id") == []
+    file.unlink()
+    assert f"The table {shell.scenario.table} exists already" in shell.refused(topic, "--create-table", "--name", "another")
+    assert "--schedule" in shell.refused(topic, "--schedule", "often")
 
 
 def test_two_topics_of_one_spelling_get_two_tables_or_one_view_of_both(shell: Shell) -> None:

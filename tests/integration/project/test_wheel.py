@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -85,12 +86,51 @@ def test_wheel_has_the_library_and_what_a_project_needs(installed: Installed, tm
     assert installed.run("tidemark", "--version", cwd=tmp_path).stdout == f"tidemark {version('tidemark-kafka')}\n"
 
 
-def test_init_refuses_a_folder_with_files(installed: Installed, tmp_path: Path) -> None:
-    """No file of the user is overwritten."""
+def test_init_refuses_a_folder_of_something_else(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    done = installed.run("tidemark", "init", ".", cwd=tmp_path, check=False)
-    assert (done.returncode, done.stderr) == (1, ". is not an empty folder. Nothing was written; name a new or an empty one.\n")
+    done = installed.run("tidemark", "init", cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(". is neither empty nor an Airflow project: it has no folder dags and no airflow.cfg. ")
     assert list(tmp_path.iterdir()) == [tmp_path / "notes.txt"]
+
+
+@pytest.fixture
+def airflow_project(tmp_path: Path) -> dict[str, str]:
+    """The environment of an Airflow project in ``tmp_path``, with the variables of a user's shell."""
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "dags" / "other.py").write_text("mine = 1\n")
+    return {
+        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow.db",
+        "TIDEMARK_DATABASE_URL": "postgresql://ann:secret@db.example:5433/lake?sslmode=require",
+        "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": "kafka.example:9092",
+    }
+
+
+def test_init_adds_tidemark_to_an_airflow_project(installed: Installed, airflow_project: dict[str, str], tmp_path: Path) -> None:
+    """It changes no file. Airflow then has the DAGs and, by the printed variables, the connections. A second call changes nothing."""
+    printed = installed.run("tidemark", "init", cwd=tmp_path, **airflow_project).stdout
+    again = installed.run("tidemark", "init", cwd=tmp_path, **airflow_project)
+    assert (again.stderr, again.stdout) == ("Everything is there already.\n", printed)
+    assert sorted(path.name for path in (tmp_path / "dags").iterdir()) == ["other.py", "tidemark_dags.py"]
+    assert (tmp_path / "dags" / "other.py").read_text() == "mine = 1\n"
+    assert "secret" not in printed
+
+    shutil.copy(ROOT / "template" / "include" / "consumers" / "cities.yaml", tmp_path / "include" / "consumers")
+    exports = [line for line in printed.splitlines() if line.startswith("export ")]
+    read = "from airflow.sdk import BaseHook; print(BaseHook.get_connection('tidemark_postgres').password)"
+    shell = [*exports, f"python -c '{PARSE}' {tmp_path}/dags", f'python -c "{read}"']
+    printed = installed.run("bash", "-ec", "\n".join(shell), cwd=tmp_path, **airflow_project).stdout
+    assert (len(exports), printed.splitlines()[-2:]) == (3, ["consume__cities discard drain_retries maintain redrive rewind", "secret"])
+
+
+@pytest.mark.thorough
+def test_commands_that_init_prints_store_the_connections(installed: Installed, airflow_project: dict[str, str], tmp_path: Path) -> None:
+    printed = installed.run("tidemark", "init", cwd=tmp_path, **airflow_project).stdout
+    commands = [line for line in printed.splitlines() if line.startswith("airflow ")]
+    shell = ['airflow() { python -m airflow "$@"; }', "airflow db migrate", *commands]
+    assert installed.run("bash", "-ec", "\n".join(shell), cwd=tmp_path, **airflow_project).stdout.count("Successfully added") == 3
 
 
 def test_new_project_has_the_files_that_its_readme_and_compose_file_name(new_project: Path) -> None:
