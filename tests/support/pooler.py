@@ -1,4 +1,4 @@
-"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment.md."""
+"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment/index.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pooler:
 
 def documented() -> list[str]:
     """The documented settings with a value, as ``name = number``."""
-    text = (Path(project.root()) / "docs" / "deployment.md").read_text()
+    text = (Path(project.root()) / "docs" / "deployment" / "index.md").read_text()
     return re.findall(r"`(\w+ = \d+)`", text.partition("### PgBouncer\n")[2].partition("\n### ")[0])
 
 

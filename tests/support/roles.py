@@ -44,8 +44,8 @@ class Roles:
         migrations.migrate(self.url(self.owner), by="the tests", grant_to=role, profiles=profiles)
 
     def give_sink(self, role: str, table: str) -> None:
-        """Grants the privileges on a sink that docs/deployment.md lists."""
-        (block,) = grants("docs/deployment.md")
+        """Grants the privileges on a sink that docs/deployment/index.md lists."""
+        (block,) = grants("docs/deployment/index.md")
         self.own(block.replace("tidemark_run", role).replace("lake.cities", table))
 
     def url(self, role: str) -> str:

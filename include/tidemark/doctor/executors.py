@@ -59,7 +59,7 @@ def _host_findings(subject: str, report: HostReport, driver: tuple[str, str]) ->
     if (_minor(report.python), report.tidemark) != driver:
         mismatch = f"Python {report.python}, tidemark {report.tidemark}; the driver has Python {driver[0]}, tidemark {driver[1]}"
         findings.append(
-            failure(subject, mismatch, "Install the same versions on workers, or ship a packed environment: docs/deployment.md.")
+            failure(subject, mismatch, "Install the same versions on workers, or ship a packed environment: docs/deployment/index.md.")
         )
     if report.clock_ahead_s is not None and abs(report.clock_ahead_s) > CLOCKS_AGREE_S:
         findings.append(warning(subject, f"its clock is {report.clock_ahead_s:+.1f} s from Postgres", "Synchronize both with NTP."))

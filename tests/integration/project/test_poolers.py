@@ -1,4 +1,4 @@
-"""Tidemark through PgBouncer, in both modes. Its settings are those in docs/deployment.md.
+"""Tidemark through PgBouncer, in both modes. Its settings are those in docs/deployment/index.md.
 
 To run other tests through it, set ``TIDEMARK_TEST_POOLER`` to a mode (CONTRIBUTING.md).
 """

@@ -410,7 +410,7 @@ def test_a_commit_whose_answer_was_lost_is_found_in_the_groups_ledger(plain: Fil
 
 def test_a_role_with_the_documented_grants_backfills(plain: FillLab) -> None:
     skipped = plain.skip().rewind_id
-    with role_on(plain, Profile.RUNNER, "docs/deployment.md") as url:
+    with role_on(plain, Profile.RUNNER, "docs/deployment/index.md") as url:
         for records in (10, 100):
             part = plain.slice_back(skipped, records)
             commit_slice(replace(plain.target_back(skipped), database_url=url), part, of_all_kinds(part), payloads)

@@ -341,7 +341,7 @@ def test_roles_with_the_profiles_and_the_grants_of_the_docs_write_over_and_undo(
     lab.read(40, transform=every(30))
     before = lab.image()
     with (
-        role_on(lab, Profile.RUNNER, "docs/deployment.md") as runner,
+        role_on(lab, Profile.RUNNER, "docs/deployment/index.md") as runner,
         role_on(lab, Profile.REWINDER, "docs/rewind.md") as rewinder,
         contextlib.closing(connect(rewinder, application="tidemark rewind")) as connection,
     ):

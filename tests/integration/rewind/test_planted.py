@@ -157,7 +157,7 @@ def test_row_that_an_undo_would_put_back_is_added_only_by_who_may_change_the_tab
     add = """INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
                                                kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
              VALUES (1, 1, 1, 0, %s, false, 1, 0, 1, 0, '{}')"""
-    with role_on(lab, Profile.RUNNER, "docs/deployment.md") as url, contextlib.closing(connect(url)) as connection:
+    with role_on(lab, Profile.RUNNER, "docs/deployment/index.md") as url, contextlib.closing(connect(url)) as connection:
         with connection, connection.cursor() as cur:
             cur.execute(add, (lab.table,))
         lab.sql("CREATE TABLE lake.others (a text)")

@@ -1,4 +1,4 @@
-"""The profile `runner` and the grants on the sink in docs/deployment.md are sufficient for runs, and grant no more than needed. All SQL in
+"""The profile `runner` and the grants on the sink in docs/deployment/index.md are sufficient for runs, and grant no more than needed. All SQL in
 the documentation runs."""
 
 from __future__ import annotations

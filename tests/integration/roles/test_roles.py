@@ -723,7 +723,7 @@ def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> No
     changes += [f"{verb} tidemark.{table}" for table in TABLES for verb in ("DELETE FROM", "TRUNCATE")]
     changes += [f"INSERT INTO tidemark.{table} DEFAULT VALUES" for table in TABLES]
     thieves = {profile: roles.new(f"thief_{profile}", profile) for profile in Profile}
-    for page, thief in (("docs/deployment.md", Profile.RUNNER), ("docs/rewind.md", Profile.REWINDER)):
+    for page, thief in (("docs/deployment/index.md", Profile.RUNNER), ("docs/rewind.md", Profile.REWINDER)):
         (block,) = grants(page)
         roles.own(block.replace("tidemark_run", thieves[thief]).replace("lake.cities", story.table))
     wrong = []

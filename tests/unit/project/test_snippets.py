@@ -184,8 +184,8 @@ def postgres_of_airflow(value: str) -> None:
 
 
 def exported() -> dict[str, str]:
-    """The variables that ``docs/deployment.md`` exports."""
-    words = [words for block in blocks("sh", page="docs/deployment.md") for words in commands(block.code) if words[0] == "export"]
+    """The variables that ``docs/deployment/index.md`` exports."""
+    words = [words for block in blocks("sh", page="docs/deployment/index.md") for words in commands(block.code) if words[0] == "export"]
     return dict(word.split("=", 1) for _, word in words)
 
 
