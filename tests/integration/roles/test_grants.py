@@ -1,5 +1,5 @@
-"""The profile `runner` and the grants on the sink in docs/deployment/index.md are sufficient for runs, and grant no more than needed. All SQL in
-the documentation runs."""
+"""The profile `runner` and the grants on the sink in docs/deployment/index.md are sufficient for runs, and grant no more than needed.
+All SQL in the documentation runs."""
 
 from __future__ import annotations
 

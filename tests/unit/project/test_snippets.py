@@ -13,6 +13,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, sni
 from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config
 from tidemark.errors import BadInput
+from tidemark.kafka.config import checked
 from tidemark.packages import EXTRAS
 from tidemark.quality import load_suite
 from tidemark.spec import load_consumer
@@ -64,6 +66,10 @@ def settings_of_spark(value: dict[str, Any], folder: Path) -> None:
     assert from_env({**servers, "TIDEMARK_SPARK_CONF": json.dumps(value)}).spark_conf == value
 
 
+def settings_of_kafka(value: dict[str, Any], folder: Path) -> None:
+    assert checked(value) == value
+
+
 def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
     """The DAG accepts these keys through the REST API, with the form's defaults for the others."""
     from tidemark.airflow.approvals.rewind_form import form, read_form
@@ -80,6 +86,7 @@ def asset_event(value: dict[str, Any], folder: Path) -> None:
 JSON_READERS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "expectations": suite,
     "spark.archives": settings_of_spark,
+    "bootstrap.servers": settings_of_kafka,
     "scenario": conf_of_the_dag_rewind,
     "undo_of": asset_event,
 }
@@ -137,6 +144,8 @@ def an_interpreter(words: list[str]) -> None:
             exec(code, {})
         case ["-m", "pytest", file, *_]:
             assert (ROOT / file).is_file()
+        case ["-m", "tidemark.spark.build_archive" as module]:
+            assert find_spec(module)
         case ["-m", "benchmarks", *options]:
             benchmarks._options(benchmarks._parser().parse_args(options))
         case ["-"]:
@@ -193,6 +202,10 @@ def an_environment(value: str) -> None:
     assert value.endswith("driver/bin/python"), "the README has made this environment"
 
 
+def a_folder(value: str) -> None:
+    assert Path(value).is_absolute()
+
+
 EXPORTED: dict[str, Callable[[str], object]] = {
     "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": lambda _: kafka_config(exported()),
     "TIDEMARK_KAFKA_CONFIG": lambda _: kafka_config(exported()),
@@ -200,6 +213,8 @@ EXPORTED: dict[str, Callable[[str], object]] = {
     "AIRFLOW_CONN_TIDEMARK_KAFKA": kafka_of_airflow,
     "AIRFLOW_CONN_TIDEMARK_POSTGRES": postgres_of_airflow,
     "TIDEMARK_PYTHON": an_environment,
+    "TIDEMARK_CACHE": a_folder,
+    "TIDEMARK_HOME": a_folder,
 }
 
 
@@ -208,12 +223,13 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "make": make,
     "python": an_interpreter,
     "python3.11": an_interpreter,
+    "python3.12": an_interpreter,
     "pip": pip,
     "export": export,
 }
-ELSEWHERE = {"airflow", "jq", "psql", "kafka-consumer-groups", "kcat", "venv-pack", "eval", "."}
+ELSEWHERE = {"airflow", "jq", "psql", "kafka-consumer-groups", "kcat", "venv-pack", "aws", "tar", "eval", "."}
 """Commands that are not checked here. The first four run in ``test_teams.py``, ``test_roles.py``, ``test_wheel.py`` and ``test_mirror.py``.
-kcat and venv-pack are not installed. What ``eval`` evaluates is checked separately."""
+kcat, venv-pack and aws are not installed. What ``eval`` evaluates is checked separately."""
 
 
 # Outputs and drawings
