@@ -17,7 +17,7 @@ from tidemark.consume.evolve import ColumnsRefused, require_owner
 from tidemark.consume.renamed import require_own_rows
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput, TidemarkError
-from tidemark.kafka.cluster import Cleanup, Cluster, Setting, Topic, TopicsMissing, cleanup_of
+from tidemark.kafka.cluster import Cleanup, Cluster, SettingUnknown, Topic, TopicsMissing
 from tidemark.kafka.failures import NotAllowed
 from tidemark.packages import optional, require
 from tidemark.quality import load_suite, validated_view, validated_view_ddl
@@ -263,12 +263,12 @@ def _check_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkS
             report.problems.append(report.spec.problem(("topics", names.index(name)), message, "create it, or correct the name"))
         topics = cluster.topics(name for name in names if name not in error.topics)
     report.problems += problems_of(report.spec, topics)
-    settings: Mapping[str, Mapping[str, Setting]] = {}
+    cleanups: Mapping[str, Cleanup] = {}
     try:
-        settings = cluster.settings(topic.name for topic in topics)
-    except NotAllowed as error:
+        cleanups = cluster.cleanups(topic.name for topic in topics)
+    except (NotAllowed, SettingUnknown) as error:
         report.notes.append(f"settings of topics not looked up: {error}")
-    report.topics = [CheckedTopic(topic, cleanup_of(settings[topic.name]) if settings else None) for topic in topics]
+    report.topics = [CheckedTopic(topic, cleanups.get(topic.name)) for topic in topics]
 
 
 def _check_rows(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tidemark.db import Connection, transaction
 from tidemark.doctor.database import clock
 from tidemark.doctor.finding import Finding, failure, ok, warning
 from tidemark.kafka import groups
-from tidemark.kafka.cluster import Cluster, Setting, Topic
+from tidemark.kafka.cluster import Cluster, Topic, TopicSettings, in_sync_replicas
 from tidemark.kafka.groups import GroupNotAllowed
 from tidemark.offsets import store
 from tidemark.offsets.store import Position
@@ -97,9 +97,9 @@ def _mirror(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
         yield ok(subject, f"group {spec.group} has no members in Kafka")
 
 
-def _replicas(subject: str, topic: Topic, settings: Mapping[str, Setting], *, several: bool) -> Iterator[Finding]:
+def _replicas(subject: str, topic: Topic, settings: TopicSettings, *, several: bool) -> Iterator[Finding]:
     copies = min((len(racks) for racks in topic.racks or ()), default=0)
-    in_sync = int(settings["min.insync.replicas"].value)
+    in_sync = in_sync_replicas(settings)
     if copies and in_sync > copies:
         problem = f"min.insync.replicas is {in_sync}, but it has {counted(copies, 'replica')}: producers cannot write"
         yield failure(subject, problem, f"Set min.insync.replicas to {copies} or less, or add replicas.")
@@ -108,16 +108,16 @@ def _replicas(subject: str, topic: Topic, settings: Mapping[str, Setting], *, se
     elif copies > 1 and in_sync == copies:
         problem = f"min.insync.replicas is {in_sync}, as many as it has replicas: no producer can write while a broker is down"
         yield warning(subject, problem, f"Set min.insync.replicas to {copies - 1}.")
-    elif copies > 1 and in_sync == 1:
+    elif copies > 1 and in_sync == 1 and "min.insync.replicas" in settings:
         problem = "min.insync.replicas is 1: a record that was acknowledged may be on one broker only, and lost with it"
         yield warning(subject, problem, "Set min.insync.replicas to 2.")
-    if settings["unclean.leader.election.enable"].value == "true":
+    if (unclean := settings.get("unclean.leader.election.enable")) is not None and unclean.value == "true":
         problem = "unclean.leader.election.enable is true: an election may discard records that were read"
         yield warning(subject, problem, "Set it to false. A run refuses a log that was truncated below its position.")
 
 
 def _lag(
-    subject: str, cluster: Cluster, topic: Topic, settings: Mapping[str, Setting], progress: GroupProgress, consumer: str
+    subject: str, cluster: Cluster, topic: Topic, settings: TopicSettings, progress: GroupProgress, consumer: str
 ) -> Iterator[Finding]:
     """Reports records that retention deletes, or has deleted, before they are read."""
     positions = {position.partition: position.position for position in progress.positions if position.kafka_uuid == topic.kafka_uuid}

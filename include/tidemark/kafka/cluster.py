@@ -76,6 +76,27 @@ class Setting:
     stated: bool
 
 
+class SettingUnknown(Refused):
+    """The broker does not report a setting of a topic, as some services that speak Kafka's protocol do not."""
+
+    setting: str
+
+    def __str__(self) -> str:
+        return f"The broker does not report {self.setting} of topics. What needs this setting does not work with this broker."
+
+
+class TopicSettings(dict[str, Setting]):
+    """A topic's settings by Kafka's names. Raises `SettingUnknown` for one that the broker does not report."""
+
+    def __missing__(self, name: str) -> Setting:
+        raise SettingUnknown(setting=name)
+
+
+def in_sync_replicas(settings: TopicSettings) -> int:
+    """``min.insync.replicas``, or Kafka's default if the broker does not report it."""
+    return int(settings["min.insync.replicas"].value) if "min.insync.replicas" in settings else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Cleanup:
     """A topic's retention and compaction. ``retention``: `None` is permanent. ``compacted``: only the newest record of each key stays, so a
@@ -85,8 +106,7 @@ class Cleanup:
     compacted: bool
 
 
-def cleanup_of(settings: Mapping[str, Setting]) -> Cleanup:
-    """Reads a topic's `Cleanup` from its settings."""
+def _cleanup(settings: TopicSettings) -> Cleanup:
     policy, milliseconds = settings["cleanup.policy"].value, int(settings["retention.ms"].value)
     permanent = "delete" not in policy or not 0 <= milliseconds < PERMANENT / timedelta(milliseconds=1)
     return Cleanup(None if permanent else timedelta(milliseconds=milliseconds), "compact" in policy)
@@ -285,8 +305,8 @@ class Cluster:
                 raise self._failed(error, "DESCRIBE", {part.topic for part in requested}) from error
         return {TopicPartition(part.topic, part.partition): part.offset for part in answers if part.error is None and part.offset >= 0}
 
-    def settings(self, topics: Iterable[str]) -> dict[str, dict[str, Setting]]:
-        """All settings of each topic, by Kafka's names. Raises `NotAllowed` with all topics whose settings may not be read, and
+    def settings(self, topics: Iterable[str]) -> dict[str, TopicSettings]:
+        """All settings of each topic. Raises `NotAllowed` with all topics whose settings may not be read, and
         `BrokerUnavailable` even for a missing topic."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
@@ -305,10 +325,16 @@ class Cluster:
                     raise self._failed(error, "DESCRIBE_CONFIGS", [resource.name]) from error
                 denied.append(resource.name)
             else:
-                settings[resource.name] = {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in entries.items()}
+                settings[resource.name] = TopicSettings(
+                    {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in entries.items()}
+                )
         if denied:
             raise NotAllowed(topics=sorted(denied), operation="DESCRIBE_CONFIGS", servers=self.servers)
         return settings
+
+    def cleanups(self, topics: Iterable[str]) -> dict[str, Cleanup]:
+        """Retention and compaction of each topic. Raises what `settings` raises, and `SettingUnknown`."""
+        return {name: _cleanup(settings) for name, settings in self.settings(topics).items()}
 
     def create(self, topic: str, partitions: int, replication: int | None, settings: Mapping[str, str]) -> bool:
         """Creates a topic and returns once it is visible. ``replication``: `None` is the broker's default.

@@ -68,7 +68,9 @@ class Publisher:
     """An idempotent producer, for one thread."""
 
     def __init__(self, config: KafkaConfig, *, alone: bool = False) -> None:
-        self._settings = {**config, **SETTINGS, **(ALONE if alone else {})}
+        compression = {name: config[name] for name in ("compression.type", "compression.codec") if name in config}
+        own = {**SETTINGS, **(ALONE if alone else {})}
+        self._settings = {**config, **{name: value for name, value in own.items() if not (compression and name == "compression.type")}}
         self._client: Producer | None = None
         self._denied = False
 

@@ -15,7 +15,7 @@ import psycopg2
 
 from tidemark.db import transaction
 from tidemark.errors import TidemarkError
-from tidemark.kafka.cluster import Cluster, Setting, Topic, cleanup_of
+from tidemark.kafka.cluster import Cluster, SettingUnknown, Topic
 from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import samples, store
 from tidemark.offsets.ends import truncations
@@ -150,8 +150,7 @@ def _times(
 
 def _retentions(cluster: Cluster, topics: Iterable[Topic]) -> dict[str, timedelta]:
     """Reads the retention of each topic that deletes records by age; empty if this client may not read settings."""
-    settings: Mapping[str, Mapping[str, Setting]] = {}
-    with contextlib.suppress(NotAllowed):
-        settings = cluster.settings(topic.name for topic in topics)
-    retentions = {name: cleanup_of(values).retention for name, values in settings.items()}
-    return {name: retention for name, retention in retentions.items() if retention is not None}
+    with contextlib.suppress(NotAllowed, SettingUnknown):
+        cleanups = cluster.cleanups(topic.name for topic in topics)
+        return {name: cleanup.retention for name, cleanup in cleanups.items() if cleanup.retention is not None}
+    return {}

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BadInput, Refused
-from tidemark.kafka.cluster import Cluster, Setting, Topic, TopicNotCreated
+from tidemark.kafka.cluster import Cluster, Topic, TopicNotCreated, TopicSettings, in_sync_replicas
 from tidemark.kafka.failures import NotAllowed
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
@@ -50,7 +50,7 @@ class ExistingTopic:
 
     retry_topic: RetryTopic
     topic: Topic
-    settings: Mapping[str, Setting]
+    settings: TopicSettings
     created: bool = False
 
 
@@ -249,7 +249,7 @@ def _copies(existing: ExistingTopic, spec: ConsumerSpec) -> list[str]:
         problems.append(
             f"it has {counted(copies, 'replica')}, but retry.topics.replication is {config.replication}. Add replicas, or change the spec."
         )
-    in_sync = int(existing.settings["min.insync.replicas"].value)
+    in_sync = in_sync_replicas(existing.settings)
     if copies and in_sync > copies:
         problems.append(
             f"min.insync.replicas is {in_sync}, but it has {copies} replicas, so nothing can be published. Set it to {copies} or less."
@@ -257,7 +257,7 @@ def _copies(existing: ExistingTopic, spec: ConsumerSpec) -> list[str]:
     return problems
 
 
-def _settings(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, dict[str, Setting]], list[str]]:
+def _settings(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, TopicSettings], list[str]]:
     """Like `visible`, for settings."""
     try:
         return cluster.settings(names), []

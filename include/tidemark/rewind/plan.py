@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, scalar, statements, transaction
 from tidemark.errors import BadInput, Refused
-from tidemark.kafka.cluster import Cluster, cleanup_of
+from tidemark.kafka.cluster import Cluster, SettingUnknown
 from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
@@ -337,8 +337,8 @@ def _refuse_compacted(consumers: Iterable[Consumer]) -> None:
     compacted: set[str] = set()
     for consumer in consumers:
         replayed = {move.partition.topic for move in consumer.moves if not move.hold and move.superseded_from < move.old}
-        with contextlib.suppress(NotAllowed):
-            compacted |= {topic for topic, settings in consumer.cluster.settings(replayed).items() if cleanup_of(settings).compacted}
+        with contextlib.suppress(NotAllowed, SettingUnknown):
+            compacted |= {topic for topic, cleanup in consumer.cluster.cleanups(replayed).items() if cleanup.compacted}
     if compacted:
         raise CompactedTopics(topics=tuple(sorted(compacted)))
 

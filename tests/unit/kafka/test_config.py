@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tidemark.errors import BadInput
-from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.cluster import Cluster, Setting, SettingUnknown, TopicSettings, in_sync_replicas
 from tidemark.kafka.config import OURS, checked, jvm
+from tidemark.kafka.producer import Publisher
 from tidemark.kafka.reader import SETTINGS
 
 SERVERS = {"bootstrap.servers": "a:9092,b:9092"}
@@ -57,3 +58,18 @@ def test_setting_that_the_client_cannot_use_is_refused_as_bad_input(setting: dic
     cluster = Cluster({"bootstrap.servers": "127.0.0.1:1", **setting})
     with pytest.raises(BadInput, match="Kafka settings"):
         cluster.matching("x")
+
+
+def test_a_chosen_compression_is_kept() -> None:
+    """A broker may take only some: Event Hubs, for example, takes gzip."""
+    assert Publisher(SERVERS)._settings["compression.type"] == "lz4"
+    for alone in (False, True):
+        chosen = Publisher({**SERVERS, "compression.codec": "gzip"}, alone=alone)._settings
+        assert (chosen["compression.codec"], "compression.type" in chosen) == ("gzip", False)
+
+
+def test_a_setting_that_the_broker_does_not_report_is_named_where_it_is_needed() -> None:
+    settings = TopicSettings({"retention.ms": Setting("1", False)})
+    assert in_sync_replicas(settings) == 1
+    with pytest.raises(SettingUnknown, match=r"The broker does not report cleanup\.policy of topics"):
+        settings["cleanup.policy"]

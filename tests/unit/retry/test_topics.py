@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemark.kafka.cluster import Setting, Topic
+from tidemark.kafka.cluster import Setting, Topic, TopicSettings
 from tidemark.retry.messages import HEADER_BYTES
 from tidemark.retry.topics import ExistingTopic, RetryTopic, required_topics, settings_of, unfit
 from tidemark.spec import ConsumerSpec, load_consumer
@@ -27,7 +27,8 @@ def found(one: RetryTopic, *, partitions: int = 1, copies: int = 1, stated: bool
     """A topic as Tidemark creates it, except for what was changed."""
     values = settings_of(one, LARGEST) | {"min.insync.replicas": "1"} | {name.replace("_", "."): text for name, text in changed.items()}
     racks = ((None,) * copies,) * partitions
-    return ExistingTopic(one, Topic(one.name, "uuid", partitions, racks), {name: Setting(value, stated) for name, value in values.items()})
+    settings = TopicSettings({name: Setting(value, stated) for name, value in values.items()})
+    return ExistingTopic(one, Topic(one.name, "uuid", partitions, racks), settings)
 
 
 def test_one_topic_for_each_distinct_delay_one_for_tries_at_once_and_the_failed_topic(tmp_path: Path) -> None:
