@@ -9,6 +9,7 @@ Modules::
     audit_log   `tidemark audit-log`
     backfill    `tidemark backfill`
     common      options and output of all commands
+    completion  the names that a shell completes
     consume     `tidemark consume`
     consumers   `tidemark consumers`
     doctor      `tidemark doctor`

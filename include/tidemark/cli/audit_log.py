@@ -39,7 +39,7 @@ def audit_log(
         ),
     ] = None,
     group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,
-    output: Annotated[EventFormat, typer.Option("--output", help="Output format.")] = EventFormat.TABLE,
+    output: Annotated[EventFormat, typer.Option("--output", "-o", help="Output format.")] = EventFormat.TABLE,
 ) -> None:
     moment = None if since is None else parse_moment(since)
     with connected("tidemark audit-log") as connection:

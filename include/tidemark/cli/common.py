@@ -22,6 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from tidemark.cli import completion
 from tidemark.text.wording import one_line, visible
 
 
@@ -44,9 +45,10 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
-Name = Annotated[str, typer.Argument(help="The consumer's name: its file name without .yaml.")]
+Name = Annotated[str, typer.Argument(help="The consumer's name: its file name without .yaml.", autocompletion=completion.consumers)]
+AnyName = Annotated[str | None, typer.Argument(help="The consumer (default: all).", autocompletion=completion.consumers)]
 Reason = Annotated[str, typer.Option(help="Reason, at least 10 characters; kept permanently.", show_default=False)]
-Output = Annotated[OutputFormat, typer.Option("--output", help="Output format.")]
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
 
 
 def option_of(panel: str, name: str, kind: Any, text: str, metavar: str | None = None, **limits: Any) -> inspect.Parameter:

@@ -76,7 +76,7 @@ def run_with_progress(
     )
     started: list[float] = []
     with Progress(*bar_columns, console=stderr) as bar:
-        task = bar.add_task(f"{title}: starting", total=None, rate="-", lag="-")
+        task = bar.add_task(f"{title}: planning", total=None, rate="-", lag="-")
 
         def show(progress: launch.Progress) -> None:
             if progress.planned:
@@ -85,7 +85,7 @@ def run_with_progress(
                 rate = progress.records / max(time.monotonic() - started[0], launch.POLL_S)  # over the whole run, including Spark's start
                 bar.update(
                     task,
-                    description=title,
+                    description=f"{title}: {'loading' if progress.records else 'starting Spark'}",
                     total=progress.total,
                     completed=progress.records,
                     rate=f"{rate:,.0f}",

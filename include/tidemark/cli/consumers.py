@@ -10,7 +10,8 @@ from tidemark import project
 from tidemark.author.check import CheckReport
 from tidemark.author.check import check as check_consumer
 from tidemark.author.new_consumer import Sketch, sketched
-from tidemark.cli.common import Output, OutputFormat, print_json, print_labelled, print_note, print_raw, print_text, stdout
+from tidemark.cli import completion
+from tidemark.cli.common import AnyName, Output, OutputFormat, print_json, print_labelled, print_note, print_raw, print_text, stdout
 from tidemark.cli.spark import spark_schemas
 from tidemark.kafka.cluster import Cleanup
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid, find_consumer, read_folder
@@ -22,9 +23,7 @@ app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()
-def check(
-    name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None, output: Output = OutputFormat.TABLE
-) -> None:
+def check(name: AnyName = None, output: Output = OutputFormat.TABLE) -> None:
     """Report all problems of consumers before they run."""
     specs: list[ConsumerSpec] = []
     invalid: list[SpecInvalid] = []
@@ -53,7 +52,7 @@ def check(
 
 @app.command()
 def new(
-    topic: Annotated[str, typer.Argument(help="The topic to load.")],
+    topic: Annotated[str, typer.Argument(help="The topic to load.", autocompletion=completion.topics)],
     name: Annotated[str | None, typer.Option(help="The consumer's name (default: the topic's).", show_default=False)] = None,
     table: Annotated[
         str | None, typer.Option(metavar="SCHEMA.TABLE", help="The table (default: public, named after the consumer).")

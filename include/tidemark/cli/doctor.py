@@ -9,28 +9,38 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from tidemark import project
+from tidemark.cli import completion
 from tidemark.cli.common import Output, OutputFormat, plain, print_json, stdout
 from tidemark.connections import from_env
 from tidemark.doctor.examine import examine
-from tidemark.doctor.finding import Finding, Level, failure
+from tidemark.doctor.finding import Finding, Level, failure, warning
 from tidemark.spec import find_consumer, read_folder
 from tidemark.text.wording import counted
 
+NO_CONSUMERS = "Run this in the project's folder, set TIDEMARK_HOME to it, or write a first consumer: tidemark consumers new TOPIC."
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Consumers to examine (default: all).", autocompletion=completion.consumers),
+]
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red"}
 
 
 def doctor(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Consumers to examine (default: all).")] = None,
+    names: Names = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     findings: list[Finding] = []
     broken: list[Finding] = []
     if names:
         specs = [find_consumer(name) for name in names]
-    else:
+    elif project.consumers().is_dir():
         good, bad = read_folder()
         specs = list(good.values())
         broken = [failure(f"{error.name}: file", str(error), "") for error in bad]
+    else:
+        specs = []
+        broken = [warning("consumers", f"there is no folder {project.consumers()}", NO_CONSUMERS)]
     for finding in itertools.chain(broken, examine(from_env(), specs)):
         findings.append(finding)
         if output is OutputFormat.TABLE:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tidemark.cli.common import (
+    AnyName,
     Name,
     Output,
     OutputFormat,
@@ -107,7 +108,7 @@ def show(erasure_id: Number, output: Output = OutputFormat.TABLE) -> None:
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None,
+    name: AnyName = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of erasures.")] = 50,
     output: Output = OutputFormat.TABLE,
 ) -> None:

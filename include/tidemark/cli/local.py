@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from tidemark.cli.common import Output, OutputFormat, print_json, print_note, print_text, stderr, stdout
+from tidemark.connections import DATABASE_URL
 from tidemark.packages import require
 
 if TYPE_CHECKING:
@@ -103,6 +105,20 @@ def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
         print_json(variables)
     else:
         typer.echo("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def psql(ctx: typer.Context, folder: Folder = None) -> None:
+    """Open psql on TIDEMARK_DATABASE_URL, by default on the stack's database. Takes psql's own arguments: -c "SELECT 1"."""
+    from psycopg2.extensions import parse_dsn
+
+    from tidemark.local.postgres import programs
+
+    program = programs() / "psql"
+    address = parse_dsn(os.environ.get(DATABASE_URL) or _stack(folder).env()[DATABASE_URL])
+    address["database"] = address.pop("dbname", "postgres")
+    variables = {f"PG{name.replace('_', '').upper()}": value for name, value in address.items()}  # a password is no argument
+    os.execve(program, [str(program), *ctx.args], os.environ | variables)  # noqa: S606 - the program of the stack
 
 
 @airflow_app.command("up")

@@ -21,7 +21,7 @@ from tidemark.packages import optional
 from tidemark.packages import version as installed_version
 
 COMMANDS = {
-    "init": ("init:init", "Write a new project: a consumer with its transform and suite, the DAG files, a compose file."),
+    "init": ("init:init", "Add Tidemark to an Airflow project, or write a new project with a consumer, DAG files and a compose file."),
     "migrate": ("migrate:migrate", "Migrate the database to this version's schema, and renew the grants of roles."),
     "doctor": (
         "doctor:doctor",
@@ -89,10 +89,21 @@ def _imported(name: str) -> Any:
     if isinstance(found, typer.Typer):
         command: Any = typer.main.get_group(found)
         command.name, command.help = name, text
-        return command
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, help=text)(found)
-    return typer.main.get_command(alone)
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command(name, help=text)(found)
+        command = typer.main.get_command(alone)
+    _omit_types_of_flags(command)
+    return command
+
+
+def _omit_types_of_flags(command: Any) -> None:
+    """Makes the help of a flag say ``--yes`` and not ``--yes <bool>``."""
+    for option in command.get_params(typer.Context(command)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for nested in getattr(command, "commands", {}).values():
+        _omit_types_of_flags(nested)
 
 
 class _Commands(UserDict[str, Any]):
@@ -112,6 +123,8 @@ class _Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Imports no command."""
+        self.commands = {}
+        _omit_types_of_flags(self)
         self.commands = {name: TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()}
         super().format_help(ctx, formatter)
 
@@ -157,13 +170,13 @@ def main() -> None:
             f"Postgres cannot compute this from what is stored: {error}. A role has stored a value that Tidemark does not store.",
         )
     except KeyboardInterrupt:
-        print_note("interrupted")
+        print_note("Interrupted. What was committed stays.")
         sys.exit(130)
 
 
 def _end(kind: str, text: str) -> NoReturn:
     print_note(text, style="red")
-    if "json" in (value for flag, value in _options(sys.argv) if flag == "--output"):
+    if "json" in (value for flag, value in _options(sys.argv) if flag in ("--output", "-o")):
         print_json({"error": {"type": kind, "text": text}})
     sys.exit(1)
 

@@ -9,6 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidemark.cli.common import (
+    AnyName,
     Name,
     Output,
     OutputFormat,
@@ -92,7 +93,7 @@ def show(redrive_id: Id, output: Output = OutputFormat.TABLE) -> None:
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None,
+    name: AnyName = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of redrives.")] = 50,
     output: Output = OutputFormat.TABLE,
 ) -> None:

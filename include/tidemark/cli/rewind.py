@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tidemark.cli import completion
 from tidemark.cli.common import (
+    AnyName,
     Name,
     Output,
     OutputFormat,
@@ -53,8 +55,13 @@ class PlanFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-Number = Annotated[int, typer.Argument(metavar="ID", min=1, max=BIGINT, help="The rewind's number, as shown by `tidemark rewind list`.")]
-Form = Annotated[PlanFormat, typer.Option("--output", help="Output format.")]
+Number = Annotated[
+    int,
+    typer.Argument(
+        metavar="ID", min=1, max=BIGINT, help="The rewind's number, as shown by `tidemark rewind list`.", autocompletion=completion.rewinds
+    ),
+]
+Form = Annotated[PlanFormat, typer.Option("--output", "-o", help="Output format.")]
 ExpiresIn = Annotated[str | None, typer.Option(metavar="DURATION", help="How long the plan can be applied, such as 30m (default: 4h).")]
 AllowLoss = Annotated[
     bool,
@@ -92,7 +99,12 @@ def _target(values: dict[str, Any]) -> tuple[str, str | None]:
 @app.command()
 @with_options("target", _TARGETS, _target)
 def plan(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="The consumers. Several are moved together or not at all.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME", help="The consumers. Several are moved together or not at all.", autocompletion=completion.consumers
+        ),
+    ],
     target: tuple[str, str | None],
     reason: Reason,
     zone: Annotated[str | None, typer.Option(help="Time zone of a local --to-datetime: Europe/Berlin.", show_default=False)] = None,
@@ -144,7 +156,7 @@ def undo(
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None,
+    name: AnyName = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rewinds.")] = 50,
     output: Output = OutputFormat.TABLE,
 ) -> None:

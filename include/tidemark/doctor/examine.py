@@ -44,7 +44,8 @@ def _schemas(connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
     decoding = Decoding(spec, connections.registry, lambda: Cluster(connections.kafka).subscribed(spec))
     if decoding.needed:
         decoding.input_schema()
-        yield ok(f"{spec.name}: schemas", "there is one for each topic")
+        if spec.format.uses_registry:
+            yield ok(f"{spec.name}: schemas", "there is one for each topic")
 
 
 def _health(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:

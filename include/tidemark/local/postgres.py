@@ -52,7 +52,7 @@ class Postgres(Server):
     def prepare(self, report: Report) -> None:
         account = server_account()
         if account is not None:
-            check_reachable(account, self.folder, _programs() / "postgres")
+            check_reachable(account, self.folder, programs() / "postgres")
 
     def url(self, database: str = DATABASE) -> str:
         """A database's ``postgresql://…`` URL. Raises `NotUp` if the server does not run."""
@@ -86,10 +86,10 @@ class Postgres(Server):
 
     def version(self) -> str | None:
         try:
-            programs = _programs()
+            folder = programs()
         except ExtraMissing:
             return None
-        words = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=False).stdout.split()
+        words = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False).stdout.split()
         return words[2] if len(words) > 2 else None
 
     def is_transient(self, lines: str) -> bool:
@@ -149,7 +149,7 @@ class Postgres(Server):
         self._drop_foreign_pid()
         settings = {"listen_addresses": ports.HOST, "port": str(port), "unix_socket_directories": ""}
         command: list[str | Path] = [
-            _programs() / "postgres",
+            programs() / "postgres",
             "-D",
             self.data,
             *(word for key in settings for word in ("-c", f"{key}={settings[key]}")),
@@ -192,11 +192,11 @@ class Postgres(Server):
                 process.terminate()
 
     def _run(self, program: str, *words: str, account: SystemUser | None, limit_s: float) -> str | None:
-        command: list[str | Path] = [_programs() / program, *words]
+        command: list[str | Path] = [programs() / program, *words]
         return processes.run(command, folder=Path("/"), limit_s=limit_s, account=account, environment=_environment())
 
 
-def _programs() -> Path:
+def programs() -> Path:
     """The folder of Postgres' programs. Does not import the wheel, which would look for runtime folders that we do not use."""
     wheel = importlib.util.find_spec(_WHEEL)
     if wheel is None or wheel.origin is None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tidemark.cli import main
 from tidemark.cli.main import app
 
-WITHOUT_RESULT = {"sink ddl", "retries export", "metrics serve", "local down", "local reset", "local airflow down"}
+WITHOUT_RESULT = {"sink ddl", "retries export", "metrics serve", "local psql", "local down", "local reset", "local airflow down"}
 """Commands that print SQL, print JSON anyway, serve until they are stopped, or have no result."""
 
 
