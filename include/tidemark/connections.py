@@ -13,12 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tidemark import secret
-from tidemark.db import DatabaseUrl, read_url
+from tidemark.db import PASSWORD_CALLABLE, PASSWORD_COMMAND, DatabaseUrl, read_url, with_parameter
 from tidemark.errors import BadInput
 from tidemark.formats.registry import RegistryConfig
 from tidemark.kafka.config import KafkaConfig, checked
 
 DATABASE_URL = "TIDEMARK_DATABASE_URL"
+PASSWORD_VARIABLES = {
+    "TIDEMARK_DATABASE_PASSWORD_COMMAND": PASSWORD_COMMAND,
+    "TIDEMARK_DATABASE_PASSWORD_CALLABLE": PASSWORD_CALLABLE,
+}
+"""The variables that say where the database's password comes from, with the parameter of the URL in which they travel on."""
 BOOTSTRAP_SERVERS = "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"
 KAFKA_CONFIG = "TIDEMARK_KAFKA_CONFIG"
 SPARK_MASTER = "TIDEMARK_SPARK_MASTER"
@@ -59,7 +64,15 @@ class Connections:
         values = {name: "" if isinstance(value, Path) else value for name, value in sources.items()}
         files = {FILES[name]: str(value) if isinstance(value, Path) else "" for name, value in sources.items()}
         registry = {REGISTRY_URL: "" if self.registry is None else self.registry["url"]}
-        return {**values, **files, **registry, BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"], SPARK_MASTER: self.spark_master}
+        passwords = dict.fromkeys(PASSWORD_VARIABLES, "")  # the URL has them
+        return {
+            **values,
+            **files,
+            **passwords,
+            **registry,
+            BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"],
+            SPARK_MASTER: self.spark_master,
+        }
 
     def read(self) -> Connections:
         """Rereads the files. The result names no file."""
@@ -68,12 +81,18 @@ class Connections:
 
 
 def database_url(env: Mapping[str, str] = os.environ) -> DatabaseUrl:
-    """The database that holds the sinks and the ``tidemark`` schema. Raises `BadInput` if it is not set."""
+    """The database that holds the sinks and the ``tidemark`` schema, with the source of its password. Raises `BadInput`."""
     url = env.get(DATABASE_URL)
     if file := _file(env, DATABASE_URL):
+        for name in filter(env.get, PASSWORD_VARIABLES):
+            fix = f"Set {DATABASE_URL} to the URL without a password."
+            raise BadInput(what=name, found=f"{FILES[DATABASE_URL]} is set too", fix=fix)
         return file
     if not url:
         raise BadInput(what=DATABASE_URL, found="it is not set", fix=_ADDRESS_FIX)
+    for name, parameter in PASSWORD_VARIABLES.items():
+        if value := env.get(name):
+            url = with_parameter(url, parameter, value)
     return url
 
 

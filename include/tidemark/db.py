@@ -23,12 +23,14 @@ from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 import psycopg2
-from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, make_dsn, new_type, parse_dsn, register_type
+from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, new_type, parse_dsn, register_type
 
 from tidemark import secret
 from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
+from tidemark.tokens import TokenSource
 from tidemark.waiting import LOOK_EVERY_S, REPORT_AFTER_S
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,15 @@ Connection = psycopg2.extensions.connection
 Cursor = psycopg2.extensions.cursor
 
 DatabaseUrl = str | Path
-"""A libpq URL, or the file that holds it, which is read at each connection because the password may change."""
+"""A libpq URL, or the file that holds it, which is read at each connection because the password may change.
+
+Beside libpq's parameters, the URL may have one of `PASSWORD_SOURCES`, which is asked for the password at each connection. So the source
+travels to every process, and the password to none."""
+
+PASSWORD_COMMAND, PASSWORD_CALLABLE = PASSWORD_SOURCES = ("password_command", "password_callable")
+"""Parameters of a database URL that say where the password comes from: a command, or a Python function as ``module:function``."""
+CLOUDS = {"aws-rds": "tidemark.cloud_tokens:aws_rds"}
+"""Functions that have a name of their own."""
 
 MIGRATION_LOCK = 0x7469_6465  # "tide"
 """Key of the advisory lock that a process holds while it migrates a database; others wait for it."""
@@ -95,9 +105,15 @@ def read_url(url: DatabaseUrl) -> str:
         raise DatabaseUnavailable(cause=str(error)) from None
 
 
+def with_parameter(url: str, name: str, value: str) -> str:
+    """The URL with one more parameter."""
+    return f"{url}{'&' if '?' in url else '?'}{name}={quote(value, safe='')}"
+
+
 def parsed(url: str) -> dict[str, str]:
     """The URL's parts by libpq's names. Raises `BadInput`, which quotes nothing of the URL, if it cannot be parsed."""
     _check_url(url)
+    url, _ = _without_sources(url)
     with contextlib.suppress(psycopg2.Error, ValueError):  # ValueError: a NUL, or bytes that are not UTF-8
         parts: dict[str, str] = parse_dsn(url)
         return parts
@@ -107,15 +123,34 @@ def parsed(url: str) -> dict[str, str]:
 def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
     """Opens a session, outside any transaction; the caller closes it.
 
-    ``application`` becomes ``application_name``, which identifies the session in ``pg_stat_activity``. Raises `BadInput`, which quotes
-    nothing of the URL, if it cannot be parsed, and `DatabaseUnavailable` if the connection fails.
+    ``application`` becomes ``application_name``, which identifies the session in ``pg_stat_activity``. Asks the URL's source of passwords,
+    if it has one; a second time if the server refuses a password that has just been replaced. The only place that opens sessions.
+
+    Raises `BadInput`, which quotes nothing of the URL, if it cannot be parsed, `DatabaseUnavailable` if the connection fails, and
+    `TokenUnavailable`.
     """
     url = read_url(url)
     parts = parsed(url)
-    connection: Connection | None = None
+    source = _password_source(url, parts)
+    password = source.token().value if source is not None else None
     try:
-        defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in parts}
-        connection = psycopg2.connect(url, connection_factory=Session, application_name=application, **defaults)
+        connection = _connected(url, parts, application, password)
+    except DatabaseUnavailable as error:
+        if source is None or "FATAL" not in error.cause or (newer := source.renewed().value) == password:
+            raise
+        connection = _connected(url, parts, application, newer)
+    connection.url = url
+    return connection
+
+
+def _connected(url: str, parts: Mapping[str, str], application: str, password: str | None) -> Session:
+    connection: Session | None = None
+    settings: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in parts}
+    if password is not None:
+        settings["password"] = password
+    try:
+        dsn, _ = _without_sources(url)
+        connection = psycopg2.connect(dsn, connection_factory=Session, application_name=application, **settings)
     except psycopg2.Error as error:
         error_text = str(error).strip()
         if (
@@ -131,6 +166,31 @@ def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
         raise BadInput(what="database URL", found="libpq cannot parse it", fix=_URL_FIX)
     register_type(TIMESTAMPTZ, connection)
     return connection
+
+
+def _without_sources(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """The URL for libpq, and the parameters that name `PASSWORD_SOURCES`."""
+    address, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    sources = [(name, unquote(value)) for name, _, value in (pair.partition("=") for pair in pairs) if name in PASSWORD_SOURCES]
+    if not sources:
+        return url, []
+    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] not in PASSWORD_SOURCES)
+    return f"{address}{'?' if rest else ''}{rest}", sources
+
+
+def _password_source(url: str, parts: Mapping[str, str]) -> TokenSource | None:
+    _, sources = _without_sources(url)
+    if not sources:
+        return None
+    (name, value), *others = sources
+    if others or "password" in parts:
+        raise BadInput(what=name, found=f"{others[0][0] if others else 'a password'} of the database is set too", fix="Remove one of them.")
+    setting = f"{name} of the database (TIDEMARK_DATABASE_{name.upper()}, or the extra of the Postgres connection)"
+    if name == PASSWORD_COMMAND:
+        return TokenSource(setting=setting, command=value)
+    about = {name: parts.get(name, default) for name, default in (("host", ""), ("port", "5432"), ("user", ""), ("dbname", ""))}
+    return TokenSource(setting=setting, function=CLOUDS.get(value, value), about=tuple(about.items()))
 
 
 def _check_url(url: str) -> None:
@@ -188,13 +248,14 @@ def _outages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_open(connection: Connection) -> Iterator[Cursor]:
-    """Keeps a transaction open on a second session with the settings of ``connection``, and rolls it back when the block ends.
+    """Keeps a transaction open on a second session with the URL and name of ``connection``, and rolls it back when the block ends.
 
     For a lock that must outlast the transactions of ``connection``: behind a transaction pooler, a session-level lock would stay on a
     backend that other clients use. The idle transaction has no snapshot, so it does not hold back VACUUM.
     """
-    info = connection.info
-    with _outages(), contextlib.closing(psycopg2.connect(make_dsn(**{**info.dsn_parameters, "password": info.password}))) as other:
+    assert isinstance(connection, Session)
+    application = connection.get_dsn_parameters()["application_name"]
+    with _outages(), session(connection.url, application=application) as other:
         other.set_session(isolation_level="READ COMMITTED")  # a stricter level would keep its snapshot
         with other.cursor() as cursor:
             cursor.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {UNLIMITED}")
@@ -219,12 +280,13 @@ def _pooled(cursor: Cursor) -> bool:
 class Session(Connection):
     """A session of `connect`. Errors of the session and its cursors quote no value of a row, wherever they are shown.
 
-    ``often``: the text that `execute_often` sends for each statement executed before, by name. ``computing``: Postgres waits for this
-    process to compute.
+    ``url``: from which it was opened. ``often``: the text that `execute_often` sends for each statement executed before, by name.
+    ``computing``: Postgres waits for this process to compute.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.url = ""
         self.often: dict[str, str] = {}
         self.computing = False
         self.cursor_factory = SafeCursor

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from tidemark.connections import Connections
+from tidemark.db import PASSWORD_SOURCES
 from tidemark.errors import BadInput
 from tidemark.kafka.config import checked
 from tidemark.spec import ConsumerSpec
@@ -65,16 +66,16 @@ def kafka(spec: ConsumerSpec) -> dict[str, str]:
 
 
 def database_url(spec: ConsumerSpec) -> str:
-    """The URL of the consumer's Postgres connection, including the libpq settings in its extra."""
+    """The URL of the consumer's Postgres connection, including the libpq settings and the source of its password in its extra."""
     return postgres_url(_get(spec, "postgres"))
 
 
 def postgres_url(connection: Connection) -> str:
-    """Formats a Postgres connection as a libpq URL."""
+    """Formats a Postgres connection as a URL (`tidemark.db.DatabaseUrl`)."""
     login = quote(connection.login or "", safe="")
     if connection.password:
         login += ":" + quote(connection.password, safe="")
-    extra = {key: str(value) for key, value in connection.extra_dejson.items() if key in LIBPQ}
+    extra = {key: str(value) for key, value in connection.extra_dejson.items() if key in LIBPQ or key in PASSWORD_SOURCES}
     host = connection.host or ""
     if host.startswith("/"):  # the directory of a Unix socket
         extra["host"], host = host, ""

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from tidemark import migrations, project
 from tidemark.author.describe import OutputUnknown, SparkSchema, TableComparison, common_layouts, compare, outputs_of
-from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.consume.assignment import problems_of
 from tidemark.consume.evolve import ColumnsRefused, require_owner
 from tidemark.consume.renamed import require_own_rows
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cleanup, Cluster, SettingUnknown, Topic, TopicsMissing
+from tidemark.kafka.config import jvm
 from tidemark.kafka.failures import NotAllowed
 from tidemark.packages import optional, require
 from tidemark.quality import load_suite, validated_view, validated_view_ddl
@@ -244,8 +245,12 @@ def _check_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkS
     try:
         config = kafka_config()
     except BadInput as error:
-        report.notes.append(f"topics not looked up: {error.what}: {error.found}".replace(": it is not set", " is not set"))
+        if error.what != BOOTSTRAP_SERVERS:
+            raise
+        report.notes.append(f"topics not looked up: {error.what} is not set")
         return
+    if report.transform is not None and report.transform.form is Form.SPARK:
+        jvm(config)
     cluster = Cluster(config)
     names = list(cluster.subscribed(report.spec))
     if report.spec.topic_pattern and (left_out := [name for name in cluster.matching(report.spec.topic_pattern) if name not in names]):

@@ -9,6 +9,7 @@ Modules::
     config      one set of client settings for librdkafka and the JVM's client
     failures    classifies Kafka's errors: outage, missing permission, refusal
     groups      consumer groups in Kafka: live members, offsets mirrored there
+    oauth       where tokens for SASL OAUTHBEARER come from
     poll        polled records as columns; the poller that needs no compiler
     producer    publishes messages, with a report for each one
     reader      reads `[start, end)` of one partition

@@ -24,11 +24,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.errors import BrokerUnavailable
+from tidemark.errors import BrokerUnavailable, TidemarkError
 from tidemark.jvm.jars import cache
+from tidemark.kafka import oauth
 from tidemark.kafka.config import KafkaConfig, unusable
 from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, POLL_S, Polled, PollError, chunk_schema, header_type
 from tidemark.records.ranges import TopicPartition
+from tidemark.tokens import TokenSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +64,14 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "err2str": (ctypes.c_char_p, (ctypes.c_int,)),
     "message_errstr": (ctypes.c_char_p, (_P,)),
     "consumer_close": (ctypes.c_int, (_P,)),
+    "conf_set_oauthbearer_token_refresh_cb": (None, (_P, _P)),
+    "conf_enable_sasl_queue": (None, (_P, ctypes.c_int)),
+    "sasl_background_callbacks_enable": (_P, (_P,)),
+    "oauthbearer_set_token": (
+        ctypes.c_int,
+        (_P, ctypes.c_char_p, _I64, ctypes.c_char_p, _P, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
+    ),
+    "oauthbearer_set_token_failure": (ctypes.c_int, (_P, ctypes.c_char_p)),
     "destroy": (None, (_P,)),
 }
 """The librdkafka functions that this module calls, without their prefix: result and argument types."""
@@ -135,9 +145,10 @@ def _declare(function: Any, result: Any, arguments: Sequence[Any]) -> Any:
 
 
 def library_for(settings: KafkaConfig) -> Library | None:
-    """`library`; `None` for settings that need confluent-kafka's own code: OAuth tokens, plugin paths."""
+    """`library`; `None` for settings that need confluent-kafka's own code: librdkafka's own OAuth methods, plugin paths."""
     mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or ""
-    if mechanism.upper() == "OAUTHBEARER" or "plugin.library.paths" in settings:
+    own_method = mechanism.upper() == oauth.MECHANISM and oauth.source_of(settings) is None
+    if own_method or "plugin.library.paths" in settings:
         _log_uncompiled()
         return None
     return library()
@@ -145,7 +156,8 @@ def library_for(settings: KafkaConfig) -> Library | None:
 
 @functools.cache
 def _log_uncompiled() -> None:
-    log.info("messages are read without the compiled reader, which takes more CPU cause=OAUTHBEARER and plugins need confluent-kafka")
+    cause = "librdkafka's own OAuth methods and plugins need confluent-kafka"
+    log.info("messages are read without the compiled reader, which takes more CPU cause=%s", cause)
 
 
 @functools.cache
@@ -204,15 +216,24 @@ class CompiledPoller:
 
     def _connect(self, settings: KafkaConfig) -> int:
         error_text = ctypes.create_string_buffer(TEXT_BYTES)
+        source = oauth.source_of(settings)
+        if source is not None:
+            source.token()  # raises before there is a client
         conf = self._kafka["conf_new"]()
-        for name, value in settings.items():
+        for name, value in oauth.librdkafka(settings).items():
             if self._kafka["conf_set"](conf, name.encode(), value.encode(), error_text, TEXT_BYTES) != 0:
                 self._kafka["conf_destroy"](conf)
                 raise unusable(_text(error_text.value))
+        if source is not None:
+            self._kafka["conf_set_oauthbearer_token_refresh_cb"](conf, _refresh_token)
+            self._kafka["conf_enable_sasl_queue"](conf, 1)
         handle = self._kafka["new"](CONSUMER, conf, error_text, TEXT_BYTES)
         if not handle:
             self._kafka["conf_destroy"](conf)
             raise unusable(f"Failed to create consumer: {_text(error_text.value)}")
+        if source is not None:
+            _asking[int(handle)] = self._kafka, source
+            self._kafka["sasl_background_callbacks_enable"](handle)  # from here on, librdkafka's own thread asks
         return int(handle)
 
     def assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
@@ -300,8 +321,32 @@ class CompiledPoller:
         if self._queue is not None:
             self._kafka["queue_destroy"](self._queue)
         self._kafka["consumer_close"](self._handle)
+        _asking.pop(self._handle, None)  # first, because the next client may get the same address
         self._kafka["destroy"](self._handle)
         self._handle = self._queue = None
+
+
+_asking: dict[int, tuple[dict[str, Any], TokenSource]] = {}
+"""librdkafka's functions, and where tokens come from, by client."""
+
+
+def _set_token(handle: int, _config: bytes, _opaque: int) -> None:
+    """librdkafka's callback, in a thread of librdkafka's."""
+    if (asked := _asking.get(handle)) is None:  # the client is being closed
+        return
+    kafka, source = asked
+    try:
+        token = oauth.renewed(source)
+        millis, error_text = int((token.expires_at or 0) * 1000), ctypes.create_string_buffer(TEXT_BYTES)
+        named = token.value.encode(), millis, token.principal.encode()
+        if kafka["oauthbearer_set_token"](handle, *named, None, 0, error_text, TEXT_BYTES) != 0:
+            kafka["oauthbearer_set_token_failure"](handle, error_text.value)
+    except TidemarkError as error:
+        kafka["oauthbearer_set_token_failure"](handle, str(error).encode())
+
+
+_refresh_token = ctypes.CFUNCTYPE(None, _P, ctypes.c_char_p, _P)(_set_token)
+"""`_set_token` for C. It stays in memory as long as this module, and so longer than each client."""
 
 
 class _Column:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from tidemark.errors import BadInput
+from tidemark.kafka import oauth
 from tidemark.kafka.security import to_jvm, to_librdkafka
+from tidemark.tokens import TokenSource
 
 Client = TypeVar("Client")
 
 KafkaConfig = Mapping[str, str]
-"""librdkafka settings (``bootstrap.servers``, ``security.protocol``, ...), as in the extra of an Airflow Kafka connection."""
+"""librdkafka settings (``bootstrap.servers``, ``security.protocol``, ...), as in the extra of an Airflow Kafka connection, with those of
+`tidemark.kafka.oauth`."""
 
 OURS = frozenset(
     {"group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "isolation.level", "enable.partition.eof"}
@@ -30,7 +34,8 @@ SAME_IN_THE_JVM = frozenset(
 
 
 def checked(config: Mapping[str, object]) -> dict[str, str]:
-    """Returns the settings as strings under librdkafka's names. Raises `BadInput` without ``bootstrap.servers`` or if one of `OURS` is set.
+    """Returns the settings as strings under librdkafka's names. Raises `BadInput` without ``bootstrap.servers``, if one of `OURS` is set,
+    or if tokens are needed and nothing says where they come from.
 
     Security settings may also have the JVM's names (``sasl.jaas.config``, ``ssl.truststore.location``), see `to_librdkafka`.
     """
@@ -48,27 +53,45 @@ def checked(config: Mapping[str, object]) -> dict[str, str]:
             found=f"it is {settings[fixed[0]]!r}, but only Tidemark decides what is read and committed",
             fix="Remove it from the Kafka settings. To choose where a partition starts, set offset_reset in the consumer's spec.",
         )
+    oauth.check(settings)
     settings.pop("group.id", None)  # the spec names the group, but Airflow's connection form asks for one too
     return settings
 
 
 def jvm(config: KafkaConfig) -> dict[str, str]:
-    """Returns the settings for the JVM's client (Spark's connector): those of `SAME_IN_THE_JVM`, and security as translated by `to_jvm`.
+    """Returns the settings for the JVM's client (Spark's connector): those of `SAME_IN_THE_JVM`, security as translated by `to_jvm`, and
+    ``kafka.sasl.*``, which is for this client alone.
 
     Omits settings that only librdkafka has (queue sizes, callbacks, statistics). Raises `BadInput` for a security setting without a
-    counterpart, because omitting it would change how the client connects.
+    counterpart, because omitting it would change how the client connects, and for tokens that come from Python.
     """
-    return {key: value for key, value in config.items() if key in SAME_IN_THE_JVM} | to_jvm(config)
+    own = oauth.for_jvm(config)
+    if oauth.JVM_CALLBACK in config:  # it logs in instead of librdkafka
+        config = {key: value for key, value in config.items() if not key.startswith("sasl.oauthbearer.")}
+    return {key: value for key, value in config.items() if key in SAME_IN_THE_JVM} | to_jvm(config) | own
 
 
 def connected(make: Callable[[Any], Client], settings: Mapping[str, str]) -> Client:
-    """Creates a client with ``make``. Raises `BadInput` for a setting that librdkafka does not know or cannot use (a missing file)."""
+    """Creates a client with ``make``; the only place that does. librdkafka renews its token in a thread of its own.
+
+    Raises `BadInput` for a setting that librdkafka does not know or cannot use (a missing file), and `TokenUnavailable`.
+    """
     from confluent_kafka import KafkaException
 
+    known: dict[str, Any] = oauth.librdkafka(settings)
+    if (source := oauth.source_of(settings)) is not None:
+        source.token()  # an error here says more than a client that waits for its first token
+        known["oauth_cb"] = partial(_next_token, source)
     try:
-        return make(dict(settings))
+        return make(known)
     except KafkaException as error:
         raise unusable(error.args[0].str()) from None
+
+
+def _next_token(source: TokenSource, _config: str) -> tuple[str, float | None, str, dict[str, str]]:
+    """confluent-kafka's callback."""
+    token = oauth.renewed(source)
+    return token.value, token.expires_at, token.principal, {}
 
 
 def unusable(error_text: str) -> BadInput:

@@ -97,6 +97,8 @@ class SparkEngine:
         self._configured, self._connections = connections, connections.read()
         self._transform = transform
         self._permanent = permanent
+        if transform.form is Form.SPARK:
+            jvm(self._connections.kafka)  # a setting that the JVM lacks is refused before it starts
         self._spark = start_session(spec, connections, attempt_id, folders, transform.form, records)
         self._shared = is_shared(self._spark)
         self._job_group = name_of(spec, attempt_id)

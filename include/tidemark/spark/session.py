@@ -212,12 +212,16 @@ def end_jvm() -> None:
 
 @contextlib.contextmanager
 def plain_session(name: str, connections: Connections) -> Iterator[SparkSession]:
-    """A session on the connections' cluster, without Kafka's connector. Raises `SparkFailed`, also for a failure in the block."""
+    """A session on the connections' cluster with the project's transforms, where tokens may come from, and without Kafka's connector.
+
+    Raises `SparkFailed`, also for a failure in the block.
+    """
     find_java()
     spark = None
     with lost_jvm(), translated():
         try:
             spark = _session(name, connections.spark_master, {**SETTINGS, OPTIONS: C1, **connections.spark_conf})
+            spark.sparkContext.addPyFile(_zip_modules([folder for folder in [project.transforms()] if folder.is_dir()]))
             yield spark
         finally:
             if spark is not None:

@@ -22,6 +22,7 @@ MAY_READ = {
     "question": "how long Airflow shows the question; an apply is refused by the database's clock",
     "clock_ahead_s": "compared with the database's clock, in a finding",
     "describe": "for how long a member was not seen, in a table",
+    "now_s": "how long a token is used before the next one is asked for",
     "_age_s": "the age of a file in the cache",
     "_exercise": "a record of the class-data archive, which is thrown away",
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import psycopg2
 
-from tidemark.db import DatabaseUrl, answering, parsed, read_url, rows, session, statements, transaction
+from tidemark.db import DatabaseUrl, answering, parsed, read_url, rows, session, statements, transaction, with_parameter
 from tidemark.errors import TidemarkError
 from tidemark.quality.verdict import ExpectationResult
 from tidemark.sink.table import Column, read_columns
@@ -70,8 +70,7 @@ class AttemptFacts:
 def facts(attempt: Consumed) -> AttemptFacts | None:
     """Reads the ledger and the tables' columns. `None` if the database does not answer in time: lineage must not hold up a task."""
     try:
-        url = read_url(attempt.database_url)
-        url += f"{'&' if '?' in url else '?'}connect_timeout={ANSWER_S}"
+        url = with_parameter(read_url(attempt.database_url), "connect_timeout", str(ANSWER_S))
         with session(url, application="tidemark lineage") as connection, answering(connection, ANSWER_S), transaction(connection) as cur:
             cur.execute(f"SET LOCAL statement_timeout TO {STATEMENT_MS}; SET LOCAL transaction_read_only TO on")
             cur.execute(SQL["attempt_ranges"], {"attempt_id": attempt.attempt_id})

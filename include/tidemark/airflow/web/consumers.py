@@ -17,7 +17,7 @@ from tidemark.airflow import connections
 from tidemark.airflow.dags import consume
 from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.operators import by_database
-from tidemark.db import Connection, SafeCursor, read_url, session
+from tidemark.db import Connection, SafeCursor, session, with_parameter
 from tidemark.errors import BadInput, StatementTimeout, TidemarkError
 from tidemark.rewind.plan_model import Plan
 from tidemark.spec import ConsumerSpec
@@ -79,8 +79,7 @@ def ask_each(consumers: Mapping[str, DeclaredConsumer], ask: Callable[[Connectio
 @contextlib.contextmanager
 def database(spec: ConsumerSpec) -> Iterator[Connection]:
     """Opens a session of the consumer's database. Its transactions are read-only, with `STATEMENT_MS` for each statement."""
-    url = read_url(connections.database_url(spec))
-    url += f"{'&' if '?' in url else '?'}connect_timeout={CONNECT_S}"
+    url = with_parameter(connections.database_url(spec), "connect_timeout", str(CONNECT_S))
     with session(url, application="tidemark page") as connection:
         connection.cursor_factory = _Reading
         yield connection
