@@ -38,7 +38,7 @@ _SECRETS = re.compile(
     r"eyJ[\w.-]+"  # a JWT
     r"|(?<=://)[^/\s@]*(?=@)"
     r"|(?i:(?<=password)|(?<=passwd)|(?<=secret)|(?<=token)|(?<=key)|(?<=signature))[\"']?\s*[=:]\s*\S+"
-    r"|[\w+=-]{32,}"
+    r"|[\w+-]{32,}=*"
 )
 _PRINTS = 'Print JSON, {"token": "...", "lifetime": 900, "principal": "..."} with the lifetime in seconds, or a JWT.'
 _RETURNS = "Return (token, lifetime in seconds, principal), or a JWT."
@@ -108,9 +108,8 @@ class TokenSource:
             raise self._unusable("its token is empty" if not token.value else "its token has control characters")
         if token.expires_at is None and self.must_expire:
             raise self._unusable("its token has no lifetime and is no JWT with exp")
-        if token.expires_at is not None and token.expires_at <= now_s():
-            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(token.expires_at))
-            raise TokenUnavailable(setting=self.setting, cause=f"its token has expired at {moment}; this host's clock may be wrong")
+        if token.expires_at is not None and (ago_s := now_s() - token.expires_at) >= 0:
+            raise TokenUnavailable(setting=self.setting, cause=f"its token expired {ago_s:.0f} s ago; this host's clock may be wrong")
         return token
 
     def _unusable(self, problem: str) -> BadInput:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg2.extensions
 import pytest
@@ -15,6 +16,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from tidemark.airflow.connections import kafka_config, registry_config, resolve, spark_settings
 from tidemark.connections import from_env
+from tidemark.db import parsed
 from tidemark.errors import BadInput
 from tidemark.spec import ConsumerSpec, load_consumer
 
@@ -95,6 +97,21 @@ def test_postgres_connection_means_the_same_to_libpq_in_the_driver(spec, known, 
     """Every field and every TLS setting passes unchanged through the environment; settings for Airflow or SQLAlchemy are omitted."""
     known["tidemark_postgres"] = connection(**fields)
     assert as_libpq_reads(from_env(resolve(spec).env()).database_url) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("password_command", "aws rds generate-db-auth-token --hostname db & 'x=%'"), ("password_callable", "mine:password")],
+)
+def test_source_of_a_password_in_the_extra_reaches_the_driver(spec, known, name, source):
+    """In the URL, from which libpq does not get it. Kafka's setting travels among the others."""
+    kafka = {"bootstrap.servers": "k:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "tidemark.token": "mine:token"}
+    known["tidemark_postgres"] = connection(host="db", login="l", extra={name: source, "sslmode": "require"})
+    known["tidemark_kafka"] = connection(extra=kafka)
+    found = from_env(resolve(spec).env())
+    assert parse_qs(urlsplit(found.database_url).query) == {name: [source], "sslmode": ["require"]}
+    assert parsed(found.database_url) == {"host": "db", "user": "l", "sslmode": "require"}
+    assert found.kafka == kafka
 
 
 def test_connections_come_from_a_secrets_backend_and_each_run_asks_it_again(spec, tmp_path, monkeypatch, request):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 from tidemark import connections
 from tidemark.cli.main import main
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, SPARK_CONF, Connections, from_env
-from tidemark.db import connect
+from tidemark.db import _without_sources, connect, parsed
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.secret import SecretUnreadable
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spec.user_transform import Form
+from tidemark.tokens import TokenUnavailable
 from tidemark.worker.call_transform import Work
 
 SECRET = "s3cr3t"
@@ -185,3 +187,64 @@ def test_command_line_shows_no_part_of_such_a_password(
     told = "".join([*capfd.readouterr(), caplog.text])
     assert "percent-encoded" in told
     assert not [part for part in parts_of(password) if part in told]
+
+
+# ---- the source of a password
+
+
+COMMAND = "aws rds generate-db-auth-token --hostname db & 'x=%'"
+SOURCES = {"TIDEMARK_DATABASE_PASSWORD_COMMAND": COMMAND, "TIDEMARK_DATABASE_PASSWORD_CALLABLE": "mine:password"}
+LOGIN = {DATABASE_URL: "postgresql://me@127.0.0.1:1/x?sslmode=disable", BOOTSTRAP_SERVERS: "kafka:9092"}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_source_of_the_password_travels_in_the_url(name: str) -> None:
+    """So drivers and executors get it the way they get the URL. libpq gets the rest. A driver's own variables do not count again."""
+    found = from_env(LOGIN | {name: SOURCES[name]})
+    assert isinstance(found.database_url, str)
+    assert parsed(found.database_url) == parsed(LOGIN[DATABASE_URL])
+    assert from_env({name: "inherited"} | found.env()) == found
+    assert [value for _, value in _without_sources(found.database_url)[1]] == [SOURCES[name]]
+
+
+def test_password_is_asked_for_at_each_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function gets host, port, user and database. An outage does not make it answer twice."""
+    monkeypatch.setenv("TIDEMARK_TRANSFORMS", str(tmp_path))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "made_password.py").write_text("asked = []\ndef password(about):\n    asked.append(about)\n    return 'x'")
+    url = from_env(LOGIN | {"TIDEMARK_DATABASE_PASSWORD_CALLABLE": "made_password:password"}).database_url
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailable, match="port 1 failed"):
+            connect(url)
+    assert sys.modules["made_password"].asked == 2 * [{"host": "127.0.0.1", "port": "1", "user": "me", "dbname": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        (LOGIN | SOURCES, "password_command: password_callable of the database is set too. Remove one of them."),
+        (
+            GOOD | {"TIDEMARK_DATABASE_PASSWORD_COMMAND": "x"},
+            "password_command: a password of the database is set too. Remove one of them.",
+        ),
+    ],
+)
+def test_second_source_of_a_password_is_refused(env: dict[str, str], told: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        connect(from_env(env).database_url)
+    assert str(raised.value) == told
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_file_of_the_url_and_a_source_of_its_password_are_not_set_at_once(files: dict[str, str], name: str) -> None:
+    """A URL without a password is no secret."""
+    with pytest.raises(BadInput, match=f"{name}: {FILES[DATABASE_URL]} is set too"):
+        from_env(files | {name: "x"})
+
+
+def test_failed_source_is_named_with_its_variable() -> None:
+    """Nothing is connected."""
+    url = from_env(LOGIN | {"TIDEMARK_DATABASE_PASSWORD_COMMAND": "false"}).database_url
+    told = r"password_command of the database \(TIDEMARK_DATABASE_PASSWORD_COMMAND, .*\): false ended with status 1"
+    with pytest.raises(TokenUnavailable, match=told):
+        connect(url)
