@@ -340,7 +340,7 @@ def test_password_that_was_replaced_while_it_was_fresh_is_asked_for_again(
     """A function may say that its password lives for an hour. If the server refuses it, the function is asked once more."""
     monkeypatch.setenv("TIDEMARK_TRANSFORMS", str(project_dir))
     file, name = project_dir / "password", f"kept_{uuid.uuid4().hex[:8]}"
-    (project_dir / f"{name}.py").write_text(f"def password(about): return open({str(file)!r}).read(), 3600")
+    (project_dir / f"{name}.py").write_text(f"import pathlib\ndef password(about): return pathlib.Path({str(file)!r}).read_text(), 3600")
     with tidy_imports(), Passwords(stack, project_dir, every_s=3600) as passwords:
         url = f"{url_of(database_url, passwords.role)}?sslmode=disable&password_callable={quote(f'{name}:password', safe='')}"
         for _ in range(2):

@@ -23,6 +23,7 @@ from tests.support.documented import PAGES, ROOT, record, snippets, text_of
 
 from tidemark.cli.main import app
 from tidemark.driver.launch import PartitionResult
+from tidemark.kafka import oauth
 from tidemark.retry.messages import NAMES as HEADERS
 from tidemark.spec import ConsumerSpec, load_consumer
 from tidemark.spec.model import keys_of
@@ -151,6 +152,11 @@ def test_environment_variables_exist(page: str) -> None:
     assert {name for name in named - planned if name not in readers} == set()
 
 
+def is_ours(name: str) -> bool:
+    """Whether it is one of Tidemark's own Kafka settings."""
+    return name == oauth.FUNCTION or name.startswith(f"{oauth.FUNCTION}.")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_sentence_names_exists(page: str) -> None:
     """Commands with their options, targets of make, modules and tables. ``sink/commit.py`` exists below the library, ``test_deaths.py``
@@ -165,7 +171,7 @@ def test_what_a_sentence_names_exists(page: str) -> None:
         elif re.fullmatch(r"[\w/]+\.(?:py|sql)", code) and Path(code).stem not in MADE_BY_THE_READER and "NNNN" not in code:
             short = code.removeprefix("tidemark/")
             found = (ROOT / code).exists() or (LIBRARY / short).exists() or ("/" not in code and code in NAMES)
-        elif re.fullmatch(r"tidemark(?:\.\w+)+", code) and code not in HEADERS and not COUNTERS.fullmatch(code):
+        elif re.fullmatch(r"tidemark(?:\.\w+)+", code) and code not in HEADERS and not COUNTERS.fullmatch(code) and not is_ours(code):
             found = exists(code)
         assert found, f"{page}: {code}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
@@ -17,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psycopg2.extensions
 import pytest
 import typer
 import yaml
@@ -26,8 +26,10 @@ from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, sni
 
 from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config
+from tidemark.db import _without_sources, parsed
 from tidemark.errors import BadInput
-from tidemark.kafka.config import checked
+from tidemark.kafka import oauth
+from tidemark.kafka.config import checked, jvm
 from tidemark.packages import EXTRAS
 from tidemark.quality import load_suite
 from tidemark.spec import load_consumer
@@ -67,7 +69,8 @@ def settings_of_spark(value: dict[str, Any], folder: Path) -> None:
 
 
 def settings_of_kafka(value: dict[str, Any], folder: Path) -> None:
-    assert checked(value) == value
+from tidemark.kafka import oauth
+from tidemark.kafka.config import checked, jvm
 
 
 def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
@@ -87,6 +90,10 @@ JSON_READERS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "expectations": suite,
     "spark.archives": settings_of_spark,
     "bootstrap.servers": settings_of_kafka,
+    "spark.jars.packages": settings_of_spark,
+    "tidemark.token": settings_of_kafka,
+    "tidemark.token.command": settings_of_kafka,
+    "password_callable": extra_of_postgres,
     "scenario": conf_of_the_dag_rewind,
     "undo_of": asset_event,
 }
@@ -188,8 +195,9 @@ def kafka_of_airflow(value: str) -> None:
 def postgres_of_airflow(value: str) -> None:
     from tidemark.airflow.connections import postgres_url
 
-    dsn = psycopg2.extensions.parse_dsn
-    assert dsn(postgres_url(as_airflow_reads("tidemark_postgres", value))) == dsn(database_url(exported()))
+    url = database_url(exported())
+    assert isinstance(url, str)
+    assert parsed(postgres_url(as_airflow_reads("tidemark_postgres", value))) == parsed(url)
 
 
 def exported() -> dict[str, str]:
@@ -215,6 +223,7 @@ EXPORTED: dict[str, Callable[[str], object]] = {
     "TIDEMARK_PYTHON": an_environment,
     "TIDEMARK_CACHE": a_folder,
     "TIDEMARK_HOME": a_folder,
+    "TIDEMARK_DATABASE_PASSWORD_COMMAND": shlex.split,
 }
 
 

@@ -137,7 +137,7 @@ FUNCTIONS = {
     "does not import": ("import no_such_module", "there is no module no_such_module, which made.*:make needs"),
     "raises at import": (f"raise ValueError('key={SECRET}')", r"importing made.* raised ValueError: key\*\*\*"),
     "raises": (f"def make(about): raise OSError('token: {SECRET}')", r"made.*:make raised OSError: token\*\*\*"),
-    "takes nothing": ("def make(): return 'x', 60", "made.*:make raised TypeError"),
+    "without a parameter": ("def make(): return 'x', 60", "made.*:make raised TypeError"),
     "returns nothing": ("def make(about): return None", "made.*:make returned NoneType. Return"),
     "is async": ("async def make(about): return 'x', 60", "made.*:make returned coroutine. Return"),
     "returns bytes": ("def make(about): return b'x', 60", "made.*:make returned a token that is bytes"),
