@@ -23,7 +23,7 @@ LIFETIME_S = 900
 
 def aws_msk_iam(about: Mapping[str, str]) -> tuple[str, float]:
     """A token for Amazon MSK with IAM."""
-    provider = _library("aws_msk_iam_sasl_signer", "aws-msk-iam-sasl-signer-python").MSKAuthTokenProvider
+    provider = _library("aws_msk_iam_sasl_signer.MSKAuthTokenProvider", "aws-msk-iam-sasl-signer-python")
     token, expires_at_ms = provider.generate_auth_token(_region(about))
     return token, expires_at_ms / 1000 - now_s()
 

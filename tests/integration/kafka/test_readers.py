@@ -229,7 +229,7 @@ def test_without_a_compiler_python_reads_and_says_so_once(tmp_path: Path, env: d
 
 
 def test_settings_that_confluent_kafka_adds_to_are_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
-    """confluent-kafka renews OAuth tokens and knows where its plugins are. The message is logged once per process."""
+    """confluent-kafka serves librdkafka's own OAuth methods and knows where its plugins are. The message is logged once per process."""
     caplog.set_level(logging.INFO, logger=compiled.__name__)
     assert compiled.library_for({}) is not None
     assert compiled.library_for({"sasl.mechanism": "SCRAM-SHA-256"}) is not None

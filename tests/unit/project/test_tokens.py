@@ -203,13 +203,13 @@ def test_region_comes_from_the_setting_or_the_environment(monkeypatch: pytest.Mo
     asked = []
 
     class Provider:
-        class MSKAuthTokenProvider:
-            @staticmethod
-            def generate_auth_token(region: str) -> tuple[str, int]:
-                asked.append(region)
-                return "signed", int((time.time() + 900) * 1000)
+        @staticmethod
+        def generate_auth_token(region: str) -> tuple[str, int]:
+            asked.append(region)
+            return "signed", int((time.time() + 900) * 1000)
 
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", Provider)
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer.MSKAuthTokenProvider", Provider)
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     with pytest.raises(BadInput, match="AWS region: it is not set"):
