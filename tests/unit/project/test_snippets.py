@@ -69,8 +69,17 @@ def settings_of_spark(value: dict[str, Any], folder: Path) -> None:
 
 
 def settings_of_kafka(value: dict[str, Any], folder: Path) -> None:
-from tidemark.kafka import oauth
-from tidemark.kafka.config import checked, jvm
+    """They are complete but for the servers. Spark's connector gets those that are for it."""
+    settings = checked({"bootstrap.servers": "k:9092"} | value)
+    if any(name.startswith(oauth.JVM) for name in settings):
+        jvm(settings)
+
+
+def extra_of_postgres(value: dict[str, Any], folder: Path) -> None:
+    from tidemark.airflow.connections import postgres_url
+
+    extra = json.dumps({"host": "db", "extra": value})
+    assert [name for name, _ in _without_sources(postgres_url(as_airflow_reads("x", extra)))[1]] == ["password_callable"]
 
 
 def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:

@@ -139,7 +139,6 @@ FUNCTIONS = {
     "raises": (f"def make(about): raise OSError('token: {SECRET}')", r"made.*:make raised OSError: token\*\*\*"),
     "without a parameter": ("def make(): return 'x', 60", "made.*:make raised TypeError"),
     "returns nothing": ("def make(about): return None", "made.*:make returned NoneType. Return"),
-    "is async": ("async def make(about): return 'x', 60", "made.*:make returned coroutine. Return"),
     "returns bytes": ("def make(about): return b'x', 60", "made.*:make returned a token that is bytes"),
     "returns a date": ("def make(about): return 'x', '2026-01-01'", "made.*:make returned a lifetime that is str, not a number of seconds"),
     "returns endless": (
@@ -152,7 +151,6 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:coroutine")
 @pytest.mark.parametrize(("source", "told"), FUNCTIONS.values(), ids=FUNCTIONS)
 def test_function_that_gives_no_token_has_one_error(source: str, told: str, module: Module) -> None:
     """It names the setting and the function, and quotes nothing that may be a secret."""
