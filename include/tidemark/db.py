@@ -29,7 +29,7 @@ import psycopg2
 from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, new_type, parse_dsn, register_type
 
 from tidemark import secret
-from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
+from tidemark.errors import BadInput, ConnectionRefused, DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
 from tidemark.tokens import TokenSource
 from tidemark.waiting import LOOK_EVERY_S, REPORT_AFTER_S
 
@@ -72,6 +72,12 @@ CLIENT_DEFAULTS = {
 }
 """Defaults for libpq settings that the URL lacks. Detects a vanished peer after 60 s; without ``tcp_user_timeout``, Linux retransmits for
 15 minutes. The timeout also limits how long a peer may accept no data of a COPY."""
+SETTINGS_WRONG = re.compile(
+    "password authentication failed|no password supplied|authentication failed|(database|role) .* does not exist|no pg_hba.conf entry"
+    "|certificate|SSL|translate host name|Connection refused"
+)
+"""Texts of libpq and Postgres about a connection that the same settings would probably not open later."""
+LIBPQ_HINT = re.compile(r"\s*Is the server running .*\?")
 RELEASE_IF_LOST = "; ".join(
     f"SET LOCAL {name} TO {value}"
     for name, value in (
@@ -158,7 +164,8 @@ def _connected(url: str, parts: Mapping[str, str], application: str, password: s
             and "for connection option" not in error_text
             and "invalid port number" not in error_text
         ):
-            raise DatabaseUnavailable(cause=error_text) from error
+            cause = " ".join(LIBPQ_HINT.sub("", error_text).split()).rstrip(".")
+            raise (ConnectionRefused if SETTINGS_WRONG.search(cause) else DatabaseUnavailable)(cause=cause) from error
     except ValueError:
         pass  # a NUL, or bytes that are not UTF-8
     if connection is None:

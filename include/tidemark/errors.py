@@ -79,6 +79,16 @@ class DatabaseUnavailable(Unavailable):
         return f"Postgres is not available: {self.cause}. This step stored nothing; try again when Postgres is back."
 
 
+class ConnectionRefused(DatabaseUnavailable):
+    """The database settings do not lead to a session: a wrong address, login, database or certificate."""
+
+    def __str__(self) -> str:
+        return (
+            f"Postgres cannot be used: {self.cause}. Nothing was changed. Look at TIDEMARK_DATABASE_URL, or at the Postgres connection in "
+            "Airflow."
+        )
+
+
 class StatementTimeout(DatabaseUnavailable):
     """The role's ``statement_timeout`` ended a statement, while it worked or waited for a lock."""
 

@@ -6,6 +6,7 @@ Modules::
 
     cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
     compiled    polls without a Python object for each message, in C
+    contact     tells a wrong address from a slow cluster
     config      one set of client settings for librdkafka and the JVM's client
     failures    classifies Kafka's errors: outage, missing permission, refusal
     groups      consumer groups in Kafka: live members, offsets mirrored there

@@ -15,6 +15,7 @@ from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, 
 
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
 from tidemark.kafka.config import KafkaConfig, connected
+from tidemark.kafka.contact import require_contact
 from tidemark.kafka.failures import KafkaRefuses, NotAllowed, failure_of, is_denial
 from tidemark.kafka.reader import SETTINGS, read
 from tidemark.kafka.truncation import truncated
@@ -448,7 +449,9 @@ class Cluster:
         if client is None:
             from confluent_kafka.admin import AdminClient
 
-            client = self._client = connected(AdminClient, {**self._config, "log_level": "0"})
+            client = connected(AdminClient, {**self._config, "log_level": "0"})
+            require_contact(client, self.servers)
+            self._client = client
         return client
 
     def _failed(self, error: KafkaException, operation: str, topics: Iterable[str] = ()) -> TidemarkError:

@@ -16,7 +16,7 @@ from tidemark import connections
 from tidemark.cli.main import main
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, SPARK_CONF, Connections, from_env
 from tidemark.db import _without_sources, connect, parsed
-from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.errors import BadInput, ConnectionRefused, DatabaseUnavailable
 from tidemark.secret import SecretUnreadable
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
@@ -248,3 +248,18 @@ def test_failed_source_is_named_with_its_variable() -> None:
     told = r"password_command of the database \(TIDEMARK_DATABASE_PASSWORD_COMMAND, .*\): false ended with status 1"
     with pytest.raises(TokenUnavailable, match=told):
         connect(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("postgresql://x@127.0.0.1:1/x", 'connection to server at "127.0.0.1", port 1 failed: Connection refused.'),
+        ("postgresql://x@no.such.host.invalid/x", 'could not translate host name "no.such.host.invalid" to address: '),
+    ],
+    ids=["port", "host"],
+)
+def test_address_without_postgres_is_named_with_what_to_look_at(url: str, problem: str) -> None:
+    with pytest.raises(ConnectionRefused) as raised:
+        connect(url)
+    assert str(raised.value).startswith(f"Postgres cannot be used: {problem}")
+    assert str(raised.value).endswith(" Nothing was changed. Look at TIDEMARK_DATABASE_URL, or at the Postgres connection in Airflow.")
