@@ -16,7 +16,7 @@ from tidemark.errors import Refused
 DISTRIBUTION = "tidemark-kafka"
 """The name to install. On the package index, ``tidemark`` is another project."""
 EXTRAS = {
-    "driver": ("pyspark", "pyarrow", "pandas", "numpy", "pgpq"),
+    "driver": ("pyspark", "pyarrow", "pandas", "numpy"),
     "avro": ("datafusion", "fastavro"),
     "protobuf": ("grpc_tools", "google.protobuf", "ptars"),
     "registry": ("authlib", "httpx2", "cachetools", "attrs", "certifi"),

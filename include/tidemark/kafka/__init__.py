@@ -5,7 +5,7 @@ Ends are last stable offsets: beyond them, a read_committed reader would wait fo
 Modules::
 
     cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
-    compiled    polls without a Python object for each message, in C
+    compiled    polls without a Python object for each message, in C (`tidemark.native`)
     contact     tells a wrong address from a slow cluster
     config      one set of client settings for librdkafka and the JVM's client
     failures    classifies Kafka's errors: outage, missing permission, refusal

@@ -1,31 +1,19 @@
 """The fast poller: librdkafka's messages become Arrow columns without a Python object for each.
 
-Uses confluent-kafka's librdkafka through `ctypes`: public functions of its C API and the public struct of a message. ``compiled.c`` copies
-the messages. The machine's C compiler compiles it at first use, into the cache that all projects share (``TIDEMARK_CACHE``), under a name
-derived from its contents. Where that fails, `tidemark.kafka.poll.MessagePoller` reads instead.
+Uses confluent-kafka's librdkafka through `ctypes`: public functions of its C API and the public struct of a message. ``reader.c`` of
+`tidemark.native` copies the messages. Without it, `tidemark.kafka.poll.MessagePoller` reads instead.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
 import logging
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sysconfig
-import tempfile
 from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemark import native
 from tidemark.errors import BrokerUnavailable, TidemarkError
-from tidemark.jvm.jars import cache
 from tidemark.kafka import oauth
 from tidemark.kafka.config import KafkaConfig, unusable
 from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, POLL_S, Polled, PollError, chunk_schema, header_type
@@ -37,10 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SOURCE = "compiled.c"
-FLAGS = ("-O2", "-std=c11", "-shared", "-fPIC")
-COMPILERS = ("cc", "gcc", "clang")
-LIMIT_S = 60
 CONSUMER = 1  # RD_KAFKA_CONSUMER
 TEXT_BYTES = 512
 
@@ -76,7 +60,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 """The librdkafka functions that this module calls, without their prefix: result and argument types."""
 _CALLED_BY_C = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all", "topic_name")
-"""The librdkafka functions that ``compiled.c`` calls, in the order of its ``struct client``."""
+"""The librdkafka functions that ``reader.c`` calls, in the order of its ``struct client``."""
 _C_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sort": (None, (_P, _P, _P, _I64, ctypes.c_char_p, ctypes.c_int32, _I64, _P)),
     "measure": (_I64, (_P, _P, _I64, _I64, _P, _P, _P)),
@@ -127,13 +111,12 @@ class _Columns(ctypes.Structure):
 
 
 class Library:
-    """The loaded librdkafka and ``compiled.c``. Raises `OSError` or `AttributeError` if they do not fit."""
+    """The loaded librdkafka and ``reader.c``. Raises `OSError` or `AttributeError` if they do not fit."""
 
-    def __init__(self, compiled: Path) -> None:
+    def __init__(self, own: ctypes.CDLL) -> None:
         from confluent_kafka import cimpl
 
         kafka = ctypes.CDLL(cimpl.__file__)  # also resolves the symbols of the librdkafka that it is linked with
-        own = ctypes.CDLL(str(compiled))
         self.client = (_P * len(_CALLED_BY_C))(*(ctypes.cast(getattr(kafka, f"rd_kafka_{name}"), _P).value for name in _CALLED_BY_C))
         self.kafka = {name: _declare(getattr(kafka, f"rd_kafka_{name}"), *of) for name, of in _FUNCTIONS.items()}
         self.own = {name: _declare(getattr(own, f"tidemark_{name}"), *of) for name, of in _C_FUNCTIONS.items()}
@@ -162,43 +145,13 @@ def _log_uncompiled() -> None:
 
 @functools.cache
 def library() -> Library | None:
-    """Loads ``compiled.c``, compiled now or earlier. `None` if that fails; logs the reason once per process."""
+    """Loads librdkafka and ``reader.c``. `None` if that fails; the reason is logged once per process."""
+    own = native.library()
     try:
-        source = resources.files("tidemark.kafka").joinpath(SOURCE).read_bytes()
-        about = (source, *FLAGS, sysconfig.get_platform(), platform.libc_ver()[0])
-        key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-        folder = cache() / "compiled"
-        target = folder / f"reader-{key}.so"
-        with contextlib.suppress(OSError):  # missing or damaged
-            return Library(target)
-        with contextlib.ExitStack() as ends:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                fresh = tempfile.mkdtemp(prefix=".", dir=folder)
-            except OSError:  # the cache is not writable: compile for this process only
-                fresh = tempfile.mkdtemp()
-            ends.callback(shutil.rmtree, fresh, ignore_errors=True)
-            return Library(_compile(source, Path(fresh), target))
-    except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home directory
+        return None if own is None else Library(own)
+    except (OSError, AttributeError) as error:
         log.warning("messages are read without the compiled reader, which takes more CPU cause=%s", error)
         return None
-
-
-def _compile(source: bytes, fresh: Path, target: Path) -> Path:
-    """Compiles in the folder ``fresh`` and moves the result to ``target`` if the cache is writable. Safe for concurrent processes."""
-    compiler = shlex.split(os.environ.get("CC", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
-    if not compiler:
-        raise FileNotFoundError(f"there is no C compiler ({', '.join(COMPILERS)}), and {target} does not exist")
-    text, result = fresh / SOURCE, fresh / target.name
-    text.write_bytes(source)
-    run = subprocess.run([*compiler, *FLAGS, "-o", str(result), str(text)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if run.returncode != 0:
-        raise OSError(f"{compiler[0]} failed: {' '.join(run.stderr.split())[-TEXT_BYTES:]}")
-    with result.open("rb") as file:
-        os.fsync(file.fileno())
-    if fresh.parent == target.parent:
-        return result.replace(target)
-    return result
 
 
 class CompiledPoller:

@@ -1,4 +1,4 @@
-"""Encodes text as Postgres' ``numeric``: any number of digits, NaN and Infinity. Arrow's decimals end at 38 or 76 digits.
+"""Postgres' ``numeric``: any number of digits, NaN and Infinity. Arrow's decimals end at 38 or 76 digits.
 
 The binary form is that of ``numeric_send``: number of base-10,000 digits, weight of the first one, sign, number of decimal digits after the
 point, then the digits.
@@ -10,23 +10,15 @@ import functools
 import re
 import struct
 from decimal import Decimal, localcontext
-from typing import TYPE_CHECKING
 
 from tidemark.formats.connect import Misfit
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
 
 MOST_BEFORE, MOST_AFTER = 131_072, 16_383
 """Maximum decimal digits before and after the point."""
 NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)
 _WORDS = {"nan": "NaN", "inf": "Infinity", "infinity": "Infinity"}
 _SPECIAL = {"NaN": 0xC000, "Infinity": 0xD000, "-Infinity": 0xF000}
-_BASE, _GROUP = 10_000, 4
-_SHORT = r"^-?[0-9]{1,15}(\.[0-9]{1,15})?$"
-_SHORT_LENGTH = 16
-"""Numbers up to this length are encoded together: even with three more zeros, they fit 64 bits."""
+_GROUP = 4
 
 
 def number_of(text: str) -> Decimal:
@@ -84,76 +76,11 @@ def limits(postgres: str) -> tuple[int | None, int]:
     return (int(modifier[1]), int(modifier[2])) if modifier else (None, 0)
 
 
-def encoded(texts: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
-    """Returns the numbers in Postgres' binary form, null where the column cannot hold them, and the reasons by index."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    short = pc.and_(pc.less_equal(pc.binary_length(texts), _SHORT_LENGTH), pc.match_substring_regex(texts, _SHORT)).fill_null(False)
-    indexes = short.to_numpy(zero_copy_only=False).nonzero()[0]
-    reasons: dict[int, str] = {}
-    if not len(indexes):
-        values, value_at = pa.array([], pa.binary()), np.full(len(texts), -1)
-    else:
-        short_texts = texts.filter(short)
-        point = pc.find_substring(short_texts, ".").to_numpy().astype(np.int64)
-        scale = np.where(point < 0, 0, pc.binary_length(short_texts).to_numpy() - point - 1)
-        unscaled = pc.replace_substring(short_texts, ".", "").cast(pa.int64()).to_numpy()
-        fits = _fit(unscaled, scale, *limits(postgres))
-        values = _short(unscaled[fits], scale[fits])
-        value_at = np.full(len(texts), -1)
-        value_at[indexes[fits]] = np.arange(len(values))
-    others: list[bytes] = []
-    for at in np.flatnonzero((value_at < 0) & texts.is_valid().to_numpy(zero_copy_only=False)).tolist():
-        try:
-            others.append(_encoded(texts[at].as_py(), postgres))
-            value_at[at] = len(values) + len(others) - 1
-        except Misfit as error:
-            reasons[at] = str(error)
-    if others:
-        values = pa.concat_arrays([values, pa.array(others, pa.binary())])
-    return values.take(pa.array(value_at, mask=value_at < 0)), reasons
-
-
-def _fit(unscaled: np.ndarray, scale: np.ndarray, precision: int | None, most: int) -> np.ndarray:
-    """Returns a mask of short numbers that certainly fit. The others are checked one by one."""
-    import numpy as np
-
-    if precision is None:
-        return np.ones(len(unscaled), bool)
-    fits: np.ndarray = (scale <= most) & (np.abs(unscaled) < 10 ** np.clip(precision - most + scale, 0, 18))
-    return fits
-
-
-def _short(unscaled: np.ndarray, scale: np.ndarray) -> pa.Array:
-    """Encodes many numbers at once, in a table of 18 bytes a row, of which the header and the significant digits are used."""
-    import numpy as np
-    import pyarrow as pa
-
-    after = -(-scale // _GROUP)
-    remaining = np.abs(unscaled) * 10 ** (after * _GROUP - scale)
-    groups = np.empty((len(remaining), 5), ">u2")
-    for at in range(4, -1, -1):
-        remaining, groups[:, at] = np.divmod(remaining, _BASE)
-    used = groups != 0
-    nonzero = used.any(axis=1)
-    first, last = used.argmax(axis=1), 4 - used[:, ::-1].argmax(axis=1)
-    count = np.where(nonzero, last - first + 1, 0)
-    table = np.zeros((len(remaining), 9), ">u2")
-    table[:, 0], table[:, 1] = count, np.where(nonzero, 4 - first - after, 0).astype(">i2").view(">u2")
-    table[:, 2], table[:, 3], table[:, 4:] = np.where(unscaled < 0, 0x4000, 0), scale, groups
-    taken = np.ones((len(remaining), 9), bool)
-    position = np.arange(5)
-    taken[:, 4:] = nonzero[:, None] & (position >= first[:, None]) & (position <= last[:, None])
-    ends = np.zeros(len(remaining) + 1, np.int32)
-    np.cumsum(8 + 2 * count, out=ends[1:])
-    return pa.Array.from_buffers(pa.binary(), len(remaining), [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(table[taken].tobytes())])
-
-
-def _encoded(text: str, postgres: str) -> bytes:
-    number = number_of(text)
-    require_fits(number, postgres)
+def encoded(value: bytes | Decimal, postgres: str) -> bytes:
+    """Returns a number, or the text of one, in Postgres' binary form. Raises `Misfit` for a text that the column cannot hold."""
+    number = value if isinstance(value, Decimal) else number_of(value.decode(errors="replace"))
+    if not isinstance(value, Decimal):
+        require_fits(number, postgres)
     sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int):
         return struct.pack(">HhHH", 0, 0, _SPECIAL[str(number)], 0)
@@ -171,35 +98,3 @@ def _encoded(text: str, postgres: str) -> bytes:
     return struct.pack(
         f">HhHH{len(significant)}H", len(significant), weight - first, 0x4000 if sign else 0, min(shown, MOST_AFTER), *significant
     )
-
-
-NUMERIC_OID = 1700
-
-
-def encoded_lists(lists: pa.Array, postgres: str) -> tuple[pa.Array, dict[int, str]]:
-    """Like `encoded`, for lists of texts and a column of the type ``numeric[]``, in the form of ``array_send``."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    items, item_reasons = encoded(lists.flatten(), postgres.removesuffix("[]"))
-    values: list[bytes | None] = items.to_pylist()
-    encoded_values: list[bytes | None] = []
-    reasons: dict[int, str] = {}
-    start = 0
-    for at, length in enumerate(pc.list_value_length(lists).to_pylist()):
-        if length is None:
-            encoded_values.append(None)
-            continue
-        reason = next((item_reasons[index] for index in range(start, start + length) if index in item_reasons), None)
-        if reason is not None:
-            reasons[at] = reason
-        encoded_values.append(None if reason is not None else _array(values[start : start + length]))
-        start += length
-    return pa.array(encoded_values, pa.binary()), reasons
-
-
-def _array(values: list[bytes | None]) -> bytes:
-    if not values:
-        return struct.pack(">iiI", 0, 0, NUMERIC_OID)
-    head = struct.pack(">iiIii", 1, int(None in values), NUMERIC_OID, len(values), 1)
-    return head + b"".join(struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value for value in values)

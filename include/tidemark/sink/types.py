@@ -11,29 +11,28 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from tidemark.sink import numeric
 from tidemark.sink.numeric import limits
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-_IN_ARRAYS = {
-    "boolean",
-    "smallint",
-    "integer",
-    "bigint",
-    "real",
-    "double precision",
-    "numeric",
-    "text",
-    "bytea",
-    "date",
-    "time without time zone",
-    "timestamp without time zone",
-    "interval",
+ELEMENT_OIDS = {
+    "boolean": 16,
+    "bytea": 17,
+    "bigint": 20,
+    "smallint": 21,
+    "integer": 23,
+    "text": 25,
+    "real": 700,
+    "double precision": 701,
+    "date": 1082,
+    "time without time zone": 1083,
+    "timestamp without time zone": 1114,
+    "interval": 1186,
+    "numeric": 1700,
 }
-"""Element types that pgpq can name in an array. Binary COPY names the element type, and Postgres rejects a mismatch."""
+"""The element types of the arrays that can be written. Binary COPY names the element type by its OID, and Postgres rejects a mismatch."""
 _DECIMAL128 = 38
 """Maximum digits of a decimal128."""
 _MICROS = 6
@@ -67,7 +66,7 @@ def postgres_type(arrow: pa.DataType) -> str | None:
         return f"numeric({arrow.precision},{arrow.scale})"
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
         element = postgres_type(arrow.value_type)
-        return f"{element}[]" if element is not None and base_of(element) in _IN_ARRAYS else None
+        return f"{element}[]" if element is not None and base_of(element) in ELEMENT_OIDS else None
     if pa.types.is_dictionary(arrow):
         return postgres_type(arrow.value_type)
     return None
@@ -95,7 +94,7 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
         return precision is None or bool(arrow.scale <= scale and arrow.precision - arrow.scale <= precision - scale)
     if postgres.endswith("[]"):
         is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
-        return is_list and base_of(postgres[:-2]) in _IN_ARRAYS and fits(arrow.value_type, postgres[:-2])
+        return is_list and base_of(postgres[:-2]) in ELEMENT_OIDS and fits(arrow.value_type, postgres[:-2])
     if base == "interval":
         return bool(pa.types.is_duration(arrow))
     own_type = postgres_type(arrow)
@@ -108,7 +107,7 @@ def arrow_type(postgres: str) -> pa.DataType | None:
     import pyarrow as pa
 
     if postgres.endswith("[]"):
-        return pa.list_(arrow_type(postgres[:-2])) if base_of(postgres[:-2]) in _IN_ARRAYS else None
+        return pa.list_(arrow_type(postgres[:-2])) if base_of(postgres[:-2]) in ELEMENT_OIDS else None
     base = base_of(postgres)
     if base in _TEXT or base == "enum":
         return pa.string()
@@ -227,15 +226,9 @@ def conformed(column: pa.Array, postgres: str) -> pa.Array:
     target = arrow_type(postgres)
     assert target is not None
     inner = column.type.value_type if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) else column.type
-    if pa.types.is_decimal(inner) and inner.bit_width <= 128:  # pgpq writes each value with its own scale
-        return column if inner is column.type else column.cast(pa.list_(inner))
     if base_of(postgres).removesuffix("[]") == "numeric":
-        text = pa.string() if inner is column.type else pa.list_(pa.string())
-        encode = numeric.encoded if inner is column.type else numeric.encoded_lists
-        encoded, reasons = encode(column.cast(text), postgres)
-        if reasons:
-            raise pa.ArrowInvalid(next(iter(reasons.values())))
-        return encoded
+        number = inner if pa.types.is_decimal(inner) else pa.string()
+        target = pa.list_(number) if postgres.endswith("[]") else number
     if base_of(postgres) == "uuid" and is_text(column.type):
         uuids = [None if text is None else uuid_bytes(text.decode(errors="replace")) for text in column.cast(pa.binary()).to_pylist()]
         if uuids.count(None) > column.null_count:

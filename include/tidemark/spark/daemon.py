@@ -18,7 +18,6 @@ from typing import Any
 
 import confluent_kafka  # noqa: F401, TID253
 import datafusion  # noqa: F401
-import pgpq  # noqa: F401, TID253
 import psycopg2  # noqa: F401
 import pyarrow.compute  # noqa: F401, TID253
 import pyspark.worker  # noqa: F401, TID253

@@ -452,7 +452,6 @@ def _idle(_function: Any, items: Iterator[Any]) -> Iterator[Any]:
     import time
 
     import confluent_kafka  # noqa: F401
-    import pgpq  # noqa: F401
     import pyarrow.compute  # noqa: F401
 
     collect_less_garbage()

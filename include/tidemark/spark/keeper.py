@@ -46,7 +46,6 @@ from tidemark.spark.session import end_jvm, start_shared
 IMPORTS = (
     "numpy",
     "pandas",
-    "pgpq",
     "psycopg2",
     "confluent_kafka.admin",
     "pyarrow.compute",

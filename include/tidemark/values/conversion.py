@@ -23,6 +23,7 @@ import msgspec
 
 from tidemark.formats.connect import Misfit
 from tidemark.sink import numeric
+from tidemark.sink.encode import is_encodable
 from tidemark.sink.types import arrow_type, base_of, conformed, cut, fits, is_bytes, is_text, uuid_bytes
 from tidemark.values.arrow_values import TOO_FINE, python_values
 from tidemark.values.json_text import json_text
@@ -509,7 +510,7 @@ def _convert_together(values: list[Any], base: str, postgres: str) -> pa.Array |
         return None
     if base == "numeric" and kinds <= {Decimal, int}:
         texts = pa.array([None if value is None else str(Decimal(value)) for value in values], pa.string())
-        return None if numeric.encoded(texts, postgres)[1] else texts
+        return texts if is_encodable(texts, postgres) else None
     if base == "double precision" and kinds == {Decimal}:
         floats = [None if value is None else float(value) for value in values]
         same = list(map(repr, floats)) == list(map(str, values))

@@ -57,7 +57,7 @@ import airflow.sdk
 socket.socket.connect = socket.socket.connect_ex = refuse
 for source in sys.argv[1:]:
     exec(compile(open(source).read(), source, "exec"), {"__name__": "read", "__file__": source})
-heavy = {"pyspark", "great_expectations", "confluent_kafka", "pandas", "pyarrow", "psycopg2", "numpy", "yoyo", "pgpq"}
+heavy = {"pyspark", "great_expectations", "confluent_kafka", "pandas", "pyarrow", "psycopg2", "numpy", "yoyo"}
 print(sorted({name.partition(".")[0] for name in sys.modules} & heavy))
 """
 

@@ -117,7 +117,7 @@ def test_airflow_with_its_own_constraints_runs_a_consumer(client: Client, scenar
     """Airflow's environment has none of a driver's packages. Runs, validations and commands use the driver's environment."""
     topic = scenario.topics.create()
     scenario.write(topics=topic, validation={"suite": "payloads"}).make_sink()
-    heavy = "pyspark,pyarrow,pandas,numpy,great_expectations,grpc_tools,datafusion,ptars,pgpq,authlib"
+    heavy = "pyspark,pyarrow,pandas,numpy,great_expectations,grpc_tools,datafusion,ptars,authlib"
     dags, installed = client.run("python", "-c", PARSE, home["AIRFLOW_HOME"] + "/dags", heavy, **home).stdout.splitlines()[-2:]
     assert dags.split()[0] == f"consume__{scenario.name}"
     assert installed == ""

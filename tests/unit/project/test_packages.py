@@ -13,7 +13,7 @@ import pytest
 from tidemark.packages import EXTRAS, ExtraMissing, optional, require
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-HEAVY = {"pyspark", "pandas", "great_expectations", "grpcio-tools", "datafusion", "ptars", "pgpq", "pyarrow", "numpy", "authlib"}
+HEAVY = {"pyspark", "pandas", "great_expectations", "grpcio-tools", "datafusion", "ptars", "pyarrow", "numpy", "authlib"}
 
 
 def names(requirements: list[str]) -> set[str]:

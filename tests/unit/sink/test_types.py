@@ -98,7 +98,8 @@ def test_fits_says_what_the_table_says(postgres: str) -> None:
     assert fits(pa.null(), postgres) is (target is not None)
     if target is not None:
         made = conform(pa.nulls(2), postgres)
-        assert (made.type, made.null_count) == (pa.binary() if "numeric" in postgres else target, 2)
+        number = pa.list_(pa.string()) if postgres.endswith("[]") else pa.string()
+        assert (made.type, made.null_count) == (number if "numeric" in postgres else target, 2)
 
 
 @pytest.mark.parametrize("arrow", ARROW + LISTS + DICTIONARIES, ids=str)
@@ -113,7 +114,7 @@ def test_the_column_that_is_made_for_a_type_takes_it(arrow: pa.DataType) -> None
 
 @pytest.mark.parametrize("postgres", [name for name in POSTGRES if table(name)])
 def test_what_fits_is_brought_into_exactly_the_encoders_type(postgres: str) -> None:
-    """Each Postgres type has one Arrow type. Decimals keep their scale, which the encoder writes with the value, or are encoded here."""
+    """Each Postgres type has one Arrow type. Decimals keep their scale, which the encoder writes with the value."""
     target = arrow_type(postgres)
     for arrow in table(postgres):
         empty = (
@@ -122,7 +123,8 @@ def test_what_fits_is_brought_into_exactly_the_encoders_type(postgres: str) -> N
         made = conform(empty, postgres).type
         if "numeric" in postgres:
             inner = arrow.value_type if pa.types.is_list(arrow) else arrow
-            assert made == (arrow if pa.types.is_decimal(inner) and inner.bit_width <= 128 else pa.binary())
+            number = inner if pa.types.is_decimal(inner) else pa.string()
+            assert made == (number if inner is arrow else pa.list_(number))
         else:
             assert made == target, f"{arrow} -> {postgres}"
 
@@ -140,7 +142,7 @@ VALUES: list[tuple[pa.Array, str, list[Any]]] = [
     (pa.array([1500], pa.duration("ms")), "interval", [dt.timedelta(seconds=1.5)]),
     (pa.array([1], pa.timestamp("s", "Europe/Berlin")), "timestamp with time zone", [dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)]),
     (pa.array([2000], pa.timestamp("ns")), "timestamp without time zone", [dt.datetime.fromisoformat("1970-01-01T00:00:00.000002")]),
-    (pa.array([decimal.Decimal("1.50")], pa.decimal256(50, 2)), "numeric", [b"\0\2\0\0\0\0\0\2\0\1\x13\x88"]),
+    (pa.array([decimal.Decimal("1.50")], pa.decimal256(50, 2)), "numeric", [decimal.Decimal("1.50")]),
     (pa.array([[decimal.Decimal("9" * 36 + ".99")]], pa.list_(pa.decimal128(38, 2))), "numeric[]", [[decimal.Decimal("9" * 36 + ".99")]]),
     (pa.array([["a"], None, []], pa.list_(pa.string_view())), "text[]", [["a"], None, []]),
     (pa.array([["a"]], pa.large_list(pa.large_string())), "text[]", [["a"]]),
@@ -165,8 +167,6 @@ def test_values_stay_the_same_in_the_encoders_type(column: pa.Array, postgres: s
         (pa.array([86_400_001]).cast(pa.date64()), "date"),
         (pa.array([2**62], pa.timestamp("s")), "timestamp without time zone"),
         (pa.array(["no uuid"]), "uuid"),
-        (pa.array(["1.234"]), "numeric(5,2)"),
-        (pa.array(["0x10"]), "numeric"),
     ],
     ids=lambda value: str(getattr(value, "type", value)),
 )

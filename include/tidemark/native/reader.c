@@ -1,4 +1,4 @@
-/* Copies messages of librdkafka into the buffers of Arrow columns. See compiled.py, which calls these functions.
+/* Copies messages of librdkafka into the buffers of Arrow columns. See kafka/compiled.py, which calls these functions.
  *
  * Allocates nothing. librdkafka's functions are passed as pointers, and only its public message struct is read, so this file
  * compiles without librdkafka's headers and library.
