@@ -24,13 +24,29 @@ from benchmarks.harness.turns import Harness
 from benchmarks.measurement import Bench, Measurement
 from benchmarks.retries import failing
 from benchmarks.run import latency, memory, warm
-from benchmarks.throughput import cost_model, partitions, pinned, ratios
+from benchmarks.throughput import cost_model, encoders, partitions, pinned, ratios
 from benchmarks.throughput.contestants import ALL, BY_NAME, SHARE
 from benchmarks.transforms.bench_arrow import FILE
 
 BUILD = ROOT / "build"
 PAGE = ROOT / "docs" / "benchmarks.md"
-_MODULES = (ratios, partitions, warm, memory, assignors, rebalances, latency, rewind, dag_run, fleet, failing, cost_model, pinned, page)
+_MODULES = (
+    ratios,
+    partitions,
+    warm,
+    memory,
+    assignors,
+    rebalances,
+    latency,
+    rewind,
+    dag_run,
+    fleet,
+    failing,
+    cost_model,
+    pinned,
+    encoders,
+    page,
+)
 MEASUREMENTS: tuple[Measurement, ...] = tuple(module.MEASUREMENT for module in _MODULES)
 """All, in the order of the page. They run in the order of how many warm contestants they need."""
 

@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
         "java": major(java.stderr + java.stdout),
-        **{name: version(name) for name in ("pyspark", "pyarrow", "pgpq", "confluent-kafka", "psycopg2-binary")},
+        **{name: version(name) for name in ("pyspark", "pyarrow", "confluent-kafka", "psycopg2-binary")},
     }
 
 

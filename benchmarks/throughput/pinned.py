@@ -1,4 +1,4 @@
-"""The Arrow form with the client on one core and the servers on another, with the compiled reader of Kafka's messages and without it.
+"""The Arrow form with the client on one core and the servers on another, with what is compiled from C and without it.
 
 Broker and Postgres run on core 1 only. The client (driver, JVM, Python workers) runs on core 0, so its CPU time gives the rate per core of
 the client.
@@ -24,14 +24,14 @@ CLIENT, SERVERS = 0, 1
 
 
 def measure(bench: Bench, rounds: int) -> Figures:
-    """A row with the compiled reader and one without; ``faster``: rows per CPU second of the client with it, divided by those without."""
+    """A row with compiled code and one without; ``faster``: rows per CPU second of the client with it, divided by those without."""
     rows = []
     with contextlib.ExitStack() as stack:
         stack.callback(_pin_servers, bench.stage, os.sched_getaffinity(0))
         _pin_servers(bench.stage, {SERVERS})
         job = Job(bench.events())
         cache = stack.enter_context(tempfile.TemporaryDirectory())
-        for case, env in {"compiled reader": {}, "without it": {"CC": "false", "TIDEMARK_CACHE": cache}}.items():
+        for case, env in {"compiled code": {}, "without it": {"CC": "false", "TIDEMARK_CACHE": cache}}.items():
             of = figures(_runs(bench, env, job, rounds))
             cpu = of["cpu_us_per_row"].get("JVM", 0.0) + of["cpu_us_per_row"].get("Python", 0.0)
             rows.append({"case": case, "client_cpu_us": cpu, "per_cpu_s": 1e6 / cpu if cpu else None, **of})
@@ -75,7 +75,7 @@ MEASUREMENT = Measurement(
         "| rows/s | CPU µs a row of the client | rows per CPU second of the client",
         "{case} | {rows_per_s:,.0f} | {client_cpu_us:.2f} | {per_cpu_s:,.0f}",
     ),
-    bars=[Bar("rows per CPU second of the client, compiled reader / without", lambda of: of["faster"], at_least=1.5)],
+    bars=[Bar("rows per CPU second of the client, compiled code / without", lambda of: of["faster"], at_least=1.5)],
     full={"rounds": 3},
     quick={"rounds": 1},
 )

@@ -107,7 +107,7 @@ def _fields(column: tuple[str, str], values: pa.Array) -> list[bytes]:
     try:
         return plain.fields(values, postgres)
     except Misfit as error:
-        raise NotEncodable(f"a value in column {name} does not fit {postgres}", str(error)) from None
+        raise NotEncodable(f"a value in column {name} does not fit {postgres}: it {error}") from None
 
 
 def _conformed(columns: Sequence[tuple[str, str]], batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -73,13 +73,13 @@ def result(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
-HIDES_PGPQ = """
+HIDES_PANDAS = """
 import sys
 
 class Hidden:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "pgpq":
+        if name == "pandas":
             raise ModuleNotFoundError(name=name)
 
 sys.meta_path.insert(0, Hidden)
@@ -88,7 +88,7 @@ sys.meta_path.insert(0, Hidden)
 
 def test_driver_without_one_of_its_packages_is_refused_with_the_extra_to_install(scenario: Scenario, tmp_path: Path) -> None:
     """The attempt has the error, so that Airflow does not try again."""
-    (tmp_path / "sitecustomize.py").write_text(HIDES_PGPQ)
+    (tmp_path / "sitecustomize.py").write_text(HIDES_PANDAS)
     scenario.feed([b"a"])
     done = scenario.command("consume", scenario.name, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1

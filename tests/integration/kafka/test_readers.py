@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,51 +180,6 @@ def test_settings_that_librdkafka_refuses_are_told_in_the_same_words(wrong: dict
             next(chunks("127.0.0.1:1", "t", 0, 5, **wrong))
         said.append(str(raised.value))
     assert said[0] == said[1]
-
-
-# ---- compilation
-
-PATHS = "import sys; from tidemark.kafka import compiled; made = compiled.library(); print('compiled' if made else 'python')"
-
-
-def started(cache: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a process that needs the reader, with this cache."""
-    variables = {name: value for name, value in os.environ.items() if name != "CC"}
-    command = [sys.executable, "-c", PATHS]
-    return subprocess.run(command, env=variables | {"TIDEMARK_CACHE": str(cache)} | env, capture_output=True, text=True, check=True)
-
-
-def test_processes_that_need_it_at_once_leave_one_file(tmp_path: Path) -> None:
-    """The workers of an executor start like this. Later processes need no compiler, unless the file is damaged."""
-    with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda _: started(tmp_path), range(4)))
-    assert [(each.stdout, each.stderr) for each in done] == [("compiled\n", "")] * 4
-    (made,) = (tmp_path / "compiled").iterdir()
-    modified = made.stat().st_mtime_ns
-    assert started(tmp_path, PATH="").stdout == "compiled\n"
-    assert made.stat().st_mtime_ns == modified
-    made.write_bytes(b"not a library")
-    assert started(tmp_path).stdout == "compiled\n"
-    assert made.read_bytes() != b"not a library"
-
-
-def test_cache_that_cannot_be_written_costs_a_compilation(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    done = started(tmp_path / "file")
-    assert (done.stdout, done.stderr) == ("compiled\n", "")
-
-
-@pytest.mark.parametrize(
-    ("env", "cause"),
-    [({"PATH": ""}, "there is no C compiler"), ({"CC": "false"}, "false failed"), ({"CC": "/no/such/cc"}, "No such file")],
-    ids=["none", "fails", "missing"],
-)
-def test_without_a_compiler_python_reads_and_says_so_once(tmp_path: Path, env: dict[str, str], cause: str) -> None:
-    done = started(tmp_path, **env)
-    assert done.stdout == "python\n"
-    assert done.stderr.startswith("messages are read without the compiled reader, which takes more CPU cause=")
-    assert cause in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_settings_that_confluent_kafka_adds_to_are_left_to_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -78,12 +79,42 @@ def test_wheel_has_the_library_and_what_a_project_needs(installed: Installed, tm
     names = zipfile.ZipFile(installed.wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"tidemark", f"tidemark_kafka-{version('tidemark-kafka')}.dist-info"}
     assert {Path(name).stem for name in names if name.startswith("tidemark/_project/sql/")} == set(migrations.known())
-    needed = ("py.typed", "kafka/compiled.c", "_project/spark_jobs/consume.py", "_project/dags/consume.py")
+    needed = ("py.typed", "native/encoder.c", "_project/spark_jobs/consume.py", "_project/dags/consume.py")
     assert {f"tidemark/{name}" for name in needed} <= set(names)
     assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
     done = installed.run("python", "-c", "import tidemark; print(tidemark.__file__)", cwd=tmp_path)
     assert Path(done.stdout.strip()).is_relative_to(installed.bin.parent)
     assert installed.run("tidemark", "--version", cwd=tmp_path).stdout == f"tidemark {version('tidemark-kafka')}\n"
+
+
+LIBRARY = "from tidemark import native; made = native.library(); print(made and made._name)"
+
+
+def test_wheel_brings_the_compiled_library_for_its_machine(installed: Installed, tmp_path: Path) -> None:
+    """No compiler is needed. The library is for glibc 2.17 or newer. If the sources differ from those of the library, it is not used."""
+    machine = platform.machine()
+    assert installed.wheel.name.endswith(f"-py3-none-manylinux_2_17_{machine}.whl")
+    env = {"PATH": "", "TIDEMARK_CACHE": str(tmp_path)}
+    python = str(installed.bin / "python")
+    library = Path(installed.run(python, "-c", LIBRARY, cwd=tmp_path, **env).stdout.strip())
+    assert library.is_relative_to(installed.bin.parent)
+    assert list(tmp_path.iterdir()) == []
+    source = library.with_name("encoder.c")
+    original = source.read_text()
+    source.write_text(original + "/* edited */")
+    edited = installed.run(python, "-c", LIBRARY, cwd=tmp_path, **env)
+    source.write_text(original)
+    assert (edited.stdout, "there is no C compiler" in edited.stderr) == ("None\n", True)
+
+
+@pytest.mark.thorough
+def test_wheel_without_a_compiler_fits_every_machine(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"CC": "false"}, capture_output=True, text=True, check=True)
+    assert "the wheel has no compiled code: false failed" in done.stdout + done.stderr
+    (wheel,) = tmp_path.iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")] == []
 
 
 def test_init_refuses_a_folder_of_something_else(installed: Installed, tmp_path: Path) -> None:

@@ -189,6 +189,21 @@ def test_any_number_of_rows_in_any_number_of_batches_arrives(table: Table, sizes
     assert table.rows() == [(number, f"{size}") for size in sizes for number in range(size)]
 
 
+FINITE = st.builds(lambda number, exponent: Decimal(number).scaleb(exponent), st.integers(-(10**40), 10**40), st.integers(-60, 60))
+
+
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.none() | FINITE, min_size=1, max_size=20))
+def test_numbers_of_any_size_are_shown_with_the_digits_that_were_sent(table: Table, numbers: list[Decimal | None]) -> None:
+    """Numbers in text, in a column without limits, alone and in an array."""
+    table.make("numeric", "numeric[]")
+    texts = [None if number is None else str(number) for number in numbers]
+    table.copy([pa.array(texts, pa.string()), pa.array([[text] for text in texts], pa.list_(pa.string()))])
+    wanted = [None if number is None else f"{number:f}" for number in numbers]
+    shown = table.sql("SELECT c0::text, c1[1]::text FROM it ORDER BY n")
+    assert shown == [(text, text) for text in wanted]
+
+
 # ---- the columns of a sink
 
 
