@@ -1,9 +1,14 @@
 # One image for everything of Tidemark's: drivers, Spark's master and workers, Airflow, the broker of the compose file.
 # The same lock as a checkout's, so that driver and executors agree to the byte.
+FROM python:3.11-bookworm AS compiled
+
+COPY include/tidemark/native /native
+RUN python /native/build.py
+
 FROM python:3.11-slim-bookworm
 
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev openjdk-17-jre-headless procps \
+    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home tidemark \
     && install -d -o tidemark -g tidemark /opt/tidemark /opt/venv /opt/cache /var/lib/airflow /var/lib/kafka /var/lib/spark
@@ -28,12 +33,13 @@ RUN python -m venv /opt/venv \
 
 COPY --chown=tidemark pyproject.toml README.md LICENSE ./
 COPY --chown=tidemark include ./include
+COPY --from=compiled /native/tidemark-*.so ./include/tidemark/native/
 COPY --chown=tidemark sql ./sql
 COPY --chown=tidemark spark_jobs ./spark_jobs
 COPY --chown=tidemark dags ./dags
 COPY --chown=tidemark plugins ./plugins
 COPY --chown=tidemark docker ./docker
 RUN uv pip install --no-cache --no-deps --no-build-isolation --editable . \
-    && python -c "from tidemark.jvm.jars import spark_jars; spark_jars(print); from tidemark.kafka.compiled import library; library()"
+    && python -c "from tidemark.jvm.jars import spark_jars; spark_jars(print)"
 
 CMD ["tidemark", "--help"]

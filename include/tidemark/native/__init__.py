@@ -5,9 +5,7 @@ first use, into the cache that all projects share (``TIDEMARK_CACHE``). Where th
 
 Modules::
 
-    build      compiles the C files
-    encoder.c  Arrow to binary COPY, for `tidemark.sink.compiled`
-    reader.c   librdkafka's messages to Arrow, for `tidemark.kafka.compiled`
+    build  compiles the C files: ``reader.c`` for `tidemark.kafka.compiled`, ``encoder.c`` for `tidemark.sink.compiled_rows`
 """
 
 from __future__ import annotations

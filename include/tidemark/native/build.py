@@ -54,3 +54,8 @@ def wheel_tag(library: Path) -> str | None:
         return None
     needed = max([OLDEST_GLIBC, *(int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", content))])
     return f"py3-none-manylinux_2_{needed}_{machine}"
+
+
+if __name__ == "__main__":  # beside the sources, where `tidemark.native` looks for it first
+    here = Path(__file__).parent
+    compile_into(here, {name: (here / name).read_bytes() for name in SOURCES})

@@ -1,4 +1,4 @@
-/* Encodes Arrow columns as rows of Postgres' binary COPY. See sink/compiled.py, which calls encode.
+/* Encodes Arrow columns as rows of Postgres' binary COPY. See sink/compiled_rows.py, which calls encode.
  *
  * Allocates nothing. Values have the form of the types' send functions in Postgres: `array_send`, `numeric_send` and so on.
  */

@@ -5,7 +5,7 @@ Knows Arrow and Postgres, but neither Spark nor Airflow.
 Modules::
 
     commit        the seven steps of a commit, and the fence
-    compiled      Arrow to rows of a binary COPY, in C
+    compiled_rows Arrow to rows of a binary COPY, in C
     deletes       deletes in upsert sinks, also for late records
     encode        Arrow batches as a binary COPY
     fit           compares the output with the table; DDL
@@ -13,7 +13,7 @@ Modules::
     kept_rows     copies of rows overwritten while a rewind can be undone
     load          COPY, or COPY and merge; isolates refused rows
     numeric       numbers of any size in Postgres' binary form
-    plain         as `compiled`, in Python
+    python_rows   as `compiled_rows`, in Python
     retry_commit  the steps for a slice of a retry topic
     spool         a transform's output on disk
     staged        the steps for a batch that the driver commits as a whole

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from tidemark import native
 from tidemark.errors import Refused
 from tidemark.formats.connect import Misfit
-from tidemark.sink import compiled, plain
+from tidemark.sink import compiled_rows, python_rows
 from tidemark.sink.types import arrow_type, conform, fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_A_CHUNK = 8192
-"""Without compiled code. Otherwise `compiled.BUFFER_BYTES` ends a chunk."""
+"""Without compiled code. Otherwise `compiled_rows.BUFFER_BYTES` ends a chunk."""
 COPY_BUFFER_BYTES = 4 << 20
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, no flags, no header extension."""
@@ -96,8 +96,8 @@ def _encoded(columns: Sequence[tuple[str, str]], batch: pa.RecordBatch) -> Itera
             yield chunk.num_rows, b"".join(itertools.chain.from_iterable((count, *row) for row in zip(*fields, strict=True)))
         return
     try:
-        yield from compiled.chunks(library, [postgres for _, postgres in columns], batch)
-    except compiled.Unfit as unfit:
+        yield from compiled_rows.chunks(library, [postgres for _, postgres in columns], batch)
+    except compiled_rows.Unfit as unfit:
         _fields(columns[unfit.column], batch.column(unfit.column).slice(unfit.row, 1))
         raise
 
@@ -105,7 +105,7 @@ def _encoded(columns: Sequence[tuple[str, str]], batch: pa.RecordBatch) -> Itera
 def _fields(column: tuple[str, str], values: pa.Array) -> list[bytes]:
     name, postgres = column
     try:
-        return plain.fields(values, postgres)
+        return python_rows.fields(values, postgres)
     except Misfit as error:
         raise NotEncodable(f"a value in column {name} does not fit {postgres}: it {error}") from None
 

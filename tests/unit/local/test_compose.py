@@ -204,10 +204,11 @@ def test_versions_are_those_of_the_lock() -> None:
 def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkout() -> None:
     """A project that `tidemark init` writes runs under the same compose file: same base, user, folders and variables, and this version."""
     theirs = (ROOT / "template" / "Dockerfile").read_text()
-    same = DOCKERFILE[DOCKERFILE.index("FROM") : DOCKERFILE.index("\n\n# As the Makefile does it")]
+    same = DOCKERFILE[DOCKERFILE.index("FROM python:3.11-slim") : DOCKERFILE.index("\n\n# As the Makefile does it")]
     assert same in theirs
-    wheel = f"./wheels/tidemark_kafka-{PROJECT['version']}-py3-none-any.whl[all,local]"
-    assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[-1] == wheel
+    wheel = f'./wheels/tidemark_kafka-{PROJECT["version"]}-py3-none-manylinux_2_17_%s.whl[all,local] ; platform_machine == "%s"'
+    wheels = [wheel % (machine, machine) for machine in ("x86_64", "aarch64")]
+    assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[1:] == wheels
 
 
 def test_the_image_holds_what_is_listed_and_locked_and_does_not_run_as_root() -> None:

@@ -177,7 +177,7 @@ def pip(words: list[str]) -> None:
             assert re.search(rf"^{word.removesuffix('...')}", text_of("requirements.txt"), re.MULTILINE | re.IGNORECASE), word
         elif ".whl" in word:
             wheel, _, extras = word.rpartition("/")[2].removesuffix("]").partition("[")
-            assert wheel == f"tidemark_kafka-{version('tidemark-kafka')}-py3-none-any.whl"
+            assert wheel == f"tidemark_kafka-{version('tidemark-kafka')}-py3-none-manylinux_2_17_x86_64.whl"
             assert set(filter(None, extras.split(","))) <= {*EXTRAS, "all"}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.encoders import ENCODERS, any_columns, encoding_with
 from tests.support.sampling import examples
 
-from tidemark.sink import compiled
+from tidemark.sink import compiled_rows
 from tidemark.sink.encode import HEADER, TRAILER, CopyStream, NotEncodable, is_encodable
 
 
@@ -25,7 +25,7 @@ def encoded(columns: list[tuple[str, str]], batch: pa.RecordBatch) -> bytes | tu
 
 
 @settings(max_examples=examples(1000), suppress_health_check=[HealthCheck.too_slow])
-@given(any_columns(), st.sampled_from([1, 3, 50, compiled.BUFFER_BYTES]))
+@given(any_columns(), st.sampled_from([1, 3, 50, compiled_rows.BUFFER_BYTES]))
 def test_both_encode_any_rows_to_the_same_bytes_or_refuse_them_with_the_same_error(
     content: tuple[list[tuple[str, str]], pa.RecordBatch], buffer_bytes: int
 ) -> None:
@@ -35,7 +35,7 @@ def test_both_encode_any_rows_to_the_same_bytes_or_refuse_them_with_the_same_err
     found: dict[str, list[Any]] = {}
     for encoder in ENCODERS:
         with encoding_with(encoder), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiled, "BUFFER_BYTES", buffer_bytes)
+            patch.setattr(compiled_rows, "BUFFER_BYTES", buffer_bytes)
             together = encoded(columns, batch)
             each = [encoded(columns, batch.slice(row, 1)) for row in range(batch.num_rows)]
             found[encoder] = [together if isinstance(together, bytes) else tuple, *each]
@@ -111,7 +111,7 @@ def test_value_that_postgres_would_change_is_refused(encoder: str, postgres: str
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_row_longer_than_the_buffer_is_one_chunk(encoder: str) -> None:
     """Rows before and after it keep theirs."""
-    texts = ["a", "b" * 3 * compiled.BUFFER_BYTES, "c"]
+    texts = ["a", "b" * 3 * compiled_rows.BUFFER_BYTES, "c"]
     stream = CopyStream([("x", "text")], iter([pa.record_batch({"x": texts})]))
     with encoding_with(encoder):
         chunks = list(iter(stream.read, b""))
@@ -122,9 +122,9 @@ def test_row_longer_than_the_buffer_is_one_chunk(encoder: str) -> None:
 
 def test_chunk_ends_with_the_buffer() -> None:
     """The memory of a batch in Postgres' form is bounded, however long the batch is."""
-    count = 3 * compiled.BUFFER_BYTES // 14
+    count = 3 * compiled_rows.BUFFER_BYTES // 14
     batch = pa.record_batch({"n": pa.array(range(count), pa.int64())})
     with encoding_with("compiled"):
         sizes = [len(chunk) for chunk in iter(CopyStream([("n", "bigint")], iter([batch])).read, b"")]
-    assert max(sizes) <= compiled.BUFFER_BYTES
-    assert min(sizes[1:-2]) > compiled.BUFFER_BYTES - 100
+    assert max(sizes) <= compiled_rows.BUFFER_BYTES
+    assert min(sizes[1:-2]) > compiled_rows.BUFFER_BYTES - 100
