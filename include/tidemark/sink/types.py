@@ -29,6 +29,7 @@ ELEMENT_OIDS = {
     "date": 1082,
     "time without time zone": 1083,
     "timestamp without time zone": 1114,
+    "timestamp with time zone": 1184,
     "interval": 1186,
     "numeric": 1700,
 }

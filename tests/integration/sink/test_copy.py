@@ -139,6 +139,7 @@ EXTREMES: list[tuple[str, pa.DataType, list[Any]]] = [
     ("numeric[]", pa.list_(pa.decimal128(38, 2)), [[Decimal("9" * 36 + ".99")]]),
     ("date[]", pa.list_(pa.date32()), [[dt.date(2024, 2, 29)]]),
     ("timestamp without time zone[]", pa.list_(pa.timestamp("us")), [[naive(1969, 7, 20)]]),
+    ("timestamp with time zone[]", pa.list_(pa.timestamp("us", "UTC")), [[utc(1969, 7, 20), None]]),
     ("time without time zone[]", pa.list_(pa.time64("us")), [[dt.time(1)]]),
     ("interval[]", pa.list_(pa.duration("us")), [[dt.timedelta(hours=1)]]),
 ]  # fmt: skip

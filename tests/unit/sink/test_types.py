@@ -66,10 +66,11 @@ SCALARS: dict[str, list[pa.DataType]] = {
 OTHERS = ["money", "inet", "point", "int4range", "time with time zone", "xml", "interval year to month", "bit(3)", '"char"', "mood"]
 ELEMENTS = [
     "boolean", "smallint", "integer", "bigint", "real", "double precision", "text", "bytea", "date", "time without time zone",
-    "timestamp without time zone", "interval", "numeric", "time(3) without time zone", "timestamp(3) without time zone",
+    "timestamp without time zone", "timestamp with time zone", "timestamp(0) with time zone", "interval", "numeric",
+    "time(3) without time zone", "timestamp(3) without time zone",
     "numeric(10,2)", "numeric(12,2)", "numeric(38,0)", "numeric(5,-2)",
 ]  # fmt: skip
-"""Arrays of other types cannot be sent: binary COPY names the element's type, and the encoder knows these names only."""
+"""Arrays of other types cannot be sent: binary COPY names the element's type by its OID, and the encoder knows these only."""
 
 
 def table(postgres: str) -> list[pa.DataType]:
