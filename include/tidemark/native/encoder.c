@@ -5,6 +5,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Arrow's decimals are read as little endian: Python encodes on other machines"
+#endif
+
 /* As in Arrow's C data interface. */
 struct array {
     int64_t length, null_count, offset, n_buffers, n_children;
