@@ -11,9 +11,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from tests.support.documented import snippets
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL
 from tidemark.local import LocalStack
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.airflow_client import AirflowClient
@@ -170,6 +172,44 @@ def test_people_and_schedules_rewind_and_drain_in_each_airflow(
         until(lambda: scenario.rows() == [b"a", b"b", b"later"], "the drain has loaded the record")
         page = httpx.get(f"{LocalAirflow.at(folder).url}/tidemark/api/groups", headers={"Authorization": f"Bearer {airflow.token()}"})
         assert scenario.name in page.text
+
+
+def test_topic_becomes_a_table_by_the_commands_of_the_readme(
+    client: Client, scenario: Scenario, stack: LocalStack, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In an Airflow that runs, with an empty folder of DAGs. The connections are stored by the commands that `tidemark init` prints."""
+    topic = scenario.topics.create(name=scenario.name)
+    scenario.topics.produce(topic, ['{"id": 1, "at": "2026-01-02T03:04:05Z"}', '{"id": 2, "at": null}'])
+    project, folder = tmp_path / "project", tmp_path / "airflow"
+    (project / "dags").mkdir(parents=True)
+    metadata = stack.create_database(f"airflow_{topic}")
+    request.addfinalizer(LocalAirflow.at(folder).down)
+    places = {"TIDEMARK_HOME": str(project), "TIDEMARK_PYTHON": sys.executable}
+    client.run("python", "-c", UP, str(folder), metadata, str(project / "dags"), json.dumps(places))
+    user = {name: value for name, value in scenario.env().items() if name in (DATABASE_URL, BOOTSTRAP_SERVERS)}
+    shell = places | {
+        "PATH": f"{client.python.parent}:{os.environ['PATH']}",
+        "AIRFLOW_HOME": str(project),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__FERNET_KEY": json.loads((folder / "secrets.json").read_text())["fernet_key"],
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": metadata,
+    }
+
+    def typed(line: str) -> str:
+        done = subprocess.run(
+            ["bash", "-ec", line], env=os.environ | shell | user, cwd=project, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, (line, done.stdout + done.stderr)
+        return done.stdout
+
+    (block,) = (block for block in snippets("README.md", "sh") if block.startswith("tidemark init\n"))
+    for line in block.replace("orders", topic).splitlines():
+        printed = typed(line)
+        if line == "tidemark init":
+            typed("\n".join(command for command in printed.splitlines() if command.startswith("airflow connections add")))
+    until(lambda: scenario.sql(f"SELECT id, at IS NULL FROM public.{topic} ORDER BY id") == [(1, False), (2, True)], "the rows")
+    with LocalAirflow.at(folder).client() as airflow:
+        assert {run["run_type"] for run in airflow.runs(f"consume__{topic}")} == {"scheduled"}
 
 
 def _states(airflow: AirflowClient, dag: str, run: str) -> dict[str, str | None]:
