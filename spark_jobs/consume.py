@@ -4,7 +4,8 @@
     spark-submit spark_jobs/consume.py NAME          # client mode, and cluster mode on YARN and Kubernetes
 
 Addresses and credentials come from the environment (see `tidemark.connections`), never from arguments. With ``--attempt``, the caller
-has written the attempt's row and follows it; otherwise the driver writes the row. Exit status: 0 done, 1 refused or failed.
+has written the attempt's row and follows it; otherwise the driver writes the row. With ``--application``, the caller has submitted the
+driver to a cluster, with its environment in a file. Exit status: 0 done, 1 refused or failed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import sys
 from pathlib import Path
 
 from tidemark import project
-from tidemark.connections import from_env
+from tidemark.connections import database_url, from_env
 from tidemark.consume.assignment import narrowed
 from tidemark.consume.batch import Engine
 from tidemark.consume.run import consume, open_attempt
+from tidemark.db import session, transaction
 from tidemark.driver.environment import require_same_version
 from tidemark.driver.process import die_with_parent
+from tidemark.driver.submission import read_variables
 from tidemark.errors import TidemarkError
-from tidemark.offsets.store import TaskIdentity
+from tidemark.offsets.store import TaskIdentity, start_driver
 from tidemark.packages import optional, require
 from tidemark.spec import find_consumer
 from tidemark.spec.user_transform import import_from, load_permanent
@@ -59,6 +62,10 @@ class _Formatter(logging.Formatter):
 
 
 def _consume(options: argparse.Namespace) -> None:
+    if options.application:
+        read_variables()
+        with session(database_url()) as connection, transaction(connection) as cur:
+            start_driver(cur, options.attempt, options.application)
     connections = from_env()
     spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)
     folders = [*options.transforms, project.transforms()]
@@ -84,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain", action="store_true", help="read the due records of its retry topics instead of its topics")
     parser.add_argument("--partition", action="append", default=[], metavar="TOPIC:0,1,5-9", help="read only these partitions")
     parser.add_argument("--attempt", type=int, metavar="ID", help="id of an attempt whose row already exists")
+    parser.add_argument("--application", metavar="NAME", help="name under which the driver was submitted to a cluster")
     return parser
 
 

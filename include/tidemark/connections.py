@@ -38,6 +38,9 @@ FILES = {
 }
 """The variables that name a file with the value instead. A driver rereads the first two files for each batch and each session."""
 
+DEPLOY_MODE = "spark.submit.deployMode"
+"""The Spark setting that says where drivers run: ``client``, beside their caller (the default), or ``cluster``."""
+
 _ADDRESS_FIX = 'Set it, or point every command at the embedded stack: tidemark local up && eval "$(tidemark local env)"'
 
 
@@ -119,6 +122,18 @@ def registry_config(env: Mapping[str, str] = os.environ) -> dict[str, object] | 
     if url := env.get(REGISTRY_URL):
         settings["url"] = url
     return settings if settings.get("url") else None
+
+
+def on_cluster(master: str, conf: Mapping[str, str], what: str = DEPLOY_MODE) -> bool:
+    """Whether drivers with these settings run on the cluster. ``what`` names the settings in an error. Raises `BadInput`."""
+    mode = conf.get(DEPLOY_MODE) or "client"
+    if mode not in ("client", "cluster"):
+        raise BadInput(what=what, found=f"its deploy mode is {mode}", fix="Write client or cluster.")
+    master = conf.get("spark.master", master)
+    if mode == "cluster" and master != "yarn" and not master.startswith("k8s://"):
+        fix = "Set the master to yarn or k8s://https://host:port, or the deploy mode to client."
+        raise BadInput(what=what, found=f"its deploy mode is cluster, and {master} cannot run drivers", fix=fix)
+    return mode == "cluster"
 
 
 def _file(env: Mapping[str, str], name: str) -> Path | None:

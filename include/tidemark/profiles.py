@@ -84,7 +84,7 @@ RIGHTS: Mapping[Profile, Rights] = {
                 "lag_partition", "lost_range", "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result",
                 "validation_row"),
         update={
-            "attempt": (*_ATTEMPT_END, "planned", "columns_added"),
+            "attempt": (*_ATTEMPT_END, "planned", "columns_added", "application"),
             "batch": ("whole_batch_id", "validation_id"),
             "consumer_group": _GROUP,
             "deletion": ("kept", "kept_topic_id", "kept_offset"),

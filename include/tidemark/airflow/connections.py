@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from tidemark.connections import Connections
+from tidemark.connections import DEPLOY_MODE, Connections, on_cluster
 from tidemark.db import PASSWORD_SOURCES
 from tidemark.errors import BadInput
 from tidemark.kafka.config import checked
@@ -114,7 +114,7 @@ def registry_config(connection: Connection) -> dict[str, Any]:
 
 def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
     """The master and settings of a Spark connection. The host is ``local[*]``, ``spark://host``, ``yarn`` or ``k8s://...``; settings are
-    under ``conf`` in the extra."""
+    under ``conf`` in the extra. ``deploy-mode: cluster`` becomes the setting `DEPLOY_MODE`."""
     extra = connection.extra_dejson
     settings = extra.get("conf") or {}
     if not isinstance(settings, Mapping):
@@ -124,18 +124,26 @@ def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
             fix='Write Spark settings by name: {"conf": {"spark.executor.memory": "4g"}}.',
         )
     conf = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
-    modes = (extra.get("deploy-mode"), extra.get("deploy_mode"), conf.get("spark.submit.deployMode"))
-    if any(mode not in (None, "", "client") for mode in modes):
+    named = {
+        "deploy-mode": extra.get("deploy-mode"),
+        "deploy_mode": extra.get("deploy_mode"),
+        f"{DEPLOY_MODE} in conf": conf.pop(DEPLOY_MODE, None),
+    }
+    modes = {name: str(mode) for name, mode in named.items() if mode}
+    if len(set(modes.values())) > 1:
         raise BadInput(
             what=f"connection {connection.conn_id}",
-            found="its deploy mode is not client, but Airflow must be able to kill the driver",
-            fix="Set deploy-mode to client. For cluster mode, run spark-submit spark_jobs/consume.py yourself.",
+            found=f"it names several deploy modes: {', '.join(f'{name} is {mode}' for name, mode in modes.items())}",
+            fix="Keep deploy-mode only.",
         )
     master = connection.host or "local[*]"
     if connection.port:
         master = f"{master}:{connection.port}"
     if master.partition(":")[0] not in ("local", "spark", "k8s", "yarn") and not master.startswith("local["):
         master = f"spark://{master}"
+    if (mode := next(iter(modes.values()), "client")) != "client":
+        conf[DEPLOY_MODE] = mode
+    on_cluster(master, conf, f"connection {connection.conn_id}")
     if queue := extra.get("queue"):
         conf.setdefault("spark.yarn.queue", str(queue))
     return master, conf

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from airflow.configuration import conf
 from airflow.sdk import Asset, BaseOperator, Context
 
 from tidemark import project
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     from tidemark.airflow.lineage.facets import Consumed, ValidationFacts
+    from tidemark.driver.applications import Application
     from tidemark.driver.launch import Driver
 
 T = TypeVar("T")
@@ -62,8 +64,12 @@ class ConsumeOperator(ConsumerOperator):
     """One bounded run of a consumer. Each try is a new attempt, whose claim fences the try before it.
 
     A consumer with several members gets one mapped task per member. ``member`` is its number; with the DAG and the task it makes up the
-    group.instance.id. The driver's log goes to the task's log. The driver never outlives the task: the kernel kills the task with its
-    supervisor and the driver with the task, and `on_kill` kills the driver's process group. Pushes counts, not data.
+    group.instance.id. Pushes counts, not data.
+
+    A driver beside the task writes its log to the task's log, and never outlives the task: the kernel kills the task with its supervisor
+    and the driver with the task, and `on_kill` kills the driver's process group. A driver on a cluster (``deploy-mode: cluster`` in the
+    Spark connection) outlives a task that dies: the next try follows it to its end. `on_kill` kills it. With ``deferrable``, the task gives
+    its slot back while the cluster works.
 
     With one member, the task first checks for records to read. If there are none, it starts no driver, and skips the consumer's
     `ValidateOperator` and `PublishOperator` after it, unless an earlier attempt of the DAG run may have committed something, or earlier
@@ -73,17 +79,36 @@ class ConsumeOperator(ConsumerOperator):
     drains = False
     """Whether it reads due records of the retry topics, instead of the consumer's topics."""
 
-    def __init__(self, *, consumer: str, member: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        consumer: str,
+        member: int = 0,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(consumer=consumer, **kwargs)
         self.member = member
+        self.deferrable = deferrable
         self._driver: Driver | None = None
-        self._killed = False
+        self._application: Application | None = None
+        self.killed = False
         self.consumed: list[Consumed] = []
 
     @final_errors_fail
     def execute(self, context: Context) -> dict[str, Any]:
         spec = spec_of(self.consumer)
-        summary = self._consume(context, spec)
+        return self._finish(context, spec, self._consume(context, spec))
+
+    @final_errors_fail
+    def resume(self, context: Context, event: dict[str, Any], attempt_id: int, deadline: str | None) -> dict[str, Any]:
+        """Continues with the attempt for which the task was deferred, once its trigger has fired."""
+        from tidemark.airflow.tasks.consume import resume
+
+        spec = spec_of(self.consumer)
+        return self._finish(context, spec, resume(self, context, spec, event, attempt_id, deadline))
+
+    def _finish(self, context: Context, spec: ConsumerSpec, summary: dict[str, Any]) -> dict[str, Any]:
         idle = self._idle_tasks(context, spec, summary)
         if idle:
             context["ti"].xcom_push("return_value", summary)
@@ -116,15 +141,24 @@ class ConsumeOperator(ConsumerOperator):
 
     def on_kill(self) -> None:
         """Kills the driver first. Also called on a timeout. Logs nothing, because a broken log pipe must not prevent the kill."""
-        self._killed = True
+        self.killed = True
         if self._driver is not None:
             from tidemark.driver.launch import kill_group
 
             kill_group(self._driver)
+        if self._application is not None:
+            from tidemark.driver.applications import start_to_kill
+
+            start_to_kill(self._application)
 
     def remember_driver(self, driver: Driver) -> None:
         self._driver = driver
-        if self._killed:  # while the driver was being started
+        if self.killed:  # while the driver was being started
+            self.on_kill()
+
+    def remember_application(self, application: Application) -> None:
+        self._application = application
+        if self.killed:
             self.on_kill()
 
     def log_line(self, line: str) -> None:

@@ -16,6 +16,8 @@ from tidemark.consume.assignment import narrowed
 from tidemark.consume.run import open_attempt
 from tidemark.db import session, transaction
 from tidemark.driver import launch
+from tidemark.driver.cluster import run_on_cluster
+from tidemark.driver.submission import cluster_settings
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
@@ -62,6 +64,7 @@ def run_with_progress(
 
     Raises the run's error, after printing the driver's last log lines to stderr.
     """
+    cluster = cluster_settings(spec, connections)
     attempt_id = open_attempt(
         connections.database_url, spec.group, TaskIdentity(task_id="drain" if drain else None), backfill_of=backfill_of
     )
@@ -94,13 +97,16 @@ def run_with_progress(
 
         arguments = launch.DriverArguments(spec.name, attempt_id, partitions=[str(item) for item in spec.only.items], drain=drain)
         try:
-            result = launch.run_attempt(
-                arguments,
-                connections,
-                on_log=lines.append,
-                on_progress=show,
-                on_silence=lambda text: print_note(text, style="yellow"),
-            )
+            if cluster is not None:
+                result = run_on_cluster(arguments, connections, cluster, on_log=print_note, on_progress=show)
+            else:
+                result = launch.run_attempt(
+                    arguments,
+                    connections,
+                    on_log=lines.append,
+                    on_progress=show,
+                    on_silence=lambda text: print_note(text, style="yellow"),
+                )
         except launch.AttemptFenced as error:
             bar.stop()
             with session(connections.database_url) as connection, transaction(connection) as cur:

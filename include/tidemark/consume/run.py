@@ -265,6 +265,8 @@ class ConsumerRun:
 
     def _next_batch(self, membership: Membership, watch: RewindWatch) -> bool:
         """Reads one batch, or waits if there is nothing to read. Returns False at the end of the extent."""
+        with transaction(self._connection) as cur:
+            store.require_wanted(cur, self._attempt.attempt_id)
         membership.poll()
         self._interrupt.reset()
         reading = False

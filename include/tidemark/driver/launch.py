@@ -24,6 +24,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_expo
 from tidemark import project
 from tidemark.connections import Connections
 from tidemark.db import Connection, DatabaseUrl, session, transaction
+from tidemark.driver.applications import Application
 from tidemark.driver.environment import driver_env, interpreter, require_tidemark, separate
 from tidemark.driver.keeper_client import KeeperUnavailable, start_driver
 from tidemark.driver.process import child_env
@@ -87,6 +88,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterDriver:
+    """A driver on a cluster, as its attempt's row and its database session show it. ``age_s`` is the attempt's."""
+
+    application: Application
+    started: bool
+    alive: bool
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """An attempt's stored state. ``state`` is RUNNING, COMMITTED or FAILED; ``planned`` is false until the run has stored its plan."""
 
@@ -95,6 +106,7 @@ class Progress:
     planned: bool
     partitions: tuple[PartitionResult, ...]
     lost: tuple[Lost, ...]
+    driver: ClusterDriver | None = None
 
     @property
     def records(self) -> int:
@@ -180,9 +192,12 @@ class DriverArguments:
     def command(self) -> list[str]:
         options = [("--consumers", self.consumers)] if self.consumers else []
         options += [("--transforms", folder) for folder in self.transforms]
-        words = [*(str(word) for option in options for word in option), *(["--drain"] if self.drain else [])]
-        words += [word for part in self.partitions for word in ("--partition", part)]
-        return [interpreter(), str(project.consume_job()), self.consumer, "--attempt", str(self.attempt_id), *words]
+        return [interpreter(), str(project.consume_job()), *self.words(), *(str(word) for option in options for word in option)]
+
+    def words(self) -> list[str]:
+        """The arguments without those that name folders of this machine."""
+        partitions = [word for part in self.partitions for word in ("--partition", part)]
+        return [self.consumer, "--attempt", str(self.attempt_id), *(["--drain"] if self.drain else []), *partitions]
 
 
 def run_attempt(
@@ -209,7 +224,7 @@ def run_attempt(
     assert driver.stdout is not None
     with contextlib.ExitStack() as cleanup:  # every step runs, even if a killed driver does not end
         cleanup.callback(driver.stdout.close)
-        follow = cleanup.enter_context(contextlib.closing(_Follow(connections.database_url, attempt_id)))
+        follow = cleanup.enter_context(contextlib.closing(Follow(connections.database_url, attempt_id)))
         cleanup.callback(kill, driver)
         try:
             on_start(driver)
@@ -224,9 +239,9 @@ def run_attempt(
         except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
             with contextlib.suppress(subprocess.TimeoutExpired):
                 kill(driver)
-            _abandon(connections.database_url, attempt_id, error)
+            abandon(connections.database_url, attempt_id, error)
             raise
-    return _ended(connections.database_url, attempt_id, driver.returncode)
+    return outcome(connections.database_url, attempt_id, DriverDied(attempt_id=attempt_id, status=driver.returncode))
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Driver:
@@ -273,7 +288,7 @@ def progress(database_url: DatabaseUrl, attempt_id: int) -> Progress:
         return _progress(cur, attempt_id)[0]
 
 
-class _Follow:
+class Follow:
     """Polls an attempt's state in its own thread and session, so that the caller never waits for a silent Postgres.
 
     Leaves it to the driver to report an unavailable database.
@@ -290,8 +305,9 @@ class _Follow:
         self._thread = threading.Thread(target=self._poll, name=f"follow {attempt_id}", daemon=True)
         self._thread.start()
 
-    def show(self, on_progress: Callable[[Progress], None], on_log: Callable[[str], None]) -> None:
-        """Passes on the latest state since the last call. Reports once if Postgres was silent for `SILENT_S`. Raises `AttemptGone`."""
+    def show(self, on_progress: Callable[[Progress], None], on_log: Callable[[str], None]) -> Progress | None:
+        """Passes on the latest state since the last call, and returns it. Reports once if Postgres was silent for `SILENT_S`. Raises
+        `AttemptGone`."""
         if self._error is not None:
             raise self._error
         latest = None
@@ -306,6 +322,7 @@ class _Follow:
         elif self._silent and not silent:
             on_log(f"Postgres answers again attempt={self._attempt_id}")
         self._silent = silent
+        return latest
 
     def close(self) -> None:
         """Returns within `CLOSE_S`. A thread that still waits for Postgres ends with its session, see `tidemark.db.CLIENT_DEFAULTS`."""
@@ -345,12 +362,15 @@ def _has_ended(driver: Driver, seconds: float) -> bool:
     wait=wait_exponential(multiplier=0.5, max=5),
     reraise=True,
 )
-def _ended(database_url: DatabaseUrl, attempt_id: int, status: int) -> Progress:
+def outcome(database_url: DatabaseUrl, attempt_id: int, died: TidemarkError) -> Progress:
+    """The result of an attempt whose driver has ended. ``died`` becomes its error if it has neither result nor error.
+
+    Raises one of the ``Attempt...`` errors, or ``died``.
+    """
     with session(database_url) as connection, transaction(connection) as cur:
         result, error = _progress(cur, attempt_id)
         if result.state == "RUNNING":
-            died = DriverDied(attempt_id=attempt_id, status=status)
-            store.end_attempt(cur, attempt_id, {"kind": "unavailable", "type": "DriverDied", "text": str(died)})
+            store.end_attempt(cur, attempt_id, {"kind": "unavailable", "type": type(died).__name__, "text": str(died)})
         elif result.state == "COMMITTED":
             return result
     if error is None:
@@ -359,9 +379,11 @@ def _ended(database_url: DatabaseUrl, attempt_id: int, status: int) -> Progress:
     raise kinds.get(error["kind"], AttemptFailed)(attempt_id=attempt_id, type=error["type"], text=error["text"])
 
 
-def _abandon(database_url: DatabaseUrl, attempt_id: int, error: BaseException) -> None:
-    """Ends the row of an attempt whose driver was killed because its caller stopped following it."""
-    failure = {"kind": "unavailable", "type": type(error).__name__, "text": f"The driver was killed: {error or type(error).__name__}"}
+def abandon(database_url: DatabaseUrl, attempt_id: int, error: BaseException) -> None:
+    """Ends the row of an attempt whose caller stopped following its driver, or could not start it."""
+    text = str(error) if isinstance(error, TidemarkError) else f"The driver was killed: {error or type(error).__name__}"
+    kind = "refused" if isinstance(error, Refused) else "unavailable"
+    failure = {"kind": kind, "type": type(error).__name__, "text": text}
     with contextlib.suppress(TidemarkError), session(database_url) as connection, transaction(connection) as cur:
         store.end_attempt(cur, attempt_id, failure)
 
@@ -377,7 +399,15 @@ def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | 
         ledger = committed.get((planned["topic"], planned["partition"]))
         parts.append(PartitionResult(**{"start": planned["start"], "end": planned["start"], **(ledger or {}), **key}))
     lost = tuple(Lost(**gap) for gap in store.attempt_lost(cur, attempt_id))
-    return Progress(attempt_id, row["state"], row["planned"] is not None, tuple(parts), lost), row["error"]
+    driver = _cluster_driver(row)
+    return Progress(attempt_id, row["state"], row["planned"] is not None, tuple(parts), lost, driver), row["error"]
+
+
+def _cluster_driver(row: Mapping[str, Any]) -> ClusterDriver | None:
+    if (facts := row["application"]) is None:
+        return None
+    application = Application(**{name: facts.get(name) for name in ("master", "name", "id", "staging", "url")})
+    return ClusterDriver(application, "driver_at" in facts, row["driver_alive"], row["age_s"])
 
 
 def _forward_lines(lines: IO[str], destination: queue.SimpleQueue[str]) -> None:

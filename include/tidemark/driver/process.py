@@ -1,4 +1,7 @@
-"""Child processes that never outlive their parent (Linux)."""
+"""Child processes that never outlive their parent (Linux).
+
+python -m tidemark.driver.process COMMAND...        # a command that ends with its parent
+"""
 
 from __future__ import annotations
 
@@ -28,3 +31,12 @@ def die_with_parent() -> None:
 def child_env(env: Mapping[str, str]) -> dict[str, str]:
     """``env`` for a child that calls `die_with_parent`."""
     return {**env, PARENT: str(os.getpid())}
+
+
+def main() -> None:
+    die_with_parent()
+    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the kernel keeps what `die_with_parent` has asked for
+
+
+if __name__ == "__main__":
+    main()

@@ -92,6 +92,28 @@ class SessionNotEnded(Unavailable):
         )
 
 
+class StopRequested(Fenced):
+    """The caller of a driver on a cluster has ended the attempt."""
+
+    attempt_id: int
+
+    def __str__(self) -> str:
+        return f"Attempt {self.attempt_id} was ended while its driver ran on the cluster. The driver stops; its commits stay."
+
+
+class NotTheDriver(Fenced):
+    """An application on a cluster has started a driver for an attempt that does not need it."""
+
+    attempt_id: int
+    application: str
+
+    def __str__(self) -> str:
+        return (
+            f"Attempt {self.attempt_id} does not wait for a driver of the application {self.application}: the attempt has ended, or it has "
+            "a driver, or this is another database than the one in which the attempt was written. This driver read and stored nothing."
+        )
+
+
 class NotSkipped(Broken):
     """A backfill has read a range that is not stored as skipped by a rewind."""
 
@@ -390,10 +412,36 @@ def has_newer_attempt(cur: Cursor, attempt_id: int) -> bool:
 
 
 def read_attempt(cur: Cursor, attempt_id: int) -> dict[str, Any] | None:
-    """Reads ``attempt_id, state, planned, error`` of an attempt, or `None`."""
+    """Reads ``attempt_id, state, planned, error, application, age_s, driver_alive`` of an attempt, or `None`."""
     cur.execute(SQL["read_attempt"], {"attempt_id": attempt_id})
     attempts = rows(cur)
     return attempts[0] if attempts else None
+
+
+def running_application(cur: Cursor, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int | None:
+    """Finds the group's running attempt of an earlier try of this task whose driver was submitted to a cluster."""
+    cur.execute(SQL["running_application"], {"group": group, "backfill_of": backfill_of, **asdict(task)})
+    row = cur.fetchone()
+    return None if row is None else int(row[0])
+
+
+def note_application(cur: Cursor, attempt_id: int, facts: Mapping[str, str | None]) -> None:
+    """Stores facts about the attempt's application on a cluster. No effect on an attempt that has ended."""
+    cur.execute(SQL["note_application"], {"attempt_id": attempt_id, "facts": json.dumps(facts)})
+
+
+def require_wanted(cur: Cursor, attempt_id: int) -> None:
+    """Raises `StopRequested` in a driver on a cluster whose attempt has ended."""
+    cur.execute(SQL["stop_requested"], {"attempt_id": attempt_id})
+    if (row := cur.fetchone()) is not None and row[0]:
+        raise StopRequested(attempt_id=attempt_id)
+
+
+def start_driver(cur: Cursor, attempt_id: int, application: str) -> None:
+    """Makes the caller the one driver of this application's attempt. Raises `NotTheDriver`."""
+    cur.execute(SQL["start_driver"], {"attempt_id": attempt_id, "name": application})
+    if cur.fetchone() is None:
+        raise NotTheDriver(attempt_id=attempt_id, application=application)
 
 
 def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, Any]]) -> None:

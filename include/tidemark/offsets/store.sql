@@ -212,7 +212,34 @@ SELECT newer.attempt_id
  LIMIT 1;
 
 -- name: read_attempt
-SELECT attempt_id, state, planned, error FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s;
+-- ``driver_alive``: whether a driver on a cluster has a session. Locks nothing.
+SELECT attempt_id, state, planned, error, application, extract(epoch FROM clock_timestamp() - started_at)::double precision AS age_s,
+       application IS NOT NULL AND EXISTS (SELECT FROM pg_stat_activity
+                                            WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt_id)
+       AS driver_alive
+  FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s;
+
+-- name: running_application
+-- The newest running attempt of the same Airflow task whose driver was submitted to a cluster. Locks nothing.
+SELECT attempt_id FROM tidemark.attempt JOIN tidemark.consumer_group grp USING (group_id)
+ WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s AND task_id = %(task_id)s AND map_index = %(map_index)s AND grp.name = %(group)s
+   AND attempt.state = 'RUNNING' AND application IS NOT NULL AND backfill_of IS NOT DISTINCT FROM %(backfill_of)s
+ ORDER BY attempt_id DESC LIMIT 1;
+
+-- name: note_application
+-- Adds facts about the attempt's application on a cluster. Locks the attempt's row.
+UPDATE tidemark.attempt SET application = coalesce(application, '{}') || %(facts)s WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING';
+
+-- name: stop_requested
+-- Whether an attempt whose driver is on a cluster has ended: its caller has stopped it. Locks nothing.
+SELECT state <> 'RUNNING' AND application IS NOT NULL FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s;
+
+-- name: start_driver
+-- Makes the caller the driver of its application's attempt. No row returned: the attempt has ended, or has a driver, or belongs to another
+-- application. Locks its row.
+UPDATE tidemark.attempt SET application = application || jsonb_build_object('driver_at', clock_timestamp())
+ WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING' AND application ->> 'name' = %(name)s AND NOT application ? 'driver_at'
+RETURNING attempt_id;
 
 -- name: plan_attempt
 UPDATE tidemark.attempt SET planned = %(planned)s WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING';

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from tidemark import project
 from tidemark.connections import Connections
+from tidemark.driver.applications import require_hadoop_conf
 from tidemark.errors import Refused, Unavailable
-from tidemark.jvm.jars import spark_jars
+from tidemark.jvm.jars import JAR_SETTINGS, spark_jars
 from tidemark.jvm.java import find_java, released
 from tidemark.spark.class_archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-JAR_SETTINGS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-"""Settings that provide the Kafka connector from elsewhere: the user's, or the cluster image's."""
 
 PYTHON = "spark.pyspark.python"
 """The setting for the executors' Python if it differs from the driver's, as in a packed environment (``spark.archives``)."""
@@ -130,6 +128,8 @@ def start_session(
             return spark
     find_java()
     user = {**connections.spark_conf, **spec.spark.conf}
+    if not submitted and user.get("spark.master", connections.spark_master) == "yarn":
+        require_hadoop_conf()
     if not submitted and _alone(user.get("spark.master", connections.spark_master)):
         settings = _local_settings(user, records if form is Form.SPARK else 0)
     else:

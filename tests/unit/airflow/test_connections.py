@@ -15,7 +15,7 @@ from airflow.sdk.configuration import clear_secrets_backends_cache
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from tidemark.airflow.connections import kafka_config, registry_config, resolve, spark_settings
-from tidemark.connections import from_env
+from tidemark.connections import DEPLOY_MODE, from_env
 from tidemark.db import parsed
 from tidemark.errors import BadInput
 from tidemark.spec import ConsumerSpec, load_consumer
@@ -192,17 +192,26 @@ def test_spark_settings_of_the_connection_are_texts():
     assert spark_settings(connection(host="yarn", extra=extra))[1]["spark.yarn.queue"] == "day"
 
 
+@pytest.mark.parametrize("extra", [{"deploy-mode": "cluster"}, {"deploy_mode": "cluster"}, {"conf": {DEPLOY_MODE: "cluster"}}])
+@pytest.mark.parametrize("host", ["yarn", "k8s://https://api:6443"])
+def test_cluster_mode_is_one_spark_setting_however_it_is_written(host, extra):
+    """Only the masters that can run drivers take it."""
+    assert spark_settings(connection(host=host, extra=extra)) == (host, {DEPLOY_MODE: "cluster"})
+    for other in ("local[2]", "spark://master:7077"):
+        with pytest.raises(BadInput, match=r"connection c: .*cannot run drivers\. Set the master to yarn or k8s://"):
+            spark_settings(connection(host=other, extra=extra))
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"deploy-mode": "cluster"}, "cluster.*spark-submit"),
-        ({"deploy_mode": "cluster"}, "cluster.*spark-submit"),
-        ({"conf": {"spark.submit.deployMode": "cluster"}}, "cluster.*spark-submit"),
+        ({"deploy-mode": "Cluster"}, "Cluster.*Write client or cluster"),
+        ({"deploy-mode": "client", "conf": {DEPLOY_MODE: "cluster"}}, "deploy-mode is client, spark.submit.deployMode in conf is cluster"),
         *(({"conf": conf}, "conf.*not a mapping") for conf in ("spark.a=b", ["spark.a"], 7)),
     ],
 )
 def test_spark_settings_that_are_refused(extra, said):
-    """In cluster mode the driver would outlive its task, so it is refused before anything starts."""
+    """They are refused before anything starts, and the connection is named."""
     with pytest.raises(BadInput, match=f"connection hive.*{said}"):
         spark_settings(connection("hive", host="yarn", extra=extra))
 

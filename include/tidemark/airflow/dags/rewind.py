@@ -63,7 +63,7 @@ class BackfillRewindOperator(ConsumeOperator):
     template_fields: Sequence[str] = ()
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(consumer="", **kwargs)
+        super().__init__(consumer="", deferrable=False, **kwargs)  # it has several attempts, one after the other
 
     @final_errors_fail
     def execute(self, context: Context) -> dict[str, Any]:
