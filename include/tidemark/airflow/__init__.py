@@ -11,7 +11,7 @@ lets Airflow parse less before each task, and `refuse_broken_files` in a further
 error on Airflow's home page. The operators are for DAGs that you write yourself: ``ConsumeOperator(task_id="load", consumer="cities")``.
 
 The code runs in three places. DAG files call the factories, which import nothing heavy and read neither Kafka nor Postgres. Operators run
-in a task. The driver runs in its own process group, which never outlives the task.
+in a task. The driver runs in its own process group, which never outlives the task, or on a cluster.
 
 Modules::
 
@@ -23,7 +23,7 @@ Modules::
     operators      the tasks consume, validate and publish
     plugin         the page as an Airflow plugin
     tasks          what the tasks of the DAGs do
-    triggers       the trigger that starts drains when records are due, and how triggers ask the databases
+    triggers       what starts drains when records are due, and wakes tasks whose driver is on a cluster
     version_compat the differences between versions of Airflow
     web            the page
 """

@@ -16,7 +16,7 @@ from tidemark.consume.assignment import narrowed
 from tidemark.consume.run import open_attempt
 from tidemark.db import session, transaction
 from tidemark.driver import launch
-from tidemark.driver.cluster import run_on_cluster
+from tidemark.driver.on_cluster import run_on_cluster
 from tidemark.driver.submission import cluster_settings
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store

@@ -2,12 +2,13 @@
 
 Modules::
 
-    finding       a result: OK, WARNING or FAILURE
-    versions      Python, Java and the packages of this environment
-    database      Postgres: reachable, writable, current, the role's profiles, its clock, timeouts, sessions, and data past its retention
-    topic_checks  Kafka: every broker reachable; replicas, retention against the lag, retry topics of a consumer
-    executors     the same servers from Spark's executors
-    examine       the whole examination
+    finding          a result: OK, WARNING or FAILURE
+    versions         Python, Java and the packages of this environment
+    database         Postgres: reachable, writable, current, the role's profiles, its clock, timeouts, sessions, and data past its retention
+    topic_checks     Kafka: every broker reachable; replicas, retention against the lag, retry topics of a consumer
+    executors        the same servers from Spark's executors
+    cluster_manager  YARN or Kubernetes, if drivers run there: takes applications, in this queue
+    examine          the whole examination
 
 The examination changes nothing. A server that does not answer is a finding, not an error; checks that need it are omitted.
 """

@@ -9,6 +9,7 @@ from functools import partial
 from tidemark import migrations
 from tidemark.connections import Connections
 from tidemark.db import session, transaction
+from tidemark.doctor.cluster_manager import examine_cluster
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
 from tidemark.doctor.finding import Finding, attempted, ok, warning
@@ -32,6 +33,7 @@ def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator
     yield from attempted("health", lambda: _health(connections, specs))
     for spec in specs:
         yield from attempted(f"{spec.name}: schemas", partial(_schemas, connections, spec))
+    yield from attempted("driver on the cluster", lambda: examine_cluster(connections, specs))
     yield from attempted("executors", lambda: examine_executors(connections))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from tidemark.connections import Connections
+from tidemark.connections import Connections, on_cluster
 from tidemark.db import read_url, session
 from tidemark.doctor.database import CLOCKS_AGREE_S, clock_ahead_s
 from tidemark.doctor.finding import Finding, failure, ok, warning
@@ -36,9 +36,12 @@ class HostReport:
 
 def examine_executors(connections: Connections) -> Iterator[Finding]:
     """Starts Spark, and runs a few tasks that open a session and a TCP connection to each broker. In local mode, the driver's own findings
-    apply. Raises `SparkFailed` if Spark does not start or its tasks do not run."""
+    apply; in cluster mode, executors may not reach this host. Raises `SparkFailed` if Spark does not start or its tasks do not run."""
     if connections.spark_master.startswith("local"):
         yield ok("executors", f"{connections.spark_master}: they run on this host")
+        return
+    if on_cluster(connections.spark_master, connections.spark_conf):
+        yield ok("executors", "not examined: drivers run on the cluster, and what they reach from there is shown by a run")
         return
     with plain_session("tidemark doctor", connections) as spark:
         tasks = max(1, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)

@@ -126,8 +126,9 @@ def start_session(
         spark = borrow_session(name, connections.spark_master, connections.spark_conf, modules)
         if spark is not None:
             return spark
-    find_java()
     user = {**connections.spark_conf, **spec.spark.conf}
+    if not submitted:
+        find_java()
     if not submitted and user.get("spark.master", connections.spark_master) == "yarn":
         require_hadoop_conf()
     if not submitted and _alone(user.get("spark.master", connections.spark_master)):
@@ -294,9 +295,10 @@ def _guards(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
 
 def _alone(master: str) -> bool:
     """Whether executors run in the driver's JVM and Tidemark sets its class path. False if Spark's own configuration may set it."""
+    if not is_local(master):  # a driver on a cluster has no folder of Spark
+        return False
     conf = Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
-    configured = "PYSPARK_SUBMIT_ARGS" in os.environ or (conf.is_dir() and any(conf.iterdir()))
-    return is_local(master) and not configured
+    return "PYSPARK_SUBMIT_ARGS" not in os.environ and not (conf.is_dir() and any(conf.iterdir()))
 
 
 def _names_collector(user: Mapping[str, str]) -> bool:

@@ -130,7 +130,7 @@ def attempts(scenario: Scenario) -> list[tuple[str, str | None, str | None]]:
 
 
 def wait_for(gate: Path, cluster: YarnCluster) -> None:
-    until((gate / "reached").exists, "a transform runs on the cluster" + cluster.logs("stderr")[-4000:], 120)
+    until((gate / "reached").exists, "a transform runs on the cluster" + cluster.logs()[-4000:], 120)
 
 
 def ended(cluster: YarnCluster) -> str:
@@ -148,7 +148,7 @@ def test_each_form_loads_every_record_on_yarn(cluster: YarnCluster, scenario: Sc
     scenario.feed([b"a", b"b", None], form, ddl="payload bytea", partitions=2)
     env = env_of(cluster, **{DEPLOY_MODE: mode}) | {"TIDEMARK_KAFKA_CONFIG": ""}
     done = scenario.command("consume", scenario.name, "--output", "json", env=env)
-    assert done.returncode == 0, done.stderr + cluster.logs("stderr")[-8000:]
+    assert done.returncode == 0, done.stderr + cluster.logs()[-8000:]
     result: Any = json.loads(done.stdout)
     assert (result["state"], result["loaded"]) == ("COMMITTED", 6)
     assert ended(cluster) == "SUCCEEDED"
@@ -302,7 +302,7 @@ def test_interrupted_command_kills_its_application(cluster: YarnCluster, held: S
 def test_killed_task_kills_its_application(cluster: YarnCluster, airflow: Scenario, held: Scenario, gate: Path) -> None:
     """`on_kill` returns at once, and the application is killed even if the task process is gone by then."""
     from tidemark.airflow import ConsumeOperator
-    from tidemark.driver.cluster import DriverStopped
+    from tidemark.driver.on_cluster import DriverStopped
 
     operator = ConsumeOperator(task_id="consume", consumer=held.name)
 

@@ -17,8 +17,8 @@ SOURCES = sorted(path for folder in (LIBRARY, ROOT / "dags", ROOT / "spark_jobs"
 WALL_CLOCK = re.compile(r"\b(?:datetime|date|time)\.(?:now|utcnow|today|time|time_ns|localtime|gmtime)\b")
 """A reading of the wall clock, even if the function is not called, as in ``default_factory=time.time``."""
 MAY_READ = {
-    "_Follow.__init__": "since when Postgres has not answered, in a log line",
-    "_Follow._poll_session": "since when Postgres has not answered, in a log line",
+    "Follow.__init__": "since when Postgres has not answered, in a log line",
+    "Follow._poll_session": "since when Postgres has not answered, in a log line",
     "question": "how long Airflow shows the question; an apply is refused by the database's clock",
     "clock_ahead_s": "compared with the database's clock, in a finding",
     "describe": "for how long a member was not seen, in a table",

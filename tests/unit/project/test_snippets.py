@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ from benchmarks import __main__ as benchmarks
 from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
 
 from tidemark.cli.main import app
-from tidemark.connections import database_url, from_env, kafka_config
+from tidemark.connections import database_url, from_env, kafka_config, on_cluster
 from tidemark.db import _without_sources, parsed
 from tidemark.errors import BadInput
 from tidemark.kafka import oauth
@@ -82,6 +82,12 @@ def extra_of_postgres(value: dict[str, Any], folder: Path) -> None:
     assert [name for name, _ in _without_sources(postgres_url(as_airflow_reads("x", extra)))[1]] == ["password_callable"]
 
 
+def extra_of_the_spark_connection(value: dict[str, Any], folder: Path) -> None:
+    """Drivers with these settings run on the cluster."""
+    master, conf = spark_of_airflow(json.dumps({"conn_type": "spark", "host": "k8s://https://api:6443", "extra": value}))
+    assert on_cluster(master, conf)
+
+
 def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
     """The DAG accepts these keys through the REST API, with the form's defaults for the others."""
     from tidemark.airflow.approvals.rewind_form import form, read_form
@@ -103,6 +109,7 @@ JSON_READERS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "tidemark.token": settings_of_kafka,
     "tidemark.token.command": settings_of_kafka,
     "password_callable": extra_of_postgres,
+    "deploy-mode": extra_of_the_spark_connection,
     "scenario": conf_of_the_dag_rewind,
     "undo_of": asset_event,
 }
@@ -201,6 +208,12 @@ def kafka_of_airflow(value: str) -> None:
     assert kafka_of(as_airflow_reads("tidemark_kafka", value)) == kafka_config(exported())
 
 
+def spark_of_airflow(value: str) -> tuple[str, Mapping[str, str]]:
+    from tidemark.airflow.connections import spark_settings
+
+    return spark_settings(as_airflow_reads("tidemark_spark", value))
+
+
 def postgres_of_airflow(value: str) -> None:
     from tidemark.airflow.connections import postgres_url
 
@@ -229,6 +242,7 @@ EXPORTED: dict[str, Callable[[str], object]] = {
     "TIDEMARK_DATABASE_URL": lambda _: database_url(exported()),
     "AIRFLOW_CONN_TIDEMARK_KAFKA": kafka_of_airflow,
     "AIRFLOW_CONN_TIDEMARK_POSTGRES": postgres_of_airflow,
+    "AIRFLOW_CONN_TIDEMARK_SPARK": spark_of_airflow,
     "TIDEMARK_PYTHON": an_environment,
     "TIDEMARK_CACHE": a_folder,
     "TIDEMARK_HOME": a_folder,

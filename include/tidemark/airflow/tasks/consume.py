@@ -15,12 +15,12 @@ from tidemark.airflow.lineage import statistics
 from tidemark.airflow.lineage.facets import Consumed
 from tidemark.airflow.operators import ConsumeOperator, ProgressLog
 from tidemark.airflow.tasks.validate import publishable, uses_keeper
-from tidemark.airflow.triggers.attempt import AttemptTrigger, Fired, Why
+from tidemark.airflow.triggers.attempt import AttemptTrigger, Fired, WakeReason
 from tidemark.connections import Connections
 from tidemark.consume.run import consume, open_attempt
 from tidemark.db import session, transaction
-from tidemark.driver.cluster import FIRST_LOOK_S, DriverStopped, attempt_to_follow, examine, follow, next_look_s, start, stop
 from tidemark.driver.launch import DriverArguments, Progress, outcome, progress, run_attempt
+from tidemark.driver.on_cluster import FIRST_LOOK_S, DriverStopped, attempt_to_follow, examine, follow, next_look_s, start, stop
 from tidemark.driver.process import die_with_parent
 from tidemark.driver.submission import DEFAULT_START_LIMIT, cluster_settings
 from tidemark.errors import TidemarkError
@@ -76,11 +76,11 @@ def resume(
     limit = DEFAULT_START_LIMIT if cluster is None else cluster.start_limit
     with _reported(operator, spec, resolved, attempt_id):
         driver, problem = progress(resolved.database_url, attempt_id).driver, None
-        if fired.why is Why.TIMEOUT:
+        if fired.why is WakeReason.TIMEOUT:
             timeout = AirflowTaskTimeout(f"attempt {attempt_id} ran into the task's execution_timeout")
             stop(resolved.database_url, attempt_id, timeout)
             raise timeout
-        if fired.why is Why.UNSEEN and driver is not None:
+        if fired.why is WakeReason.UNSEEN and driver is not None:
             operator.remember_application(driver.application)
             problem = None if driver.alive else examine(attempt_id, driver, fired.unseen_s, limit, operator.log.info)
             if problem is None:

@@ -19,14 +19,14 @@ from airflow.sdk import BaseHook, timezone
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from tidemark.airflow.triggers.polling import Poll, cursor
-from tidemark.driver.cluster import FIRST_LOOK_S
+from tidemark.driver.on_cluster import FIRST_LOOK_S
 
 ASK_EVERY_S = 2.0
 log = logging.getLogger(__name__)
 
 
-class Why(StrEnum):
-    """Why the trigger fires."""
+class WakeReason(StrEnum):
+    """What makes the trigger fire."""
 
     ENDED = "ended"
     UNSEEN = "unseen"
@@ -37,12 +37,12 @@ class Why(StrEnum):
 class Fired:
     """The trigger's event. ``unseen_s``: for how long the driver has had no session."""
 
-    why: Why
+    why: WakeReason
     unseen_s: float = 0.0
 
     @classmethod
     def of(cls, payload: dict[str, Any]) -> Fired:
-        return cls(Why(payload["why"]), payload["unseen_s"])
+        return cls(WakeReason(payload["why"]), payload["unseen_s"])
 
 
 class AttemptTrigger(BaseTrigger):
@@ -74,14 +74,14 @@ class AttemptTrigger(BaseTrigger):
             if self.postgres in answers:
                 row = answers[self.postgres]
                 if row is None or row["state"] != "RUNNING":
-                    return Fired(Why.ENDED)
+                    return Fired(WakeReason.ENDED)
                 unseen_s = time.monotonic() - unseen_since
                 if row["driver_alive"]:
                     unseen_since, look_after_s = time.monotonic(), FIRST_LOOK_S
                 elif unseen_s >= look_after_s:
-                    return Fired(Why.UNSEEN, unseen_s)
+                    return Fired(WakeReason.UNSEEN, unseen_s)
             if deadline is not None and timezone.utcnow() >= deadline:
-                return Fired(Why.TIMEOUT)
+                return Fired(WakeReason.TIMEOUT)
             await asyncio.sleep(ASK_EVERY_S)
 
     async def on_kill(self) -> None:
@@ -98,6 +98,6 @@ def _read(connection: Any, attempt_id: int) -> dict[str, Any] | None:
 
 def _stop(connection: Any, attempt_id: int) -> None:
     from tidemark.airflow.connections import postgres_url
-    from tidemark.driver.cluster import DriverStopped, stop
+    from tidemark.driver.on_cluster import DriverStopped, stop
 
     stop(postgres_url(connection), attempt_id, DriverStopped(attempt_id=attempt_id))

@@ -11,8 +11,8 @@ import pytest
 
 from tidemark.connections import DEPLOY_MODE, Connections
 from tidemark.driver.applications import Application, Report, Stage, failure_cause, pod_report, require_hadoop_conf, yarn_report
-from tidemark.driver.cluster import DriverEnded, DriverNotStarted, DriverSilent, judge, next_look_s
 from tidemark.driver.launch import ClusterDriver
+from tidemark.driver.on_cluster import DriverEnded, DriverNotStarted, DriverSilent, judge, next_look_s
 from tidemark.driver.submission import START_LIMIT, _escaped, cluster_settings, new_application
 from tidemark.errors import BadInput
 from tidemark.spec import ConsumerSpec, load_consumer

@@ -1,7 +1,8 @@
 """Runs attempts whose driver is on a cluster: submits the driver, and follows it through its attempt's row.
 
-The row is the handle. The driver stores its start and its result there, and its database session shows that it lives. Whoever follows it
-may end, and another process may follow it instead (`attempt_to_follow`). The cluster manager is asked only while the driver has no session.
+The row is the handle. The driver stores its start and its result there, and its database session shows that it lives. A process that
+follows it may end, and another one may follow it instead (`attempt_to_follow`). The cluster manager is asked only while the driver has no
+session.
 
     submitted ──▶ waits in a queue ──▶ driver has a session ──▶ result in the row
                       │ longer than START_LIMIT    │ session gone, and the application too, or silent for SILENT_LIMIT
@@ -32,7 +33,7 @@ from tidemark.text.duration import format_duration
 FIRST_LOOK_S, LONGEST_LOOK_S = 10.0, 60.0
 """When the cluster manager is asked about a driver without a session for the first time; the pause doubles, up to the second value."""
 SILENT_LIMIT = timedelta(minutes=5)
-"""How long a driver that has started may have no session while its application runs, or while nobody knows whether it does."""
+"""How long a driver that has started may have no session while its application runs, or while the cluster manager does not answer."""
 
 
 class DriverEnded(Unavailable):
