@@ -175,6 +175,7 @@ def spark_conf(cluster: YarnCluster) -> dict[str, str]:
         "spark.executor.memory": "512m",
         "spark.executor.memoryOverhead": "256m",
         "spark.executor.instances": "1",
+        "spark.scheduler.minRegisteredResourcesRatio": "0",
         "spark.yarn.stagingDir": f"file://{cluster.folder}/staging",
         "spark.yarn.am.memory": "512m",
         **{f"spark.yarn.appMasterEnv.{name}": value for name, value in env.items()},

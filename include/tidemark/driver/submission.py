@@ -23,7 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from tidemark import project
-from tidemark.connections import DEPLOY_MODE, SPARK_CONF, Connections, on_cluster
+from tidemark.connections import DEPLOY_MODE, Connections, on_cluster
 from tidemark.driver.applications import Application, client_env, failure_cause, require_hadoop_conf, spark_conf_dir, spark_home
 from tidemark.driver.call import call
 from tidemark.driver.environment import CALLER_VERSION, interpreter
@@ -200,7 +200,6 @@ def read_variables() -> None:
     """Sets the variables that came with a driver to its cluster. Without their file, the pod has set them."""
     file = Path(VARIABLES)
     if file.is_file():
-        os.environ.pop(SPARK_CONF, None)
         os.environ.update(json.loads(file.read_text()))
 
 
