@@ -151,11 +151,14 @@ def pod_report(text: str) -> Report:
 
 def queue_problem(queue: str) -> str | None:
     """Why YARN's queue takes no applications; `None` if it takes them. Raises `ClusterUnavailable`."""
-    text = _run(Application("yarn", ""), [str(spark_home() / "bin" / "spark-class"), QUEUE_CLIENT, "-status", queue])
+    try:
+        text = _run(Application("yarn", ""), [str(spark_home() / "bin" / "spark-class"), QUEUE_CLIENT, "-status", queue])
+    except ClusterUnavailable as error:
+        if "Cannot get queue" in error.cause:
+            return f"it has no queue {queue}"
+        raise
     state = re.search(r"State : (\w+)", text)
-    if state is None:
-        return f"YARN has no queue {queue}"
-    return None if state[1] == "RUNNING" else f"YARN's queue {queue} is {state[1]}"
+    return None if state is None or state[1] == "RUNNING" else f"its queue {queue} is {state[1]}"
 
 
 def require_hadoop_conf(env: Mapping[str, str] = os.environ) -> None:

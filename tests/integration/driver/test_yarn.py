@@ -130,12 +130,12 @@ def attempts(scenario: Scenario) -> list[tuple[str, str | None, str | None]]:
 
 
 def wait_for(gate: Path, cluster: YarnCluster) -> None:
-    until((gate / "reached").exists, "a transform runs on the cluster" + cluster.logs()[-4000:], 120)
+    until((gate / "reached").exists, "a transform runs on the cluster" + cluster.logs()[-4000:], 240)
 
 
 def ended(cluster: YarnCluster) -> str:
     """Waits until the newest application has ended; its final state."""
-    return until(lambda: (state := cluster.applications()[-1]["finalStatus"]) != "UNDEFINED" and state, "the application ends", 60)
+    return until(lambda: (state := cluster.applications()[-1]["finalStatus"]) != "UNDEFINED" and state, "the application ends", 120)
 
 
 # ---- runs
@@ -177,7 +177,7 @@ def test_secrets_are_in_no_argument_no_environment_no_log_and_no_answer_of_yarn(
         assert [what for what, text in texts.items() if MARK in text or password in text] == []
         assert set(Path("/tmp").glob("tidemark-submit-*")) == before
         (gate / "open").touch()
-        output, _ = caller.communicate(timeout=120)
+        output, _ = caller.communicate(timeout=240)
     assert MARK not in output
     assert password not in output
     assert ended(cluster) == "SUCCEEDED"
@@ -293,7 +293,7 @@ def test_interrupted_command_kills_its_application(cluster: YarnCluster, held: S
     with started(held, held.env() | env_of(cluster)) as caller:
         wait_for(gate, cluster)
         caller.send_signal(signal.SIGINT)
-        caller.communicate(timeout=60)
+        caller.communicate(timeout=120)
     assert ended(cluster) == "KILLED"
     assert [state for state, _, _ in attempts(held)] == ["FAILED"]
     assert held.rows() == []
@@ -344,3 +344,23 @@ def test_refused_settings_leave_no_attempt(cluster: YarnCluster, held: Scenario)
         assert done.returncode == 1
         assert said in done.stderr
     assert attempts(held) == []
+
+
+def test_doctor_finds_queues_that_take_no_driver_and_settings_that_are_refused(cluster: YarnCluster, held: Scenario) -> None:
+    """It submits nothing."""
+    before = len(cluster.applications())
+
+    def found(env: dict[str, str], subject: str) -> list[tuple[str, str]]:
+        done = held.command("doctor", held.name, "--output", "json", env=env_of(cluster) | env)
+        findings = [finding for finding in json.loads(done.stdout) if finding["subject"] == subject]
+        return [(finding["level"], finding["found"]) for finding in findings]
+
+    def with_queue(name: str) -> dict[str, str]:
+        return {"TIDEMARK_SPARK_CONF": env_of(cluster, **{"spark.yarn.queue": name})["TIDEMARK_SPARK_CONF"]}
+
+    assert found({}, "yarn") == [("OK", "queue default takes applications")]
+    assert found(with_queue("closed"), "yarn") == [("FAILURE", "its queue closed is STOPPED")]
+    assert found(with_queue("nowhere"), "yarn") == [("FAILURE", "it has no queue nowhere")]
+    (refused,) = found({"HADOOP_CONF_DIR": ""}, f"{held.name}: driver on the cluster")
+    assert refused == ("FAILURE", "HADOOP_CONF_DIR: it is not set, and the master is yarn")
+    assert len(cluster.applications()) == before
