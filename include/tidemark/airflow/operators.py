@@ -92,7 +92,7 @@ class ConsumeOperator(ConsumerOperator):
         self.deferrable = deferrable
         self._driver: Driver | None = None
         self._application: Application | None = None
-        self.killed = False
+        self._killed = False
         self.consumed: list[Consumed] = []
 
     @final_errors_fail
@@ -141,7 +141,7 @@ class ConsumeOperator(ConsumerOperator):
 
     def on_kill(self) -> None:
         """Kills the driver first. Also called on a timeout. Logs nothing, because a broken log pipe must not prevent the kill."""
-        self.killed = True
+        self._killed = True
         if self._driver is not None:
             from tidemark.driver.launch import kill_group
 
@@ -153,13 +153,16 @@ class ConsumeOperator(ConsumerOperator):
 
     def remember_driver(self, driver: Driver) -> None:
         self._driver = driver
-        if self.killed:  # while the driver was being started
+        if self._killed:  # while the driver was being started
             self.on_kill()
 
     def remember_application(self, application: Application) -> None:
         self._application = application
-        if self.killed:
+        if self._killed:
             self.on_kill()
+
+    def was_killed(self) -> bool:
+        return self._killed
 
     def log_line(self, line: str) -> None:
         line = visible(line)

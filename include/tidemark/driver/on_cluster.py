@@ -111,10 +111,9 @@ def start(
     settings: ClusterSettings,
     *,
     on_log: Callable[[str], None],
-    on_start: Callable[[Application], None] = lambda application: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Submits the driver of an attempt whose row exists. ``on_start`` gets the application.
+    """Submits the driver of an attempt whose row exists.
 
     A submission that fails ends the attempt. Raises `SubmissionFailed`, and `SubmissionStopped` once ``stopped`` returns True.
     """
@@ -124,7 +123,6 @@ def start(
     try:
         title = f"tidemark {arguments.consumer} attempt {attempt_id}"
         application = submit(application, settings, connections, arguments.words(), title, stopped)
-        on_start(application)
         _note(url, attempt_id, application)
     except BaseException as error:
         abandon(url, attempt_id, error)
@@ -141,12 +139,13 @@ def follow(
     *,
     on_log: Callable[[str], None],
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_start: Callable[[Application], None] = lambda application: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Follows the driver of an attempt to its end and returns its result. Follows it even while Postgres does not answer.
 
-    If the caller stops (a timeout, Ctrl-C, or ``stopped`` returns True), the driver is killed. Raises one of the ``Attempt...`` errors, or
-    one of this module's.
+    ``on_start`` gets the application, so that a signal handler can kill it. If the caller stops (a timeout, Ctrl-C, or ``stopped`` returns
+    True), the driver is killed. Raises one of the ``Attempt...`` errors, or one of this module's.
     """
     url, application = connections.database_url, None
     unseen_since, look_after_s = time.monotonic(), FIRST_LOOK_S
@@ -162,6 +161,8 @@ def follow(
                     continue
                 if latest.state != "RUNNING" or latest.driver is None:
                     break
+                if application is None:
+                    on_start(latest.driver.application)
                 application, unseen_s = latest.driver.application, time.monotonic() - unseen_since
                 if latest.driver.alive:
                     unseen_since, look_after_s = time.monotonic(), FIRST_LOOK_S
@@ -186,7 +187,7 @@ def examine(
     problem = judge(attempt_id, driver, report, unseen_s, start_limit)
     if problem is None:
         on_log(f"driver has no session attempt={attempt_id} application={report.stage} {report.why}".rstrip())
-    elif report.stage in (Stage.WAITING, Stage.RUNNING):
+    elif report.stage is not Stage.GONE:  # one that has ended may have left the files of its submission
         kill(driver.application, on_log)
     return problem
 

@@ -104,8 +104,7 @@ def new_application(settings: ClusterSettings, consumer: str, attempt_id: int) -
     label = re.sub(r"[^a-z0-9]+", "-", consumer.lower()).strip("-")[:30] or "consumer"
     name = f"tidemark-{label}-{attempt_id}-{secrets.token_hex(4)}"
     if settings.on_yarn:
-        folder = {**_spark_defaults(), **settings.conf}.get("spark.yarn.stagingDir", "").rstrip("/")
-        return Application(settings.master, name, staging=f"{folder}/.sparkStaging" if folder else ".sparkStaging")
+        return Application(settings.master, name)
     return Application(settings.master, name, f"{settings.conf.get('spark.kubernetes.namespace', 'default')}:{name}")
 
 
@@ -143,8 +142,8 @@ def submit(
     if not settings.on_yarn:
         return application
     (found,) = re.findall(r"\b(application_\d+_\d+)\b", text)[:1] or [None]
-    url = re.search(r"tracking URL: (http\S+)", text)
-    return replace(application, id=found, url=url and url[1])
+    url, staging = re.search(r"tracking URL: (http\S+)", text), re.search(r"Uploading resource .* -> (\S+)/application_", text)
+    return replace(application, id=found, url=url and url[1], staging=staging and staging[1])
 
 
 def _wait(process: subprocess.Popen[bytes], settings: ClusterSettings, stopped: Callable[[], bool]) -> None:

@@ -215,6 +215,7 @@ def test_driver_or_its_node_is_killed_and_the_next_run_loads_every_record_once(
     assert attempts(held) == [("FAILED", "unavailable", "DriverEnded")]
     assert ended(cluster) == "FAILED"
     assert held.rows() == []
+    assert not list((cluster.folder / "staging").rglob("*.json"))
     for name, process in list(cluster.processes.items()):
         if process.poll() is not None:
             cluster.start_node(name)

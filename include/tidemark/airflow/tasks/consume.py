@@ -56,13 +56,20 @@ def run(operator: ConsumeOperator, context: Context, spec: ConsumerSpec, backfil
                 with_keeper=uses_keeper(spec),
             )
         else:
-            callbacks: dict[str, Any] = {"on_log": log.info, "on_start": operator.remember_application, "stopped": lambda: operator.killed}
             if followed is None:
-                start(arguments, resolved, cluster, **callbacks)
+                start(arguments, resolved, cluster, on_log=log.info, stopped=operator.was_killed)
             if operator.deferrable:
                 limit = operator.execution_timeout
                 _defer(operator, spec, attempt_id, FIRST_LOOK_S, 0.0, None if limit is None else str(timezone.utcnow() + limit))
-            result = follow(attempt_id, resolved, cluster.start_limit, on_progress=on_progress, **callbacks)
+            result = follow(
+                attempt_id,
+                resolved,
+                cluster.start_limit,
+                on_log=log.info,
+                on_progress=on_progress,
+                on_start=operator.remember_application,
+                stopped=operator.was_killed,
+            )
     return _summary(operator, spec, resolved, result)
 
 
