@@ -21,6 +21,7 @@ if TYPE_CHECKING or not _IS_3_1:
         AirflowFailException,
         AirflowNotFoundException,
         AirflowSkipException,
+        AirflowTaskTimeout,
         DagRunTriggerException,
         DownstreamTasksSkipped,
     )
@@ -30,6 +31,7 @@ else:
         AirflowFailException,
         AirflowNotFoundException,
         AirflowSkipException,
+        AirflowTaskTimeout,
         DagRunTriggerException,
         DownstreamTasksSkipped,
     )
@@ -42,6 +44,7 @@ __all__ = [
     "AirflowFailException",
     "AirflowNotFoundException",
     "AirflowSkipException",
+    "AirflowTaskTimeout",
     "AssetOrTimeSchedule",
     "BaseBranchOperator",
     "CronTriggerTimetable",

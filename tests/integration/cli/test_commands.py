@@ -440,7 +440,7 @@ NOWHERE = "postgresql://someone:secret@127.0.0.1:9/none"
     [
         ("TIDEMARK_DATABASE_URL", "", "TIDEMARK_DATABASE_URL: it is not set."),
         ("TIDEMARK_KAFKA_BOOTSTRAP_SERVERS", "", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS: it is not set."),
-        ("TIDEMARK_DATABASE_URL", NOWHERE, "Postgres is not available"),
+        ("TIDEMARK_DATABASE_URL", NOWHERE, "Postgres cannot be used"),
     ],
 )
 def test_server_that_is_not_named_or_not_available(scenario: Scenario, variable: str, value: str, message: str) -> None:

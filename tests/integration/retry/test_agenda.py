@@ -99,7 +99,7 @@ def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same
     assert missing == f"Cannot publish to {lab.group}.retry.5m: it does not exist. See: tidemark retries topics {lab.spec.name}"
     away = dataclasses.replace(connections, database_url="postgresql://nobody@127.0.0.1:9/nowhere")
     (silent,) = relay_at_end(away, lab.spec)
-    assert silent.startswith("Failed records are not published yet: Postgres is not available")
+    assert silent.startswith("Failed records are not published yet: Postgres cannot be used")
     assert lab.failed("retry_offset") == [(None,)]
     make_topics(lab)
     assert relay_at_end(connections, lab.spec) == []

@@ -62,7 +62,7 @@ def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nob
     (folder / "unladdered.yaml").write_text(f"{common}connections: {{postgres: missing}}\n")
     relayed, due = relay_and_due()
     assert f"Cannot publish to {other.group}.retry.5m: it does not exist. See: tidemark retries topics {other.spec.name}" in relayed
-    assert [line.split(":")[:2] for line in relayed if line.startswith("away")] == [["away", " Postgres is not available"]]
+    assert [line.split(":")[:2] for line in relayed if line.startswith("away")] == [["away", " Postgres cannot be used"]]
     assert not [line for line in relayed if "missing" in line]
     assert (lab.failed("retry_offset"), other.failed("retry_offset"), due) == ([(0,)], [(None,)], [])
     for each in (lab, other):

@@ -20,7 +20,7 @@ def rights() -> dict[str, Any]:
 
 
 def documented_conf() -> dict[str, str]:
-    (extra,) = (value for code in snippets("docs/deployment.md", "json") if "deploy-mode" in (value := json.loads(code)))
+    (extra,) = (value for code in snippets("docs/deployment/index.md", "json") if "deploy-mode" in (value := json.loads(code)))
     conf: dict[str, str] = extra["conf"]
     return conf
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Never
 
 from airflow.sdk import Context, timezone
-from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from tidemark import project, waiting
 from tidemark.airflow import connections
@@ -16,6 +15,7 @@ from tidemark.airflow.lineage.facets import Consumed
 from tidemark.airflow.operators import ConsumeOperator, ProgressLog
 from tidemark.airflow.tasks.validate import publishable, uses_keeper
 from tidemark.airflow.triggers.attempt import AttemptTrigger, Fired, WakeReason
+from tidemark.airflow.version_compat import AirflowTaskTimeout
 from tidemark.connections import Connections
 from tidemark.consume.run import consume, open_attempt
 from tidemark.db import session, transaction
