@@ -17,7 +17,7 @@ import psycopg2
 import pytest
 from hypothesis import Phase, settings
 
-from tests.support import one_kafka
+from tests.support import one_kafka, other_servers
 from tests.support.costs import Costs
 from tests.support.kafka_topics import Topics
 from tests.support.needs import Needs
@@ -50,6 +50,7 @@ LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
 SHARD = os.environ.get("TIDEMARK_TEST_SHARD")
 """Such as ``1/4``: the first of four shards of equal cost."""
 NEEDS = Needs()
+other_servers.use()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -60,6 +60,8 @@ class Kafka(Server):
     name = "Kafka"
     option = "--kafka-port"
     stop_limit_s: ClassVar[float] = 30
+    program: ClassVar[str] = "kafka.Kafka"
+    """The class that runs the broker."""
 
     @property
     def signature(self) -> processes.Signature:
@@ -67,7 +69,10 @@ class Kafka(Server):
 
     def prepare(self, report: Report) -> None:
         find_java()
-        broker_jars(report)
+        self.jars(report)
+
+    def jars(self, report: Report | None = None) -> list[Path]:
+        return broker_jars(report)
 
     def bootstrap_servers(self) -> str:
         """The clients' address. Raises `NotUp` if the broker does not run."""
@@ -99,12 +104,12 @@ class Kafka(Server):
             controller_port = ports.find_free(exclude={port})
         self.remember(replace(saved, controller_port=controller_port))
         self._write_settings("server.properties", port=port, controller_port=controller_port, data=self.data.name)
-        command = [*self._java(_HEAP, self.signature.argument), "kafka.Kafka", "server.properties"]
+        command = [*self._java(_HEAP, self.signature.argument), self.program, "server.properties"]
         return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)
 
     def _java(self, *options: str) -> list[str]:
         (self.folder / "log4j2.properties").write_text(resources.files("tidemark.local").joinpath("log4j2.properties").read_text())
-        classes = str(broker_jars()[0].parent / "*")
+        classes = str(self.jars()[0].parent / "*")
         return [str(find_java()), *options, *LIGHT, self.own_tmp(), "-Dlog4j2.configurationFile=log4j2.properties", "-cp", classes]
 
     def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:

@@ -40,6 +40,8 @@ class Postgres(Server):
     name = "Postgres"
     option = "--postgres-port"
     stop_limit_s: ClassVar[float] = 30
+    collation: ClassVar[tuple[str, ...]] = ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+    """The same on every machine: text order must not depend on the system's locales."""
 
     def __init__(self, folder: Path, requested_port: int | None) -> None:
         super().__init__(folder, requested_port)
@@ -52,7 +54,7 @@ class Postgres(Server):
     def prepare(self, report: Report) -> None:
         account = server_account()
         if account is not None:
-            check_reachable(account, self.folder, programs() / "postgres")
+            check_reachable(account, self.folder, self.programs() / "postgres")
 
     def url(self, database: str = DATABASE) -> str:
         """A database's ``postgresql://…`` URL. Raises `NotUp` if the server does not run."""
@@ -86,7 +88,7 @@ class Postgres(Server):
 
     def version(self) -> str | None:
         try:
-            folder = programs()
+            folder = self.programs()
         except ExtraMissing:
             return None
         words = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False).stdout.split()
@@ -95,6 +97,13 @@ class Postgres(Server):
     def is_transient(self, lines: str) -> bool:
         # After kill -9 of the postmaster, its children hold the shared memory until they notice.
         return super().is_transient(lines) or "shared memory block" in lines
+
+    def programs(self) -> Path:
+        """The folder of Postgres' programs. Does not import the wheel, which would look for runtime folders that we do not use."""
+        wheel = importlib.util.find_spec(_WHEEL)
+        if wheel is None or wheel.origin is None:
+            raise ExtraMissing(module=_WHEEL, extra="local")
+        return Path(wheel.origin).resolve().parent / "pginstall18" / "bin"
 
     def _password(self) -> str:
         try:
@@ -137,10 +146,8 @@ class Postgres(Server):
             account.own(fresh)
             account.own(pwfile)
         options = ("-D", str(fresh), "-U", USER, f"--pwfile={pwfile}", "--auth=scram-sha-256", "--encoding=UTF8")
-        # The same collation on every machine: text order must not depend on the system's locales.
-        collation = ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
         try:
-            return self._run("initdb", *options, *collation, account=account, limit_s=_INITDB_LIMIT_S)
+            return self._run("initdb", *options, *self.collation, account=account, limit_s=_INITDB_LIMIT_S)
         finally:
             pwfile.unlink(missing_ok=True)
 
@@ -149,7 +156,7 @@ class Postgres(Server):
         self._drop_foreign_pid()
         settings = {"listen_addresses": ports.HOST, "port": str(port), "unix_socket_directories": ""}
         command: list[str | Path] = [
-            programs() / "postgres",
+            self.programs() / "postgres",
             "-D",
             self.data,
             *(word for key in settings for word in ("-c", f"{key}={settings[key]}")),
@@ -192,16 +199,8 @@ class Postgres(Server):
                 process.terminate()
 
     def _run(self, program: str, *words: str, account: SystemUser | None, limit_s: float) -> str | None:
-        command: list[str | Path] = [programs() / program, *words]
+        command: list[str | Path] = [self.programs() / program, *words]
         return processes.run(command, folder=Path("/"), limit_s=limit_s, account=account, environment=_environment())
-
-
-def programs() -> Path:
-    """The folder of Postgres' programs. Does not import the wheel, which would look for runtime folders that we do not use."""
-    wheel = importlib.util.find_spec(_WHEEL)
-    if wheel is None or wheel.origin is None:
-        raise ExtraMissing(module=_WHEEL, extra="local")
-    return Path(wheel.origin).resolve().parent / "pginstall18" / "bin"
 
 
 def _environment() -> Mapping[str, str]:

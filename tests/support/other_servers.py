@@ -1,0 +1,70 @@
+"""Servers of other versions than ``tidemark local`` starts, for the matrix (`tests.matrix`).
+
+``TIDEMARK_TEST_POSTGRES`` names the folder of Postgres' programs, ``TIDEMARK_TEST_KAFKA`` a folder with a broker's jars.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tidemark.jvm.java import find_java
+from tidemark.local import ports, processes, stack
+from tidemark.local.kafka import Kafka
+from tidemark.local.postgres import Postgres
+from tidemark.local.server import Report
+
+VARIABLES = {"postgres": "TIDEMARK_TEST_POSTGRES", "kafka": "TIDEMARK_TEST_KAFKA"}
+BUILTIN_COLLATIONS = 17
+"""The first Postgres that has collations of its own; before it, those of the C library are the same for the tests."""
+KRAFT = 3
+"""The first Kafka whose brokers have transactions without ZooKeeper."""
+
+
+class OtherPostgres(Postgres):
+    def programs(self) -> Path:
+        return Path(os.environ[VARIABLES["postgres"]])
+
+
+class OtherKafka(Kafka):
+    def jars(self, report: Report | None = None) -> list[Path]:
+        return sorted(Path(os.environ[VARIABLES["kafka"]]).glob("*.jar"))
+
+    def version(self) -> str | None:
+        (jar,) = (jar for jar in self.jars() if jar.name.startswith("kafka_2.13-"))
+        return jar.stem.removeprefix("kafka_2.13-")
+
+
+class KafkaWithZooKeeper(OtherKafka):
+    """One JVM runs the broker and its ZooKeeper."""
+
+    program = str(Path(__file__).with_name("KafkaWithZooKeeper.java"))
+
+    def _initialise(self, fresh: Path) -> str | None:
+        fresh.mkdir()
+        return None
+
+    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
+        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
+        file = self.folder / name
+        kept = [line for line in file.read_text().splitlines() if not line.startswith(("process.roles", "node.id", "controller.", "listener"))]
+        own = {
+            "broker.id": "1",
+            "zookeeper.connect": f"{ports.HOST}:{controller_port}",
+            "zookeeper.session.timeout.ms": "6000",
+            "listeners": f"PLAINTEXT://{ports.HOST}:{port}",
+        }
+        file.write_text("\n".join([*kept, *(f"{key}={value}" for key, value in own.items())]) + "\n")
+
+
+def use() -> None:
+    """From now on, each `LocalStack` has the servers that the environment names."""
+    if programs := os.environ.get(VARIABLES["postgres"]):
+        answer = subprocess.run([Path(programs) / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+        if int(answer.split()[2].partition(".")[0]) < BUILTIN_COLLATIONS:
+            OtherPostgres.collation = ("--locale=C.UTF-8",)
+        stack.Postgres = OtherPostgres  # type: ignore[misc]
+    if os.environ.get(VARIABLES["kafka"]):
+        version = OtherKafka(Path(), None).version() or ""
+        stack.Kafka = OtherKafka if int(version.partition(".")[0]) >= KRAFT else KafkaWithZooKeeper  # type: ignore[misc]
