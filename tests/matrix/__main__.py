@@ -19,7 +19,6 @@ from xml.etree import ElementTree
 
 from tests.matrix.columns import COLUMNS, Column
 from tests.support import other_servers
-
 from tidemark.jvm.jars import Recipe, jars_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,12 +38,33 @@ ARTEFACTS = {
     "kafka": ("org.apache.kafka", "kafka_2.13"),
 }
 
+IVY = """<ivy-module version="2.0">
+  <info organisation="tidemark" module="{kind}"/>
+  <configurations><conf name="server"/></configurations>
+  <dependencies><dependency org="{organisation}" name="{artefact}" rev="{version}" conf="server->default"/></dependencies>
+</ivy-module>
+"""
+INSTALLED = """
+import json, platform, sys
+from importlib import metadata
+from pathlib import Path
+from tidemark.local.kafka import Kafka
+from tidemark.local.postgres import Postgres
+found = {"python": platform.python_version(), "postgres": Postgres(Path(), None).version(), "kafka": Kafka(Path(), None).version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
 
 def main(words: Sequence[str]) -> int:
     names, _, arguments = " ".join(words).partition(" -- ")
-    unknown = sorted(set(names.split()) - COLUMNS.keys())
-    if unknown or not names:
-        sys.stderr.write(f"unknown column {', '.join(unknown)}; choose of {', '.join(COLUMNS)}\n" if names else f"name one of {', '.join(COLUMNS)}\n")
+    if not names or (unknown := sorted(set(names.split()) - COLUMNS.keys())):
+        found = f"unknown: {', '.join(unknown)}. " if names else ""
+        sys.stderr.write(f"{found}Name columns, such as WHAT=spark-4.0: {', '.join(COLUMNS)}\n")
         return 2
     return max(run(name, COLUMNS[name], arguments.split()) for name in names.split())
 
@@ -126,10 +146,7 @@ def server(kind: str, version: str) -> Path:
     BUILD.mkdir(parents=True, exist_ok=True)
     organisation, artefact = ARTEFACTS[kind]
     recipe = BUILD / f"{kind}-{version}.xml"
-    recipe.write_text(
-        f'<ivy-module version="2.0"><info organisation="tidemark" module="{kind}"/><configurations><conf name="server"/></configurations>'
-        f'<dependencies><dependency org="{organisation}" name="{artefact}" rev="{version}" conf="server->default"/></dependencies></ivy-module>'
-    )
+    recipe.write_text(IVY.format(kind=kind, organisation=organisation, artefact=artefact, version=version))
     jars = jars_of(Recipe(recipe, ("server",), f"{kind} {version}", "20 to 60 MB"), "server")
     if kind == "kafka":
         return jars[0].parent
@@ -147,24 +164,15 @@ def server(kind: str, version: str) -> Path:
 
 def versions(python: Path, servers: Mapping[str, str]) -> dict[str, str]:
     """What was tried. The servers' versions are those of ``tidemark local``, unless the column has its own."""
-    program = (
-        "import json, platform, sys; from importlib import metadata; from tidemark.local.kafka import Kafka; "
-        "from tidemark.local.postgres import Postgres; from pathlib import Path\n"
-        "found = {'python': platform.python_version(), 'postgres': Postgres(Path(), None).version(), 'kafka': Kafka(Path(), None).version()}\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: found[name] = metadata.version(name)\n"
-        "    except metadata.PackageNotFoundError: pass\n"
-        "print(json.dumps(found))"
-    )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "include")}
-    answer = subprocess.run([python, "-c", program, *RECORDED], env=environment, capture_output=True, text=True, check=True).stdout
-    return {**json.loads(answer), **{kind: version.removesuffix(".0") if kind == "postgres" else version for kind, version in servers.items()}}
+    answer = subprocess.run([python, "-c", INSTALLED, *RECORDED], env=environment, capture_output=True, text=True, check=True).stdout
+    return json.loads(answer) | dict(servers)
 
 
 def counts(report: Path) -> dict[str, int]:
-    suite = next(ElementTree.parse(report).getroot().iter("testsuite"))  # noqa: S314 - pytest's own report
-    total, failed, skipped = int(suite.attrib["tests"]), int(suite.attrib["failures"]) + int(suite.attrib["errors"]), int(suite.attrib["skipped"])
-    return {"passed": total - failed - skipped, "failed": failed, "skipped": skipped}
+    suite = next(ElementTree.parse(report).getroot().iter("testsuite")).attrib
+    failed, skipped = int(suite["failures"]) + int(suite["errors"]), int(suite["skipped"])
+    return {"passed": int(suite["tests"]) - failed - skipped, "failed": failed, "skipped": skipped}
 
 
 def store(name: str, result: Mapping[str, object]) -> None:

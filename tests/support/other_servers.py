@@ -1,6 +1,6 @@
 """Servers of other versions than ``tidemark local`` starts, for the matrix (`tests.matrix`).
 
-``TIDEMARK_TEST_POSTGRES`` names the folder of Postgres' programs, ``TIDEMARK_TEST_KAFKA`` a folder with a broker's jars.
+``TIDEMARK_TEST_POSTGRES_PROGRAMS`` names the folder of Postgres' programs, ``TIDEMARK_TEST_KAFKA_JARS`` a folder with a broker's jars.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import os
 import subprocess
 from pathlib import Path
 
-from tidemark.jvm.java import find_java
-from tidemark.local import ports, processes, stack
+from tidemark.local import ports, stack
 from tidemark.local.kafka import Kafka
 from tidemark.local.postgres import Postgres
 from tidemark.local.server import Report
 
-VARIABLES = {"postgres": "TIDEMARK_TEST_POSTGRES", "kafka": "TIDEMARK_TEST_KAFKA"}
+VARIABLES = {"postgres": "TIDEMARK_TEST_POSTGRES_PROGRAMS", "kafka": "TIDEMARK_TEST_KAFKA_JARS"}
 BUILTIN_COLLATIONS = 17
 """The first Postgres that has collations of its own; before it, those of the C library are the same for the tests."""
 KRAFT = 3
 """The first Kafka whose brokers have transactions without ZooKeeper."""
+KRAFT_SETTINGS = ("process.roles", "node.id", "controller.", "listener")
 
 
 class OtherPostgres(Postgres):
@@ -48,7 +48,7 @@ class KafkaWithZooKeeper(OtherKafka):
     def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
         super()._write_settings(name, port=port, controller_port=controller_port, data=data)
         file = self.folder / name
-        kept = [line for line in file.read_text().splitlines() if not line.startswith(("process.roles", "node.id", "controller.", "listener"))]
+        kept = [line for line in file.read_text().splitlines() if not line.startswith(KRAFT_SETTINGS)]
         own = {
             "broker.id": "1",
             "zookeeper.connect": f"{ports.HOST}:{controller_port}",

@@ -265,6 +265,8 @@ def claim_all(
     with transaction(connection) as cur:
         positions = store.positions(cur, claimant.group)
         ids = {topic.name: store.ensure_topic(cur, topic.name, topic.kafka_uuid) for topic in topics}
+    if nameless := [topic.name for topic in topics if not topic.has_id]:
+        log.warning("topics have no id in this cluster, deleting and creating them again is not noticed topics=%s", ",".join(nameless))
     claims = []
     for topic in topics:
         current = [position for position in positions if position.topic_id == ids[topic.name]]
@@ -414,7 +416,7 @@ def store_deleted_topics(connection: Connection, cluster: Cluster, group: str, g
     """Stores the unread records of deleted topics that a pattern matched as lost, up to the ends of the last sample.
 
     A topic counts as deleted if both the newest sample and the cluster lack it, while both have another topic of the group under its UUID:
-    otherwise this may be another cluster, or one that is only partly restored.
+    otherwise this may be another cluster, or one that is only partly restored. A cluster without UUIDs shows no such topic.
     """
     with transaction(connection) as cur:
         unseen = store.unseen(cur, group_id)
@@ -422,7 +424,8 @@ def store_deleted_topics(connection: Connection, cluster: Cluster, group: str, g
         return
     visible, hidden = cluster.visible({topic["name"] for topic in unseen})
     uuids = {topic.name: topic.kafka_uuid for topic in (*visible, *lookup.topics)}
-    same_cluster = [topic for topic in unseen if set(topic["others"]) & set(uuids.values())]
+    identified = {topic.kafka_uuid for topic in (*visible, *lookup.topics) if topic.has_id}
+    same_cluster = [topic for topic in unseen if set(topic["others"]) & identified]
     deleted = [topic["topic_id"] for topic in same_cluster if topic["name"] not in uuids and topic["name"] not in hidden]
     with transaction(connection) as cur:
         ranges = store.leave_gone(cur, group_id, attempt_id, deleted, "topic deleted")

@@ -74,6 +74,9 @@ def examine_topics(cluster: Cluster, spec: ConsumerSpec, progress: GroupProgress
     for topic in topics:
         subject = f"{spec.name}: topic {topic.name}"
         findings = list(_replicas(subject, topic, settings[topic.name], several=several))
+        if not topic.has_id:
+            fix = "Upgrade the brokers to Kafka 2.8 or newer, or never create a topic of a name that was in use."
+            findings.append(warning(subject, "the cluster gives it no id, so deleting and creating it again is not noticed", fix))
         if progress is not None:
             findings += _lag(subject, cluster, topic, settings[topic.name], progress, spec.name)
         yield from findings or [ok(subject, counted(topic.partitions, "partition"))]

@@ -113,9 +113,15 @@ def _cleanup(settings: TopicSettings) -> Cleanup:
     return Cleanup(None if permanent else timedelta(milliseconds=milliseconds), "compact" in policy)
 
 
+ZERO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The id of every topic on a cluster that has no ids: Kafka before 2.8, and some compatible ones."""
+NO_ID = "no id: "
+"""Prefix of a `Topic.kafka_uuid` on such a cluster; the topic's name follows. No id of Kafka has these characters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the cluster describes it. ``kafka_uuid`` changes if the topic is deleted and created again.
+    """A topic as the cluster describes it. ``kafka_uuid`` changes if the topic is deleted and created again, unless it begins with `NO_ID`.
 
     ``racks``: the racks of each partition's replicas; `None` for a broker without a rack.
     """
@@ -124,6 +130,10 @@ class Topic:
     kafka_uuid: str
     partitions: int
     racks: tuple[tuple[str | None, ...], ...] | None = None
+
+    @property
+    def has_id(self) -> bool:
+        return not self.kafka_uuid.startswith(NO_ID)
 
     def all(self) -> list[TopicPartition]:
         return [TopicPartition(self.name, number) for number in range(self.partitions)]
@@ -219,7 +229,8 @@ class Cluster:
                     raise self._failed(error, "DESCRIBE", [name]) from error
             else:
                 racks = tuple(tuple(node.rack for node in part.replicas) for part in described.partitions)
-                topics.append(Topic(name, str(described.topic_id), len(described.partitions), racks))
+                uuid = str(described.topic_id)
+                topics.append(Topic(name, NO_ID + name if uuid == ZERO_ID else uuid, len(described.partitions), racks))
         if denied:
             raise NotAllowed(topics=sorted(denied), operation="DESCRIBE", servers=self.servers)
         if missing and not missing_ok:

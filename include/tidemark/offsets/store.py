@@ -13,6 +13,7 @@ import psycopg2.errors
 
 from tidemark.db import data_error, rows, scalar, single_row, statements
 from tidemark.errors import BadInput, Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
+from tidemark.kafka.cluster import NO_ID
 from tidemark.records.outcome import RecordCounts
 from tidemark.records.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
@@ -199,7 +200,7 @@ def require_group(cur: Cursor, name: str) -> int:
 
 def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
     """Returns the id of this incarnation of a topic; a re-created topic gets its own id."""
-    return _ensure(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
+    return _ensure(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid, "no_id": NO_ID + name})
 
 
 def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int, *, drained: bool = False) -> bool:

@@ -14,15 +14,21 @@ SELECT group_id FROM existing UNION ALL SELECT group_id FROM inserted;
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s;
 
 -- name: ensure_topic
--- The topic's id; a name with a new UUID gets a new row. Locks no existing row. No row returned: see `ensure_group`.
+-- The topic's id; a name with a new UUID gets a new row. A topic that had no UUID keeps its row when the cluster gives it one (its brokers were
+-- upgraded), and that row is locked; otherwise locks no existing row. No row returned: see `ensure_group`.
 -- Does not insert a row that exists: an insert with a conflict would still use up one of the 32,767 ids.
 WITH existing AS (
     SELECT topic_id FROM tidemark.topic WHERE name = %(name)s AND kafka_uuid = %(kafka_uuid)s
+), identified AS (
+    UPDATE tidemark.topic SET kafka_uuid = %(kafka_uuid)s
+     WHERE name = %(name)s AND kafka_uuid = %(no_id)s AND NOT EXISTS (SELECT FROM existing)
+    RETURNING topic_id
 ), inserted AS (
-    INSERT INTO tidemark.topic (name, kafka_uuid) SELECT %(name)s, %(kafka_uuid)s WHERE NOT EXISTS (SELECT FROM existing)
+    INSERT INTO tidemark.topic (name, kafka_uuid)
+    SELECT %(name)s, %(kafka_uuid)s WHERE NOT EXISTS (SELECT FROM existing) AND NOT EXISTS (SELECT FROM identified)
     ON CONFLICT DO NOTHING RETURNING topic_id
 )
-SELECT topic_id FROM existing UNION ALL SELECT topic_id FROM inserted;
+SELECT topic_id FROM existing UNION ALL SELECT topic_id FROM identified UNION ALL SELECT topic_id FROM inserted;
 
 -- name: start_partition
 -- Stores the first position of a partition; does nothing if it has one. Locks the new row.

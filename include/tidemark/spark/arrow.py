@@ -3,6 +3,7 @@
 Spark limits its batches in rows and in bytes. To count bytes it queries every column after each row, a tenth of the total time, and small
 rows do not need that limit. So byte counting is off. Instead the plan compares the size of each row's strings and binaries with `LARGE_B`,
 and marks and empties larger rows. The worker refuses a slice with such a row, and another job reads the slice again with byte counting.
+Before 4.1, Spark cannot count bytes; the other job then has fewer rows in a batch (`tidemark.spark.releases.few_records`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
 from tidemark.records.ranges import Slice
+from tidemark.spark.releases import MAX_RECORDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_BYTES, MAX_RECORDS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
+MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 NO_BYTE_COUNT = str(2**31 - 1)
 """The only byte limit for which Spark does not query the columns."""
 LARGE_B = 6_500

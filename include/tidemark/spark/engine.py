@@ -17,7 +17,6 @@ import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +40,7 @@ from tidemark.sink.target import Target
 from tidemark.spark.arrow import LARGE_B, LargeRows, drop_mark, mark_large_rows, user_limits_batches, without_byte_count
 from tidemark.spark.errors import NotATime, lost_jvm, translated
 from tidemark.spark.query_plan import HEADERS_PLACEHOLDER, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
+from tidemark.spark.releases import arrow_schema, few_records, require_spark_form
 from tidemark.spark.session import is_shared, name_of, start_session
 from tidemark.spark.shared import with_environment
 from tidemark.spec import ConsumerSpec
@@ -199,7 +199,7 @@ class SparkEngine:
             order = [number[TopicPartition(*partition)] for partition in partitions_of_tasks(job)]
             marks = marks and hands_over_once(job)
         self._spark.sparkContext.setLocalProperty(ORDER, json.dumps(order))
-        with without_byte_count(self._spark) if marks else contextlib.nullcontext():
+        with without_byte_count(self._spark) if marks else few_records(self._spark):
             return _collect(job)
 
     def _plan_job(
@@ -295,7 +295,8 @@ class SparkEngine:
         self._batches += 1
         table = make_staging(target, self._batches)
         try:
-            answers = _collect(self._map_in_arrow(result, partial(_staging_task, target, table, origin_slices, isolate)))
+            with few_records(self._spark):
+                answers = _collect(self._map_in_arrow(result, partial(_staging_task, target, table, origin_slices, isolate)))
             errors = [answer for answer in answers if isinstance(answer, TidemarkError)]
             if errors:
                 raise min(errors, key=lambda error: error.retriable)
@@ -382,16 +383,15 @@ def kafka_records(spark: SparkSession, connections: Connections, slices: Sequenc
 
 def output_schema(spark: SparkSession, function: Callable[..., Any], schema: pa.Schema) -> dict[str, pa.Schema]:
     """The output schema of a Spark-form transform for each sink. Calls it with an empty DataFrame of ``schema``."""
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+    from pyspark.sql.pandas.types import from_arrow_schema
 
+    require_spark_form()
     try:
         empty = spark.createDataFrame([], from_arrow_schema(schema))
     except ValueError as error:  # a decimal of more than 38 digits
         problem = f"Spark cannot hold a decoded field: {error}. Use the Arrow or the function form."
         raise TransformFailed(where="building its DataFrame", problem=problem) from error
-    convert = to_arrow_schema
-    if "timezone" in signature(to_arrow_schema).parameters:  # Spark 4.1 has UTC by default, and no parameter
-        convert = partial(to_arrow_schema, timezone="UTC")
+    convert = arrow_schema()
     return {sink: convert(result.schema) for sink, result in _call_transform(function, empty).items()}
 
 

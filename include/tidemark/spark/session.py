@@ -21,10 +21,11 @@ from tidemark import project
 from tidemark.connections import Connections
 from tidemark.driver.applications import require_hadoop_conf
 from tidemark.errors import Refused, Unavailable
-from tidemark.jvm.jars import JAR_SETTINGS, spark_jars
+from tidemark.jvm.jars import JAR_SETTINGS
 from tidemark.jvm.java import find_java, released
 from tidemark.spark.class_archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
+from tidemark.spark.releases import connector_jars, require_spark_form
 from tidemark.spark.shared import borrow_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.user_transform import Form
@@ -117,6 +118,8 @@ def start_session(
     ``records``: the records that the run will read, if known. A small run in a driver forked by a keeper gets a session in the shared
     application instead, if its spec allows sharing and has no Spark settings. Under spark-submit the driver uses spark-submit's master.
     """
+    if form is Form.SPARK:
+        require_spark_form()
     name = name_of(spec, attempt_id)
     modules = _zip_modules([folder for folder in folders if folder.is_dir()])
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -136,7 +139,7 @@ def start_session(
     else:
         settings = dict(SETTINGS)
         if not any(name in user for name in JAR_SETTINGS) and not (submitted and _submitted_with_jars()):
-            settings["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
+            settings["spark.jars"] = ",".join(str(jar) for jar in connector_jars())
         settings |= user
     spark = _session(name, None if submitted else connections.spark_master, settings)
     spark.sparkContext.addPyFile(modules)
@@ -179,7 +182,7 @@ def _local_settings(user: Mapping[str, str], records: int | None) -> dict[str, s
 
 def local_archive(java: Path) -> Archive:
     """The archive for the JVM of a driver in local mode."""
-    return Archive.of(java, _spark_home(), spark_jars())
+    return Archive.of(java, _spark_home(), connector_jars())
 
 
 @contextlib.contextmanager
@@ -309,7 +312,7 @@ def _names_collector(user: Mapping[str, str]) -> bool:
 
 def _class_path() -> str:
     """The connector's jars without those that Spark includes: they come first on the class path and must not replace Spark's."""
-    return os.pathsep.join(str(jar) for jar in spark_jars() if not (_spark_home() / "jars" / jar.name).exists())
+    return os.pathsep.join(str(jar) for jar in connector_jars() if not (_spark_home() / "jars" / jar.name).exists())
 
 
 def _spark_home() -> Path:

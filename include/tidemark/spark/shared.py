@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemark.driver.keeper_client import attach_application
+from tidemark.spark.releases import sessions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +53,7 @@ def borrow_session(group: str, master: str, conf: Mapping[str, str], modules: st
         for name in gateway_env:
             del os.environ[name]
     jvm: Any = SparkContext._jvm  # noqa: SLF001
-    default_session = jvm.org.apache.spark.sql.classic.SparkSession.getDefaultSession().get()
+    default_session = sessions_of(jvm).getDefaultSession().get()
     java_context = jvm.JavaSparkContext.fromSparkContext(default_session.sparkContext())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     context = SharedContext(jsc=java_context, conf=SparkConf(_jvm=jvm, _jconf=java_context.getConf()))
