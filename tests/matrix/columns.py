@@ -1,5 +1,7 @@
-"""What differs in each column of the matrix. Everything else is as locked in ``requirements.txt``, and as ``tidemark local`` starts it, which
-``make test`` tests on Python 3.11."""
+"""What differs in each column of the matrix.
+
+Everything else is as locked in ``requirements.txt`` and as ``tidemark local`` starts it. ``make test`` tests that, on Python 3.11.
+"""
 
 from __future__ import annotations
 
