@@ -15,17 +15,15 @@ SUDO ?= $(if $(filter 0,$(shell id -u)),,sudo)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder
 PYTEST_ARGS ?=
 HAPPY_PATH := tests/e2e/test_consume_dag.py::test_run_loads_every_record_once_and_ends_well
-SPARK_TESTS := $(addprefix tests/integration/,spark/test_plans.py spark/test_form.py spark/test_shared_spark.py sink/test_staged.py consume/test_arrow_form.py consume/test_transforms.py driver/test_processes.py)
-# Other versions than the locked one leave sockets open, and warn of versions of their own dependencies.
-SPARK_WARNINGS := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning -W ignore::FutureWarning
 PROGRAMS := chromium pgbouncer prometheus
 MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
+WHAT ?=
 # Without byte code, each of the many Python processes that tests start compiles Tidemark again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit matrix versions lint format audit programs java wheel up down docs docs-lock lock dist clean
+.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit matrix lint format audit programs java wheel up down docs docs-lock lock dist clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -58,25 +56,9 @@ test-airflow: $(READY) java ## one run through Airflow, from the topic to the va
 unit: $(READY) ## run the tests that need no server
 	$(PYTEST) tests/unit $(PYTEST_ARGS)
 
-matrix: $(READY) java ## run the tests of Spark's forms and plans with another PySpark: make matrix SPARK=4.1.3
-	[ -n "$(SPARK)" ] || { echo "Name a version: make matrix SPARK=4.1.3" >&2; exit 1; }
-	venv="build/matrix/pyspark-$(SPARK)"; mkdir -p build/matrix; \
-	sed -E 's/^pyspark==[^ ]+/pyspark==$(SPARK)/; s/ \\$$//; /^ +--hash/d; /^ +#/d' requirements.txt > "$$venv.txt"; \
-	[ -x "$$venv/bin/python" ] || $(BIN)/uv venv --quiet --python $(BIN)/python "$$venv"; \
-	$(BIN)/uv pip sync --quiet --python "$$venv/bin/python" "$$venv.txt"; \
-	$(BIN)/uv pip install --quiet --python "$$venv/bin/python" --no-deps --no-build-isolation --editable .; \
-	"$$venv/bin/python" -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder $(SPARK_WARNINGS) $(SPARK_TESTS) $(PYTEST_ARGS)
-
-versions: $(READY) ## run the unit tests under each Python that Tidemark supports; skip one that is missing
-	@for version in $(PYTHONS); do \
-	  python="$$($(BIN)/uv python find --no-python-downloads "$$version" 2>/dev/null)" || { echo "skipped: Python $$version is missing"; continue; }; \
-	  echo "Python $$version: $$python"; \
-	  venv="build/python$$version"; \
-	  [ -x "$$venv/bin/python" ] || $(BIN)/uv venv --quiet --python "$$python" "$$venv"; \
-	  $(BIN)/uv pip sync --quiet --python "$$venv/bin/python" --require-hashes requirements.txt; \
-	  $(BIN)/uv pip install --quiet --python "$$venv/bin/python" --no-deps --no-build-isolation --editable .; \
-	  "$$venv/bin/python" -m pytest tests/unit $(PYTEST_ARGS); \
-	done
+matrix: $(READY) java ## try other versions, and store the result: make matrix WHAT=spark-4.0; docs/compatibility.md has the columns
+	$(BIN)/python -m tests.matrix $(WHAT)
+	$(BIN)/python docs/compatibility.py
 
 lint: $(READY) ## run ruff, mypy, the order of the packages, and the phrases that documents and sources avoid
 	$(BIN)/ruff check .

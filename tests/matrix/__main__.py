@@ -89,7 +89,7 @@ def run(name: str, column: Column, arguments: Sequence[str]) -> int:
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "include"), *filter(None, [os.environ.get("PYTHONPATH")])])}
     status = subprocess.run(command, cwd=ROOT, env=os.environ | variables | path, check=False).returncode
     if not arguments and report.exists():
-        store(name, {"versions": versions(python, servers), **counts(report)})
+        store(name, {"versions": versions(python, servers), **counts(report), "omitted": sorted(set(column.omitted.values()))})
     return status
 
 

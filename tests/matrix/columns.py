@@ -73,6 +73,13 @@ PACKAGES = (
     "tests/integration/quality",
     "tests/integration/kafka/test_readers.py",
 )
+SHARED = "tests/integration/spark/test_shared_spark.py"
+IN_SPARK_FORM = (
+    f"{SHARED}::test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once[keeper-spark]",
+    f"{SHARED}::test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once[jvm-spark]",
+    f"{SHARED}::test_transform_that_stops_spark_or_crashes_stops_nobody_elses",
+    f"{SHARED}::test_runs_of_each_form_use_the_application_that_is_there[spark]",
+)
 WITHOUT_AIRFLOW = {"tests/unit/airflow": "drivers have no Airflow"}
 
 
@@ -96,7 +103,7 @@ COLUMNS = {
     "python-3.12": Column((*UNIT, *RUN_THROUGH_AIRFLOW), python="3.12"),
     "python-3.13": Column((*UNIT, *RUN_THROUGH_AIRFLOW), python="3.13"),
     "python-3.14": Column((*UNIT, *RUN_THROUGH_AIRFLOW), python="3.14"),
-    "spark-3.5": Column(PLAIN_DRIVER, packages={"pyspark": "==3.5.*"}),
+    "spark-3.5": Column(PLAIN_DRIVER, packages={"pyspark": "==3.5.*"}, omitted=dict.fromkeys(IN_SPARK_FORM, "in the Spark form")),
     "spark-4.0": Column(SPARK, packages={"pyspark": "==4.0.*"}),
     "spark-4.1": Column(SPARK, packages={"pyspark": "==4.1.*"}),
     "spark-4.3": Column(SPARK, packages={"pyspark": "==4.3.*"}),

@@ -14,7 +14,8 @@ from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
 from tidemark.doctor.finding import Finding, attempted, ok, warning
 from tidemark.doctor.topic_checks import examine_brokers, examine_topics, group_progress
-from tidemark.doctor.versions import examine_versions
+from tidemark.doctor.tried import untried
+from tidemark.doctor.versions import examine_versions, installed
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import lag
@@ -35,6 +36,19 @@ def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator
         yield from attempted(f"{spec.name}: schemas", partial(_schemas, connections, spec))
     yield from attempted("driver on the cluster", lambda: examine_cluster(connections, specs))
     yield from attempted("executors", lambda: examine_executors(connections))
+    yield _tried(connections)
+
+
+def _tried(connections: Connections) -> Finding:
+    """Which versions are outside of those that were tried. A server that does not answer is a finding of its own."""
+    found = installed()
+    with contextlib.suppress(TidemarkError), session(connections.database_url, application="tidemark doctor") as connection:
+        found["postgres"] = str(connection.info.parameter_status("server_version"))
+    with contextlib.suppress(TidemarkError):
+        if release := Cluster(connections.kafka).release():
+            found["kafka"] = release
+    outside = untried(found)
+    return ok("tried", f"not with {', '.join(outside)}" if outside else "with these versions, or older and newer ones")
 
 
 def _network(connections: Connections) -> Iterator[Finding]:

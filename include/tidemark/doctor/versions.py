@@ -6,12 +6,18 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
-from tidemark.doctor.finding import Finding, failure, ok
+from tidemark.doctor.finding import Finding, failure, ok, warning
+from tidemark.driver.environment import PYTHON, separate
 from tidemark.jvm.errors import JavaUnusable
 from tidemark.jvm.java import find_java, released
 from tidemark.packages import DISTRIBUTION
 
-PACKAGES = (DISTRIBUTION, "pyspark", "confluent-kafka", "psycopg2-binary", "pyarrow", "apache-airflow", "great-expectations")
+PACKAGES = (
+    *(DISTRIBUTION, "pyspark", "confluent-kafka", "psycopg2-binary", "pandas", "numpy", "pyarrow", "sqlalchemy", "protobuf"),
+    *("apache-airflow", "great-expectations"),
+)
+CLIENT = "pyspark-client"
+"""A PySpark without Spark, for Spark Connect. Airflow's provider of Spark installs it. Its files are also files of ``pyspark``."""
 
 
 def installed() -> dict[str, str]:
@@ -25,11 +31,38 @@ def installed() -> dict[str, str]:
     return versions
 
 
+def _distribution(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def examine_versions() -> Iterator[Finding]:
     yield ok("versions", ", ".join(f"{name} {version}" for name, version in installed().items()))
+    if not separate():  # otherwise runs import another environment's PySpark
+        yield from examine_pyspark()
     try:
         java = find_java()
     except JavaUnusable as error:
         yield failure("java", str(error), "")
     else:
         yield ok("java", f"{released(java) or 'unknown version'}, {java}")
+
+
+def examine_pyspark() -> Iterator[Finding]:
+    """Finds `CLIENT` instead of PySpark, beside it, and a PySpark from which uninstalling it has taken files."""
+    pyspark, client = _distribution("pyspark"), _distribution(CLIENT)
+    elsewhere = f"or give drivers an environment of their own, and name its interpreter in {PYTHON}"
+    if pyspark is None:
+        if client is not None:
+            fix = f"pip uninstall -y {CLIENT} && pip install '{DISTRIBUTION}[driver]'; {elsewhere}"
+            yield failure("pyspark", f"{CLIENT} {client.version} is installed instead of pyspark, and has no Spark", fix)
+        return
+    again = f"pip install --force-reinstall --no-deps pyspark=={pyspark.version}"
+    if client is not None:
+        found = f"{CLIENT} {client.version} is beside pyspark {pyspark.version} and has its files: uninstalling either breaks the other"
+        yield warning("pyspark", found, f"pip uninstall -y {CLIENT} && {again}; {elsewhere}")
+    elif missing := [file for file in pyspark.files or () if file.suffix == ".py" and not pyspark.locate_file(file).exists()]:  # type: ignore[attr-defined]
+        found = f"pyspark {pyspark.version} lacks {len(missing)} of its files, such as {missing[0]}: {CLIENT} was uninstalled"
+        yield failure("pyspark", found, again)

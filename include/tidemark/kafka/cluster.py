@@ -208,6 +208,22 @@ class Cluster:
             raise self._failed(error, "DESCRIBE") from error
         return [f"{brokers[number].host}:{brokers[number].port}" for number in sorted(brokers)]
 
+    def release(self) -> str | None:
+        """The oldest release of Kafka with which the brokers are compatible, such as ``3.9``; `None` if unknown: Kafka 4 does not say, and
+        the settings of brokers may be hidden."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+        try:
+            brokers = self.admin().list_topics(timeout=self._timeout_s).brokers
+            resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
+            (future,) = self.admin().describe_configs([resource], request_timeout=self._timeout_s).values()
+            entry = self.result(future).get("inter.broker.protocol.version")
+        except KafkaException:
+            self._client = None
+            return None
+        return None if entry is None or not entry.value else str(entry.value).partition("-")[0]
+
     def topics(self, names: Iterable[str], *, missing_ok: bool = False) -> list[Topic]:
         """The topics with these names. Raises `NotAllowed` with all topics that may not be described, and `TopicsMissing` with all that do
         not exist. ``missing_ok`` omits missing topics instead."""

@@ -41,6 +41,7 @@ from tidemark.driver.call import answer
 from tidemark.driver.keeper_client import IDLE_S, KEEPER, read_secrets, receive, receive_files, send
 from tidemark.driver.process import PARENT, die_with_parent
 from tidemark.quality.suite import great_expectations
+from tidemark.spark.releases import cancel_jobs
 from tidemark.spark.session import end_jvm, start_shared
 
 IMPORTS = (
@@ -304,7 +305,7 @@ def _hold(channel: socket.socket, master: str, conf: Mapping[str, str]) -> None:
         message = receive(channel)
         if message is None:
             break
-        context.cancelJobGroupAndFutureJobs(message["cancel"])
+        cancel_jobs(context, message["cancel"])
     end_jvm()
 
 

@@ -63,9 +63,17 @@ def connector_jars() -> list[Path]:
 
 
 def sessions_of(jvm: Any) -> Any:
-    """The class of Spark's sessions in the JVM."""
+    """The class of the sessions in the JVM."""
     package = jvm.org.apache.spark.sql
     return package.classic.SparkSession if has_spark_form() else package.SparkSession
+
+
+def cancel_jobs(context: Any, group: str) -> None:
+    """Cancels a group's jobs in the JVM. With PySpark 3.5, one that starts later runs until its worker ends with its driver."""
+    if has_spark_form():
+        context.cancelJobGroupAndFutureJobs(group)
+    else:
+        context.cancelJobGroup(group)
 
 
 def arrow_schema() -> Callable[[Any], pa.Schema]:

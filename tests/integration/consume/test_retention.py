@@ -11,6 +11,10 @@ from tests.support.records import numbers
 from tests.support.scenario import PLAIN, Scenario
 from tests.support.waiting import until
 
+from tidemark.doctor.finding import Level
+from tidemark.doctor.topic_checks import examine_topics
+from tidemark.kafka import cluster
+from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.reader import RangeGone
 from tidemark.offsets.reset import NoPosition, OffsetOutOfRange, TopicRecreated
 
@@ -201,3 +205,29 @@ def trimmed_below_the_position(scenario: Scenario) -> str:
     scenario.topics.produce(topic, numbers(10, 20))
     scenario.topics.trim(topic, {0: 15})
     return topic
+
+
+# ---- clusters without topic ids
+
+
+def test_topic_without_an_id_is_read_and_keeps_its_position_when_it_gets_one(
+    scenario: Scenario, kafka_servers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Brokers before 2.8 send the same id for every topic. It is not stored: the log and doctor say that the topic has none. With the
+    id that an upgrade of the brokers brings, the topic is the same."""
+    topic = scenario.feed(numbers(0, 3))
+    brokers = Cluster({"bootstrap.servers": kafka_servers})
+    (described,) = brokers.topics([topic])
+    with monkeypatch.context() as old:
+        old.setattr(cluster, "ZERO_ID", described.kafka_uuid)
+        scenario.run()
+        assert f"topics have no id in this cluster, deleting and creating them again is not noticed topics={topic}" in caplog.text
+        found = [one for one in examine_topics(brokers, scenario.spec, None) if one.level is not Level.OK]
+        assert [(one.subject, one.level) for one in found] == [(f"{scenario.name}: topic {topic}", Level.WARNING)]
+        assert "gives it no id" in found[0].found
+    assert scenario.sql("SELECT kafka_uuid FROM tidemark.topic") == [(f"no id: {topic}",)]
+    scenario.topics.produce(topic, numbers(3, 5))
+    scenario.run()
+    assert scenario.rows() == numbers(0, 5)
+    assert scenario.sql("SELECT kafka_uuid FROM tidemark.topic") == [(described.kafka_uuid,)]
+    scenario.check()
