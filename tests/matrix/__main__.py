@@ -82,7 +82,7 @@ def run(name: str, column: Column, arguments: Sequence[str]) -> int:
     command = [
         *(python, "-m", "pytest", "--numprocesses", os.environ.get("WORKERS", "2"), "--no-loadscope-reorder", f"--junitxml={report}"),
         *(word for category in WARNINGS for word in ("-W", f"ignore::{category}")),
-        *(word for test in column.omitted for word in ("--deselect", test)),
+        *(word for test in column.omitted for word in ("--deselect" if "::" in test else "--ignore", test)),
         *column.tests,
         *arguments,
     ]

@@ -49,6 +49,11 @@ def has_spark_form() -> bool:
     return release() >= (4, 0)
 
 
+def shares_spark_form() -> bool:
+    """Whether the Spark form runs in the application that small runs share: with PySpark 4.0, its slices are not committed there."""
+    return release() >= (4, 1)
+
+
 def require_spark_form() -> None:
     """Raises `NoSparkForm`."""
     if not has_spark_form():
