@@ -58,7 +58,6 @@ unit: $(READY) ## run the tests that need no server
 
 matrix: $(READY) java ## try other versions, and store the result: make matrix WHAT=spark-4.0; docs/compatibility.md has the columns
 	$(BIN)/python -m tests.matrix $(WHAT)
-	$(BIN)/python docs/compatibility.py
 
 lint: $(READY) ## run ruff, mypy, the order of the packages, and the phrases that documents and sources avoid
 	$(BIN)/ruff check .

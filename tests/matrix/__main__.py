@@ -180,6 +180,7 @@ def store(name: str, result: Mapping[str, object]) -> None:
     tried[name] = {"date": f"{datetime.now(UTC):%Y-%m-%d}", **result}
     ordered = {column: tried[column] for column in COLUMNS if column in tried}
     TRIED.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    subprocess.run([sys.executable, ROOT / "docs" / "compatibility.py"], check=True)
 
 
 def tool() -> str:

@@ -4,6 +4,7 @@ Modules::
 
     finding          a result: OK, WARNING or FAILURE
     versions         Python, Java and the packages of this environment
+    tried            the versions that were tried, from the results of the matrix
     database         Postgres: reachable, writable, current, the role's profiles, its clock, timeouts, sessions, and data past its retention
     topic_checks     Kafka: every broker reachable; replicas, retention against the lag, retry topics of a consumer
     executors        the same servers from Spark's executors

@@ -10,6 +10,7 @@ Modules::
     errors         translates Spark's errors into Tidemark's
     keeper         forks drivers, starts and ends the shared application
     query_plan     checks that a plan keeps each Kafka partition in one task
+    releases       what differs between the releases of PySpark
     session        the driver's Spark session
     shared         a driver's session in the application that small runs share
 """

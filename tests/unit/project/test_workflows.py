@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.matrix.columns import COLUMNS
 
 from tidemark import project
 
@@ -61,7 +62,13 @@ def test_each_command_uses_the_python_that_its_job_sets_up() -> None:
         setups = [step["with"]["python-version"] for step in job["steps"] if step.get("uses", "").startswith("actions/setup-python")]
         for step in job["steps"]:
             if step.get("run", "").startswith(("make", ".ci/run")):
-                assert [step["env"]["PYTHON"]] == [f"python{version}" for version in setups], (name, step["run"])
+                pythons = [f"python{version}" for versions in setups for version in str(versions).split()]
+                assert step["env"]["PYTHON"] == pythons[-1], (name, step["run"])
+
+
+def test_nightly_matrix_runs_every_column() -> None:
+    columns = " ".join(WORKFLOWS["test.yaml"]["jobs"]["matrix"]["strategy"]["matrix"]["what"]).split()
+    assert columns == list(COLUMNS)
 
 
 def test_each_job_has_a_limit() -> None:
