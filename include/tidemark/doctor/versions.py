@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from tidemark.doctor.finding import Finding, failure, ok, warning
 from tidemark.driver.environment import PYTHON, separate
@@ -50,6 +51,12 @@ def examine_versions() -> Iterator[Finding]:
         yield ok("java", f"{released(java) or 'unknown version'}, {java}")
 
 
+def _missing_files(distribution: metadata.Distribution) -> list[str]:
+    """The modules that were installed and are gone. Since Python 3.12, `metadata.Distribution.files` omits these."""
+    names = [line.partition(",")[0] for line in (distribution.read_text("RECORD") or "").splitlines()]
+    return [name for name in names if name.endswith(".py") and not Path(str(distribution.locate_file(name))).exists()]
+
+
 def examine_pyspark() -> Iterator[Finding]:
     """Finds `CLIENT` instead of PySpark, beside it, and a PySpark from which uninstalling it has taken files."""
     pyspark, client = _distribution("pyspark"), _distribution(CLIENT)
@@ -63,6 +70,6 @@ def examine_pyspark() -> Iterator[Finding]:
     if client is not None:
         found = f"{CLIENT} {client.version} is beside pyspark {pyspark.version} and has its files: uninstalling either breaks the other"
         yield warning("pyspark", found, f"pip uninstall -y {CLIENT} && {again}; {elsewhere}")
-    elif missing := [file for file in pyspark.files or () if file.suffix == ".py" and not pyspark.locate_file(file).exists()]:  # type: ignore[attr-defined]
+    elif missing := _missing_files(pyspark):
         found = f"pyspark {pyspark.version} lacks {len(missing)} of its files, such as {missing[0]}: {CLIENT} was uninstalled"
         yield failure("pyspark", found, again)

@@ -62,7 +62,7 @@ def test_each_command_uses_the_python_that_its_job_sets_up() -> None:
         setups = [step["with"]["python-version"] for step in job["steps"] if step.get("uses", "").startswith("actions/setup-python")]
         for step in job["steps"]:
             if step.get("run", "").startswith(("make", ".ci/run")):
-                pythons = [f"python{version}" for versions in setups for version in str(versions).split()]
+                pythons = [f"python{version}" for versions in setups for version in str(versions).splitlines()]
                 assert step["env"]["PYTHON"] == pythons[-1], (name, step["run"])
 
 
