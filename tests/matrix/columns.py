@@ -96,9 +96,7 @@ COLUMNS = {
     "python-3.12": Column((*UNIT, *RUN_THROUGH_AIRFLOW), python="3.12"),
     "python-3.13": Column((*UNIT, *RUN_THROUGH_AIRFLOW), python="3.13"),
     "spark-3.5": Column(PLAIN_DRIVER, packages={"pyspark": "==3.5.*"}, omitted=dict.fromkeys(IN_SPARK_FORM, "in the Spark form")),
-    "spark-4.0": Column(
-        SPARK, packages={"pyspark": "==4.0.*"}, omitted=dict.fromkeys(IN_SPARK_FORM, "the Spark form in the shared application")
-    ),
+    "spark-4.0": Column(SPARK, packages={"pyspark": "==4.0.*"}),
     "spark-4.1": Column(SPARK, packages={"pyspark": "==4.1.*"}),
     "spark-4.3": Column(SPARK, packages={"pyspark": "==4.3.*"}),
     "postgres-15": Column(POSTGRES, postgres="15.19.0"),

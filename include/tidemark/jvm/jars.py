@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,6 +74,11 @@ class Recipe:
 
 
 KAFKA = Recipe("ivy.xml", ("broker", "spark"), "the jars of Kafka and of Spark's connector", "60 MB")
+CONNECTORS = {
+    release: Recipe(f"connector-{release}.xml", ("spark",), f"the jars of Spark's connector {release}", "10 MB")
+    for release in ("4.0", "4.1")
+}
+"""The connector of releases of PySpark that `KAFKA` does not serve."""
 REGISTRY = Recipe("registry.xml", ("registry",), "the jars of the schema registry", "140 MB")
 
 
@@ -87,8 +92,12 @@ def broker_jars(report: Callable[[str], None] | None = None) -> list[Path]:
 
 
 def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
-    """The jars of Spark's Kafka connector, for ``spark.jars``; otherwise like `broker_jars`."""
-    return jars_of(KAFKA, "spark", report)
+    """The jars of the Kafka connector for the installed PySpark, for ``spark.jars``; otherwise like `broker_jars`."""
+    try:
+        release = ".".join(metadata.version("pyspark").split(".")[:2])
+    except metadata.PackageNotFoundError:
+        raise ExtraMissing(module="pyspark", extra="driver") from None
+    return jars_of(CONNECTORS.get(release, KAFKA), "spark", report)
 
 
 def registry_jars(report: Callable[[str], None] | None = None) -> list[Path]:

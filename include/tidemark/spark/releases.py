@@ -1,7 +1,7 @@
 """What differs between the releases of PySpark that Tidemark runs with: 3.5, for the Arrow and the function form, and 4.0 to 4.3.
 
-Nothing else in this package depends on a release. In the Spark form, Spark's own connector reads Kafka, and records come and go as Arrow
-tables; both need PySpark 4. The connector of 4.2 works with each release of 4.
+Nothing else in this package depends on a release; `tidemark.jvm.jars` has the connector for each. In the Spark form, Spark's own connector
+reads Kafka, and records come and go as Arrow tables, which needs PySpark 4.
 """
 
 from __future__ import annotations
@@ -47,11 +47,6 @@ def release() -> tuple[int, int]:
 
 def has_spark_form() -> bool:
     return release() >= (4, 0)
-
-
-def shares_spark_form() -> bool:
-    """Whether the Spark form runs in the application that small runs share: with PySpark 4.0, its slices are not committed there."""
-    return release() >= (4, 1)
 
 
 def require_spark_form() -> None:

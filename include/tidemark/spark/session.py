@@ -25,7 +25,7 @@ from tidemark.jvm.jars import JAR_SETTINGS
 from tidemark.jvm.java import find_java, released
 from tidemark.spark.class_archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
-from tidemark.spark.releases import connector_jars, require_spark_form, shares_spark_form
+from tidemark.spark.releases import connector_jars, require_spark_form
 from tidemark.spark.shared import borrow_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.user_transform import Form
@@ -125,9 +125,6 @@ def start_session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     small = records is not None and records <= SMALL_RUN
     shareable = small and spec.spark.shared and not spec.spark.conf
-    if shareable and form is Form.SPARK and not shares_spark_form():
-        log.info("the shared application is not used, the Spark form needs PySpark 4.1 for it consumer=%s", spec.name)
-        shareable = False
     if shareable and _alone(connections.spark_conf.get("spark.master", connections.spark_master)):
         spark = borrow_session(name, connections.spark_master, connections.spark_conf, modules)
         if spark is not None:
