@@ -62,6 +62,7 @@ _SYNTAX = (
     ("too many values", f"has more than {MAX_VALUES:,} keys and values", "select topics with topic_pattern; split the consumer", False),
     ("too long", f"has a key or value of more than {MAX_TEXT:,} characters", "shorten it", False),
     ("nested too deeply", f"is nested deeper than {MAX_DEPTH} levels", "write it flatter", False),
+    ("parsing depth", f"is nested deeper than {MAX_DEPTH} levels", "write it flatter", False),  # the parser's own limit, in newer versions
 )
 
 

@@ -30,6 +30,7 @@ echo 22 > $target/spark/connector-4.2.0.jar
 @pytest.fixture
 def ivy(tmp_path, monkeypatch):
     """Creates an Ivy that takes ``pause`` seconds and ends with the shell lines ``end``. Returns a function that counts its runs."""
+    monkeypatch.setattr(jars, "CONNECTORS", {})  # as with the locked PySpark
     monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
     monkeypatch.delenv("TIDEMARK_MAVEN_MIRROR", raising=False)
@@ -66,10 +67,17 @@ def test_file_that_is_not_the_tested_one_is_refused(ivy, tmp_path, end):
 
 
 def test_recipes_have_the_hash_of_each_file():
-    for recipe in (jars.KAFKA, jars.REGISTRY):
+    for recipe in (jars.KAFKA, jars.REGISTRY, *jars.CONNECTORS.values()):
         hashes = recipe.hashes()
         assert {name.partition("/")[0] for name in hashes} == set(recipe.configurations)
         assert all(len(digest) == 64 for digest in hashes.values())
+
+
+@pytest.mark.parametrize(("pyspark", "connector"), [("4.0.5", "4.0.1"), ("4.1.0", "4.1.1"), ("4.2.1", "4.2.0"), ("4.3.0", "4.2.0")])
+def test_connector_is_that_of_the_installed_pyspark(monkeypatch, pyspark, connector):
+    monkeypatch.setattr(jars.metadata, "version", lambda _: pyspark)
+    monkeypatch.setattr(jars, "jars_of", lambda recipe, *_: recipe.revision("spark-sql-kafka-0-10_2.13"))
+    assert jars.spark_jars() == connector
 
 
 def names(paths):

@@ -322,7 +322,7 @@ SYNTAX = [
     (b"sink: {table: t\n", 1, 7, "the file is not YAML: a mapping that is not closed"),
     (b"group: 'a\n", 1, 8, "the file is not YAML: a quote that is not closed"),
     (b"group: a\n---\ngroup: b\n", 2, 1, "the file has several documents (---)"),
-    (b"topics: " + b"[" * 100_000, 1, 58, "the file is nested deeper than 50 levels"),
+    (b"topics: " + b"[" * 900, 1, 58, "the file is nested deeper than 50 levels"),
     (b"topics: " + b"{a: " * 100_000, 1, 205, "the file is nested deeper than 50 levels"),
     (b"x" * 1_000_001, 1, 1, "the file is not a consumer's file: it has more than 1,000,000 bytes"),
 ]
