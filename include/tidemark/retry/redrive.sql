@@ -16,7 +16,7 @@ WITH chosen AS MATERIALIZED (
     INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by, dag_id, run_id, digest)
     SELECT %(group_id)s, %(consumer)s, %(destination)s, %(filter)s::jsonb, %(per_second)s::integer, %(max_redrives)s, %(reason)s, %(by)s,
            %(dag_id)s, %(run_id)s, tidemark.redrive_digest(%(consumer)s::text, %(destination)s::text, %(filter)s::jsonb, %(per_second)s::integer,
-                                                           %(max_redrives)s::integer, coalesce(array_agg(failed_record_id ORDER BY failed_record_id), '{{}}'))
+                                                           %(max_redrives)s::integer, coalesce(array_agg(failed_record_id ORDER BY failed_record_id), ARRAY[]::bigint[]))
       FROM chosen
     RETURNING redrive_id
 ), noted AS (
