@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.support import other_servers
 from tests.support.waiting import until
 
 Value = bytes | str | None
@@ -87,7 +88,7 @@ class Topics:
         """Creates a topic with unlimited retention unless ``config`` (``cleanup_policy="compact"``) says otherwise."""
         name = name or f"t-{uuid.uuid4().hex[:10]}"
         settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
-        wanted = NewTopic(name, partitions, 1, config=settings)
+        wanted = NewTopic(name, partitions, 1, config=other_servers.known(settings))
         administer(self.servers, lambda admin: admin.create_topics([wanted], request_timeout=TRY_S), done=KafkaError.TOPIC_ALREADY_EXISTS)
         self._made.append(name)
         until(lambda: self._led(name, partitions))
@@ -138,7 +139,17 @@ class Topics:
     def recreate(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Deletes a topic and creates it again with the same name."""
         self.delete(topic)
-        self.create(partitions, name=topic, **config)
+        until(lambda: self._created(topic, partitions, config))
+
+    def _created(self, topic: str, partitions: int, config: Mapping[str, str]) -> bool:
+        """Creates a topic, unless the cluster is still deleting one of this name: with ZooKeeper it goes on after the topic is gone."""
+        try:
+            self.create(partitions, name=topic, **config)
+        except KafkaException as failure:
+            if failure.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+            return False
+        return True
 
     def delete(self, topic: str) -> None:
         delete_topics(self.servers, [topic])
