@@ -73,7 +73,7 @@ IN_SPARK_FORM = (
     f"{SHARED}::test_runs_of_each_form_use_the_application_that_is_there[spark]",
 )
 WITH_ZOOKEEPER = {
-    "tests/integration/offsets/test_log_truncated.py": "truncation: a single broker with ZooKeeper keeps its leader epoch when it starts again",
+    "tests/integration/offsets/test_log_truncated.py": "truncation: one broker with ZooKeeper keeps its leader epoch at a restart",
 }
 RETENTION = "tests/integration/consume/test_retention.py"
 WITHOUT_TOPIC_IDS = dict.fromkeys(

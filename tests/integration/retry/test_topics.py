@@ -177,7 +177,7 @@ def test_a_pattern_that_matches_the_retry_topics_too_does_not_mean_them(outbox: 
 def test_what_the_cluster_does_not_make_is_told_in_its_words(outbox: Outbox) -> None:
     """The spec asks for more replicas than there are brokers."""
     outbox.consumer.set(retry={"delays": ["5m"], "topics": {"replication": 7}})
-    with pytest.raises(TopicsUnfit, match="(?i)replication factor"):
+    with pytest.raises(TopicsUnfit, match=r"(?i)replication factor"):
         ensure(outbox, create=True)
     outbox.add()
     ((topic, why),) = outbox.relay().blocked.items()
