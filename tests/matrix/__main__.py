@@ -83,7 +83,7 @@ def run(name: str, column: Column, arguments: Sequence[str]) -> int:
         *(python, "-m", "pytest", "--numprocesses", os.environ.get("WORKERS", "2"), "--no-loadscope-reorder", f"--junitxml={report}"),
         *(word for category in WARNINGS for word in ("-W", f"ignore::{category}")),
         *(word for test in column.omitted for word in ("--deselect" if "::" in test else "--ignore", test)),
-        *column.tests,
+        *(test for test in column.tests if test not in column.omitted),
         *arguments,
     ]
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "include"), *filter(None, [os.environ.get("PYTHONPATH")])])}
