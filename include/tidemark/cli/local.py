@@ -112,10 +112,9 @@ def psql(ctx: typer.Context, folder: Folder = None) -> None:
     """Open psql on TIDEMARK_DATABASE_URL, by default on the stack's database. Takes psql's own arguments: -c "SELECT 1"."""
     from psycopg2.extensions import parse_dsn
 
-    from tidemark.local.postgres import programs
-
-    program = programs() / "psql"
-    address = parse_dsn(os.environ.get(DATABASE_URL) or _stack(folder).env()[DATABASE_URL])
+    stack = _stack(folder)
+    program = stack.postgres.programs() / "psql"
+    address = parse_dsn(os.environ.get(DATABASE_URL) or stack.env()[DATABASE_URL])
     address["database"] = address.pop("dbname", "postgres")
     variables = {f"PG{name.replace('_', '').upper()}": value for name, value in address.items()}  # a password is no argument
     os.execve(program, [str(program), *ctx.args], os.environ | variables)  # noqa: S606 - the program of the stack
