@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from tidemark.driver.environment import interpreter
 from tidemark.errors import BadInput, Unavailable
@@ -124,8 +123,8 @@ def kill(application: Application) -> None:
 def start_to_kill(application: Application) -> None:
     """Starts a process that kills an application and outlives the caller. Safe in a signal handler: waits for nothing."""
     words = [application.master, application.name, application.id or "", application.staging or ""]
-    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    subprocess.Popen([sys.executable, "-m", __name__, *words], start_new_session=True, **streams)
+    silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+    os.posix_spawn(sys.executable, [sys.executable, "-m", __name__, *words], os.environ, file_actions=silent, setsid=True)
 
 
 def yarn_report(text: str) -> Report:
