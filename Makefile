@@ -100,6 +100,7 @@ dist: $(READY) ## build what a release has, into build/dist: the wheel and the s
 docs: $(READY) build/docs-env/.ready ## the documentation site, strictly; build/site
 	$(BIN)/python docs/site.py
 	NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --quiet --strict --config-file build/mkdocs.yml
+	$(BIN)/python docs/site.py --markdown
 
 build/docs-env/.ready: docs/requirements.txt | $(READY)
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/docs-env

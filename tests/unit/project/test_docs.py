@@ -260,7 +260,7 @@ def test_readme_transform_answers_as_its_comments_say() -> None:
 
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
     """The page's examples are valid files. They have all keys except those that exclude the others, which another page shows."""
-    shown = snippets("docs/consumers.md", "yaml")
+    shown = snippets("docs/reference/consumer.md", "yaml") + snippets("docs/consumers.md", "yaml")
     text, continuous, several = (next(one for one in shown if word in one) for word in ("every key", "run: continuous", "sinks:"))
     without_code = next(one for one in snippets("docs/formats.md", "yaml") if "skip_if" in one)
     live = re.sub(r"^(run|schedule|timezone):.*\n", "", text, flags=re.MULTILINE) + continuous
