@@ -1,8 +1,8 @@
 """Prepares the documentation site: the pages of ``docs/`` and the README, and reference pages generated from the code.
 
 ``make docs`` runs it and then builds ``build/site`` from what it has written to ``build/docs`` (or below the folder that is its argument).
-With ``--markdown``, after the build, it adds each page as Markdown to the site, and ``llms.txt`` with their list. Nothing that is generated is
-committed.
+With ``--markdown``, after the build, it adds each page as Markdown to the site, and ``llms.txt`` with their list.
+Nothing that is generated is committed.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def main() -> None:
     shutil.copytree(ROOT / "docs", TARGET, ignore=shutil.ignore_patterns("*.py", "*.txt", "mkdocs.yml", "__pycache__"))
     shutil.copy(ROOT / "docs" / "mkdocs.yml", TARGET.parent / "mkdocs.yml")
     for page in (TARGET / "tutorials").glob("*.md"):
-        page.write_text(page.read_text(encoding="utf-8").replace("../../README.md", "../quickstart.md"), encoding="utf-8")
+        text = page.read_text(encoding="utf-8").replace("../../README.md", "../quickstart.md")
+        page.write_text(text.replace("../../CONTRIBUTING.md", "../contributing.md"), encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     begin, end = readme.index("## See it run"), readme.index("## Where things are")
-    write("index.md", for_site(readme[:begin] + readme[end:]))
+    write("index.md", for_site(with_drawing_first(readme[:begin] + readme[end:])))
     write("quickstart.md", "# Quickstart\n\n" + for_site(readme[begin:end]))
     for name, page in ROOT_PAGES.items():
         write(page, for_site((ROOT / name).read_text(encoding="utf-8")))
@@ -70,6 +71,15 @@ def write(name: str, text: str) -> None:
     (TARGET / name).write_text(text, encoding="utf-8")
 
 
+def with_drawing_first(readme: str) -> str:
+    """The site's first screen shows how it works; the picture of Airflow's page follows."""
+    picture = re.search(r"<picture>.*?</picture>\n", readme, re.DOTALL)
+    drawing = re.search(r"!\[[^\]]*\]\([^)]*\.svg\)\n", readme)
+    assert picture
+    assert drawing
+    return "".join((readme[: picture.start()], drawing[0], readme[picture.end() : drawing.start()], picture[0], readme[drawing.end() :]))
+
+
 def publish_markdown(site: Path) -> None:
     """Each page beside its HTML: ``consumers.md`` for ``consumers/``. ``llms.txt`` lists them in the navigation's order."""
     config = yaml.safe_load((TARGET.parent / "mkdocs.yml").read_text(encoding="utf-8"))
@@ -77,7 +87,9 @@ def publish_markdown(site: Path) -> None:
     for heading, page in pages(config["nav"]):
         text = (TARGET / page).read_text(encoding="utf-8")
         (site / page).parent.mkdir(parents=True, exist_ok=True)
-        (site / page).write_text(text, encoding="utf-8")
+        (site / page).write_text(
+            re.sub(r"<div>\n<svg.*?<title[^>]*>(.*?)</title>.*?</div>", r"\1", text, flags=re.DOTALL), encoding="utf-8"
+        )
         title = re.search("^# (.*)$", text, re.MULTILINE)
         if heading and f"## {heading}" not in lines:
             lines += ["", f"## {heading}", ""]
@@ -108,7 +120,9 @@ def pictures(text: str) -> str:
         return f"![{label}]({light}#only-light)\n![{label}]({dark}#only-dark)"
 
     text = re.sub(r"!\[[^\]]*\]\((docs/images/\w+\.svg)\)", drawing, text)
-    return re.sub(r'<picture>\s*<source[^>]*srcset="docs/([^"]+)"[^>]*>\s*<img src="docs/([^"]+)" alt="([^"]+)"[^>]*>\s*</picture>', both, text)
+    return re.sub(
+        r'<picture>\s*<source[^>]*srcset="docs/([^"]+)"[^>]*>\s*<img src="docs/([^"]+)" alt="([^"]+)"[^>]*>\s*</picture>', both, text
+    )
 
 
 def for_site(text: str) -> str:
@@ -124,7 +138,9 @@ def for_site(text: str) -> str:
             return f"[{label}]({ROOT_PAGES[target]})"
         return label if label.startswith("`") else f"`{label}`"
 
-    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)]+)\)", link, pictures(text)).replace("](#your-own-servers)", "](quickstart.md#your-own-servers)")
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)]+)\)", link, pictures(text)).replace(
+        "](#your-own-servers)", "](quickstart.md#your-own-servers)"
+    )
 
 
 # The rights of the profiles

@@ -53,6 +53,41 @@ def snippets(page: str, language: str) -> list[str]:
     return [block.code for block in blocks(language, page=page)]
 
 
+def outputs(page: str) -> dict[str, str]:
+    """For each shell block of a page that is followed by a block of text, the text: what the page says that the commands print."""
+    shown: dict[str, str] = {}
+    code = ""
+    for block in blocks("sh", "text", page=page):
+        if block.language == "text":
+            shown[code] = block.code
+        else:
+            code = block.code
+    return shown
+
+
+VARYING = re.compile(r"…|─+|\s+|\d{4}-\d\d-\d\d|\b\d\d-\d\d\b|\d\d:\d\d(?::\d\d)?|\b\d+(?:\.\d+)? (?:ms|s|min|h)\b")
+"""What may differ between a page and an output: times, durations, the widths of columns, and what the page omits as ``…``."""
+
+
+def line_pattern(line: str) -> str:
+    """A regular expression for the lines that a line of a page stands for."""
+    kinds = {"…": ".*", "─": "─+", " ": r"\s+"}
+    pattern, end = "", 0
+    for found in VARYING.finditer(line):
+        pattern += re.escape(line[end : found.start()]) + kinds.get(found[0][0], r"[\d.:-]+(?: \w+)?")
+        end = found.end()
+    return pattern + re.escape(line[end:])
+
+
+def missing_line(shown: str, printed: str) -> str | None:
+    """The first line of the page's text that the output does not have after the lines before it. The output may have more lines."""
+    lines = iter(line.strip() for line in printed.splitlines())
+    for line in shown.splitlines():
+        if not any(re.fullmatch(line_pattern(line.strip()), one) for one in lines):
+            return line
+    return None
+
+
 def record(value: object) -> Record:
     """A record whose value is JSON, for the transforms in the documentation. None is a tombstone."""
     return Record("cities", 0, 7, datetime(2026, 1, 1, tzinfo=UTC), None, None if value is None else json.dumps(value).encode())

@@ -13,5 +13,5 @@ def transform(record: Record) -> City | None:
     if city is None:
         return None  # a tombstone: counted as skipped
     if "name" not in city:
-        raise Fail("no name")  # kept in tidemark.failed_record with key, value, headers and the reason
+        raise Fail("no name")  # kept in tidemark.failed_record, with the reason
     return {"name": city["name"], "population": city["population"]}

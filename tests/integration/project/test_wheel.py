@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.documented import snippets
+from tests.support.documented import missing_line, outputs, snippets
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
@@ -195,55 +195,87 @@ def test_airflow_finds_the_project_in_its_home(installed: Installed, new_project
     assert found == ["consume__cities discard drain_retries maintain redrive rewind"] * 2
 
 
-def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, new_project: Path, scenario: Scenario) -> None:
-    """From an empty database to validated rows, then the blocks of each tutorial in order. Postgres and Kafka are those of the tests."""
-    env = {name: value for name, value in scenario.env().items() if name in ("TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS")}
-    consumer, transform = new_project / "include/consumers/cities.yaml", new_project / "spark_jobs/transforms/cities.py"
+def servers_of(scenario: Scenario) -> dict[str, str]:
+    """The variables of the tests' Postgres and Kafka."""
+    return {name: value for name, value in scenario.env().items() if name in ("TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS")}
 
-    def run(*blocks: str) -> subprocess.CompletedProcess[str]:
-        return installed.run("bash", "-euo", "pipefail", "-c", "".join(blocks), cwd=new_project, **env)
+
+@dataclass(frozen=True)
+class Reader:
+    """Runs the blocks of pages in a project, and compares what they print with what the pages show."""
+
+    installed: Installed
+    project: Path
+    env: dict[str, str]
+
+    def run(self, page: str, *blocks: str, **instead: str) -> str:
+        """Standard output and error. ``instead`` replaces words of the blocks."""
+        printed = ""
+        for block in blocks:
+            code = block
+            for word, other in instead.items():
+                code = code.replace(word, other)
+            done = self.installed.run("bash", "-euo", "pipefail", "-c", code, cwd=self.project, **self.env)
+            shown = outputs(page).get(block, "")
+            missing = missing_line(shown, done.stdout)
+            assert missing is None, f"{page} shows a line that is not printed: {missing}\n{done.stdout}{done.stderr}"
+            printed += done.stdout + done.stderr
+        return printed
+
+
+def quickstart() -> list[str]:
+    """The README's blocks from the migration to the validated rows. A unit test compares them with those of a new project's README."""
+    shown = snippets("README.md", "sh")
+    begin = next(number for number, code in enumerate(shown) if code.startswith("python - <<"))
+    end = next(number for number, code in enumerate(shown) if "rewind plan" in code)
+    assert "tidemark local up" in shown[begin - 1]
+    return ["tidemark migrate\n", *shown[begin:end]]
+
+
+def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, new_project: Path, scenario: Scenario) -> None:
+    """From an empty database to validated rows, then the blocks of each tutorial in order, which print what the pages show. Postgres and
+    Kafka are those of the tests."""
+    consumer, transform = new_project / "include/consumers/cities.yaml", new_project / "spark_jobs/transforms/cities.py"
+    reader = Reader(installed, new_project, servers_of(scenario))
 
     def cities() -> list[tuple[Any, ...]]:
         return scenario.sql("SELECT name, population FROM public.cities ORDER BY name")
 
     scenario.sql("DROP SCHEMA tidemark, tidemark_staging, tidemark_archive CASCADE")
-    setup, *work, airflow_up, stop = snippets("template/README.md", "sh")
+    setup, *_, airflow_up, stop = snippets("template/README.md", "sh")
     assert ("tidemark local up" in setup, "airflow up" in airflow_up, "local down" in stop) == (True, True, True)
-    done = run(*work)
+    printed = reader.run("README.md", *quickstart())
     scenario.topics.adopt(["cities"])
-    assert [line for line in done.stderr.splitlines() if line.startswith("applied")] == [f"applied {name}" for name in migrations.known()]
-    shown = re.findall(r"^ (\w+) +\| +(\d+)$", done.stdout, re.MULTILINE)
+    assert [line for line in printed.splitlines() if line.startswith("applied")] == [f"applied {name}" for name in migrations.known()]
+    shown = re.findall(r"^ (\w+) +\| +(\d+)$", printed, re.MULTILINE)
     assert sorted(shown) == [("Rome", "2748109"), ("Ulm", "128928")]
     assert scenario.failed("error_type") == [("Undecodable",)]
 
-    # docs/tutorials/retries.md
-    consumer.write_text(consumer.read_text() + snippets("docs/tutorials/retries.md", "yaml")[0])
-    transform.write_text(snippets("docs/tutorials/retries.md", "python")[0])
-    load, drain, repair = snippets("docs/tutorials/retries.md", "sh")
-    assert re.search("WAITING +1 .*no name yet", run(load).stdout)
+    page = "docs/tutorials/retries.md"
+    consumer.write_text(consumer.read_text() + snippets(page, "yaml")[0])
+    transform.write_text(snippets(page, "python")[0])
+    load, drain, repair, again = snippets(page, "sh")
+    reader.run(page, load)
     scenario.topics.adopt(["cities.retry.5s"])
     until(lambda: scenario.sql("SELECT 1 FROM tidemark.failed_record WHERE due_at <= clock_timestamp()"), within_s=60)
-    assert "no name yet" in run(drain).stdout
+    reader.run(page, drain)
     scenario.topics.adopt(["cities.failed"])
-    (new_project / "fixed.json").write_text('{"name": "Bonn", "population": 9}')
-    run(repair)
+    reader.run(page, repair, again)
     assert cities() == [("Bonn", 9), ("Rome", 2748109), ("Ulm", 128928)]
 
-    # docs/tutorials/rewind.md
+    page = "docs/tutorials/rewind.md"
     before = cities()
     transform.write_text(transform.read_text().replace('city["name"],', 'city["name"].upper(),'))
-    plan, apply, verify, undo = snippets("docs/tutorials/rewind.md", "sh")
-    assert "replaying until" in run(plan, apply).stdout
+    plan, apply, verify, undo = snippets(page, "sh")
+    reader.run(page, plan, apply)
     assert cities() == []
-    assert "changed" in run(verify).stdout
-    run(undo)
+    reader.run(page, verify, undo)
     assert cities() == before
 
-    # docs/tutorials/group.md, with fewer records and without Airflow
-    consumer.write_text(consumer.read_text() + snippets("docs/tutorials/group.md", "yaml")[0])
-    assign, produce, airflow_up, look, audit = snippets("docs/tutorials/group.md", "sh")
+    page = "docs/tutorials/group.md"  # with fewer records and without Airflow
+    consumer.write_text(consumer.read_text() + snippets(page, "yaml")[0])
+    assign, produce, airflow_up, look, audit = snippets(page, "sh")
     assert "airflow up" in airflow_up
-    said = run(assign, produce.replace("4_000_000", "100"), look, "tidemark consume cities\n", audit).stdout
-    assert "cities: 2 members with cooperative-sticky" in said
-    assert "every record read is accounted for exactly once" in said
+    reader.run(page, assign, produce, look, **{"4_000_000": "100"})
+    reader.run(page, "tidemark consume cities\n", audit)
     assert len(cities()) == len(before) + 100

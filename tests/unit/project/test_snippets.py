@@ -22,7 +22,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import __main__ as benchmarks
-from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
+from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, missing_line, outputs, snippets, text_of
 
 from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config, on_cluster
@@ -118,7 +118,7 @@ JSON_READERS: dict[str, Callable[[dict[str, Any], Path], None]] = {
 def python(block: Block, folder: Path) -> None:
     """The code runs. A DAG file must be the README's, from which Airflow loads DAGs in ``test_wheel.py``."""
     if "airflow" in block.code:
-        assert block.code == snippets("README.md", "python")[0]
+        assert block.code in snippets("README.md", "python")
     else:
         exec(compile(block.code, str(block), "exec"), {"__name__": "snippet"})
 
@@ -259,7 +259,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "pip": pip,
     "export": export,
 }
-ELSEWHERE = {"airflow", "jq", "psql", "kafka-consumer-groups", "kcat", "venv-pack", "aws", "tar", "eval", "."}
+ELSEWHERE = {"airflow", "jq", "psql", "kafka-consumer-groups", "kcat", "venv-pack", "aws", "tar", "eval", "cd", "echo", "tail", "."}
 """Commands that are not checked here. The first four run in ``test_teams.py``, ``test_roles.py``, ``test_wheel.py`` and ``test_mirror.py``.
 kcat, venv-pack and aws are not installed. What ``eval`` evaluates is checked separately."""
 
@@ -274,7 +274,16 @@ def output_or_drawing(block: Block, folder: Path) -> None:
         assert block.code == f"{raised.value}\n", "name what prints it"
 
 
+def output_of_the_block_above(block: Block, folder: Path) -> None:
+    """``test_wheel.py`` compares the output. Here: a line stands for itself, and the page is one whose blocks run."""
+    assert block.page == "README.md" or block.page.startswith("docs/tutorials/")
+    assert block.code in outputs(block.page).values()
+    assert missing_line(block.code, block.code.replace("…", "anything")) is None
+    assert missing_line(block.code, "") == block.code.splitlines()[0]
+
+
 CHECKS: dict[str, Callable[[Block, Path], None]] = {
+    "text": output_of_the_block_above,
     "yaml": consumers_file,
     "json": some_json,
     "python": python,
