@@ -105,7 +105,7 @@ def commands(code: str) -> Iterator[list[str]]:
     """The simple commands of a shell block, each as a list of words, including those inside ``"$(...)"``. A word after ``>`` is a file and
     is not included."""
     code = HEREDOC.sub("", re.sub(r"(?:^|[ \t]+)# .*$", "", code, flags=re.MULTILINE))
-    code = re.sub(r'"\$\(([^"]*)\)"', r"( \1 )", code.replace("\\\n", " "))
+    code = re.sub(r'"\$\(([^"]*)\)"', r"( \1 )", code.replace("\\\n", ""))
     words = shlex.shlex(code, posix=True, punctuation_chars=";&|<>()\n")
     words.whitespace, words.whitespace_split, words.commenters = " \t", True, ""
     command: list[str] = []
