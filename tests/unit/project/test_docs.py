@@ -210,10 +210,14 @@ def files(nav: Any) -> Iterator[str]:
 
 
 def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> None:
-    """The navigation lists exactly the pages that ``docs/site.py`` writes, and the reference pages match the code."""
+    """The navigation lists exactly the pages that ``docs/site.py`` writes, as does ``llms.txt``, and the reference pages match the code."""
     subprocess.run([sys.executable, ROOT / "docs" / "site.py", tmp_path], check=True)
     written = {str(path.relative_to(tmp_path / "docs")) for path in (tmp_path / "docs").rglob("*.md")}
     assert set(files(yaml.safe_load((tmp_path / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])) == written
+    subprocess.run([sys.executable, ROOT / "docs" / "site.py", tmp_path, "--markdown"], check=True)
+    listed = re.findall(r"\]\((.*)\)$", (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(written)
+    assert {page for page in listed if not (tmp_path / "site" / page).is_file()} == set()
     reference = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "docs" / "reference").glob("*.md")}
     keys = re.findall(r"^\| `([\w.]+)` \| .+ \| .+ \| (.*) \|$", reference["keys"], re.MULTILINE)
     assert {"group", "sink", "sink.mode", "connections.kafka", "retry.topics.create", "airflow.pool"} <= dict(keys).keys()
