@@ -428,7 +428,12 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
     }
 
 
-PICTURES = {("groups", "light"): "page-groups", ("group", "dark"): "page-group", ("retries-of", "light"): "page-retries"}
+PICTURES = {
+    ("groups", "light"): "page-groups",
+    ("groups", "dark"): "page-groups-dark",
+    ("group", "dark"): "page-group",
+    ("retries-of", "light"): "page-retries",
+}
 """The documentation's screenshots, by view and theme."""
 
 

@@ -243,7 +243,7 @@ def test_paths_of_the_image_lead_where_the_code_looks() -> None:
 
 def test_the_role_of_the_compose_files_airflow_gets_the_documented_profiles() -> None:
     command = " ".join(SERVICES["tidemark-migrate"]["command"])
-    assert f"\n{command}  " in (ROOT / "docs" / "deployment" / "index.md").read_text()
+    assert f"\n{command}\n" in (ROOT / "docs" / "deployment" / "index.md").read_text()
     login = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_TIDEMARK_POSTGRES"])["login"]
     assert f" --grant-to {login} " in command
     assert f"CREATE ROLE {login} LOGIN" in (ROOT / "docker" / "postgres-init.sh").read_text()
