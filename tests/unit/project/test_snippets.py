@@ -282,6 +282,14 @@ def output_of_the_block_above(block: Block, folder: Path) -> None:
     assert missing_line(block.code, "") == block.code.splitlines()[0]
 
 
+def test_a_page_may_differ_from_the_output_in_times_and_widths_but_not_in_numbers() -> None:
+    shown = "a  lag  at\n──────\n0    2  2026-11-28 03:17:19\n1    0  3 min, …\n"
+    printed = "before\na   lag  at\n────────\n0     {}  2027-01-02 11:00:01  \nbetween\n1     0  5.2 s, anything\n"
+    assert missing_line(shown, printed.format(2)) is None
+    assert missing_line(shown, printed.format(3)) == "0    2  2026-11-28 03:17:19"
+    assert missing_line("second\nfirst\n", "first\nsecond\n") == "first"
+
+
 CHECKS: dict[str, Callable[[Block, Path], None]] = {
     "text": output_of_the_block_above,
     "yaml": consumers_file,
