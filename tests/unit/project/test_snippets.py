@@ -133,7 +133,9 @@ def shell(block: Block, folder: Path) -> None:
     for code in HEREDOC.findall(block.code):
         ast.parse(code)
     for words in commands(block.code):
-        while words and re.match(r"[A-Z_]+=", words[0]):
+        while words and re.match(r"[A-Za-z_]+=", words[0]):
+            if words[0].endswith(".whl"):
+                pip([words[0].partition("=")[2]])
             words = words[1:]
         if words:
             name = words[0].rpartition("/")[2]
@@ -186,6 +188,8 @@ def pip(words: list[str]) -> None:
             wheel, _, extras = word.rpartition("/")[2].removesuffix("]").partition("[")
             assert wheel == f"tidemark_kafka-{version('tidemark-kafka')}-py3-none-manylinux_2_17_x86_64.whl"
             assert set(filter(None, extras.split(","))) <= {*EXTRAS, "all"}
+        elif word.startswith("${wheel}["):
+            assert set(word.removeprefix("${wheel}[").removesuffix("]").split(",")) <= {*EXTRAS, "all"}
 
 
 def export(words: list[str]) -> None:
