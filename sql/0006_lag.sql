@@ -35,7 +35,7 @@ CREATE TABLE tidemark.lag_partition (
     PRIMARY KEY (group_id, topic_id, partition)
 ) WITH (fillfactor = 50); -- each sample updates each row: room for heap-only updates
 
--- A topic over time: the last sample of each minute, of each five minutes, of each hour. The coarser, the longer kept.
+-- A topic over time: of each minute, of each five minutes, of each hour, the sample with the largest lag. The coarser, the longer kept.
 CREATE TABLE tidemark.lag_history (
     group_id    integer     NOT NULL REFERENCES tidemark.consumer_group,
     topic_id    smallint    NOT NULL REFERENCES tidemark.topic,

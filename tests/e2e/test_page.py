@@ -6,6 +6,7 @@ the tests save the documentation's screenshots in that folder.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import io
@@ -14,11 +15,12 @@ import json
 import os
 import re
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import httpx
 import pytest
@@ -113,6 +115,7 @@ EDITORS = ANYONE | {"vic": 403}
 OF_ORDERS = {"consumer": "orders", "rewind_id": "1"}
 ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "/{module}.js": (ANYONE, {"module": "app"}),
+    "/api/groups/{consumer}/matching": (ANYONE, {"": "?kind=redrive"}),
     "/api/groups/{consumer}/records/{number}": (EDITORS, {}),
     "/api/groups/{consumer}/rewind-preview": (EDITORS, {"": "?scenario=to-earliest"}),
     "/api/groups/{consumer}/rewinds/{rewind_id}": (ANYONE, OF_ORDERS),
@@ -249,12 +252,29 @@ def test_validations_say_how_many_rows_were_deleted(site: Site) -> None:
 
 
 def test_retries_say_of_each_error_whether_it_grows(site: Site) -> None:
-    """A record counts in the hour in which it first failed, even if it has been settled since."""
+    """A record that is not settled counts in the hour in which it first failed."""
     assert sorted((one["error_type"], one["last_hour"], one["hour_before"]) for one in site.json("api/groups/rides/retries")["growth"]) == [
         ("Fail", 2, 0),
         ("Retry", 3, 0),
     ]
     assert [(one["consumer"], one["growth"][0]["last_hour"]) for one in site.json("api/retries")["consumers"]] == [("rides", 5)]
+
+
+def test_form_offers_the_consumers_own_runs_failures_and_topics_and_counts_what_matches(site: Site) -> None:
+    offered = site.json("api/groups/rides/form")
+    batches = {batch["batch_id"]: batch for batch in site.json("api/groups/rides")["batches"]}
+    assert (offered["topics"], offered["redrive_to"], len(offered["runs"])) == ([topic("rides")], "ladder", 1)
+    assert batches[offered["first_failure"]["batch_id"]]["failed"] == 2
+    assert [site.json(f"api/groups/{name}/form")["redrive_to"] for name in ("orders", "away")] == ["now", "now"]
+
+    def matching(words: str) -> int:
+        return int(site.json(f"api/groups/rides/matching?{words}")["records"])
+
+    waiting = site.json("api/groups/rides/records?state=WAITING")
+    assert (waiting["total"], [record["failures"] for record in waiting["records"]]) == (3, [1, 1, 1])
+    number = waiting["records"][0]["number"]
+    assert [matching(f"kind={words}") for words in ("redrive", "redrive&text=carrier", f"redrive&numbers={number}")] == [2, 1, 0]
+    assert [matching(f"kind={words}") for words in ("discard", "discard&state=WAITING", f"discard&numbers={number}")] == [5, 3, 1]
 
 
 def test_rewind_shows_each_partition_and_who_did_what(site: Site) -> None:
@@ -377,7 +397,7 @@ def contexts(browser: Browser, site: Site) -> Callable[[str], BrowserContext]:
 
     @functools.cache
     def of(user: str) -> BrowserContext:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light", timezone_id="UTC")
         context.add_cookies([{"name": "_token", "value": site.token(user), "url": site.url}])
         context.set_default_timeout(20_000)
         return context
@@ -410,7 +430,7 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
     return {
         "groups": ("groups", "blocked"),
         "group": ("groups/orders", "Effective spec"),
-        "group-failed": ("groups/trips", "The last run failed"),
+        "group-failed": ("groups/trips", "it does not exist in lake.trips"),
         "group-bad": ("groups/bad", "asignment"),
         "group-away": ("groups/away", "does not answer"),
         "rewinds": ("rewinds", REASON),
@@ -425,6 +445,7 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
         "validations": ("validations", "critical"),
         "validation": (f"validations/fares/{verdict}", "Failing rows"),
         "audit": ("audit", "rewind applied"),
+        "terms": ("terms", "Validated offset"),
     }
 
 
@@ -483,12 +504,14 @@ def test_payload_that_is_a_script_is_shown_as_text_and_does_not_run(site: Site, 
 
 @chromium
 def test_records_on_screen_are_redriven_or_discarded_under_the_users_name(site: Site, visit: Visit) -> None:
-    """The forms have the filter of the list, or of an error's row. Without any filter, a discard cannot be requested."""
+    """The forms have the filter of the list, of an error's row, or the records selected. Without a filter or a record, a discard cannot be
+    requested."""
     visitor = visit("uma")
     page = visitor.open("retries/rides?state=FAILED&text=carrier", "no carrier")
     page.get_by_label("Records", exact=True).get_by_text("no city").wait_for(state="detached")
-    page.get_by_role("link", name="Redrive these …").click()
+    page.get_by_role("link", name="Redrive the failed ones …").click()
     page.locator("[name=reason]").fill("the carrier is known now")
+    page.get_by_role("status", name="Matching records").get_by_text("1 record can be redriven now").wait_for()
     assert page.locator("[name=text]").input_value() == "carrier"
     page.get_by_role("button", name="Request the redrive …").click()
     asked = {"consumer": "rides", "text": "carrier", "to": "ladder", "then": "ask", "reason": "the carrier is known now"}
@@ -506,11 +529,24 @@ def test_records_on_screen_are_redriven_or_discarded_under_the_users_name(site: 
     page.get_by_text("Choose records").wait_for()
     assert ask.is_disabled()
     page.get_by_label("State").select_option("FAILED")
-    page.locator("[name=numbers]").fill("1, 2")
+    page.locator("[name=numbers]").fill("99999")
+    page.get_by_text("No record matches").wait_for()
+    assert ask.is_disabled()
+
+    page = visitor.open("retries/rides?state=FAILED", "no carrier")
+    page.get_by_text("2 records", exact=True).wait_for()
+    for box in page.get_by_role("checkbox").all():
+        box.check()
+    page.get_by_role("link", name="Discard 2 selected …").click()
+    numbers = page.locator("[name=numbers]").input_value()
+    assert sorted(map(int, numbers.split(", "))) == [one["number"] for one in site.json("api/groups/rides/records?state=FAILED")["records"]]
+    page.locator("[name=reason]").fill("test rides of last week")
+    page.get_by_role("status", name="Matching records").get_by_text("2 records would be discarded now").wait_for()
     ask.click()
+    page.get_by_text("2 records of rides are settled without being loaded").wait_for()
     run = visitor.requests(page.get_by_role("button", name="Request the discard", exact=True).click)
     assert (run["dag_id"], run["triggering_user_name"]) == ("discard", "uma")
-    assert run["conf"] == {"consumer": "rides", "numbers": "1, 2", "states": ["FAILED"], "then": "ask", "reason": "test rides of last week"}
+    assert run["conf"] == {"consumer": "rides", "numbers": numbers, "then": "ask", "reason": "test rides of last week"}
 
 
 @chromium
@@ -524,7 +560,11 @@ def test_group_shows_rates_rebalances_the_fenced_try_and_deletes(site: Site, vis
     titles = page.locator("svg[aria-label^='Lag over time'] title").all_text_contents()
     assert sum("a member leaves" in each and each.startswith("generation ") for each in titles) == 2
     assert sum(each.startswith("rewind ") for each in titles) == 1
-    assert sum("was fenced" in each for each in page.locator("svg[aria-label*='batches of'] title").all_text_contents()) == 1
+    assert sum(" failed" in each for each in titles) == 0, "a takeover is no failed run"
+    assert sum("took over" in each for each in page.locator("svg[aria-label*='batches of'] title").all_text_contents()) == 1
+    page.get_by_label("Attempts").get_by_text("nothing was loaded twice").wait_for()
+    for name in ("About this group", "Members", "Rebalances"):
+        page.get_by_role("heading", name=name).click()
     page.get_by_label("Rebalances").get_by_text("consume__orders/consume/1 → nobody").wait_for()
     page.get_by_label("Members").get_by_text("shop.orders:0-2").wait_for()
     assert (page.get_by_role("link", name="code", exact=True).get_attribute("href") or "").endswith("/dags/consume__orders/code")
@@ -583,7 +623,7 @@ def test_from_a_red_group_to_the_cause_and_to_a_rewind_with_the_keyboard_alone(s
     tab_to("Rewind …")
     page.keyboard.press("Enter")
     page.get_by_label("Scenario").wait_for()
-    for name, typed in (("Scenario", "to-offset"), ("value", "1"), ("reason", "the column fare exists now")):
+    for name, typed in (("Scenario", "This offset"), ("value", "1"), ("reason", "the column fare exists now")):
         tab_to(name)
         page.keyboard.type(typed)
     tab_to("Request the rewind …")
@@ -627,7 +667,7 @@ def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, visit: Visit
 
     def form() -> tuple[str, str]:
         page.get_by_label("Scenario").wait_for()
-        return page.get_by_label("Scenario").input_value(), page.locator("[name=value]").input_value()
+        return page.get_by_label("Scenario").input_value(), parse_qs(urlsplit(page.url).query)["value"][0]
 
     chart = page.get_by_role("slider", name="Lag over time")
     box = chart.bounding_box()
@@ -670,7 +710,7 @@ def test_form_shows_what_the_choice_would_do_as_it_changes(site: Site, visit: Vi
     shown.get_by_text("Shown when the choice is complete").wait_for()
     page.locator("[name=scope]").fill(f"{topic('orders')}:2")
     page.locator("[name=value]").fill("60")
-    shown.get_by_text("100 offsets read again; 100 rows and 0 failed records leave lake.orders.").wait_for()
+    shown.get_by_text("100 offsets read again; 100 rows leave lake.orders.").wait_for()
     assert shown.get_by_role("row").nth(1).inner_text().split("\t") == [f"{topic('orders')}/2", "160", "60", "100", "0", "100", "0"]
     assert "Downstream DAGs have already been notified" in shown.inner_text()
     page.set_viewport_size({"width": 1280, "height": 1000})
@@ -678,14 +718,93 @@ def test_form_shows_what_the_choice_would_do_as_it_changes(site: Site, visit: Vi
     page.locator("[name=value]").fill("5000")
     shown.get_by_text("The plan would be refused").wait_for()
     assert "target 5000 is after the end of the log [0, 160)" in shown.inner_text()
+    page.locator("[name=reason]").fill("read everything again")
+    page.get_by_text("The plan would be refused, as the preview says").wait_for()
+    assert page.get_by_role("button", name="Request the rewind …").is_disabled()
     page.get_by_label("Scenario").select_option("to-latest")
     shown.get_by_text("0 offsets read again").wait_for()
 
     visitor.cut_off("**/rewind-preview?*")
     page.get_by_label("Scenario").select_option("to-earliest")
     shown.get_by_text("You can still request the rewind").wait_for()
-    page.locator("[name=reason]").fill("read everything again")
     assert page.get_by_role("button", name="Request the rewind …").is_enabled()
+
+
+@chromium
+def test_first_screen_of_a_group_says_what_is_wrong_how_far_behind_it_is_and_what_mends_it(site: Site, visit: Visit) -> None:
+    """In a window of 1280 by 800, without scrolling. The notice has the number, an error, and the button first that mends it."""
+    visitor = visit("uma")
+    page = visitor.open("groups/rides", "Effective spec")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    notice = page.get_by_role("status").filter(has_text="2 records failed with Fail, for example: ")
+    assert notice.get_by_role("link").all_inner_texts() == ["Redrive …", "Failed records", "Discard …"]
+    now = page.get_by_label("Now", exact=True)
+    for shown in (
+        notice.get_by_role("link").first,
+        now.get_by_text("sampled"),
+        now.get_by_text("2 failed"),
+        page.get_by_label("Partitions").get_by_role("row").last,
+    ):
+        box = shown.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 800
+    page = visitor.open("groups/fares", "Failing: expect_column_values_to_be_between")
+    assert page.get_by_role("alert").get_by_role("link").all_inner_texts() == ["Failing rows", "Rewind to the validated rows …"]
+    page.get_by_role("link", name="Failing rows").click()
+    page.get_by_role("heading", name="of fares").wait_for()
+    page.get_by_role("link", name="Group", exact=True).click()
+    page.get_by_text("Effective spec").wait_for()
+
+
+@chromium
+def test_times_are_in_the_zone_that_the_user_has_chosen_in_airflow(site: Site, visit: Visit) -> None:
+    """The field for a time, the presets and the preview, too. A new choice redraws the page."""
+    visitor = visit("uma")
+    page = visitor.open("groups/orders/rewind?scenario=to-datetime&value=2026-01-02T10:00:00Z", "Where to")
+    try:
+        page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
+        page.get_by_text("In Asia/Tokyo, the time zone chosen in Airflow. 2026-01-02 19:00:00 +09:00").wait_for()
+        assert page.locator("[name=value]").input_value().startswith("2026-01-02T19:00")
+        page.locator("[name=value]").fill("2026-01-03T08:30:00")
+        page.get_by_role("status", name="Preview").get_by_text("at or after 2026-01-03 08:30:00 +09:00").wait_for()
+        assert parse_qs(urlsplit(page.url).query)["value"] == ["2026-01-02T23:30:00Z"]
+        page.get_by_role("button", name="yesterday 00:00").click()
+        assert parse_qs(urlsplit(page.url).query)["value"][0].endswith("T15:00:00Z")
+        page.get_by_role("button", name="before the run of").first.click()
+        assert page.get_by_label("Scenario").input_value() == "to-batch"
+        page = visitor.open("groups/orders", "Effective spec")
+        assert all("+09:00" in each for each in page.locator("svg[aria-label^='Lag over time'] title").all_text_contents())
+    finally:
+        page.evaluate("localStorage.removeItem('timezone')")
+
+
+@chromium
+def test_requested_run_is_followed_to_its_end(site: Site, visit: Visit) -> None:
+    """From its request to the approval, and to what was not done. The tasks' states are set in Airflow's database, as a scheduler would."""
+    visitor = visit("uma")
+    page = visitor.open("groups/rides/rewind?scenario=to-earliest", "Where to")
+    page.locator("[name=reason]").fill("read everything again")
+    page.get_by_role("button", name="Request the rewind …").click()
+    page.get_by_text("Rows loaded from there on are taken out of lake.rides").wait_for()
+    assert not page.locator("pre").is_visible()
+    run = visitor.requests(page.get_by_role("button", name="Request the rewind", exact=True).click)["dag_run_id"]
+    page.get_by_text("check that the DAG rewind is not paused").wait_for()
+
+    def become(**states: str) -> None:
+        with contextlib.closing(sqlite3.connect(site.data.folder / "airflow.db", timeout=30)) as airflow, airflow:
+            for task, state in states.items():
+                assert airflow.execute("UPDATE task_instance SET state = ? WHERE run_id = ? AND task_id = ?", (state, run, task)).rowcount
+
+    become(plan="success", apply="awaiting_input")
+    link = page.get_by_role("link", name="Review and approve it")
+    link.wait_for()
+    assert (link.get_attribute("href") or "").endswith("/tasks/apply/required_actions")
+    become(apply="skipped")
+    page.get_by_text("Nothing was changed: it was not approved").wait_for()
+    become(plan="failed", apply="upstream_failed")
+    page.get_by_text("The plan was refused. Nothing was changed.").wait_for()
+    become(plan="success", apply="success")
+    page.get_by_text("Rewound").wait_for()
 
 
 @chromium
@@ -694,7 +813,7 @@ def test_undo_says_what_comes_back_and_what_goes(site: Site, visit: Visit) -> No
     page = visitor.open(views(site)["rewind"][0], "Read again")
     page.get_by_role("link", name="Undo …").click()
     shown = page.get_by_role("status", name="Preview")
-    shown.get_by_text("190 rows and 0 failed records of rewind 1 come back; 0 rows and 0 failed records leave lake.orders").wait_for()
+    shown.get_by_text("190 rows of rewind 1 come back; 0 rows leave lake.orders").wait_for()
     assert [row.split("\t")[-2:] for row in shown.get_by_role("row").all_inner_texts()] == [
         ["Rows back", "Failed back"],
         ["75", "0"],

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tidemark.cli.common import Output, OutputFormat, plain_table, print_json, print_note, stdout, who
-from tidemark.cli.lag import age_of, records_of
+from tidemark.cli.lag import age_of, records_of, sampled_of
 from tidemark.cli.rewind import adopt
 from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.db import Connection, transaction
@@ -41,10 +41,10 @@ def list_(
     if output is OutputFormat.JSON:
         print_json([dataclasses.asdict(summary) | _lag(lags.get(summary.group)) for summary in summaries])
         return
-    table = plain_table("", "group", "state", "generation", "members", "lag", "age", "health", left=(0, 1, 6))
+    table = plain_table("", "group", "state", "generation", "members", "lag", "age", "health", "sampled (UTC)", left=(0, 1, 6))
     for summary in summaries:
         lag = lags.get(summary.group)
-        numbers = ("-", "-", "-") if lag is None else (records_of(lag), age_of(lag), lag.health)
+        numbers = ("-", "-", "-", "-") if lag is None else (records_of(lag), age_of(lag), lag.health, sampled_of(lag))
         table.add_row(summary.group, summary.state, str(summary.generation), str(summary.members), *numbers)
     stdout.print(table)
 

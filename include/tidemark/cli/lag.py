@@ -127,7 +127,7 @@ def _table(title: str, rows: Sequence[Lag]) -> Table:
             "never" if row.never else "-" if row.catch_up_s is None else about(row.catch_up_s) if row.catch_up_s else "0 s",
             "-" if row.retention_used is None else f"{row.retention_used:.0%}",
             row.health,
-            "-" if row.sampled_at is None else f"{row.sampled_at.astimezone(UTC):%m-%d %H:%M:%S}",
+            sampled_of(row),
         )
     return table
 
@@ -136,6 +136,11 @@ def records_of(row: Lag) -> str:
     if row.records is not None:
         return f"{row.records:,}"
     return f"≥ {row.known_records:,}" if row.known_records else "-"
+
+
+def sampled_of(row: Lag) -> str:
+    """The time of the oldest sample."""
+    return "-" if row.sampled_at is None else f"{row.sampled_at.astimezone(UTC):%m-%d %H:%M:%S}"
 
 
 def age_of(row: Lag) -> str:

@@ -43,7 +43,10 @@ def plan(
     name: Name,
     record_filter: Filter,
     reason: Reason,
-    to: Annotated[Destination, typer.Option("--to", help="All delays again from the first, or one try at once.")] = Destination.LADDER,
+    to: Annotated[
+        Destination | None,
+        typer.Option("--to", help="All delays again from the first, or one try at once. Default: ladder, or now without retry delays."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=BIGINT, help="Maximum number of records; takes the first ones.")] = None,
     per_second: Annotated[int | None, typer.Option(min=1, max=INTEGER, help="Maximum records per second.")] = None,
     max_redrives: Annotated[

@@ -37,7 +37,8 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A topic's sums in one step of the history. ``at`` is the start of the step, ``sampled_at`` the time of its last sample.
+    """A topic's sums in one step of the history. ``at`` is the start of the step, ``sampled_at`` the time of its sample with the largest
+    lag.
 
     ``records`` is the sum over the partitions whose lag is known; ``unknown`` counts the others. ``produced`` and ``consumed`` count
     offsets since the first sample: the difference of two moments, divided by the time between their samples, is a rate. A negative

@@ -81,8 +81,9 @@ ON CONFLICT (group_id, topic_id, partition) DO UPDATE
  WHERE excluded.sampled_at > last.sampled_at;
 
 -- name: note_history
--- Stores the sums of the topics' last samples in the step of each length that they fall into. Locks those rows.
-INSERT INTO tidemark.lag_history (group_id, topic_id, step_s, at, sampled_at, partitions, unknown, lag, open, replay, next_at, produced, consumed)
+-- Stores the sums of the topics' last samples in the step of each length that they fall into, unless one with a larger lag is there: a step
+-- keeps its peak. Locks those rows.
+INSERT INTO tidemark.lag_history AS step (group_id, topic_id, step_s, at, sampled_at, partitions, unknown, lag, open, replay, next_at, produced, consumed)
 SELECT group_id, topic_id, step_s, date_bin(make_interval(secs => step_s), max(sampled_at), 'epoch'), max(sampled_at), count(*),
        count(*) FILTER (WHERE lag IS NULL), coalesce(sum(lag), 0), sum(greatest(high_watermark - log_end, 0)),
        coalesce(sum(greatest(replay_until - position, 0)), 0), min(next_at), sum(produced), sum(consumed)
@@ -92,7 +93,8 @@ SELECT group_id, topic_id, step_s, date_bin(make_interval(secs => step_s), max(s
 ON CONFLICT (group_id, topic_id, step_s, at) DO UPDATE
    SET (sampled_at, partitions, unknown, lag, open, replay, next_at, produced, consumed)
      = (excluded.sampled_at, excluded.partitions, excluded.unknown, excluded.lag, excluded.open, excluded.replay, excluded.next_at,
-        excluded.produced, excluded.consumed);
+        excluded.produced, excluded.consumed)
+ WHERE excluded.lag >= step.lag;
 
 -- name: thin
 -- Deletes history past the retention of its step, of a group (null: of all groups).

@@ -63,6 +63,8 @@ class Summary:
     created_at: datetime
     changed_at: datetime
     value_bytes: int
+    failures: int
+    """Tries that have failed, over all redrives."""
 
 
 @dataclass(frozen=True, slots=True)

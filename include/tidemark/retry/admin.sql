@@ -5,14 +5,18 @@
 -- The matching records after a given one, without payloads, in id order. Locks nothing.
 SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
        retry_number, due_at, due_at <= clock_timestamp() AS due, retry_topic, retry_partition, retry_offset, publish_error, error_type, error_text,
-       redrives, created_at, changed_at, coalesce(octet_length(value), 0) AS value_bytes
+       redrives, created_at, changed_at, coalesce(octet_length(value), 0) AS value_bytes,
+       (SELECT count(*) FROM jsonb_array_elements(story) earlier WHERE earlier ->> 'type' <> 'Redriven')
+         + (state <> 'HELD' AND error_type <> 'Redriven')::integer AS failures
   FROM tidemark.failed_record record JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND {where}
  ORDER BY failed_record_id LIMIT %(limit)s;
 
 -- name: counts
--- Counts by state and error type, largest first, with the newest error text and the number of different texts. Locks nothing.
-SELECT state, error_type, count(*) AS records, count(DISTINCT error_text) AS texts, min(created_at) AS first, max(created_at) AS last,
+-- Counts by state and error type, largest first, with the newest error text and the number of different texts. ``last``:
+-- the last failure, of a first try or a later one. Locks nothing.
+SELECT state, error_type, count(*) AS records, count(DISTINCT error_text) AS texts, min(created_at) AS first,
+       max(coalesce(tried_at, created_at)) AS last,
        (array_agg(error_text ORDER BY failed_record_id DESC))[1] AS example,
        count(*) FILTER (WHERE publish_error IS NOT NULL) AS refused
   FROM tidemark.failed_record record

@@ -149,19 +149,33 @@ class PlanAltered(Refused):
 class RedriveRequest:
     """A request for a redrive of the records that the filter selects; with ``limit``, of the first ones only.
 
-    ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run.
+    ``by``: the requester. ``destination``: if `None`, the first delay; without delays, one try now. ``dag_id``, ``run_id``: the
+    Airflow run.
     """
 
     spec: ConsumerSpec
     filter: Filter
     reason: str
     by: str
-    destination: Destination = Destination.LADDER
+    destination: Destination | None = None
     limit: int | None = None
     per_second: int | None = None
     max_redrives: int = MAX_REDRIVES
     dag_id: str | None = None
     run_id: str | None = None
+
+
+def default_destination(spec: ConsumerSpec) -> Destination:
+    """Returns the first delay if the consumer has delays, otherwise one try now."""
+    return Destination.LADDER if Ladder.of(spec) else Destination.NOW
+
+
+def matching(connection: Connection, group: str, filter_: Filter) -> int:
+    """Counts the records that a plan with this filter would take now."""
+    with transaction(connection) as cur:
+        discarded = RecordState.DISCARDED in filter_.states
+        cur.execute(SQL["matching"], {**condition(cur, group, filter_), "max_redrives": MAX_REDRIVES, "discarded": discarded})
+        return int(scalar(cur))
 
 
 def plan(connection: Connection, request: RedriveRequest) -> Preview:
@@ -172,14 +186,15 @@ def plan(connection: Connection, request: RedriveRequest) -> Preview:
     """
     spec, filter_ = request.spec, request.filter
     reason = check_reason(request.reason)
-    if request.destination is Destination.LADDER and not Ladder.of(spec):
+    destination = request.destination or default_destination(spec)
+    if destination is Destination.LADDER and not Ladder.of(spec):
         raise NoLadder(consumer=spec.name)
     if excluded := [state for state in filter_.states if state not in REDRIVABLE]:
         fix = "Use a rewind to read loaded or skipped records again."
         raise BadInput(what="state", found=f"records that are {excluded[0]} cannot be redriven", fix=fix)
     with transaction(connection) as cur:
         cur.execute(SQL["add"], {
-            **condition(cur, spec.group, filter_), "consumer": spec.name, "destination": request.destination.value,
+            **condition(cur, spec.group, filter_), "consumer": spec.name, "destination": destination.value,
             "filter": json.dumps(filter_.as_json()), "limit": request.limit, "per_second": request.per_second,
             "max_redrives": request.max_redrives, "discarded": RecordState.DISCARDED in filter_.states, "reason": reason, "by": request.by,
             "dag_id": request.dag_id, "run_id": request.run_id,

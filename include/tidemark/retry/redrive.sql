@@ -5,6 +5,12 @@
 -- One redrive of a group at a time. The transaction stays open, so the lock is released whenever the process ends. False: another holds it.
 SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
+-- name: matching
+-- How many records `add` would choose without a limit. Locks nothing.
+SELECT count(*) FROM tidemark.failed_record record
+ WHERE group_id = %(group_id)s AND {where} AND redrives < %(max_redrives)s
+   AND (state = 'FAILED' OR (state = 'WAITING' AND publish_error IS NOT NULL) OR (state = 'DISCARDED' AND %(discarded)s));
+
 -- name: add
 -- Stores a redrive and fixes its set of records: the matching ones that can be redriven. Locks nothing.
 WITH chosen AS MATERIALIZED (

@@ -1,14 +1,15 @@
 -- Statements that plan a rewind. Unless noted, they lock only the rows that they insert.
 
 -- name: group_now
--- The group's state, number of running attempts, recent read rate and last rewind.
+-- The group's state, number of running attempts, last rewind, and how fast its runs can read: the best ten minutes, or the best shorter run,
+-- of the last 20. An average would count the time in which a run waited for records.
 SELECT group_id, state,
        (SELECT count(*) FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND attempt.state = 'RUNNING') AS in_flight,
-       (SELECT (sum(done.offsets) / nullif(sum(extract(epoch FROM done.until - done.started_at)), 0))::double precision
+       (SELECT max(part.offsets / nullif(least(600, extract(epoch FROM part.until - part.started_at)), 0))::double precision
           FROM (SELECT attempt.started_at, max(batch.committed_at) AS until, sum(end_offset - start_offset) AS offsets
                   FROM (SELECT * FROM tidemark.attempt WHERE attempt.group_id = grp.group_id ORDER BY attempt_id DESC LIMIT 20) attempt
                   JOIN tidemark.batch USING (attempt_id)
-                 GROUP BY attempt_id, attempt.started_at ORDER BY attempt_id DESC LIMIT 5) done) AS records_per_s,
+                 GROUP BY attempt_id, attempt.started_at, div(extract(epoch FROM batch.committed_at - attempt.started_at), 600)) part) AS records_per_s,
        (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group part USING (rewind_id)
          WHERE part.group_id = grp.group_id) AS last_rewind
   FROM tidemark.consumer_group grp

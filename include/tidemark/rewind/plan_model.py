@@ -196,7 +196,7 @@ class GroupPlan:
     lag: int
     """Offsets between the new positions and the stable ends."""
     records_per_s: float | None
-    """Read rate of the group's last runs; `None` if it has not read yet."""
+    """How fast its runs can read: the fastest of its recent runs; `None` if none has read yet."""
     group_state: str
     """The group's state, by Kafka's name."""
     in_flight: int

@@ -312,7 +312,7 @@ def test_pause_of_one_partition_shows_on_it_and_on_its_group(group: Sampled) -> 
 
 
 def test_history_has_one_moment_a_step_and_forgets_what_is_older_than_its_step_is_kept(group: Sampled) -> None:
-    """Each step keeps its last sample: steps of one minute for 2 hours, of five minutes for a day, and of one hour for 30 days."""
+    """Each step keeps one sample: steps of one minute for 2 hours, of five minutes for a day, and of one hour for 30 days."""
     for minute in range(40 * 24 * 60, 0, -7 * 60 - 1):
         group.sample(minute, {0: 10}, 50)
     for minute in range(200, 0, -1):
@@ -329,6 +329,16 @@ def test_history_has_one_moment_a_step_and_forgets_what_is_older_than_its_step_i
         cur.execute("SELECT step_s, min(at) FROM tidemark.lag_history GROUP BY step_s")
         for step_s, first in cur.fetchall():
             assert first > group.now - samples.STEPS[timedelta(seconds=step_s)] - MINUTE
+
+
+def test_step_of_the_history_keeps_its_peak(group: Sampled) -> None:
+    """A backlog that has been read again by the next sample stays in the step, and the step does not move."""
+    half_past = (group.now - group.now.replace(minute=30, second=0, microsecond=0) + 3 * DAY) / MINUTE
+    for minutes, position in enumerate((0, 48, 50)):
+        group.sample(half_past - minutes, {0: position}, 50)
+        with transaction(group.connection) as cur:
+            (hour,) = samples.history(cur, "g", 4 * DAY)
+        assert (hour.records, hour.consumed, hour.at.minute) == (50, 0, 0)
 
 
 def test_older_sample_does_not_replace_a_later_one(group: Sampled) -> None:

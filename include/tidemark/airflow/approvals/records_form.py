@@ -50,7 +50,13 @@ def redrive_form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Par
     places = {name: f"{name}: {words}" for name, words in PLACES.items()}
     return {
         **_records_fields("redrive", good, own, (RecordState.FAILED, RecordState.WAITING, RecordState.DISCARDED)),
-        "to": field("Where to", "", _HOW, "ladder", "string", enum=list(places), values_display=places),
+        "to": field(
+            "Where to",
+            "If empty: *ladder*, or *now* for a consumer without retry delays.",
+            _HOW,
+            examples=list(places),
+            values_display=places,
+        ),
         "limit": field("Maximum number of records", "Takes the first ones.", kind=NUMBER, maximum=BIGINT, **limits),
         "per_second": field("Maximum records per second", "Unlimited if empty.", kind=NUMBER, maximum=INTEGER, **limits),
         "max_redrives": field("Maximum redrives per record", often, default=3, kind="integer", maximum=INTEGER, **limits),
@@ -122,7 +128,7 @@ def read_records(params: Mapping[str, Any], conf: Mapping[str, Any], fields: Seq
     reason = problems.attempt(lambda: check_reason(params["reason"]))
     since = problems.attempt(lambda: _optional(params["since"], parse_moment))
     until = problems.attempt(lambda: _optional(params["until"], parse_moment))
-    numbers = problems.attempt(lambda: _numbers(params["numbers"]))
+    numbers = problems.attempt(lambda: record_numbers(params["numbers"]))
     key = problems.attempt(lambda: _key(params["key"], params["key_hex"]))
     record_filter = problems.attempt(
         lambda: Filter(
@@ -152,7 +158,7 @@ def _optional(text: str | None, parse: Any) -> Any:
     return parse(text) if text else None
 
 
-def _numbers(text: str | None) -> tuple[int, ...]:
+def record_numbers(text: str | None) -> tuple[int, ...]:
     words = (text or "").replace(",", " ").split()
     for word in words:
         if not (word.isascii() and word.isdigit() and 0 < int(word[:20]) <= BIGINT):

@@ -39,10 +39,11 @@ class StartDrainOperator(BaseOperator):
     @final_errors_fail
     def execute(self, context: Context) -> None:
         from tidemark.airflow.tasks.redrive import stored
+        from tidemark.retry.redrive import Destination
 
-        if context["params"]["to"] != "now":
-            raise AirflowSkipException("the records wait for their first delay")
         redrive, _ = stored(Task(REDRIVE, context, self.log))
+        if redrive.destination is not Destination.NOW:
+            raise AirflowSkipException("the records wait for their first delay")
         raise start_run(DRAIN_DAG, f"redrive__{redrive.redrive_id}")
 
 

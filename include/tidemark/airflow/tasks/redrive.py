@@ -48,7 +48,7 @@ def plan(task: Task) -> int:
                     request.filter,
                     reason=request.reason,
                     by=task.requester,
-                    destination=Destination(params["to"]),
+                    destination=Destination(params["to"]) if params["to"] else None,
                     **{name: params[name] for name in ("limit", "per_second", "max_redrives")},
                     **task.run,
                 ),

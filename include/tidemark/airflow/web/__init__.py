@@ -17,6 +17,7 @@ Modules::
     detail       one group
     guards       permissions: who may read what
     history      rewinds, validations and events of several consumers
+    offers       what the forms offer, and how many records their filters choose
     overview     all groups in one table
     payload      a record's key, value and headers, within limits
     preview      the effects of a rewind before its plan

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import psycopg2
 from airflow.api_fastapi.core_api.security import GetUserDep
@@ -17,14 +18,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import AfterValidator
 from pydantic_core import PydanticSerializationError, to_json
 
-from tidemark.airflow.web import detail, guards, history, overview, preview, retries, source
+from tidemark.airflow.approvals.records_form import record_numbers
+from tidemark.airflow.web import detail, guards, history, offers, overview, preview, retries, source
 from tidemark.airflow.web.consumers import problem
 from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Rewindable, Sourced
 from tidemark.airflow.web.payload import visible
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.rewind.scenarios.scenario import SCENARIO_OPTIONS
-from tidemark.text.problems import REASON_CHARACTERS
 from tidemark.text.storable import BIGINT, INTEGER, is_storable
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,30 @@ def _storable(text: str) -> str:
 
 Text = Annotated[str, Query(max_length=TEXT_CHARACTERS), AfterValidator(_storable)]
 Number = Annotated[int, Path(ge=0, le=BIGINT)]
+
+
+def _filter(
+    state: Annotated[list[RecordState] | None, Query()] = None,
+    error: Text | None = None,
+    text: Text | None = None,
+    tier: Text | None = None,
+    topic: Text | None = None,
+    partition: Annotated[int | None, Query(ge=0, le=INTEGER)] = None,
+    numbers: Text | None = None,
+) -> Filter:
+    return Filter(
+        numbers=record_numbers(numbers),
+        states=tuple(state or ()),
+        error_type=error,
+        error_text=text,
+        tier=tier,
+        topic=topic,
+        partition=partition,
+    )
+
+
+RecordFilter = Annotated[Filter, Depends(_filter)]
+
 
 app = FastAPI(title="Tidemark", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=[guards.plugins])
 
@@ -106,15 +130,13 @@ def transform(consumer: Sourced) -> Response:
 @app.get("/api/groups/{consumer}/form")
 def form(consumer: Readable, user: GetUserDep) -> Response:
     """The choices of the forms for a rewind, a redrive and a discard."""
-    scenarios = [{"name": word.name, "does": word.does, "value": word.value, "example": word.example} for word in SCENARIO_OPTIONS.values()]
-    offer = {
-        "consumer": consumer.spec.name,
-        "own": consumer.spec.access is not None,
-        "forms": guards.forms(user, consumer),
-        "scenarios": scenarios,
-    }
-    offer |= {"reason_characters": REASON_CHARACTERS, "approval": consumer.spec.rewind.approval, "table": consumer.spec.shown_tables}
-    return _json(offer)
+    return _json(offers.offer(consumer.spec) | {"forms": guards.forms(user, consumer)})
+
+
+@app.get("/api/groups/{consumer}/matching")
+def matching(consumer: Readable, kind: Literal["redrive", "discard"], record_filter: RecordFilter) -> Response:
+    """How many records a redrive or a discard with this filter would take now."""
+    return _json({"records": offers.matching(consumer.spec, kind, record_filter)})
 
 
 @app.get("/api/groups/{consumer}/rewind-preview")
@@ -150,23 +172,10 @@ def retries_of(consumer: Readable, user: GetUserDep) -> Response:
     return _json(retries.of_consumer(consumer) | {"forms": guards.forms(user, consumer), "payloads": guards.may_edit(user, consumer)})
 
 
-def _filter(
-    state: Annotated[list[RecordState] | None, Query()] = None,
-    error: Text | None = None,
-    text: Text | None = None,
-    tier: Text | None = None,
-    topic: Text | None = None,
-    partition: Annotated[int | None, Query(ge=0, le=INTEGER)] = None,
-) -> Filter:
-    states = tuple(state or retries.OPEN)
-    return Filter(states=states, error_type=error, error_text=text, tier=tier, topic=topic, partition=partition)
-
-
 @app.get("/api/groups/{consumer}/records")
-def records(
-    consumer: Readable, record_filter: Annotated[Filter, Depends(_filter)], after: Annotated[int, Query(ge=0, le=BIGINT)] = 0
-) -> Response:
-    return _json(retries.records(consumer, record_filter, after))
+def records(consumer: Readable, record_filter: RecordFilter, after: Annotated[int, Query(ge=0, le=BIGINT)] = 0) -> Response:
+    open_only = record_filter if record_filter.states else replace(record_filter, states=retries.OPEN)
+    return _json(retries.records(consumer, open_only, after))
 
 
 @app.get("/api/groups/{consumer}/records/{number}")

@@ -12,6 +12,7 @@ from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import database
 from tidemark.airflow.web.overview import groups, problems
 from tidemark.airflow.web.rebalances import rebalances
+from tidemark.airflow.web.retries import open_errors
 from tidemark.airflow.web.source import place
 from tidemark.consume.membership import instance_id
 from tidemark.db import Cursor, rows, statements, transaction
@@ -44,8 +45,9 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
         "source": place(spec),
         "instances": _instances(spec.name, spec.members, ()),
         "queries": {},
+        "failing": [],
         **dict.fromkeys(("lag", "unvalidated", "membership")),
-        **dict.fromkeys(("partitions", "lost", "flow", "attempts", "batches", "rebalances", "history", "rewinds"), ()),
+        **dict.fromkeys(("partitions", "lost", "flow", "attempts", "batches", "rebalances", "history", "rewinds", "errors"), ()),
     }
     if overview["banners"]:
         return page
@@ -59,7 +61,10 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
                 page["unvalidated"] = sum(position.position - position.validated for position in positions)
                 page |= _group_facts(cur, spec.group, group_rows[0]["group_id"], positions) | {"now": group_rows[0]["now"]}
                 page |= {"instances": _instances(spec.name, spec.members, positions)}
+                cur.execute(SQL["failing"], {"validation_id": page["summary"].get("blocked_by")})
+                page["failing"] = [row["expectation"] for row in rows(cur)]
             page |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
+        page["errors"] = open_errors(connection, [spec.group]).get(spec.group, [])
     return page | {"membership": membership}
 
 
@@ -130,10 +135,10 @@ def _instances(consumer: str, members: int, positions: Sequence[store.Position])
 
 
 def _history(cur: Cursor, name: str) -> list[dict[str, Any]]:
-    """Returns the lag of the last day, summed over the topics."""
+    """Returns the largest lag of each step of the last day, summed over the topics. ``at``: the start of the step, which never moves."""
     steps: dict[Any, dict[str, Any]] = {}
     for sample in samples.history(cur, name, DAY):
-        step = steps.setdefault(sample.at, {"at": sample.sampled_at, "records": 0, "replay": 0, "seconds": 0.0, "unknown": 0})
+        step = steps.setdefault(sample.at, {"at": sample.at, "records": 0, "replay": 0, "seconds": 0.0, "unknown": 0})
         step |= {
             "records": step["records"] + sample.records,
             "replay": step["replay"] + sample.replay,

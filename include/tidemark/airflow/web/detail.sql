@@ -31,6 +31,11 @@ SELECT batch_id, attempt_id, topic.name AS topic, partition, start_offset, end_o
   FROM tidemark.batch JOIN tidemark.topic USING (topic_id) LEFT JOIN tidemark.validation USING (validation_id)
  WHERE attempt_id = ANY (%(attempt_ids)s::bigint[]) ORDER BY batch_id DESC LIMIT %(limit)s;
 
+-- name: failing
+-- The critical expectations that a validation has failed.
+SELECT DISTINCT expectation FROM tidemark.validation_result
+ WHERE validation_id = %(validation_id)s AND NOT success AND severity = 'critical' ORDER BY expectation;
+
 -- name: rewinds
 -- The rewinds of a group that were applied within a period.
 SELECT rewind_id, applied_at AS at FROM tidemark.rewind JOIN tidemark.rewind_group USING (rewind_id)

@@ -42,7 +42,7 @@ def everywhere(consumers: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = [spec.group for spec in specs]
-        counts = _rows_by_group(connection, "open", groups=names, states=[state.value for state in OPEN], most=MOST)
+        counts = open_errors(connection, names)
         recent = growth(connection, list(counts))
         return {spec.name: _summed(counts[spec.group], recent.get(spec.group, ())) for spec in specs if spec.group in counts}
 
@@ -73,7 +73,7 @@ def of_consumer(consumer: DeclaredConsumer) -> dict[str, Any]:
     summary: dict[str, Any] = {"consumer": spec.name, "tiers": tiers, "due": [], "counts": [], "growth": [], "late": None, "overdue": None}
     summary |= {"buckets": BUCKETS, "bucket_seconds": BUCKET_S}
     with database(spec) as connection:
-        if spec.group in _existing_groups(connection, [spec]):
+        if spec.group in existing_groups(connection, [spec]):
             summary |= {
                 "due": admin.due_by_tier(connection, spec.group, seconds=BUCKET_S, buckets=BUCKETS),
                 "counts": admin.count_records(connection, spec.group, Filter(states=OPEN)),
@@ -84,9 +84,15 @@ def of_consumer(consumer: DeclaredConsumer) -> dict[str, Any]:
     return summary
 
 
+def open_errors(connection: Connection, groups: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Returns, by group, the counts of its records that are not settled, by state and error, largest first. Stops counting at `MOST`."""
+    return _rows_by_group(connection, "open", groups=list(groups), states=[state.value for state in OPEN], most=MOST)
+
+
 def growth(connection: Connection, groups: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Returns, by group, ``{"error_type", "last_hour", "hour_before"}`` of records that first failed in the last two hours."""
-    return _rows_by_group(connection, "growth", groups=list(groups))
+    """Returns, by group, ``{"error_type", "last_hour", "hour_before"}`` of records that first failed in the last two hours and
+    are not settled."""
+    return _rows_by_group(connection, "growth", groups=list(groups), states=[state.value for state in OPEN])
 
 
 def _rows_by_group(connection: Connection, statement: str, **arguments: object) -> dict[str, list[dict[str, Any]]]:
@@ -99,12 +105,13 @@ def _rows_by_group(connection: Connection, statement: str, **arguments: object) 
 
 
 def records(consumer: DeclaredConsumer, record_filter: Filter, after: int) -> dict[str, Any]:
-    """Returns a page of the matching records, without payloads. ``next``: the start of the next page."""
+    """Returns a page of the matching records, without payloads. ``next``: the start of the next page. ``total``: of all pages."""
     with database(consumer.spec) as connection:
-        if consumer.spec.group not in _existing_groups(connection, [consumer.spec]):
-            return {"records": [], "next": None}
+        if consumer.spec.group not in existing_groups(connection, [consumer.spec]):
+            return {"records": [], "next": None, "total": 0}
         matches = admin.list_records(connection, consumer.spec.group, record_filter, limit=PAGE + 1, after=after)
-    return {"records": matches[:PAGE], "next": matches[PAGE - 1].number if len(matches) > PAGE else None}
+        total = sum(count.records for count in admin.count_records(connection, consumer.spec.group, record_filter))
+    return {"records": matches[:PAGE], "next": matches[PAGE - 1].number if len(matches) > PAGE else None, "total": total}
 
 
 def record(consumer: DeclaredConsumer, number: int) -> dict[str, Any]:
@@ -138,7 +145,7 @@ def _decoded(spec: ConsumerSpec, topic: str, payload: Payload) -> Mapping[str, S
         return {"value": Shown(None, str(error))}
 
 
-def _existing_groups(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:
+def existing_groups(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:
     """Returns the groups that have run."""
     with transaction(connection) as cur:
         cur.execute("SELECT name FROM tidemark.consumer_group WHERE name = ANY (%s)", ([spec.group for spec in specs],))

@@ -21,7 +21,7 @@ export const query = (values) => {
 };
 
 // The addresses of the forms, with their first values.
-const formPath = (form, consumer, values) => to("groups", consumer, form) + query(values);
+const formPath = (form, consumer, values = {}) => to("groups", consumer, form) + query(values);
 export const rewindPath = (consumer, scenario, value) => formPath("rewind", consumer, { scenario, value });
 export const redrivePath = (consumer, filter) => formPath("redrive", consumer, filter);
 export const discardPath = (consumer, filter) => formPath("discard", consumer, filter);
@@ -110,7 +110,53 @@ export function duration(seconds) {
 // Records a second: "12", "0.3", "0.002".
 export const rate = (value) => (value === null || value === undefined ? "–" : value === 0 ? "0" : Number(value.toPrecision(2)).toLocaleString("en-US", { maximumFractionDigits: 3 }));
 
-export const moment = (text) => (text ? new Date(text).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "–");
+// ---- times, in the zone that the user has chosen in Airflow, which keeps it in the browser; otherwise in the browser's own
+
+export function zone() {
+  const chosen = (globalThis.localStorage.getItem("timezone") ?? "").replaceAll('"', "");
+  return clock(chosen) ? chosen : Intl.DateTimeFormat().resolvedOptions().timeZone;
+}
+
+const clocks = new Map();
+
+function clock(name) {
+  if (!clocks.has(name)) {
+    try {
+      clocks.set(name, new Intl.DateTimeFormat("en-US", { timeZone: name, hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit",
+        hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "longOffset" }));
+    } catch {
+      clocks.set(name, null);
+    }
+  }
+  return clocks.get(name);
+}
+
+const partsOf = (time) => Object.fromEntries(clock(zone()).formatToParts(time).map((part) => [part.type, part.value]));
+const wall = (parts) => `${parts.year}-${parts.month}-${parts.day}T${parts.hour}:${parts.minute}:${parts.second}`;
+
+// The time in the user's zone, as a field for dates and times takes it: 2026-03-29T14:00:00.
+export const local = (time) => wall(partsOf(new Date(time)));
+
+// "2026-03-29 14:00:00 +02:00"
+export function moment(text) {
+  if (!text) return "–";
+  const parts = partsOf(new Date(text));
+  return `${wall(parts).replace("T", " ")} ${parts.timeZoneName.replace(/^GMT([+]00:00)?/, "") || "UTC"}`;
+}
+
+// A sentence of the server, with its moments in the user's zone.
+export const zoned = (text) => text.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, moment);
+
+// The moment of a time in the user's zone, in UTC without fractions of a second. The first one, if the clock shows it twice.
+export function fromLocal(text) {
+  const asUtc = Date.parse(`${text}Z`);
+  if (Number.isNaN(asUtc)) return "";
+  const offset = (time) => Date.parse(`${local(time)}Z`) - time;
+  const times = [asUtc - offset(asUtc - 86400000), asUtc - offset(asUtc + 86400000)].filter((time) => offset(time) === asUtc - time);
+  return utc(Math.min(...(times.length ? times : [asUtc - offset(asUtc)])));
+}
+
+export const utc = (time) => new Date(Math.floor(time / 1000) * 1000).toISOString().replace(".000", "");
 
 // "3 min ago", with the exact moment on hover.
 export function Ago({ at }) {
@@ -132,13 +178,16 @@ export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", {
 
 const COLOURS = {
   "bad spec": "red", unreachable: "red", losing: "red", stopped: "red", stalled: "orange", "catching up": "blue",
-  "objective missed": "orange", unknown: "yellow", idle: "gray", FENCED: "purple", growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
+  "objective missed": "orange", unknown: "yellow", idle: "gray", "TAKEN OVER": "gray", growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
   replaying: "blue", "records wait": "yellow", running: "cyan", "not validated": "yellow", ok: "green", new: "gray",
   FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",
   DISCARDED: "gray", PLANNED: "blue", EXPIRED: "gray", REJECTED: "gray", APPLIED: "green", UNDONE: "purple",
   passed: "green", warning: "orange", critical: "red",
 };
+
+// The tone of a notice about a state.
+export const toneOf = (value) => ({ red: "error", orange: "warning", yellow: "warning", green: "success" })[COLOURS[value]] ?? "info";
 
 export const State = ({ value, title }) =>
   h(Badge, { colorPalette: COLOURS[value] ?? "gray", variant: "subtle", title, whiteSpace: "nowrap" }, value ?? "–");
@@ -147,7 +196,8 @@ export const A = ({ to: target, children, ...more }) =>
   h(Link, { asChild: true, color: "fg.info", overflowWrap: "anywhere", _hover: { textDecoration: "underline" }, ...more },
     h(RouterLink, { to: target }, children));
 
-export const LinkButton = ({ to: target, children }) => h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: target }, children));
+export const LinkButton = ({ to: target, children, ...more }) =>
+  h(Button, { asChild: true, size: "sm", variant: "outline", ...more }, h(RouterLink, { to: target }, children));
 
 // The heading of a view, with its state and links beside it.
 export const Title = ({ text, children }) =>
@@ -159,6 +209,14 @@ export const Section = ({ title, aside, children, id }) =>
   h(Box, { as: "section", mt: 6, id, minW: 0 },
     h(Flex, { align: "baseline", gap: 3, mb: 2, wrap: "wrap" }, h(Heading, { as: "h2", size: "md" }, title), aside),
     children);
+
+// A section whose content is rarely read. It is drawn when it is opened.
+export function Folded({ title, aside, children }) {
+  const [open, setOpen] = useState(false);
+  return h(Box, { as: "details", mt: 6, minW: 0, onToggle: (event) => setOpen(event.currentTarget.open) },
+    h(Box, { as: "summary", cursor: "pointer", w: "fit-content", maxW: "100%" }, h(Heading, { as: "h2", size: "md", display: "inline" }, title), aside && h(Muted, { ms: 3 }, aside)),
+    h(Box, { mt: 2 }, open && children));
+}
 
 export const Notice = ({ tone = "info", title, children, role = "status" }) =>
   h(Box, { role, borderWidth: "1px", borderLeftWidth: "4px", borderColor: `border.${tone}`, bg: `bg.${tone}`, borderRadius: "md", p: 3, my: 3 },

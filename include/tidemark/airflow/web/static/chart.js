@@ -1,6 +1,6 @@
 // Small charts as SVG. Colours are Chakra's variables, so that they follow the theme; each shape has a title to hover over.
 
-import { Box, Muted, RouterLink, counted, h, moment, number, rewindPath, useNavigate, useRef, useState } from "./base.js";
+import { Box, Muted, RouterLink, counted, h, local, moment, number, rewindPath, useNavigate, useRef, useState, utc } from "./base.js";
 
 const PALETTE = ["blue", "teal", "purple", "orange", "cyan", "pink", "green", "yellow"];
 const colour = (name, shade = 500) => `var(--chakra-colors-${name}-${shade})`;
@@ -8,7 +8,7 @@ const AXIS = "var(--chakra-colors-fg-muted)";
 const WORDS = { fontSize: "11px" }; // Airflow's style sheet overrides the attribute
 const LINE = "var(--chakra-colors-border)";
 
-export const attemptColour = (attempt) => (attempt.state === "FAILED" ? "red" : PALETTE[attempt.attempt_id % PALETTE.length]);
+export const attemptColour = (attempt) => (attempt.state === "FAILED" && attempt.error_kind !== "fenced" ? "red" : PALETTE[attempt.attempt_id % PALETTE.length]);
 
 // Batches over time, a lane for each partition, coloured by attempt. A failed attempt is a dashed line where it ended. With a consumer, each
 // batch links to a rewind to it: the newest can be reached by Tab, the others from there with the arrow keys.
@@ -28,7 +28,8 @@ export function Timeline({ batches, attempts, consumer, width = 1000 }) {
       h("line", { x1: left, x2: width - 12, y1: index * lane + 11, y2: index * lane + 11, stroke: LINE }))),
     attempts.filter((attempt) => attempt.state === "FAILED").map((attempt) =>
       h("line", { key: `f${attempt.attempt_id}`, x1: x(Date.parse(attempt.ended_at)), x2: x(Date.parse(attempt.ended_at)), y1: 0, y2: height - 20,
-        stroke: colour(attempt.error_kind === "fenced" ? "purple" : "red"), strokeDasharray: "3 3" }, h("title", null, `attempt ${attempt.attempt_id} ${attempt.error_kind === "fenced" ? "was fenced" : "failed"}: ${attempt.error}`))),
+        stroke: colour(attempt.error_kind === "fenced" ? "purple" : "red"), strokeDasharray: "3 3" },
+      h("title", null, attempt.error_kind === "fenced" ? `a newer attempt took over from attempt ${attempt.attempt_id}` : `attempt ${attempt.attempt_id} failed: ${attempt.error}`))),
     batches.map((batch, index) => {
       const row = lanes.indexOf(`${batch.topic}/${batch.partition}`);
       if (row < 0) return null;
@@ -89,6 +90,22 @@ export function Sparkline({ values, width = 90, height = 22 }) {
     h("polyline", { points, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }));
 }
 
+const STEPS_MIN = [5, 15, 30, 60, 120, 180, 240, 360, 720, 1440];
+
+// Full hours, or quarters of them, of the user's day between two times: at most so many.
+function hours(from, until, most) {
+  const step = (STEPS_MIN.find((minutes) => (until - from) / (minutes * 60000) <= most) ?? 1440) * 60000;
+  const ahead = Date.parse(`${local(from)}Z`) - from; // of UTC
+  const first = Math.ceil((from + ahead) / step) * step - ahead;
+  return Array.from({ length: Math.max(0, Math.ceil((until - first) / step)) }, (_, index) => first + index * step);
+}
+
+// "14:00", and at midnight the date: "03-29".
+function hour(time) {
+  const [date, clock] = local(time).split("T");
+  return clock.startsWith("00:00") ? date.slice(5) : clock.slice(0, 5);
+}
+
 // The lag over a day, with the rewinds, rebalances and failures in it. With a consumer, a click, or the arrow keys and Enter, pick a moment to
 // rewind to.
 export function LagChart({ history, rewinds, rebalances, failed, consumer, width = 1000, height = 170 }) {
@@ -100,12 +117,13 @@ export function LagChart({ history, rewinds, rebalances, failed, consumer, width
   const most = Math.max(1, ...history.map((sample) => sample.records));
   const x = (time) => left + ((time - from) / (until - from)) * (width - left - 12);
   const y = (value) => 8 + (1 - value / most) * (height - bottom - 8);
-  const line = history.map((sample, index) => `${x(times[index])},${y(sample.records)}`).join(" ");
+  const line = [...history.map((sample, index) => `${x(times[index])},${y(sample.records)}`), `${x(until)},${y(history[history.length - 1].records)}`].join(" ");
   const marks = [...rewinds.map((rewind) => ({ at: rewind.at, tone: "purple", words: `rewind ${rewind.rewind_id} was applied` })),
     ...rebalances.map((rebalance) => ({ at: rebalance.at, tone: "gray", words: `generation ${rebalance.generation}: ${rebalance.reason}` })),
     ...failed.map((attempt) => ({ at: attempt.ended_at, tone: "red", words: `attempt ${attempt.attempt_id} failed: ${attempt.error}` }))].filter((event) => Date.parse(event.at) >= from);
   const words = `Lag over time, at most ${number(most)} records`;
-  const whole = (time) => new Date(Math.floor(Math.min(until, Math.max(from, time)) / 1000) * 1000).toISOString().replace(".000", "");
+  const whole = (time) => utc(Math.min(until, Math.max(from, time)));
+  const marked = hours(from, until, Math.max(2, Math.floor((width - left) / 110)));
   const at = (event) => {
     const box = place.current.getBoundingClientRect();
     return from + ((((event.clientX - box.left) / box.width) * width - left) / (width - left - 12)) * (until - from);
@@ -128,14 +146,15 @@ export function LagChart({ history, rewinds, rebalances, failed, consumer, width
   return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", style: { cursor: consumer ? "crosshair" : undefined }, ...picks },
     (most > 1 ? [0, most / 2, most] : [0, most]).map((value) => h("g", { key: value }, h("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), stroke: LINE }),
       h("text", { x: left - 8, y: y(value) + 4, textAnchor: "end", style: WORDS, fill: AXIS }, number(Math.round(value))))),
-    h("polygon", { points: `${left},${y(0)} ${line} ${x(times[times.length - 1])},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),
+    h("polygon", { points: `${left},${y(0)} ${line} ${x(until)},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),
     h("polyline", { points: line, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }),
     marks.map((event) => h("line", { key: event.words, x1: x(Date.parse(event.at)), x2: x(Date.parse(event.at)), y1: 4, y2: height - bottom, stroke: colour(event.tone), strokeWidth: 2, strokeDasharray: "4 3" },
       h("title", null, `${event.words}, ${moment(event.at)}`))),
     history.map((sample, index) => h("circle", { key: sample.at, cx: x(times[index]), cy: y(sample.records), r: 5, fill: "transparent" },
-      h("title", null, `${moment(sample.at)}: ${number(sample.records)} records${sample.seconds === null ? "" : `, ${Math.round(sample.seconds)} s behind`}${sample.replay ? `, ${number(sample.replay)} to replay` : ""}`))),
+      h("title", null, `from ${moment(sample.at)}: at most ${number(sample.records)} records${sample.seconds === null ? "" : `, ${Math.round(sample.seconds)} s behind`}${sample.replay ? `, ${number(sample.replay)} to replay` : ""}`))),
     mark !== null && h("g", { pointerEvents: "none" }, h("line", { x1: mark, x2: mark, y1: 0, y2: height - bottom, stroke: AXIS }),
       h("text", { x: mark + (mark > width / 2 ? -6 : 6), y: 14, textAnchor: mark > width / 2 ? "end" : "start", style: WORDS, fill: "var(--chakra-colors-fg)" }, `Rewind to ${moment(whole(picked))} …`)),
-    h("text", { x: left, y: height - 6, style: WORDS, fill: AXIS }, moment(history[0].at)),
+    marked.filter((time) => x(time) > left + 20 && x(time) < width - 60).map((time) => h("g", { key: time }, h("line", { x1: x(time), x2: x(time), y1: height - bottom, y2: height - bottom + 5, stroke: AXIS }),
+      h("text", { x: x(time), y: height - 6, textAnchor: "middle", style: WORDS, fill: AXIS }, hour(time)))),
     h("text", { x: width - 12, y: height - 6, style: WORDS, fill: AXIS, textAnchor: "end" }, "now")));
 }

@@ -1,17 +1,21 @@
 // The forms that ask Airflow for a run of `rewind`, `redrive` or `discard`, as the user who is signed in. The run makes a plan and checks everything.
 
-import { Box, Button, Code, Field, Flex, Input, Loaded, Muted, Notice, RunLink, Section, Select, Text, Textarea, Title, api, h, request, useData,
-  useParam, useState } from "./base.js";
-import { Preview, usePreview } from "./preview.js";
+import { A, Box, Button, Code, Field, Flex, Input, Loaded, Muted, Notice, Section, Select, Text, Textarea, Title, api, counted, fromLocal, h, local, moment,
+  query, request, to, useData, useParam, useState, zone, zoned } from "./base.js";
+import { Follow } from "./follow.js";
+import { Preview, usePreview, useSettled } from "./preview.js";
 
 // The form of the DAG `kind`.
 export function Form({ kind, consumer }) {
   const state = useData(api("groups", consumer, "form"), { refresh: false });
   const [title, View] = { rewind: ["Rewind", Rewind], redrive: ["Redrive records of", Redrive], discard: ["Discard records of", Discard] }[kind];
-  return h(Box, null, h(Title, { text: `${title} ${consumer}` }), h(Loaded, { state }, (data) => data.forms[kind] ? h(View, { consumer, data })
+  return h(Box, null, h(Title, { text: `${title} ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")), h(Loaded, { state }, (data) => data.forms[kind] ? h(View, { consumer, data })
     : h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" },
       `You need the permission to start the DAG ${data.own ? `${kind}__${consumer}` : kind}. Ask an administrator.`)));
 }
+
+// A scenario in words, with its name at the command line.
+const inWords = (choice) => `${choice.does[0].toUpperCase()}${choice.does.slice(1)} (${choice.name})`;
 
 function Rewind({ consumer, data }) {
   const [scenario, setScenario] = useParam("scenario", "to-validated");
@@ -22,29 +26,65 @@ function Rewind({ consumer, data }) {
   const [consume, setConsume] = useState(true);
   const choices = data.scenarios.filter((choice) => choice.name !== "from-file");
   const chosen = choices.find((choice) => choice.name === scenario) ?? choices[0];
+  const choose = (name, next) => {
+    setScenario(name);
+    setValue(next);
+  };
   const complete = !chosen.value || Boolean(value.trim());
   const preview = usePreview(consumer, complete && { scenario: chosen.name, value: chosen.value ? value.trim() : "", scope, allow_loss: loss });
   const problems = [
-    chosen.value && !value.trim() && `${chosen.name} needs ${chosen.value}, for example ${chosen.example}.`,
+    chosen.value && !value.trim() && `Choose ${chosen.value}.`,
+    preview.data?.problems.length > 0 && "The plan would be refused, as the preview says.",
     unreasoned(data, reason),
   ].filter(Boolean);
   const consumers = preview.data?.consumers ?? [consumer]; // an undo moves all consumers of the rewind
   const conf = { ...(data.own ? {} : { consumers }), scope, scenario: chosen.name, ...(chosen.value ? { value: value.trim() } : {}),
     reason: reason.trim(), allow_loss: loss, consume };
+  const says = [
+    `${consumers.join(", ")}, ${scope === "all" ? "all partitions" : scope}: ${preview.data?.says ? zoned(preview.data.says) : inWords(chosen) + (chosen.value ? ` ${value}` : "")}`,
+    `Rows loaded from there on are taken out of ${data.table} and kept in an archive, so that the rewind can be undone.`,
+    data.approval === "required" ? "Somebody has to approve the plan first." : "The plan is applied at once, without an approval.",
+    loss && "Records that Kafka no longer has are recorded as lost.",
+    consume ? "A run of the consumer starts afterwards." : "No run starts afterwards.",
+  ];
   return h(Box, { maxW: "64rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Makes a plan first, with the offsets, rows and failed records of each partition. ",
       data.approval === "required" ? "Nothing changes before somebody approves it in the DAG run." : "This consumer needs no approval: the plan is applied at once."),
     h(Flex, { direction: "column", gap: 4, mt: 4, maxW: "44rem" },
-      h(Field, { label: "Where to", hint: chosen.does }, h(Select, { label: "Scenario", value: chosen.name, onChange: setScenario, w: "100%", options: choices.map((choice) => [choice.name, choice.name]) })),
-      chosen.value && h(Field, { label: `Value: ${chosen.value}`, hint: `Example: ${chosen.example}${chosen.name === "to-datetime" ? "; for UTC, add Z: 2026-03-29 14:00Z" : ""}` },
-        h(Input, { size: "sm", name: "value", value, onChange: (event) => setValue(event.target.value) })),
-      h(Field, { label: "Topics and partitions", hint: "all, flights, or flights:0,1,5-9" },
+      h(Presets, { data, choose }),
+      h(Field, { label: "Where to" }, h(Select, { label: "Scenario", value: chosen.name, onChange: (name) => choose(name, ""), w: "100%", options: choices.map((choice) => [choice.name, inWords(choice)]) })),
+      chosen.value && h(Value, { chosen, value, onChange: setValue }),
+      h(Field, { label: "Topics and partitions", hint: examples(data.topics) },
         h(Input, { size: "sm", name: "scope", value: scope, onChange: (event) => setScope(event.target.value) })),
       h(Reason, { value: reason, onChange: setReason }),
       h(Check, { value: loss, onChange: setLoss, label: "Allow loss: if Kafka no longer has the records, record the gap as lost" }),
       h(Check, { value: consume, onChange: setConsume, label: "Start a run of the consumer afterwards" })),
     h(Preview, { preview, complete }),
-    h(Send, { dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says: `Rewind ${consumers.join(", ")}, ${scope === "all" ? "all partitions" : scope}, ${chosen.name}${chosen.value ? ` ${value}` : ""}. Rows loaded from there on are taken out of ${data.table}.` }));
+    h(Send, { kind: "rewind", consumer, dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says }));
+}
+
+const examples = ([topic = "flights"]) => `For example: all, ${topic}, or ${topic}:0,1,5-9`;
+
+// Frequent targets, one click each.
+function Presets({ data, choose }) {
+  const midnight = fromLocal(`${local(Date.now() - 86400000).slice(0, 10)}T00:00:00`);
+  const presets = [
+    ["yesterday 00:00", "to-datetime", midnight],
+    ...data.runs.slice(0, 3).map((run) => [`before the run of ${moment(run.started_at).slice(0, 16)}`, "to-batch", `${run.dag_id}/${run.run_id}`]),
+    data.first_failure && ["before the first failure", "to-batch", data.first_failure.batch_id],
+  ].filter(Boolean);
+  return h(Flex, { gap: 2, wrap: "wrap", role: "group", "aria-label": "Frequent targets" },
+    presets.map(([words, name, value]) => h(Button, { key: words, size: "xs", variant: "outline", onClick: () => choose(name, String(value)) }, words)));
+}
+
+function Value({ chosen, value, onChange }) {
+  if (chosen.name !== "to-datetime") {
+    return h(Field, { label: `Value: ${chosen.value}`, hint: `Example: ${chosen.example}` },
+      h(Input, { size: "sm", name: "value", value, onChange: (event) => onChange(event.target.value) }));
+  }
+  const time = Date.parse(value);
+  return h(Field, { label: "Time", hint: `In ${zone()}, the time zone chosen in Airflow.${Number.isNaN(time) ? "" : ` ${moment(value)}`}` },
+    h(Input, { size: "sm", name: "value", type: "datetime-local", step: 1, maxW: "16rem", value: Number.isNaN(time) ? "" : local(time), onChange: (event) => onChange(fromLocal(event.target.value)) }));
 }
 
 // The fields that choose records, kept in the address: [the filter, the fields].
@@ -67,17 +107,21 @@ const unreasoned = (data, reason) => reason.trim().length < data.reason_characte
 
 function Redrive({ consumer, data }) {
   const [filter, fields] = useRecords();
-  const [where, setWhere] = useParam("to", "ladder");
+  const [where, setWhere] = useParam("to", data.redrive_to);
   const [then, setThen] = useState("ask");
   const [reason, setReason] = useState("");
   const conf = { ...(data.own ? {} : { consumer }), ...filter, to: where, then, reason: reason.trim() };
+  const match = useMatching(consumer, "redrive", filter);
+  const problems = [match.records === 0 && "No record matches.", unreasoned(data, reason)].filter(Boolean);
   return h(Box, { maxW: "44rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Sends failed records through the retry topics again. A record must match every filter."),
     h(Flex, { direction: "column", gap: 4, mt: 4 }, fields,
-      h(Field, { label: "Where to" }, h(Select, { label: "Where to", value: where, onChange: setWhere, options: [["ladder", "ladder: all delays again"], ["now", "now: one try, at once"]] })),
+      h(Field, { label: "Where to" }, h(Select, { label: "Where to", value: where, onChange: setWhere,
+        options: [...(data.redrive_to === "ladder" ? [["ladder", "all retry delays again, from the first"]] : []), ["now", "one try, at once"]] })),
       h(Then, { value: then, onChange: setThen, verb: "redrive" }), h(Reason, { value: reason, onChange: setReason })),
-    h(Send, { dag: data.forms.redrive, conf, problems: [unreasoned(data, reason)].filter(Boolean), verb: "Request the redrive",
-      says: `Redrive ${Object.keys(filter).length ? "the matching failed records" : "all failed records"} of ${consumer}.` }));
+    h(Matching, { match, verb: "can be redriven" }),
+    h(Send, { kind: "redrive", consumer, dag: data.forms.redrive, conf, problems, verb: "Request the redrive", says: [
+      `${match.words ?? "The matching failed records"} of ${consumer} ${where === "now" ? "get one try, at once" : "go through all retry delays again"}.`, afterPlan(then)] }));
 }
 
 function Discard({ consumer, data }) {
@@ -87,22 +131,35 @@ function Discard({ consumer, data }) {
   const [reason, setReason] = useState("");
   const chosen = { ...filter, ...(state ? { states: [state] } : {}) };
   const conf = { ...(data.own ? {} : { consumer }), ...chosen, then, reason: reason.trim() };
-  const problems = [!Object.keys(chosen).length && "Choose records: a state or another filter.", unreasoned(data, reason)].filter(Boolean);
+  const match = useMatching(consumer, "discard", { ...filter, state });
+  const problems = [!Object.keys(chosen).length && "Choose records: a state or another filter.", match.records === 0 && "No record matches.", unreasoned(data, reason)].filter(Boolean);
   return h(Box, { maxW: "44rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Settles records without loading them: they are never tried again, unless somebody redrives them. A record must match every filter."),
     h(Flex, { direction: "column", gap: 4, mt: 4 },
       h(Field, { label: "State" }, h(Select, { label: "State", value: state, onChange: setState,
         options: [["", "waiting, held or failed"], ["FAILED", "failed"], ["WAITING", "waiting"], ["HELD", "held"]] })),
       fields, h(Then, { value: then, onChange: setThen, verb: "discard" }), h(Reason, { value: reason, onChange: setReason })),
-    h(Send, { dag: data.forms.discard, conf, problems, verb: "Request the discard",
-      says: `Discard the matching ${state ? state.toLowerCase() : "waiting, held and failed"} records of ${consumer}.` }));
+    h(Matching, { match, verb: "would be discarded" }),
+    h(Send, { kind: "discard", consumer, dag: data.forms.discard, conf, problems, verb: "Request the discard",
+      says: [`${match.words ?? "The matching records"} of ${consumer} are settled without being loaded.`, afterPlan(then)] }));
 }
+
+const afterPlan = (then) => ({ ask: "Somebody has to approve the plan first.", apply: "The plan is applied at once.", nothing: "Only the plan is made; nothing changes." })[then];
+
+// How many records the filter chooses now: {records, words}.
+function useMatching(consumer, kind, filter) {
+  const { data, error } = useSettled(api("groups", consumer, "matching") + query({ kind, ...filter }));
+  return { records: data?.records, words: data ? counted(data.records, "record") : null, error };
+}
+
+const Matching = ({ match, verb }) => h(Text, { role: "status", "aria-label": "Matching records", mt: 4, fontWeight: "medium" },
+  match.error ? `The records cannot be counted: ${match.error.message}` : match.words ? `${match.words} ${verb} now.` : "Counting");
 
 const Check = ({ value, onChange, label }) =>
   h(Flex, { as: "label", gap: 2, align: "center", fontSize: "sm" }, h("input", { type: "checkbox", checked: value, onChange: (event) => onChange(event.target.checked) }), label);
 
-// Shows the request, asks for confirmation, and sends it to Airflow's own API with the user's session.
-function Send({ dag, conf, problems, verb, says }) {
+// Says what would happen, asks for confirmation, sends the request to Airflow's own API with the user's session, and follows the run.
+function Send({ kind, consumer, dag, conf, problems, verb, says }) {
   const [confirming, setConfirming] = useState(false);
   const [state, setState] = useState({});
   const send = async () => {
@@ -117,16 +174,15 @@ function Send({ dag, conf, problems, verb, says }) {
     }
     setConfirming(false);
   };
-  if (state.run) {
-    return h(Notice, { tone: "success", title: "Requested" }, h(Text, null, "Airflow plans it as ", h(RunLink, { row: { dag_id: dag, run_id: state.run.dag_run_id } }), ". The run shows the plan and, if required, asks for approval."));
-  }
+  if (state.run) return h(Follow, { kind, consumer, dag, run: state.run.dag_run_id });
   return h(Box, { mt: 5 },
     state.error && h(Notice, { tone: "error", role: "alert", title: "Airflow refused the run" }, state.error.message),
     problems.length > 0 && h(Muted, { display: "block", mb: 2 }, problems.join(" ")),
     !confirming && h(Button, { disabled: problems.length > 0, onClick: () => setConfirming(true), colorPalette: "brand" }, `${verb} …`),
-    confirming && h(Section, { title: "Check once more" }, h(Text, null, says),
-      h(Box, { as: "pre", fontSize: "xs", bg: "bg.muted", p: 3, borderRadius: "md", overflowX: "auto", my: 2 }, JSON.stringify(conf, null, 2)),
-      h(Text, { fontSize: "sm", mb: 3 }, "Starts a run of ", h(Code, null, dag), " under your name."),
+    confirming && h(Section, { title: "Check once more" }, says.filter(Boolean).map((sentence) => h(Text, { key: sentence, overflowWrap: "anywhere" }, sentence)),
+      h(Text, { fontSize: "sm", mt: 2 }, "Starts a run of ", h(Code, null, dag), " under your name."),
+      h(Box, { as: "details", fontSize: "sm", mb: 3 }, h(Box, { as: "summary", cursor: "pointer", color: "fg.muted", w: "fit-content" }, "The run's configuration"),
+        h(Box, { as: "pre", fontSize: "xs", bg: "bg.muted", p: 3, borderRadius: "md", overflowX: "auto", my: 2 }, JSON.stringify(conf, null, 2))),
       h(Flex, { gap: 2 }, h(Button, { onClick: send, loading: state.busy, colorPalette: "brand", autoFocus: true }, verb),
         h(Button, { variant: "outline", onClick: () => setConfirming(false) }, "Back"))));
 }

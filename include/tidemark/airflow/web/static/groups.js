@@ -1,6 +1,6 @@
 // All consumers, worst first.
 
-import { A, Ago, Badge, Banners, Box, Due, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, duration, h, moment, number, to, useData,
+import { A, Ago, Badge, Banners, Box, Due, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, duration, h, number, to, useData,
   useParam } from "./base.js";
 import { Sparkline } from "./chart.js";
 import { Rows } from "./table.js";
@@ -51,11 +51,12 @@ const columns = (most, trends) => [
   { name: "Owner", cell: (row) => h(Box, null, row.owner, row.tags.map((tag) => h(Badge, { key: tag, ml: 1, variant: "outline" }, tag))) },
 ];
 
-// Records and time behind, as of the last sample, and the last hours as a line.
+// Records and time behind, as of the last sample, its age, and the last hours as a line.
 const LagCell = ({ row, trend }) => row.lag
-  ? h(Box, { title: `Sampled ${moment(row.lag.sampled_at)}` },
+  ? h(Box, null,
     h(Text, { as: "span" }, row.lag.records === null ? (row.lag.known_records ? `≥ ${number(row.lag.known_records)}` : "unknown") : number(row.lag.records)),
-    h(Muted, { display: "block" }, row.lag.seconds === null ? "time unknown" : duration(row.lag.seconds)), trend && h(Sparkline, { values: trend }))
+    h(Muted, { display: "block" }, row.lag.seconds === null ? "time unknown" : duration(row.lag.seconds)),
+    h(Muted, { display: "block", fontSize: "xs", whiteSpace: "nowrap" }, "sampled ", h(Ago, { at: row.lag.sampled_at })), trend && h(Sparkline, { values: trend }))
   : "–";
 
 const count = (row, value, most, state) => value

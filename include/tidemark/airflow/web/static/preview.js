@@ -1,14 +1,16 @@
 // The effects of a rewind, while its form is filled in.
 
-import { Box, Flex, Muted, Notice, Section, Spinner, Text, api, counted, duration, h, number, query, useData, useEffect, useState } from "./base.js";
+import { Box, Flex, Muted, Notice, Section, Spinner, Text, api, counted, duration, h, number, query, useData, useEffect, useState, zoned } from "./base.js";
 import { partitionColumns } from "./rewinds.js";
 import { Rows } from "./table.js";
 
 const SETTLED_MS = 500;
 
-// The preview of the form's input, requested once the input rests for a moment. An answer to earlier input is dropped.
-export function usePreview(consumer, input) {
-  const path = input ? api("groups", consumer, "rewind-preview") + query(input) : null;
+// The preview of the form's input.
+export const usePreview = (consumer, input) => useSettled(input ? api("groups", consumer, "rewind-preview") + query(input) : null);
+
+// The answer of a route that follows the form's input, requested once the input rests for a moment. An answer to earlier input is dropped.
+export function useSettled(path) {
   const [settled, settle] = useState(null);
   useEffect(() => {
     const timer = setTimeout(() => settle(path), SETTLED_MS);
@@ -34,7 +36,7 @@ const Problems = ({ data }) => h(Notice, { tone: "error", title: "The plan would
 
 function Effects({ data }) {
   const many = data.groups.length > 1;
-  return h(Box, null, h(Text, null, data.says), h(Text, { fontWeight: "semibold", my: 1 }, sentence(data)), data.groups.map((group) =>
+  return h(Box, null, h(Text, null, zoned(data.says)), h(Text, { fontWeight: "semibold", my: 1 }, sentence(data)), data.groups.map((group) =>
     h(Box, { key: group.consumer, mt: 2 }, many && h(Text, { fontWeight: "medium" }, group.consumer),
       h(Text, { fontSize: "sm", mb: 2 }, afterwards(group)),
       group.announced_assets.length > 0 && h(Notice, { tone: "warning", title: "Downstream DAGs have already been notified about these rows" },
@@ -42,18 +44,18 @@ function Effects({ data }) {
       h(Rows, { label: `Preview of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitionColumns(data) }))));
 }
 
-const both = (rows, failed) => `${counted(rows, "row")} and ${counted(failed, "failed record")}`;
 
 function sentence(data) {
   const tables = [...new Set(data.groups.map((group) => group.table))].join(", ");
-  const gone = `${both(data.sink_rows, data.failed_records)} leave ${tables}`;
+  const gone = `${counted(data.sink_rows, "row leaves", "rows leave")} ${tables}${data.failed_records ? `, and ${counted(data.failed_records, "failed record")} the list of retries` : ""}`;
   const read = `${counted(data.replay, "offset")} read again${data.skip ? `, ${number(data.skip)} skipped` : ""}`;
-  return data.undo_of ? `${both(data.rows_back, data.failed_back)} of rewind ${data.undo_of} come back; ${gone}; ${read}.` : `${read}; ${gone}.`;
+  const back = `${counted(data.rows_back, "row")}${data.failed_back ? ` and ${counted(data.failed_back, "failed record")}` : ""} of rewind ${data.undo_of} come back`;
+  return data.undo_of ? `${back}; ${gone}; ${read}.` : `${read}; ${gone}.`;
 }
 
 function afterwards(group) {
   if (!group.lag_records) return "Nothing is left to read afterwards.";
-  const time = group.catch_up_s === null ? "takes an unknown time, because the group has not read yet"
-    : `takes about ${duration(group.catch_up_s)} at ${number(Math.round(group.records_per_s * 10) / 10)} records/s`;
+  const time = group.catch_up_s === null ? "takes an unknown time, because no run has read yet"
+    : `takes about ${duration(group.catch_up_s)}, at the ${number(Math.round(group.records_per_s * 10) / 10)} records/s of the fastest of its recent runs`;
   return `Reading ${counted(group.lag_records, "offset")} afterwards ${time}.`;
 }

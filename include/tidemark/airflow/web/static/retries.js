@@ -29,7 +29,7 @@ function Growth({ counts }) {
   const now = counts.reduce((all, row) => all + row.last_hour, 0), before = counts.reduce((all, row) => all + row.hour_before, 0);
   if (!now && !before) return h(Muted, null, "none in 2 h");
   return h(Box, null, h(State, { value: now > before ? "growing" : now < before ? "slowing" : "steady" }),
-    h(Muted, { display: "block" }, `${number(now)} in the last hour, ${number(before)} the hour before`));
+    h(Muted, { display: "block" }, `${number(now)} of them failed first in the last hour, ${number(before)} in the hour before`));
 }
 
 export const Retries = ({ consumer }) => {
@@ -89,30 +89,41 @@ function Records({ consumer, data }) {
   const [text, setText] = useParam("text");
   const [tier, setTier] = useParam("tier");
   const [after, setAfter] = useState(0);
-  useEffect(() => setAfter(0), [state, error, text, tier]);
+  const [chosen, choose] = useState([]); // numbers of records
+  useEffect(() => {
+    setAfter(0);
+    choose([]);
+  }, [state, error, text, tier]);
   const page = useData(api("groups", consumer, "records") + query({ state, error, text, tier, after: after || "" }));
-  return h(Section, { title: "Records" },
+  const total = page.data?.total;
+  const these = chosen.length ? `${number(chosen.length)} selected` : total === undefined ? "these" : `these ${number(total)}`;
+  const filter = chosen.length ? { numbers: chosen.join(", ") } : { error, text, tier };
+  const settled = ["LOADED", "SKIPPED", "DISCARDED"].includes(state);
+  return h(Section, { title: "Records", aside: total !== undefined && h(Muted, null, counted(total, "record")) },
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" },
       h(Select, { label: "State", value: state, onChange: setState, options: [["", "Not settled"], ...["FAILED", "WAITING", "HELD", "LOADED", "SKIPPED", "DISCARDED"].map((name) => [name, name.toLowerCase()])] }),
       h(Select, { label: "Tier", value: tier, onChange: setTier, options: [["", "All tiers"], ...data.tiers.map((tier) => [tier.tier, tier.tier])] }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error type", placeholder: "Error type", value: error, onChange: (event) => setError(event.target.value) }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error text", placeholder: "Part of the error's text", value: text, onChange: (event) => setText(event.target.value) }),
-      data.forms.redrive && h(LinkButton, { to: redrivePath(consumer, { error, text, tier }) }, "Redrive these …"),
-      data.forms.discard && !["LOADED", "SKIPPED", "DISCARDED"].includes(state)
-        && h(LinkButton, { to: discardPath(consumer, { error, text, tier, state }) }, "Discard these …")),
+      data.forms.redrive && ["", "FAILED"].includes(state) && h(LinkButton, { to: redrivePath(consumer, filter) }, chosen.length ? `Redrive ${these} …` : "Redrive the failed ones …"),
+      data.forms.discard && !settled && h(LinkButton, { to: discardPath(consumer, chosen.length ? filter : { ...filter, state }) }, `Discard ${these} …`)),
     h(Loaded, { state: page }, ({ records, next }) => h(Box, null,
-      records.length ? h(Rows, { label: "Records", rows: records, id: (row) => row.number, columns: columns(consumer, data) })
+      records.length ? h(Rows, { label: "Records", rows: records, id: (row) => row.number, columns: [...(settled || !(data.forms.redrive || data.forms.discard) ? [] : [selection(chosen, choose)]), ...columns(consumer, data)] })
         : h(Empty, { title: "No record matches" }, "Change the filter."),
       h(Flex, { gap: 2, mt: 2 }, after > 0 && h(Button, { size: "sm", variant: "outline", onClick: () => setAfter(0) }, "First"),
         next && h(Button, { size: "sm", variant: "outline", onClick: () => setAfter(next) }, "Next")))));
 }
+
+// A box to select a record for a redrive or a discard.
+const selection = (chosen, choose) => ({ name: "", cell: (row) => h("input", { type: "checkbox", "aria-label": `Select record ${row.number}`, checked: chosen.includes(row.number),
+  onChange: (event) => choose(event.target.checked ? [...chosen, row.number] : chosen.filter((number) => number !== row.number)) }) });
 
 const columns = (consumer, data) => [
   { name: "Record", cell: (row) => data.payloads ? h(A, { to: to("retries", consumer, row.number), fontWeight: "semibold" }, row.number) : row.number },
   { name: "State", cell: (row) => h(State, { value: row.state, title: row.publish_error ?? undefined }) },
   { name: "Read from", cell: (row) => `${row.topic}/${row.partition}@${row.offset}` },
   { name: "Error", cell: (row) => h(Box, { maxW: "30rem" }, h(Text, { fontWeight: "medium" }, row.error_type), h(Muted, { overflowWrap: "anywhere" }, row.error_text)) },
-  { name: "Tries", end: true, cell: (row) => number(row.retry_number) },
+  { name: "Failed tries", end: true, cell: (row) => number(row.failures) },
   { name: "Next try", cell: (row) => row.due_at && h(Due, { at: row.due_at }) },
   { name: "Bytes", end: true, cell: (row) => number(row.value_bytes) },
   { name: "First failed", cell: (row) => h(Ago, { at: row.created_at }) },

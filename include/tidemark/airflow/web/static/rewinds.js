@@ -1,7 +1,7 @@
 // The list of rewinds, and a single rewind.
 
 import { A, Ago, Banners, Box, Button, ConsumerPicker, Empty, Facts, Flex, LinkButton, Loaded, Muted, Notice, RunLink, Section, Select, State, Text,
-  Title, api, counted, h, moment, number, query, rewindPath, to, useData, useParam, useState } from "./base.js";
+  Title, api, counted, h, moment, number, query, rewindPath, to, useData, useParam, useState, zoned } from "./base.js";
 import { Rows } from "./table.js";
 
 const stateOf = (row) => (row.state === "PLANNED" && (row.expired ?? Date.parse(row.expires_at) < Date.now()) ? "EXPIRED" : row.state);
@@ -25,7 +25,7 @@ export function Rewinds() {
 
 const COLUMNS = [
   { name: "Rewind", cell: (row) => h(Box, null, h(A, { to: to("rewinds", row.consumers[0], row.rewind_id), fontWeight: "semibold" }, `Rewind ${row.rewind_id}`), " ", h(State, { value: stateOf(row) })) },
-  { name: "What", cell: (row) => h(Box, { maxW: "26rem" }, row.says, h(Muted, { display: "block" }, row.reason)) },
+  { name: "What", cell: (row) => h(Box, { maxW: "26rem" }, zoned(row.says), h(Muted, { display: "block" }, row.reason)) },
   { name: "Consumers", cell: (row) => h(Box, null, row.consumers.map((name) => h(Box, { key: name }, h(A, { to: to("groups", name) }, name))), row.hidden > 0 && h(Muted, null, `and ${row.hidden} more`)) },
   { name: "Read again", end: true, cell: (row) => number(row.replay) },
   { name: "Rows out", end: true, cell: (row) => number(row.sink_rows) },
@@ -42,9 +42,9 @@ export const Rewind = ({ consumer, id }) => {
 function View({ consumer, data }) {
   const state = stateOf(data);
   return h(Box, null,
-    h(Title, { text: `Rewind ${data.rewind_id}` }, h(State, { value: state }),
+    h(Title, { text: `Rewind ${data.rewind_id} of ${consumer}` }, h(State, { value: state }), h(A, { to: `${to("rewinds")}${query({ consumer })}` }, "Rewinds"), h(A, { to: to("groups", consumer) }, "Group"),
       state === "APPLIED" && data.forms.rewind && h(LinkButton, { to: rewindPath(consumer, "undo", data.rewind_id) }, "Undo …")),
-    h(Text, { mt: 1 }, data.says),
+    h(Text, { mt: 1 }, zoned(data.says)),
     state === "PLANNED" && h(Notice, { tone: "info", title: "Not applied yet" }, data.run_id
       ? h(Box, null, "Review the plan and approve it in its DAG run: ", h(RunLink, { row: data })) : `Apply it with: tidemark rewind apply ${data.rewind_id}`),
     state === "EXPIRED" && h(Notice, { tone: "warning", title: "The plan has expired; nothing was changed" }, "Make a new one."),

@@ -1,6 +1,6 @@
 // Verdicts over time, and a single verdict with its failing rows.
 
-import { A, Ago, Banners, Box, Code, ConsumerPicker, Empty, Facts, Flex, Loaded, Muted, RunLink, Section, Select, State, Text, Title, api, counted,
+import { A, Ago, Banners, Box, Code, ConsumerPicker, Empty, Facts, Flex, Folded, Loaded, Muted, RunLink, Section, Select, State, Text, Title, api, counted,
   duration, h, moment, number, query, to, useData, useParam } from "./base.js";
 import { Strip } from "./chart.js";
 import { Rows } from "./table.js";
@@ -16,10 +16,22 @@ export function Validations() {
       const rows = data.validations.filter((row) => !only || row.verdict === only);
       return h(Box, null, h(Banners, { banners: data.banners }),
         data.validations.length > 0 && h(Strip, { verdicts: [...data.validations].reverse().slice(-60) }),
-        rows.length ? h(Rows, { label: "Validations", rows, id: (row) => `${row.consumer}/${row.validation_id}`, columns: COLUMNS })
+        data.validations.length > 0 && h(Legend),
+        rows.length ? h(Box, null, table(rows.filter(judged), "Validations"), rows.some((row) => !judged(row)) && h(Folded, { title: "Runs without rows", aside: counted(rows.filter((row) => !judged(row)).length, "validation") },
+          table(rows.filter((row) => !judged(row)), "Validations of runs without rows")))
           : h(Empty, { title: "No validation" }, "Each run of a consumer ends with one: the conservation check, and its suite if it has one."));
     }));
 }
+
+// Whether it has judged rows, or found something nevertheless.
+const judged = (row) => row.sink_rows > 0 || row.deleted > 0 || row.verdict !== "passed";
+
+const table = (rows, label) => rows.length > 0 && h(Rows, { label, rows, id: (row) => `${row.consumer}/${row.validation_id}`, columns: COLUMNS });
+
+const MEANINGS = [["passed", "all expectations hold"], ["warning", "some do not, and the validated view shows the rows"], ["critical", "the validated view stops before the rows"]];
+
+const Legend = () => h(Flex, { gap: 4, wrap: "wrap", mb: 3, fontSize: "sm" }, MEANINGS.map(([verdict, meaning]) =>
+  h(Box, { key: verdict }, h(State, { value: verdict }), h(Muted, null, ` ${meaning}`))), h(Muted, null, "One mark each, oldest left."));
 
 const COLUMNS = [
   { name: "Consumer", cell: (row) => h(A, { to: to("groups", row.consumer), fontWeight: "semibold" }, row.consumer) },
@@ -41,8 +53,8 @@ function View({ consumer, data }) {
   const failing = data.results.filter((result) => !result.success);
   const good = data.results.filter((result) => result.success);
   return h(Box, null,
-    h(Title, { text: `Validation ${data.validation_id}` }, h(State, { value: data.verdict })),
-    h(Facts, { rows: [["Consumer", h(A, { to: to("groups", consumer) }, consumer)], ["When", moment(data.validated_at)], ["Suite", data.suite ?? "conservation check"],
+    h(Title, { text: `Validation ${data.validation_id} of ${consumer}` }, h(State, { value: data.verdict }), h(A, { to: `${to("validations")}${query({ consumer })}` }, "Validations"), h(A, { to: to("groups", consumer) }, "Group")),
+    h(Facts, { rows: [["When", moment(data.validated_at)], ["Suite", data.suite ?? "conservation check"],
       ["Rows", number(data.sink_rows)], data.deleted > 0 && ["Deletes", number(data.deleted)], ["Took", duration(data.seconds)], data.run_id && ["DAG run", h(RunLink, { row: data })]] }),
     h(Section, { title: "Failing", aside: h(Muted, null, counted(failing.length, "expectation")) },
       failing.length ? failing.map((result) => h(Result, { key: result.number, result, data })) : h(Empty, { title: "All expectations passed" })),

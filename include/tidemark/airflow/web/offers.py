@@ -1,0 +1,62 @@
+"""What the forms for a rewind, a redrive and a discard offer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg2
+
+from tidemark.airflow.web.consumers import database
+from tidemark.airflow.web.retries import OPEN, existing_groups
+from tidemark.db import rows, statements, transaction
+from tidemark.errors import TidemarkError
+from tidemark.retry import admin, redrive
+from tidemark.retry.filter import Filter
+from tidemark.rewind.scenarios.scenario import SCENARIO_OPTIONS
+from tidemark.spec import ConsumerSpec
+from tidemark.text.problems import REASON_CHARACTERS
+
+SQL = statements("tidemark.airflow.web", "offers.sql")
+
+RUNS = 5
+"""Last runs that are offered as targets of a rewind."""
+
+
+def offer(spec: ConsumerSpec) -> dict[str, Any]:
+    """Returns the choices of the forms. If the database does not answer, there is no target from the consumer's own runs."""
+    offered: dict[str, Any] = {
+        "consumer": spec.name,
+        "own": spec.access is not None,
+        "scenarios": [
+            {"name": word.name, "does": word.does, "value": word.value, "example": word.example} for word in SCENARIO_OPTIONS.values()
+        ],
+        "reason_characters": REASON_CHARACTERS,
+        "approval": spec.rewind.approval,
+        "table": spec.shown_tables,
+        "redrive_to": redrive.default_destination(spec),
+        "topics": list(spec.topics),
+        "runs": [],
+        "first_failure": None,
+    }
+    try:
+        with database(spec) as connection, transaction(connection) as cur:
+            of_group = {"group": spec.group, "limit": RUNS}
+            cur.execute(SQL["topics"], of_group)
+            offered["topics"] = [name for (name,) in cur.fetchall()] or offered["topics"]
+            cur.execute(SQL["runs"], of_group)
+            offered["runs"] = rows(cur)
+            cur.execute(SQL["first_failure"], of_group)
+            offered["first_failure"] = next(iter(rows(cur)), None)
+    except (TidemarkError, psycopg2.Error):
+        pass  # the form is of use without them
+    return offered
+
+
+def matching(spec: ConsumerSpec, kind: str, record_filter: Filter) -> int:
+    """Counts the records that the DAG of this kind would take now."""
+    with database(spec) as connection:
+        if spec.group not in existing_groups(connection, [spec]):
+            return 0
+        if kind == "redrive":
+            return redrive.matching(connection, spec.group, record_filter)
+        return sum(count.records for count in admin.count_records(connection, spec.group, record_filter) if count.state in OPEN)
