@@ -520,7 +520,7 @@ def test_records_on_screen_are_redriven_or_discarded_under_the_users_name(site: 
     page = visitor.open("retries/rides", "By error")
     errors = page.get_by_label("Errors")
     errors.get_by_text("growing").first.wait_for()
-    errors.get_by_role("row").filter(has_text="FAILED").get_by_role("link", name="Discard …").click()
+    errors.get_by_role("row").filter(has=page.get_by_text("FAILED", exact=True)).get_by_role("link", name="Discard …").click()
     page.locator("[name=reason]").fill("test rides of last week")  # in the form; the list has a state, too
     assert page.get_by_label("State").input_value() == "FAILED"
     ask = page.get_by_role("button", name="Request the discard …")
@@ -731,8 +731,8 @@ def test_form_shows_what_the_choice_would_do_as_it_changes(site: Site, visit: Vi
 
 
 @chromium
-def test_first_screen_of_a_group_says_what_is_wrong_how_far_behind_it_is_and_what_mends_it(site: Site, visit: Visit) -> None:
-    """In a window of 1280 by 800, without scrolling. The notice has the number, an error, and the button first that mends it."""
+def test_first_screen_of_a_group_says_what_is_wrong_how_far_behind_it_is_and_what_fixes_it(site: Site, visit: Visit) -> None:
+    """In a window of 1280 by 800, without scrolling. The notice has the number, an error, and first the button that fixes it."""
     visitor = visit("uma")
     page = visitor.open("groups/rides", "Effective spec")
     page.set_viewport_size({"width": 1280, "height": 800})

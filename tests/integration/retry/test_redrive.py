@@ -107,12 +107,12 @@ def test_a_try_at_once_goes_by_a_topic_in_which_nothing_waits(outbox: Outbox) ->
     assert outbox.hops()[waiting][0] == outbox.tiers[0]
 
 
-def test_a_consumer_without_a_ladder_is_redriven_at_once_or_not_at_all(outbox: Outbox) -> None:
+def test_a_consumer_without_delays_is_redriven_at_once(outbox: Outbox) -> None:
     number = outbox.add(failed=True)
     outbox.consumer.set(retry=None)
     with pytest.raises(NoLadder, match="--to now"):
-        plan(outbox)
-    planned = plan(outbox, destination=Destination.NOW).redrive.redrive_id
+        plan(outbox, destination=Destination.LADDER)
+    planned = plan(outbox).redrive.redrive_id
     outbox.make_topic(outbox.tiers[0])
     assert outbox.tiers[0] == f"{outbox.group}.retry.now"
     apply(outbox, planned)

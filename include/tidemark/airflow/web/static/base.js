@@ -210,6 +210,9 @@ export const Section = ({ title, aside, children, id }) =>
     h(Flex, { align: "baseline", gap: 3, mb: 2, wrap: "wrap" }, h(Heading, { as: "h2", size: "md" }, title), aside),
     children);
 
+// A text with its parts between backticks as code.
+export const coded = (text) => text.split("`").map((part, index) => (index % 2 ? h(Code, { key: index, display: "inline", whiteSpace: "normal", overflowWrap: "anywhere" }, part) : part));
+
 // A section whose content is rarely read. It is drawn when it is opened.
 export function Folded({ title, aside, children }) {
   const [open, setOpen] = useState(false);

@@ -16,7 +16,16 @@ export function Follow({ kind, consumer, dag, run }) {
   return h(Notice, { tone: toneOf(steps), title: titleOf(steps) },
     h(Box, { as: "ol", "aria-label": "Progress", mt: 1, listStyleType: "none" }, steps.map((step) => h(Flex, { as: "li", key: step.name, gap: 2, align: "center", wrap: "wrap" },
       MARKS[step.state] ?? h(Spinner, { size: "xs" }), h(Text, { as: "span", color: step.state === "later" ? "fg.muted" : undefined }, step.words), step.link && h(A, { to: step.link[1] }, step.link[0])))),
+    steps.filter((step) => step.state === "failed").map((step) => h(Reason, { key: step.name, path: `${path}/taskInstances/${step.name}/logs/${tasks[step.name].try_number}` })),
     h(Box, { mt: 1 }, h(A, { to: runPath({ dag_id: dag, run_id: run }) }, run), h(Muted, null, ` of ${dag}`)));
+}
+
+// The error at the end of a task's log.
+function Reason({ path }) {
+  const { data } = useData(path, { refresh: false });
+  const entries = Array.isArray(data?.content) ? data.content : [];
+  const error = entries.filter((entry) => entry.error_detail?.length).at(-1)?.error_detail.at(-1).exc_value;
+  return error ? h(Text, { whiteSpace: "pre-line", overflowWrap: "anywhere", mt: 1 }, error) : null;
 }
 
 const MARKS = { done: "✓", failed: "✗", later: "·" };
@@ -39,7 +48,7 @@ export function stepsOf({ kind, dag, run, dagRun, tasks, rewind, group, consumer
     return steps;
   }
   if (plan === "success") add("plan", "done", "Planned", rewind && [`Rewind ${rewind.rewind_id}`, to("rewinds", consumer, rewind.rewind_id)]);
-  else add("plan", "now", dagRun?.state === "queued" ? `Waits for a worker. If it does not start, check that the DAG ${dag} is not paused.` : "Makes the plan");
+  else add("plan", "now", dagRun?.state === "queued" ? `Waits to start. If it does not, check that the DAG ${dag} is not paused.` : "Makes the plan");
   if (FAILED.includes(apply)) {
     add("apply", "failed", "The plan was not applied, or only in part.", ["The log says why", at("apply")]);
     return steps;

@@ -8,8 +8,10 @@ import { Preview, usePreview, useSettled } from "./preview.js";
 // The form of the DAG `kind`.
 export function Form({ kind, consumer }) {
   const state = useData(api("groups", consumer, "form"), { refresh: false });
+  const [run, follow] = useParam("run"); // the requested run, so that the way back from its page leads to its progress
   const [title, View] = { rewind: ["Rewind", Rewind], redrive: ["Redrive records of", Redrive], discard: ["Discard records of", Discard] }[kind];
-  return h(Box, null, h(Title, { text: `${title} ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")), h(Loaded, { state }, (data) => data.forms[kind] ? h(View, { consumer, data })
+  return h(Box, null, h(Title, { text: `${title} ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")), h(Loaded, { state }, (data) => run && data.forms[kind] ? h(Follow, { kind, consumer, dag: data.forms[kind], run })
+    : data.forms[kind] ? h(View, { consumer, data, follow })
     : h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" },
       `You need the permission to start the DAG ${data.own ? `${kind}__${consumer}` : kind}. Ask an administrator.`)));
 }
@@ -17,7 +19,7 @@ export function Form({ kind, consumer }) {
 // A scenario in words, with its name at the command line.
 const inWords = (choice) => `${choice.does[0].toUpperCase()}${choice.does.slice(1)} (${choice.name})`;
 
-function Rewind({ consumer, data }) {
+function Rewind({ consumer, data, follow }) {
   const [scenario, setScenario] = useParam("scenario", "to-validated");
   const [value, setValue] = useParam("value");
   const [scope, setScope] = useParam("scope", "all");
@@ -60,7 +62,7 @@ function Rewind({ consumer, data }) {
       h(Check, { value: loss, onChange: setLoss, label: "Allow loss: if Kafka no longer has the records, record the gap as lost" }),
       h(Check, { value: consume, onChange: setConsume, label: "Start a run of the consumer afterwards" })),
     h(Preview, { preview, complete }),
-    h(Send, { kind: "rewind", consumer, dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says }));
+    h(Send, { follow, dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says }));
 }
 
 const examples = ([topic = "flights"]) => `For example: all, ${topic}, or ${topic}:0,1,5-9`;
@@ -105,7 +107,7 @@ const Then = ({ value, onChange, verb }) => h(Field, { label: "After the plan" }
 
 const unreasoned = (data, reason) => reason.trim().length < data.reason_characters && `Give a reason of at least ${data.reason_characters} characters.`;
 
-function Redrive({ consumer, data }) {
+function Redrive({ consumer, data, follow }) {
   const [filter, fields] = useRecords();
   const [where, setWhere] = useParam("to", data.redrive_to);
   const [then, setThen] = useState("ask");
@@ -120,11 +122,11 @@ function Redrive({ consumer, data }) {
         options: [...(data.redrive_to === "ladder" ? [["ladder", "all retry delays again, from the first"]] : []), ["now", "one try, at once"]] })),
       h(Then, { value: then, onChange: setThen, verb: "redrive" }), h(Reason, { value: reason, onChange: setReason })),
     h(Matching, { match, verb: "can be redriven" }),
-    h(Send, { kind: "redrive", consumer, dag: data.forms.redrive, conf, problems, verb: "Request the redrive", says: [
+    h(Send, { follow, dag: data.forms.redrive, conf, problems, verb: "Request the redrive", says: [
       `${match.words ?? "The matching failed records"} of ${consumer} ${where === "now" ? "get one try, at once" : "go through all retry delays again"}.`, afterPlan(then)] }));
 }
 
-function Discard({ consumer, data }) {
+function Discard({ consumer, data, follow }) {
   const [filter, fields] = useRecords();
   const [state, setState] = useParam("state");
   const [then, setThen] = useState("ask");
@@ -140,7 +142,7 @@ function Discard({ consumer, data }) {
         options: [["", "waiting, held or failed"], ["FAILED", "failed"], ["WAITING", "waiting"], ["HELD", "held"]] })),
       fields, h(Then, { value: then, onChange: setThen, verb: "discard" }), h(Reason, { value: reason, onChange: setReason })),
     h(Matching, { match, verb: "would be discarded" }),
-    h(Send, { kind: "discard", consumer, dag: data.forms.discard, conf, problems, verb: "Request the discard",
+    h(Send, { follow, dag: data.forms.discard, conf, problems, verb: "Request the discard",
       says: [`${match.words ?? "The matching records"} of ${consumer} are settled without being loaded.`, afterPlan(then)] }));
 }
 
@@ -159,7 +161,7 @@ const Check = ({ value, onChange, label }) =>
   h(Flex, { as: "label", gap: 2, align: "center", fontSize: "sm" }, h("input", { type: "checkbox", checked: value, onChange: (event) => onChange(event.target.checked) }), label);
 
 // Says what would happen, asks for confirmation, sends the request to Airflow's own API with the user's session, and follows the run.
-function Send({ kind, consumer, dag, conf, problems, verb, says }) {
+function Send({ follow, dag, conf, problems, verb, says }) {
   const [confirming, setConfirming] = useState(false);
   const [state, setState] = useState({});
   const send = async () => {
@@ -168,13 +170,12 @@ function Send({ kind, consumer, dag, conf, problems, verb, says }) {
       const text = await request(`api/v2/dags/${encodeURIComponent(dag)}/dagRuns`, {
         method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ logical_date: null, conf }),
       });
-      setState({ run: JSON.parse(text) });
+      follow(JSON.parse(text).dag_run_id);
     } catch (error) {
       setState({ error });
     }
     setConfirming(false);
   };
-  if (state.run) return h(Follow, { kind, consumer, dag, run: state.run.dag_run_id });
   return h(Box, { mt: 5 },
     state.error && h(Notice, { tone: "error", role: "alert", title: "Airflow refused the run" }, state.error.message),
     problems.length > 0 && h(Muted, { display: "block", mb: 2 }, problems.join(" ")),

@@ -1,7 +1,7 @@
 // One group. Its first screen answers: is it right, how far behind is it, what is to be done. Facts that are rarely read are folded.
 
 import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Folded, LinkButton, Loaded, Muted, Notice, Query, RunLink, Section, Sized, State, Text,
-  Title, api, atMost, counted, discardPath, duration, h, moment, number, query, rate, redrivePath, rewindPath, taskPath, to, toneOf, useData, useState } from "./base.js";
+  Title, api, atMost, coded, counted, discardPath, duration, h, moment, number, query, rate, redrivePath, rewindPath, taskPath, to, toneOf, useData, useState } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
 
@@ -43,11 +43,11 @@ function View({ consumer, data }) {
       h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md" }, data.spec)));
 }
 
-// A button for each [words, path]; the first one mends the problem.
+// A button for each [words, path]; the first one fixes the problem.
 const Actions = ({ actions }) => h(Flex, { gap: 2, mt: 2, wrap: "wrap" }, actions.filter(([, path]) => path).map(([words, path], index) =>
   h(LinkButton, { key: words, to: path, ...(index ? {} : { variant: "solid", colorPalette: "brand" }) }, words)));
 
-// What is wrong with the group, in the colour of its kind, and what mends it.
+// What is wrong with the group, in the colour of its kind, and what fixes it.
 function Problem({ consumer, data }) {
   const { summary: row, forms } = data;
   if ([...GOOD, "bad spec", "unreachable", "records failed"].includes(row.health)) return null;
@@ -67,7 +67,7 @@ function Problem({ consumer, data }) {
   const failing = row.health === "blocked" && data.failing.length > 0 && ` Failing: ${data.failing.join(", ")}.`;
   const title = waiting ? `${counted(row.waiting, "record waits", "records wait")} for the next try${waiting}` : row.why;
   return h(Notice, { tone: toneOf(row.health), role: toneOf(row.health) === "error" ? "alert" : "status", title: [title, failing].filter(Boolean).join("") },
-    row.fix && h(Text, null, row.fix), h(Actions, { actions }));
+    row.fix && h(Text, null, coded(row.fix.replaceAll("NAME", consumer))), h(Actions, { actions }));
 }
 
 const CHARACTERS = 200;

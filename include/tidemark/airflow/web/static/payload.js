@@ -17,7 +17,7 @@ function View({ consumer, data }) {
   const earlier = data.tries.filter((failure) => failure.type !== REDRIVEN);
   return h(Box, null,
     h(Title, { text: `Record ${data.number} of ${consumer}` }, h(State, { value: row.state }), h(A, { to: to("retries", consumer) }, "Retries"), h(A, { to: to("groups", consumer) }, "Group"),
-      data.forms.redrive && h(LinkButton, { to: redrivePath(consumer, { numbers: data.number }) }, "Redrive …"),
+      data.forms.redrive && (row.state === "FAILED" || row.publish_error) && h(LinkButton, { to: redrivePath(consumer, { numbers: data.number }) }, "Redrive …"),
       data.forms.discard && ["WAITING", "HELD", "FAILED"].includes(row.state) && h(LinkButton, { to: discardPath(consumer, { numbers: data.number }) }, "Discard …")),
     h(Section, { title: "Why" }, h(Facts, { rows: [
       ["Error", row.error_type], ["Text", row.error_text], ["Read from", `${row.topic}/${row.partition} at offset ${number(row.offset)}`],

@@ -1,6 +1,6 @@
 // Tidemark's terms, as in its documentation.
 
-import { Box, Code, Facts, Title, h } from "./base.js";
+import { Box, Facts, Title, coded, h } from "./base.js";
 
 const TERMS = [
   ["Archive", "The rows that a rewind took out of a sink, stored in tables of the schema `tidemark_archive` until `tidemark maintain` drops them."],
@@ -40,6 +40,4 @@ const TERMS = [
   ["Validated offset", "The offset up to which validation has passed without a gap. The view `<table>_validated` ends there."],
 ];
 
-const meaning = (text) => text.split("`").map((part, index) => (index % 2 ? h(Code, { key: index }, part) : part));
-
-export const Terms = () => h(Box, { maxW: "64rem" }, h(Title, { text: "Terms" }), h(Facts, { rows: TERMS.map(([term, text]) => [term, meaning(text)]) }));
+export const Terms = () => h(Box, { maxW: "64rem" }, h(Title, { text: "Terms" }), h(Facts, { rows: TERMS.map(([term, text]) => [term, coded(text)]) }));
