@@ -134,6 +134,7 @@ CONSUMERS: dict[str, str] = {
     "unasked": "rewind: {approval: none}",
     "strict": "rewind: {own: false}",
     "live": "run: continuous",
+    "followed": "",
     "owned": "rewind: {approval: none}\naccess: {}",
     "promised": "slo: {failed: 0}\nairflow: {owner: team-orders, retries: 2, retry_delay: 0s}",
     **dict.fromkeys(("ladder", "sound", "rotten"), "retry: {delays: [1h, 2h]}\nvalidation: {suite: numbers}"),  # nothing is due by itself

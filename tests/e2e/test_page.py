@@ -748,6 +748,8 @@ def test_first_screen_of_a_group_says_what_is_wrong_how_far_behind_it_is_and_wha
         box = shown.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= 800
+    page = visitor.open("groups/away", "Effective spec")
+    assert page.get_by_text("0 failed").count() == page.get_by_text("No partition has been claimed yet").count() == 0
     page = visitor.open("groups/fares", "Failing: expect_column_values_to_be_between")
     assert page.get_by_role("alert").get_by_role("link").all_inner_texts() == ["Failing rows", "Rewind to the validated rows …"]
     page.get_by_role("link", name="Failing rows").click()

@@ -221,3 +221,33 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
     assert {part: [row[3] for row in rows] for part, rows in live.rows().items()} == {
         part: [*range(end)] for part, end in live.ends.items()
     }
+
+
+@pytest.mark.thorough
+def test_page_follows_a_rewind_from_its_request_to_the_records_that_are_read_again(lab: Lab, person: Person) -> None:
+    """The approval is a click away, and the way back leads to the progress. Of a plan that is refused, the page has the reason."""
+    followed = lab.consumer("followed")
+    followed.produce(*range(10))
+    followed.read_here()
+    lab.client.unpause(followed.dag)
+    page = person.page
+
+    def request(offset: int) -> None:
+        page.goto(f"{lab.airflow.url}/plugin/tidemark/groups/followed/rewind?scenario=to-offset&value={offset}")
+        page.locator("[name=reason]").fill("the factor was wrong since noon")
+        page.get_by_role("button", name="Request the rewind …").click()
+        page.get_by_role("button", name="Request the rewind", exact=True).click()
+
+    request(4)
+    page.get_by_role("link", name="Review and approve it").click()
+    with page.expect_response(lambda answer: answer.request.method == "PATCH" and answer.ok):
+        page.get_by_role("button", name="Approve").click()
+    while "plugin/tidemark" not in page.url:
+        page.go_back()
+    page.get_by_text("6 offsets read again").wait_for(timeout=180_000)
+    assert followed.position() == 10
+
+    page.route("**/rewind-preview?*", lambda route: route.abort())
+    request(5000)
+    page.get_by_text("target 5000 is after the end of the log").wait_for()
+    page.goto("about:blank")

@@ -48,7 +48,9 @@ def seated(team: Scenario, instance_id: str) -> None:
 
 def test_groups_are_listed_described_emptied_and_deleted(team: Scenario) -> None:
     group = team.spec.group
-    assert f"{group} Empty" in " ".join(tidemark(team, "groups", "list").stdout.split())
+    listed = " ".join(tidemark(team, "groups", "list").stdout.split())
+    assert f"{group} Empty" in listed
+    assert "lag age health sampled (UTC)" in listed
     seated(team, "dag/task/7")
     found = json.loads(tidemark(team, "groups", "describe", group, "--output", "json").stdout)
     assert (found["state"], [member["instance_id"] for member in found["members"]]) == ("PreparingRebalance", ["dag/task/7"])

@@ -249,9 +249,19 @@ def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
         (20, 25, 0, 0),
     ]
     assert (group.lag, group.group_state, group.in_flight, group.announced_assets) == (75 + 75 + 35, "Empty", 0, ())
-    assert group.records_per_s is not None
     assert planned.state is RewindState.PLANNED
     assert planned.expires_at > planned.planned_at
+
+
+def test_duration_of_a_replay_comes_from_the_fastest_run(read: Lab) -> None:
+    """A continuous run that waited for records most of the time does not make the estimate longer: its best ten minutes count."""
+    (fast,) = read.plan(ToOffset(25)).groups
+    assert fast.records_per_s is not None
+    read.sql("UPDATE tidemark.attempt SET started_at = started_at - interval '1 day' WHERE group_id = %s", read.group_id)
+    (slow,) = read.plan(ToOffset(25)).groups
+    largest = "SELECT max(read) FROM (SELECT sum(end_offset - start_offset) AS read FROM tidemark.batch WHERE group_id = %s GROUP BY attempt_id) run"
+    ((offsets,),) = read.sql(largest, read.group_id)
+    assert slow.records_per_s == pytest.approx(float(offsets) / 600)
 
 
 def test_a_plan_says_whether_readers_were_told_of_what_goes(lab: Lab) -> None:

@@ -117,7 +117,8 @@ export function LagChart({ history, rewinds, rebalances, failed, consumer, width
   const most = Math.max(1, ...history.map((sample) => sample.records));
   const x = (time) => left + ((time - from) / (until - from)) * (width - left - 12);
   const y = (value) => 8 + (1 - value / most) * (height - bottom - 8);
-  const line = [...history.map((sample, index) => `${x(times[index])},${y(sample.records)}`), `${x(until)},${y(history[history.length - 1].records)}`].join(" ");
+  const line = history.map((sample, index) => `${x(times[index])},${y(sample.records)}`).join(" ");
+  const end = times[times.length - 1], last = y(history[history.length - 1].records);
   const marks = [...rewinds.map((rewind) => ({ at: rewind.at, tone: "purple", words: `rewind ${rewind.rewind_id} was applied` })),
     ...rebalances.map((rebalance) => ({ at: rebalance.at, tone: "gray", words: `generation ${rebalance.generation}: ${rebalance.reason}` })),
     ...failed.map((attempt) => ({ at: attempt.ended_at, tone: "red", words: `attempt ${attempt.attempt_id} failed: ${attempt.error}` }))].filter((event) => Date.parse(event.at) >= from);
@@ -146,8 +147,9 @@ export function LagChart({ history, rewinds, rebalances, failed, consumer, width
   return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", style: { cursor: consumer ? "crosshair" : undefined }, ...picks },
     (most > 1 ? [0, most / 2, most] : [0, most]).map((value) => h("g", { key: value }, h("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), stroke: LINE }),
       h("text", { x: left - 8, y: y(value) + 4, textAnchor: "end", style: WORDS, fill: AXIS }, number(Math.round(value))))),
-    h("polygon", { points: `${left},${y(0)} ${line} ${x(until)},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),
+    h("polygon", { points: `${left},${y(0)} ${line} ${x(end)},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),
     h("polyline", { points: line, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }),
+    h("line", { x1: x(end), x2: x(until), y1: last, y2: last, stroke: colour("blue"), strokeWidth: 1.5, strokeDasharray: "2 4" }, h("title", null, "as of the last sample")),
     marks.map((event) => h("line", { key: event.words, x1: x(Date.parse(event.at)), x2: x(Date.parse(event.at)), y1: 4, y2: height - bottom, stroke: colour(event.tone), strokeWidth: 2, strokeDasharray: "4 3" },
       h("title", null, `${event.words}, ${moment(event.at)}`))),
     history.map((sample, index) => h("circle", { key: sample.at, cx: x(times[index]), cy: y(sample.records), r: 5, fill: "transparent" },

@@ -14,6 +14,7 @@ const GOOD = ["ok", "idle", "running"];
 
 function View({ consumer, data }) {
   const { summary } = data;
+  const answered = !data.banners.length; // the database
   return h(Box, null,
     h(Title, { text: consumer }, h(State, { value: summary.health }), GOOD.includes(summary.health) && h(Muted, null, summary.why),
       data.forms.rewind && h(LinkButton, { to: rewindPath(consumer) }, "Rewind …")),
@@ -24,20 +25,20 @@ function View({ consumer, data }) {
     h(Problem, { consumer, data }),
     summary.failed > 0 && h(FailedRecords, { consumer, data }),
     h(Figures, { consumer, data }),
-    h(Partitions, { data }),
+    answered && h(Partitions, { data }),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "the largest of each 5 minutes of the last day, in records; rewinds in purple, rebalances in grey, failed runs in red") },
       h(Sized, null, (width) => h(LagChart, { consumer: data.forms.rewind && consumer, width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances,
         failed: data.attempts.filter((attempt) => attempt.state === "FAILED" && attempt.error_kind !== "fenced") }))),
     data.history.length === 1 && h(Section, { title: "Lag" }, h(Muted, null, "The chart begins with the second sample.")),
     data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that were never read") },
       h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST }), h(Query, { text: data.queries.lost })),
-    h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red for a failed one; dashed where an attempt failed (red) or a newer one took over (purple)") },
+    answered && h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red for a failed one; dashed where an attempt failed (red) or a newer one took over (purple)") },
       h(Sized, null, (width) => h(Timeline, { consumer: data.forms.rewind && consumer, width, batches: data.batches, attempts: data.attempts })), h(Query, { text: data.queries.batches })),
-    h(Section, { title: "Attempts" }, data.attempts.length
+    answered && h(Section, { title: "Attempts" }, data.attempts.length
       ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: attempts(data.forms.rewind && consumer), details: outcome })
       : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here."), h(Query, { text: data.queries.attempts })),
     h(Folded, { title: "About this group", aside: "topics, table, transform, DAG" }, h(Facts, { rows: facts(consumer, data) })),
-    h(Members, { data }),
+    answered && h(Members, { data }),
     h(Rebalances, { generations: data.rebalances, query: data.queries.rebalances }),
     h(Folded, { title: "Effective spec", aside: `${data.file}, with every default filled in` },
       h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md" }, data.spec)));
@@ -67,7 +68,7 @@ function Problem({ consumer, data }) {
   const failing = row.health === "blocked" && data.failing.length > 0 && ` Failing: ${data.failing.join(", ")}.`;
   const title = waiting ? `${counted(row.waiting, "record waits", "records wait")} for the next try${waiting}` : row.why;
   return h(Notice, { tone: toneOf(row.health), role: toneOf(row.health) === "error" ? "alert" : "status", title: [title, failing].filter(Boolean).join("") },
-    row.fix && h(Text, null, coded(row.fix.replaceAll("NAME", consumer))), h(Actions, { actions }));
+    h(Text, null, row.fix ? coded(row.fix.replaceAll("NAME", consumer)) : "Nothing has to be done."), h(Actions, { actions }));
 }
 
 const CHARACTERS = 200;
@@ -109,7 +110,7 @@ function Figures({ consumer, data: { summary: row, lag, unvalidated, flow } }) {
         lag.never ? "never: the lag grows" : lag.catch_up_s === null ? "unknown" : `in ${duration(lag.catch_up_s)}`),
       h(Figure, { name: "Last commit", more: row.attempt_state && h("span", null, "last run: ", h(RunLink, { row }, row.attempt_state.toLowerCase())) }, h(Ago, { at: row.committed_at })),
       h(Figure, { name: "Next run", more: row.schedule }, row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "The DAG is paused") : !row.schedule ? "not scheduled" : h(Due, { at: row.dag?.next_run })),
-      h(Figure, { name: "Not loaded", more: h(A, { to: to("retries", consumer) }, "retries") }, h(A, { to: `${to("retries", consumer)}?state=WAITING` }, `${atMost(row.waiting ?? 0, MOST)} waiting`), ", ",
+      row.health !== "unreachable" && h(Figure, { name: "Not loaded", more: h(A, { to: to("retries", consumer) }, "retries") }, h(A, { to: `${to("retries", consumer)}?state=WAITING` }, `${atMost(row.waiting ?? 0, MOST)} waiting`), ", ",
         h(A, { to: `${to("retries", consumer)}?state=FAILED` }, `${atMost(row.failed ?? 0, MOST)} failed`)),
       h(Figure, { name: "Validation", more: unvalidated ? `${counted(unvalidated, "offset")} not validated yet` : null },
         row.validation_id ? h(A, { to: to("validations", consumer, row.validation_id) }, row.verdict) : "none")),

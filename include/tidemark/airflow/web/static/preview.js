@@ -47,7 +47,7 @@ function Effects({ data }) {
 
 function sentence(data) {
   const tables = [...new Set(data.groups.map((group) => group.table))].join(", ");
-  const gone = `${counted(data.sink_rows, "row leaves", "rows leave")} ${tables}${data.failed_records ? `, and ${counted(data.failed_records, "failed record")} the list of retries` : ""}`;
+  const gone = `${counted(data.sink_rows, "row leaves", "rows leave")} ${tables}${data.failed_records ? `, and ${counted(data.failed_records, "failed record leaves", "failed records leave")} the list of retries` : ""}`;
   const read = `${counted(data.replay, "offset")} read again${data.skip ? `, ${number(data.skip)} skipped` : ""}`;
   const back = `${counted(data.rows_back, "row")}${data.failed_back ? ` and ${counted(data.failed_back, "failed record")}` : ""} of rewind ${data.undo_of} come back`;
   return data.undo_of ? `${back}; ${gone}; ${read}.` : `${read}; ${gone}.`;
