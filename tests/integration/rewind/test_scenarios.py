@@ -259,9 +259,8 @@ def test_duration_of_a_replay_comes_from_the_fastest_run(read: Lab) -> None:
     assert fast.records_per_s is not None
     read.sql("UPDATE tidemark.attempt SET started_at = started_at - interval '1 day' WHERE group_id = %s", read.group_id)
     (slow,) = read.plan(ToOffset(25)).groups
-    largest = "SELECT max(read) FROM (SELECT sum(end_offset - start_offset) AS read FROM tidemark.batch WHERE group_id = %s GROUP BY attempt_id) run"
-    ((offsets,),) = read.sql(largest, read.group_id)
-    assert slow.records_per_s == pytest.approx(float(offsets) / 600)
+    runs = read.sql("SELECT sum(end_offset - start_offset) FROM tidemark.batch WHERE group_id = %s GROUP BY attempt_id", read.group_id)
+    assert slow.records_per_s == pytest.approx(max(float(offsets) for (offsets,) in runs) / 600)
 
 
 def test_a_plan_says_whether_readers_were_told_of_what_goes(lab: Lab) -> None:
