@@ -54,7 +54,7 @@ def redrive_form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Par
             "Where to",
             "If empty: *ladder*, or *now* for a consumer without retry delays.",
             _HOW,
-            examples=list(places),
+            enum=[*places, None],
             values_display=places,
         ),
         "limit": field("Maximum number of records", "Takes the first ones.", kind=NUMBER, maximum=BIGINT, **limits),
