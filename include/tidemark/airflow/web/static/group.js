@@ -21,7 +21,7 @@ function View({ consumer, data }) {
     summary.description && h(Text, { color: "fg.muted" }, summary.description),
     h(Banners, { banners: data.banners }),
     data.problems.length > 0 && h(Notice, { tone: "error", role: "alert", title: `${data.file} has ${counted(data.problems.length, "problem")}` },
-      data.problems.map((problem) => h(Text, { key: problem.at }, h(Code, null, problem.at), ` ${problem.message}: ${problem.fix}`))),
+      data.problems.map((problem) => h(Text, { key: problem.at }, h(Code, null, problem.at), ` ${problem.message}${problem.fix && `: ${problem.fix}`}`))),
     h(Problem, { consumer, data }),
     summary.failed > 0 && h(FailedRecords, { consumer, data }),
     h(Figures, { consumer, data }),
