@@ -81,6 +81,7 @@ WITHOUT_TOPIC_IDS = dict.fromkeys(
         f"{RETENTION}::test_recreated_topic_is_refused",
         f"{RETENTION}::test_recreated_topic_is_read_from_its_start_where_the_user_allowed_it",
         f"{RETENTION}::test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batch",
+        "tests/integration/retry/test_topics.py::test_a_topic_with_wrong_settings_is_not_used_until_it_is_fixed",
         f"{RETENTION}::test_topic_without_an_id_is_read_and_keeps_its_position_when_it_gets_one",
     ),
     "topics that are created again: they have no ids",
