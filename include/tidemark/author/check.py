@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,8 @@ from tidemark.quality import load_suite, validated_view, validated_view_ddl
 from tidemark.quality.view import hidden_groups
 from tidemark.records.outcome import ONLY
 from tidemark.retry.topics import ensure_topics, required_topics
-from tidemark.sink.fit import Difference, SinkMismatch, create_ddl, data_fields, offers
-from tidemark.sink.table import SinkMissing
+from tidemark.sink.fit import Difference, SinkGuardsRows, SinkMismatch, SinkNoTable, create_ddl, data_fields, offers, read_table
+from tidemark.sink.table import SinkHidden, SinkMissing
 from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
 from tidemark.spec.files import groups_into
 from tidemark.spec.model import OffsetReset
@@ -69,7 +70,17 @@ class CheckReport:
         return not self.problems and not self.errors
 
 
-def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema) -> CheckReport:
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a check uses besides the consumer's file. ``env`` names the servers. Without ``spark_schema``, the columns of the Spark form are
+    not compared, because that starts Spark."""
+
+    folders: Sequence[Path]
+    spark_schema: SparkSchema | None
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+def check(spec: ConsumerSpec, surroundings: Surroundings) -> CheckReport:
     """Checks the transform, suite, sink and topics of a consumer whose file is valid. Reports all mistakes at once.
 
     Parts that need a database or a broker are skipped if the environment names none; ``notes`` says so.
@@ -87,7 +98,7 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
     ):
         try:
             with optional():
-                part(report, folders, spark_schema)
+                part(report, surroundings)
         except SpecInvalid as error:
             report.problems += [problem for problem in error.problems if problem not in report.problems]
         except TidemarkError as error:
@@ -100,9 +111,9 @@ def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema
     return ddl_of_all(spec, outputs_of(transform, spec.sinks, spark_schema, input_schema_of(spec)), partitions)
 
 
-def input_schema_of(spec: ConsumerSpec) -> pa.Schema:
+def input_schema_of(spec: ConsumerSpec, env: Mapping[str, str] = os.environ) -> pa.Schema:
     """The schema of the transform's input, from the schema registry if the consumer needs one. Raises what `Decoding` raises."""
-    return Decoding(spec, registry_config(), lambda: spec.topics or Cluster(kafka_config()).subscribed(spec)).input_schema()
+    return Decoding(spec, registry_config(env), lambda: spec.topics or Cluster(kafka_config(env)).subscribed(spec)).input_schema()
 
 
 def ddl_of_all(spec: ConsumerSpec, outputs: Mapping[str, pa.Schema], partitions: int | None = None) -> str:
@@ -117,14 +128,14 @@ def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None,
     return create_ddl(own, output, view, partitions)
 
 
-def _check_packages(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_packages(report: CheckReport, _: Surroundings) -> None:
     require(report.spec.extras)
 
 
-def _check_transform(report: CheckReport, folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_transform(report: CheckReport, surroundings: Surroundings) -> None:
     since = time.monotonic()
-    report.transform = transform_of(report.spec, folders)
-    load_permanent(report.spec, folders)
+    report.transform = transform_of(report.spec, surroundings.folders)
+    load_permanent(report.spec, surroundings.folders)
     seconds = time.monotonic() - since
     if seconds > SLOW_IMPORT_S and report.transform.form is not Form.SPARK and report.spec.spark.shared:
         report.notes.append(
@@ -133,7 +144,7 @@ def _check_transform(report: CheckReport, folders: Sequence[Path], _schema: Spar
         )
 
 
-def _check_suite(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_suite(report: CheckReport, _: Surroundings) -> None:
     for sink, suite in report.spec.suites.items():
         path = project.expectations() / f"{suite}.json"
         if path.is_file():
@@ -143,13 +154,16 @@ def _check_suite(report: CheckReport, _folders: Sequence[Path], _schema: SparkSc
             report.problems.append(report.spec.problem(("validation", "suites", sink), f'suite "{suite}" not found', fix))
 
 
-def _check_sink(report: CheckReport, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:
+def _check_sink(report: CheckReport, surroundings: Surroundings) -> None:
     if report.transform is None:
         return
-    input_schema = input_schema_of(report.spec)
-    cached_schema = _cache(spark_schema)
+    input_schema = input_schema_of(report.spec, surroundings.env)
+    if surroundings.spark_schema is None and report.transform.form is Form.SPARK:
+        _check_tables(report, surroundings)
+        return
+    cached_schema = _cache(surroundings.spark_schema or _no_spark)
     try:
-        compared = _compare(report.spec, report.transform, cached_schema, input_schema)
+        compared = _compare(report.spec, report.transform, cached_schema, input_schema, surroundings.env)
     except BadInput as error:
         if error.what != DATABASE_URL:
             raise
@@ -172,6 +186,22 @@ def _check_sink(report: CheckReport, _folders: Sequence[Path], spark_schema: Spa
     report.columns = {layout.sink: [column.name for column in layout.columns] for layout in layouts}
     if not all(layout.by_record for layout in layouts):
         report.notes.append("the output has no lineage columns: its rows belong to whole batches, so a rewind can only undo whole batches")
+
+
+def _no_spark(*_: object) -> Mapping[str, pa.Schema]:
+    raise AssertionError("only the Spark form needs Spark")
+
+
+def _check_tables(report: CheckReport, surroundings: Surroundings) -> None:
+    """Checks what concerns the tables alone."""
+    report.notes.append("columns not compared, because the Spark form needs Spark for it")
+    with contextlib.suppress(BadInput), session(database_url(surroundings.env)) as connection:
+        for name, sink in report.spec.sinks.items():
+            try:
+                with transaction(connection) as cur:
+                    read_table(cur, sink)
+            except (SinkMissing, SinkHidden, SinkNoTable, SinkGuardsRows) as error:
+                report.problems.append(report.spec.problem(("sinks", name, "table"), str(error), ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +231,11 @@ def sink_diff(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchem
     return diffs
 
 
-def _compare(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, input_schema: pa.Schema) -> dict[str, TableComparison]:
+def _compare(
+    spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, input_schema: pa.Schema, env: Mapping[str, str] = os.environ
+) -> dict[str, TableComparison]:
     """Like `compare`, but refuses columns that this role may not add."""
-    with session(database_url()) as connection:
+    with session(database_url(env)) as connection:
         migrations.require_current(connection)
         compared = compare(transform, spec.sinks, connection, spark_schema, input_schema)
         for name, comparison in compared.items():
@@ -229,11 +261,11 @@ def _cache(spark_schema: SparkSchema) -> SparkSchema:
     return cached
 
 
-def _check_views(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_views(report: CheckReport, surroundings: Surroundings) -> None:
     """Checks that the views of validated rows show the rows of all consumers of their tables."""
     if not report.columns:
         return
-    with contextlib.suppress(BadInput), session(database_url()) as connection, transaction(connection) as cur:
+    with contextlib.suppress(BadInput), session(database_url(surroundings.env)) as connection, transaction(connection) as cur:
         for table in report.spec.table_names:
             groups = groups_into(table, report.spec)
             if hidden := hidden_groups(cur, table, groups):
@@ -241,9 +273,9 @@ def _check_views(report: CheckReport, _folders: Sequence[Path], _schema: SparkSc
                 report.ddl = "\n".join(filter(None, (report.ddl, validated_view_ddl(table, groups))))
 
 
-def _check_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_topics(report: CheckReport, surroundings: Surroundings) -> None:
     try:
-        config = kafka_config()
+        config = kafka_config(surroundings.env)
     except BadInput as error:
         if error.what != BOOTSTRAP_SERVERS:
             raise
@@ -276,20 +308,22 @@ def _check_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkS
     report.topics = [CheckedTopic(topic, cleanups.get(topic.name)) for topic in topics]
 
 
-def _check_rows(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_rows(report: CheckReport, surroundings: Surroundings) -> None:
     """Checks that no other group has loaded the rows that the first run would load."""
     if not report.topics or not report.columns or report.spec.offset_reset is OffsetReset.LATEST:
         return
-    with contextlib.suppress(BadInput), session(database_url()) as connection, transaction(connection) as cur:
+    with contextlib.suppress(BadInput), session(database_url(surroundings.env)) as connection, transaction(connection) as cur:
         require_own_rows(cur, report.spec, [checked.topic.name for checked in report.topics])
 
 
-def _check_retry_topics(report: CheckReport, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+def _check_retry_topics(report: CheckReport, surroundings: Surroundings) -> None:
     """Checks the retry topics. Missing ones are not a problem if they are created on demand."""
     names = {checked.topic.name for checked in report.topics}
     if not names or not names.issuperset(report.spec.topics) or not report.spec.retry.delays:
         return
     create = report.spec.retry.topics.create
-    existing = {retry.topic.name for retry in ensure_topics(Cluster(kafka_config()), report.spec, now=True, missing_ok=create)}
+    existing = {
+        retry.topic.name for retry in ensure_topics(Cluster(kafka_config(surroundings.env)), report.spec, now=True, missing_ok=create)
+    }
     if missing := [topic.name for topic in required_topics(report.spec, now=True) if topic.name not in existing]:
         report.notes.append(f"retry topics to be created on demand: {', '.join(missing)}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tidemark import project
-from tidemark.author.check import CheckReport
+from tidemark.author.check import CheckReport, Surroundings
 from tidemark.author.check import check as check_consumer
 from tidemark.author.new_consumer import Sketch, sketched
 from tidemark.cli import completion
@@ -36,7 +36,7 @@ def check(name: AnyName = None, output: Output = OutputFormat.TABLE) -> None:
         except SpecInvalid as error:
             invalid = [error]
     with spark_schemas() as spark_schema:
-        reports = [check_consumer(spec, [project.transforms()], spark_schema) for spec in specs]
+        reports = [check_consumer(spec, Surroundings([project.transforms()], spark_schema)) for spec in specs]
     if output is OutputFormat.JSON:
         print_json([_as_json(report) for report in reports] + [_invalid_as_json(error) for error in invalid])
     else:

@@ -41,7 +41,7 @@ def doctor(
     else:
         specs = []
         broken = [warning("consumers", f"there is no folder {project.consumers()}", NO_CONSUMERS)]
-    for finding in itertools.chain(broken, examine(from_env(), specs)):
+    for finding in itertools.chain(broken, examine(from_env(), specs, [project.transforms()])):
         findings.append(finding)
         if output is OutputFormat.TABLE:
             _print(finding)

@@ -1,39 +1,49 @@
-"""Runs the whole examination: the environment's servers, and the consumers' requirements."""
+"""Runs the whole examination: the environment's servers, and each consumer's check before a run."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
+from pathlib import Path
 
 from tidemark import migrations
-from tidemark.connections import Connections
+from tidemark.author.check import Surroundings, check
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, KAFKA_CONFIG, Connections
 from tidemark.db import session, transaction
 from tidemark.doctor.cluster_manager import examine_cluster
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
-from tidemark.doctor.finding import Finding, attempted, ok, warning
+from tidemark.doctor.finding import Finding, Level, attempted, failure, ok, warning
 from tidemark.doctor.topic_checks import examine_brokers, examine_topics, group_progress
 from tidemark.doctor.tried import untried
 from tidemark.doctor.versions import examine_versions, installed
-from tidemark.errors import TidemarkError
+from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import lag
 from tidemark.offsets.health import RANK, Health
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.problem import shown
 from tidemark.wires import of_servers
-from tidemark.worker.decoding import Decoding
 
 
-def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
-    """Yields the findings one by one: fast checks first, the executors last. Changes nothing."""
+def examine(connections: Connections, specs: Sequence[ConsumerSpec], folders: Sequence[Path]) -> Iterator[Finding]:
+    """Yields the findings one by one: fast checks first, the executors last. Changes nothing. ``folders``: those of the transforms."""
     yield from examine_versions()
     yield from attempted("network", lambda: _network(connections))
-    yield from attempted("postgres", lambda: examine_database(connections.database_url, specs))
-    yield from attempted("kafka", lambda: _kafka(connections, specs))
+    failed: set[str] = set()
+    for server, act in (
+        ("postgres", lambda: examine_database(connections.database_url, specs)),
+        ("kafka", lambda: _kafka(connections, specs)),
+    ):
+        for finding in attempted(server, act):
+            yield finding
+            if finding.level is Level.FAILURE:
+                failed.add(finding.subject)
     yield from attempted("health", lambda: _health(connections, specs))
+    env = _answering(connections, failed)
     for spec in specs:
-        yield from attempted(f"{spec.name}: schemas", partial(_schemas, connections, spec))
+        yield from attempted(f"{spec.name}: check", partial(_check, spec, Surroundings(folders, None, env)))
     yield from attempted("driver on the cluster", lambda: examine_cluster(connections, specs))
     yield from attempted("executors", lambda: examine_executors(connections))
     yield _tried(connections)
@@ -51,17 +61,31 @@ def _tried(connections: Connections) -> Finding:
     return ok("tried", f"not with {', '.join(outside)}" if outside else "with these versions, or older and newer ones")
 
 
+def _answering(connections: Connections, failed: Set[str]) -> Mapping[str, str]:
+    """The variables of the connections, without the servers that are a finding of their own. ``failed``: the subjects of failures."""
+    env = connections.env()
+    if failed & {"postgres", "postgres version", "schema"}:
+        env |= {DATABASE_URL: ""}
+    if "kafka" in failed:
+        env |= {BOOTSTRAP_SERVERS: "", KAFKA_CONFIG: "", FILES[KAFKA_CONFIG]: ""}
+    return env
+
+
+def _check(spec: ConsumerSpec, surroundings: Surroundings) -> Iterator[Finding]:
+    """What `tidemark consumers check` finds, without its notes."""
+    report = check(spec, surroundings)
+    subject = f"{spec.name}: check"
+    for problem in report.problems:
+        yield failure(subject, f"{shown(problem.file)}:{problem.line}:{problem.column}: {problem.message}", problem.fix)
+    errors = [error for error in report.errors if not (isinstance(error, BadInput) and not surroundings.env.get(error.what, "-"))]
+    yield from (failure(subject, str(error), "") for error in errors)
+    if not report.problems and not errors:
+        yield ok(subject, "the file, the transform, the tables and the topics fit together")
+
+
 def _network(connections: Connections) -> Iterator[Finding]:
     exposed = [warning("network", exposure.found, f"{exposure.fix}.") for exposure in of_servers(connections)]
     yield from exposed or [ok("network", "Postgres and Kafka are on loopback, or verified")]
-
-
-def _schemas(connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
-    decoding = Decoding(spec, connections.registry, lambda: Cluster(connections.kafka).subscribed(spec))
-    if decoding.needed:
-        decoding.input_schema()
-        if spec.format.uses_registry:
-            yield ok(f"{spec.name}: schemas", "there is one for each topic")
 
 
 def _health(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Examines Kafka from this host: its brokers, and the topics of a consumer."""
+"""Examines Kafka from this host: its brokers, and the existing topics of a consumer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tidemark.kafka.groups import GroupNotAllowed
 from tidemark.offsets import store
 from tidemark.offsets.store import Position
 from tidemark.records.ranges import TopicPartition
-from tidemark.retry.topics import inspect_topics, largest_of, required_topics
 from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import about, counted
 
@@ -65,10 +64,6 @@ def examine_topics(cluster: Cluster, spec: ConsumerSpec, progress: GroupProgress
     Raises `NotAllowed` and `BrokerUnavailable`.
     """
     topics = cluster.topics(cluster.subscribed(spec), missing_ok=True)
-    if missing := set(spec.topics) - {topic.name for topic in topics}:
-        yield warning(
-            f"{spec.name}: topics", f"missing: {', '.join(sorted(missing))}", "Create them, or correct `topics` in the consumer's file."
-        )
     several = len(cluster.brokers()) > 1
     settings = cluster.settings(topic.name for topic in topics)
     for topic in topics:
@@ -80,7 +75,6 @@ def examine_topics(cluster: Cluster, spec: ConsumerSpec, progress: GroupProgress
         if progress is not None:
             findings += _lag(subject, cluster, topic, settings[topic.name], progress, spec.name)
         yield from findings or [ok(subject, counted(topic.partitions, "partition"))]
-    yield from _retry_topics(cluster, spec)
     yield from _mirror(cluster, spec)
 
 
@@ -145,21 +139,3 @@ def _lag(
 def _join_names(partitions: Sequence[TopicPartition], most: int = 5) -> str:
     names = [str(part) for part in sorted(partitions)]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _retry_topics(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
-    topics = required_topics(spec)
-    if not topics:
-        return
-    subject = f"{spec.name}: retry topics"
-    look = inspect_topics(cluster, spec, topics, largest_of(cluster, spec, missing_ok=True), create=False)
-    for name, operation in look.denied.items():
-        yield failure(subject, f"{name}: {operation} is not allowed", "Ask for an ACL that allows it.")
-    for name, problems in look.problems.items():
-        yield from (failure(subject, f"{name}: {problem}", "") for problem in problems)
-    if look.missing and not spec.retry.topics.create:
-        names = ", ".join(topic.name for topic in look.missing)
-        yield failure(subject, f"missing: {names}", f"Create them: tidemark retries topics {spec.name} --create")
-    elif not look.denied and not look.problems:
-        waiting = f"; {counted(len(look.missing), 'topic')} will be created when needed" if look.missing else ""
-        yield ok(subject, f"{counted(len(look.readable), 'topic')}{waiting}")

@@ -8,7 +8,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.support.scenario import Scenario
+from tests.support.orders import Orders, order
+from tests.support.scenario import SPARK, Scenario
 from tests.support.shell import tidemark
 
 from tidemark.doctor.database import examine_database
@@ -16,6 +17,7 @@ from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Finding, Level
 from tidemark.doctor.topic_checks import unreachable
 from tidemark.local import LocalStack
+from tidemark.sink.fit import SinkMismatch
 
 DAY_MS = 86_400_000
 
@@ -32,7 +34,7 @@ def consumer(scenario: Scenario) -> Scenario:
 
 def findings(scenario: Scenario) -> list[Finding]:
     """All findings, except that the tests' server runs without fsync."""
-    return [one for one in examine(scenario.connections, [scenario.spec]) if one.found != "fsync is off"]
+    return [one for one in examine(scenario.connections, [scenario.spec], scenario.folders) if one.found != "fsync is off"]
 
 
 def problems(scenario: Scenario) -> list[tuple[Level, str, str]]:
@@ -48,9 +50,9 @@ def test_healthy_deployment_has_no_problem(consumer: Scenario):
     assert {one.level for one in found} == {Level.OK}
     topic = f"topic {consumer.spec.topics[0]}"
     general = {"versions", "java", "network", "postgres", "clocks", "schema", "retention", "kafka"}
-    assert {one.subject.removeprefix(f"{consumer.name}: ") for one in found} >= general | {"sink", topic, "retry topics"}
+    assert {one.subject.removeprefix(f"{consumer.name}: ") for one in found} >= general | {"sink", topic, "check"}
     consumer.set(sink=None, sinks={"a": {"table": consumer.table}, "b": {"table": f"{consumer.table}_b"}})
-    assert (Level.WARNING, "sink", f"{consumer.table}_b does not exist yet") in problems(consumer)
+    assert any(f"{consumer.table}_b does not exist" in found for _, subject, found in problems(consumer) if subject == "check")
 
 
 def test_each_problem_has_a_fix(consumer: Scenario):
@@ -59,12 +61,13 @@ def test_each_problem_has_a_fix(consumer: Scenario):
     consumer.topics.alter(topic, min_insync_replicas="2", unclean_leader_election_enable="true")
     consumer.sql(f"DROP TABLE {consumer.table} CASCADE")
     found = [one for one in findings(consumer) if one.level is not Level.OK]
-    assert [(one.level, one.found.partition(":")[0]) for one in found] == [
-        (Level.WARNING, f"{consumer.table} does not exist yet"),
+    assert [(one.level, one.found.partition(": ")[0]) for one in found] == [
         (Level.FAILURE, "min.insync.replicas is 2, but it has 1 replica"),
         (Level.WARNING, "unclean.leader.election.enable is true"),
+        (Level.FAILURE, f"{consumer.spec_file}:2:9"),
     ]
-    assert all(one.fix for one in found)
+    assert found[-1].found.endswith(f"Table {consumer.table} does not exist. `tidemark sink ddl NAME` prints the DDL that creates it.")
+    assert all(one.fix for one in found[:-1])
 
 
 def test_records_that_retention_takes_before_they_are_read(consumer: Scenario):
@@ -85,8 +88,25 @@ def test_retry_topic_that_deletes_too_early(consumer: Scenario):
     name = f"{consumer.spec.group}.retry.1h"
     consumer.topics.create(name=name, message_timestamp_type="LogAppendTime", retention_ms="60000", max_message_bytes="2000000")
     ((level, subject, found),) = problems(consumer)
-    assert (level, subject) == (Level.FAILURE, "retry topics")
+    assert (level, subject) == (Level.FAILURE, "check")
     assert found.startswith(f"{name}: retention.ms is 60000")
+
+
+def test_table_that_lacks_a_field_of_the_schema(orders: Orders) -> None:
+    """`try`, `check` and the run refuse it with the same text. A form that needs Spark is not called; its table must exist."""
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(None, topics=orders.topic, format={"value": "avro"}).make_sink("id bigint, city text")
+    ((level, subject, found),) = problems(scenario)
+    assert (level, subject) == (Level.FAILURE, "check")
+    with pytest.raises(SinkMismatch) as refused:
+        scenario.run()
+    assert found.endswith(f": {refused.value}")
+    assert 'ADD COLUMN "total" numeric(12,2);' in found
+    scenario.write(SPARK, sink={"table": f"{scenario.table}_missing"})
+    ((level, subject, found),) = problems(scenario)
+    assert (level, subject) == (Level.FAILURE, "check")
+    assert f"Table {scenario.table}_missing does not exist" in found
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_run_is_refused_while_kafka_consumers_use_the_groups_name(consumer: Scen
         with pytest.raises(GroupInUse, match=r"has live members in Kafka \(old-app at .*remove `mirror: true`"):
             consumer.run()
         assert consumer.positions() == {}
-        (found,) = [one for one in examine(consumer.connections, [consumer.spec]) if one.subject.endswith(": mirror")]
+        (found,) = [one for one in examine(consumer.connections, [consumer.spec], consumer.folders) if one.subject.endswith(": mirror")]
         assert found.level is Level.FAILURE
         consumer.set(mirror=None)
         consumer.run()

@@ -21,7 +21,7 @@ from tests.support.shell import tidemark
 from tests.support.token_broker import JAAS, JVM_CALLBACK, TokenKafka, TokenMaker, token_broker
 from tests.support.waiting import until
 
-from tidemark.author.check import check
+from tidemark.author.check import Surroundings, check
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, KAFKA_CONFIG, database_url, from_env
 from tidemark.consume import extent, run
 from tidemark.db import connect, kept_open, session
@@ -316,7 +316,7 @@ def test_check_refuses_the_spark_form_without_a_callback(consumer: Scenario, bro
     def no_schema(*_: object) -> dict[str, object]:
         raise BrokerUnavailable(cause="not asked here")
 
-    report = check(consumer.spec, consumer.folders, no_schema)  # type: ignore[arg-type]
+    report = check(consumer.spec, Surroundings(consumer.folders, no_schema))  # type: ignore[arg-type]
     assert any("Set kafka.sasl.login.callback.handler.class" in str(error) for error in report.errors)
 
 
