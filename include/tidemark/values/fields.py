@@ -232,7 +232,7 @@ class Fields:
             for at, reason in misfits.items():
                 if marked[at] and column.name not in self.key:
                     continue  # a delete needs its key only
-                errors.setdefault(at, f"Fail: {column.name} does not fit {column.type}: the value {reason}")
+                errors.setdefault(at, f"Fail: {_place(column.name, paths[column.name])} does not fit {column.type}: the value {reason}")
         tombstones = null.to_numpy(zero_copy_only=False)
         deletes = tombstones | marked
         skips = self._skip_mask(batch, parsed) & ~deletes
@@ -388,6 +388,13 @@ def _key_texts(texts: list[str | None], alone: Steps, unread: list[bool]) -> lis
         return f"{before}{text}{after}" if is_value else text
 
     return [None if text is None or skip else wrapped(text) for text, skip in zip(texts, unread, strict=True)]
+
+
+def _place(column: str, steps: Steps) -> str:
+    """The column, and its field if that has another name."""
+    side, *names = steps
+    field = ".".join(names if side == "value" and names else (f"${side}", *names))
+    return column if field == column else f"{column} (from {field})"
 
 
 def _is_same(value: Any, expected: Any) -> bool:

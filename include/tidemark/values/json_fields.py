@@ -42,9 +42,32 @@ def number(text: str) -> Decimal:
         raise ValueError("a number is out of range") from None
 
 
+_NAMES = {
+    "object": "an object",
+    "array": "a list",
+    "str": "text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "a boolean",
+    "null": "null",
+}
+"""JSON's types, by msgspec's names."""
+_VALIDATION = re.compile(
+    r"(?:Expected `(?P<expected>\w+).*?`, got `(?P<found>\w+)`|(?P<other>.*?))(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL
+)
+
+
 def problem(text: str, error: Exception) -> str:
-    """Why a text cannot be parsed."""
-    return "it begins with a byte order mark" if text.startswith("\ufeff") else str(error)
+    """Why a text cannot be parsed, without msgspec's names of types and its marks."""
+    if text.startswith("\ufeff"):
+        return "it begins with a byte order mark"
+    if not isinstance(error, msgspec.ValidationError) or (match := _VALIDATION.fullmatch(str(error))) is None:
+        return str(error)
+    field = match["path"] or "it"
+    if match["other"] is not None:
+        return match["other"] if field in ("it", "[...]") else f"{field}: {match['other']}"
+    found, expected = (_NAMES.get(match[kind], match[kind]) for kind in ("found", "expected"))
+    return f"{field} is {found}, not {expected}"
 
 
 def is_json(text: str) -> bool:
@@ -169,11 +192,16 @@ def _parse(reader: _Reader, texts: Sequence[str | None], errors: dict[int, str])
                 except msgspec.ValidationError:
                     value, has_raw = reader.raw(text), True
             except msgspec.ValidationError as error:
-                errors[at] = f"Fail: {error}"
+                errors[at] = f"Fail: {_misfit(text, error)}"
             except (msgspec.DecodeError, RecursionError) as error:
                 errors[at] = f"Undecodable: it is not JSON: {problem(text, error)}"
         rows.append(value)
     return rows, has_raw
+
+
+def _misfit(text: str, error: Exception) -> str:
+    reason = problem(text, error)
+    return f"the value {reason.removeprefix('it ')}" if reason.startswith("it is ") else reason
 
 
 def _values_at(rows: list[Any], attributes: Sequence[str], missing: Any) -> list[Any]:
@@ -196,7 +224,7 @@ def _finish(values: list[Any], path: Sequence[str], postgres: str, errors: dict[
                 values[at] = from_base64s(values[at])
         except (Misfit, msgspec.MsgspecError, RecursionError) as error:
             values[at] = None
-            reason = "the value is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            reason = "the value is nested too deeply" if isinstance(error, RecursionError) else problem("", error)
             reason = f"the value {error}" if isinstance(error, Misfit) else reason
             errors.setdefault(at, f"Fail: {'.'.join(path)} does not fit {postgres}: {reason}")
     return values

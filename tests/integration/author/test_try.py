@@ -113,7 +113,7 @@ def test_terminal_shows_one_line_for_each_row(scenario: Scenario, topic: str) ->
     assert done.stdout.splitlines() == [
         f"{topic}/0 offset 0",
         '    id=1 note="a\\u001b[1m b" at="2026-01-02T03:04:05Z" tags={"x":[1]} uid=null raw=null price=null',
-        f"{topic}/0 offset 1: fail, Fail: id does not fit bigint: the value is not a number",
+        f"{topic}/0 offset 1: fail, Fail: id does not fit bigint: the value is text that is not a number",
         f"{topic}/0 offset 2: skip",
         "3 records: 1 loaded, 1 failed, 1 skipped; 1 row",
     ]

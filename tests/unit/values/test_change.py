@@ -106,7 +106,7 @@ def test_operations() -> None:
         ([], "Undecodable: it is not an envelope in JSON"),
         (b"{", "Undecodable: it is not an envelope in JSON"),
         (envelope({"id": 1, "name": UNAVAILABLE}, "u"), "Fail: name is not in the record, because the value is large"),
-        (envelope({"id": "x", "name": "a"}), "Fail: id does not fit bigint: the value is not a number"),
+        (envelope({"id": "x", "name": "a"}), "Fail: id does not fit bigint: the value is text that is not a number"),
     ],
 )
 def test_record_that_fails_says_why_and_its_neighbours_load(value: Any, said: str) -> None:

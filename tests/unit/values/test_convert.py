@@ -218,7 +218,7 @@ def test_text_that_is_not_utf8_is_the_columns_error() -> None:
     """Postgres refuses it in a text column."""
     array = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff\xff\xff\xff", b"a"], pa.binary()).buffers())
     assert cut(array, "character varying(3)") == {}
-    assert as_column(array, "bigint")[1] == {0: "is not UTF-8 text", 1: "is not a number"}
+    assert as_column(array, "bigint")[1] == {0: "is not UTF-8 text", 1: "is text that is not a number"}
     assert as_column(array, "uuid")[1] == dict.fromkeys((0, 1), "is not a uuid")
 
 
@@ -256,6 +256,21 @@ def test_fields_of_a_text_are_the_same_alone_and_beside_others(numbers: list[int
 @pytest.mark.parametrize("value", [[1e308] * 27, [math.inf] * 27, [math.nan] * 27, [Decimal("1e999999")] * 27, [Decimal("sNaN")] * 27])
 def test_numbers_that_are_not_a_placeholder(value: list[Any]) -> None:
     assert not connect_json.Placeholder().is_in(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "postgres", "said"),
+    [
+        ("[1]", ("id",), "bigint", "the value is a list, not an object"),
+        ("null", ("id",), "bigint", "the value is null, not an object"),
+        ('{"place": 5}', ("place", "geo"), "bigint", "place is an integer, not an object"),
+        ('{"place": {"geo": "x"}}', ("place", "geo", "lat"), "real", "place.geo is text, not an object"),
+        ('{"x": 1e99999999999999999999}', ("x",), "numeric", "x does not fit numeric: a number is out of range"),
+    ],
+)
+def test_json_of_another_form_is_described_in_the_readers_words(text: str, path: tuple[str, ...], postgres: str, said: str) -> None:
+    """Not in those of the decoder, such as "Expected `object | null`, got `int` - at `$.place`"."""
+    assert json_fields.read([text], [(path, postgres)])[1] == {0: f"Fail: {said}"}
 
 
 def test_byte_order_mark_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,12 @@ def test_number_of_any_size_costs_what_its_digits_cost(text: str) -> None:
     rows = results(of_json({"id": "bigint", "x": "numeric"}), [f'{{"id": 1, "x": {text}}}', {"id": 2, "x": 1}])
     assert (rows[0]["disposition"], rows[1]["x"]) in ((None, "1"), ("fail", "1"))
     assert rows[0]["x"] is None or Decimal(rows[0]["x"]) == Decimal(text)
+
+
+def test_value_that_does_not_fit_names_column_and_field() -> None:
+    """And what came. Text in JSON is stored as the table of conversions says."""
+    fields = replace(of_json({"id": "bigint", "lat": "double precision"}), columns=(("lat", steps_of("place.lat")),))
+    good, bad, worse = results(fields, [{"id": "7", "place": {"lat": "1.5"}}, {"place": {"lat": "north"}}, {"id": [7]}])
+    assert (good["id"], good["lat"], good["disposition"]) == (7, 1.5, None)
+    assert bad["error"] == "Fail: lat (from place.lat) does not fit double precision: the value is text that is not a number"
+    assert worse["error"] == "Fail: id does not fit bigint: the value is a list"

@@ -166,7 +166,7 @@ def test_the_records_beside_a_bad_one_are_loaded() -> None:
 @pytest.mark.parametrize(
     ("postgres", "value", "text"),
     [
-        ("integer", "secret", "x does not fit integer: the value is not a number."),
+        ("integer", "secret", "x does not fit integer: the value is text that is not a number."),
         ("integer", 4_000_000_007, "x does not fit integer: the value is out of range."),
         ("date", 4_000_007, "x does not fit date: the value is an integer."),
     ],
@@ -231,7 +231,7 @@ LOST: list[tuple[str, Any, str]] = [
     ("smallint", 40_000, "is out of range"),
     ("integer", 2.5, "is not a whole number"),
     ("integer", float("nan"), "is not a finite number"),
-    ("integer", "3_0", "is not a number"),
+    ("integer", "3_0", "is text that is not a number"),
     ("integer", decimal.Decimal("1e100000000"), "is out of range"),
     ("integer", True, "is a boolean"),
     ("integer[]", [1, 2.5], "is not a whole number"),
