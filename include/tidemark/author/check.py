@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark import migrations, project
+from tidemark.author import noticed
 from tidemark.author.describe import OutputUnknown, SparkSchema, TableComparison, common_layouts, compare, outputs_of
+from tidemark.author.latest_records import TimeUp
+from tidemark.author.try_records import LocalSpark, try_latest
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.consume.assignment import problems_of
 from tidemark.consume.evolve import ColumnsRefused, require_owner
 from tidemark.consume.renamed import require_own_rows
 from tidemark.db import session, transaction
-from tidemark.errors import BadInput, TidemarkError
+from tidemark.errors import BadInput, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cleanup, Cluster, SettingUnknown, Topic, TopicsMissing
 from tidemark.kafka.config import jvm
 from tidemark.kafka.failures import NotAllowed
@@ -104,6 +107,27 @@ def check(spec: ConsumerSpec, surroundings: Surroundings) -> CheckReport:
         except TidemarkError as error:
             report.errors.append(error)
     return report
+
+
+TRIED_RECORDS = 200
+TRIED_S = 5.0
+
+
+def try_latest_records(report: CheckReport, surroundings: Surroundings, spark: LocalSpark) -> None:
+    """Adds notes on what the latest records show. Not with a problem, without a broker, or in the Spark form, which needs a JVM."""
+    if not report.ok or not report.topics or report.transform is None or report.transform.form is Form.SPARK:
+        return
+    try:
+        trial = try_latest(report.spec, surroundings.folders, TRIED_RECORDS, spark, time.monotonic() + TRIED_S)
+    except TimeUp:
+        report.notes.append(f"the latest {TRIED_RECORDS} records were not tried, because they take more than {TRIED_S:g} s")
+    except Unavailable as error:
+        report.notes.append(f"the latest records were not tried: {error}")
+    except TidemarkError as error:
+        report.notes.append(f"the latest records cannot be loaded: {error}")
+    else:
+        report.notes += noticed.failures([(record.disposition, record.error_text) for record in trial.records])
+        report.notes += trial.noticed
 
 
 def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, *, partitions: int | None = None) -> str:

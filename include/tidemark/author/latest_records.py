@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
+import math
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -22,15 +24,25 @@ LOOK_BACK = 1_000_000
 READERS = 8
 
 
-def latest(kafka: KafkaConfig, logs: Iterable[Log], count: int) -> pa.RecordBatch:
+class TimeUp(BaseException):
+    """The time is over. Not an `Exception`, because those of a transform are results of its records."""
+
+
+def require_time(deadline: float) -> None:
+    """Raises `TimeUp` after the deadline, by ``time.monotonic``."""
+    if time.monotonic() > deadline:
+        raise TimeUp
+
+
+def latest(kafka: KafkaConfig, logs: Iterable[Log], count: int, deadline: float = math.inf) -> pa.RecordBatch:
     """The last ``count`` committed records of these logs together, oldest first by timestamp. Within a partition, records keep their order.
 
-    A chunk (`tidemark.kafka.poll.chunk_schema`) with additional columns ``topic`` and ``partition``.
+    A chunk (`tidemark.kafka.poll.chunk_schema`) with additional columns ``topic`` and ``partition``. Raises `TimeUp`.
     """
     import pyarrow as pa
 
     with ThreadPoolExecutor(READERS) as pool:
-        tails = list(pool.map(lambda log: _tail(kafka, log, count), logs))
+        tails = list(pool.map(lambda log: _tail(kafka, log, count, deadline), logs))
     ends = itertools.accumulate((tail.num_rows for tail in tails), initial=0)
     newest_first = (range(end - 1, start - 1, -1) for start, end in itertools.pairwise(ends))
     records = pa.Table.from_batches(tails, latest_schema()).combine_chunks()
@@ -52,17 +64,19 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _tail(kafka: KafkaConfig, log: Log, count: int) -> pa.RecordBatch:
+def _tail(kafka: KafkaConfig, log: Log, count: int, deadline: float) -> pa.RecordBatch:
     import pyarrow as pa
 
     tail = pa.Table.from_batches([], chunk_schema())
     width = count
     while log.start < log.end:
+        require_time(deadline)
         width = min(width, LOOK_BACK)
         start = max(log.start, log.end - width)
         chunks: collections.deque[pa.RecordBatch] = collections.deque()
         for chunk in read(kafka, log.partition, start, log.end, log.leader_epoch):
             chunks.append(chunk)
+            require_time(deadline)
             while sum(chunk.num_rows for chunk in chunks) - chunks[0].num_rows >= count:
                 chunks.popleft()
         tail = pa.Table.from_batches(chunks, chunk_schema())

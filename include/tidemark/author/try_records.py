@@ -9,8 +9,9 @@ Constraints and triggers are not checked: rows that violate them count as loaded
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from tidemark.author import noticed
 from tidemark.author.describe import common_layouts, compare
-from tidemark.author.latest_records import latest, one_batch
+from tidemark.author.latest_records import latest, one_batch, require_time
+from tidemark.author.noticed import LAST_SHOWN_MS
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.db import session
 from tidemark.errors import BadInput
@@ -60,10 +63,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
-LAST_SHOWN_MS = 253_402_300_799_999
-"""The end of the year 9999, the last of Python's dates. Later timestamps are not shown."""
-_FIRST_WEEKS_US = 60 * 86_400_000_000
-"""Until 2130, seconds read as milliseconds, or milliseconds read as microseconds, fall into these weeks of 1970."""
 _ADDED = frozenset((*GIVEN, *(name for name, _ in LINEAGE)))
 
 
@@ -93,11 +92,13 @@ class TriedRecord:
 
 @dataclass
 class Trial:
-    """``rows``: the rows of a transform without lineage, which belong to the whole batch; `None` if each row belongs to a record."""
+    """``rows``: the rows of a transform without lineage, which belong to the whole batch; `None` if each row belongs to a record.
+    ``notes``: on the trial. ``noticed``: what the records show (`tidemark.author.noticed`)."""
 
     records: list[TriedRecord] = field(default_factory=list)
     rows: list[Row] | None = None
     notes: list[str] = field(default_factory=list)
+    noticed: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -111,8 +112,9 @@ class _Outcome:
     """By column, in microseconds since 1970."""
 
 
-def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: LocalSpark) -> Trial:
-    """Tries the consumer on the last ``count`` records of its topics. Raises the errors that would refuse a run."""
+def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: LocalSpark, deadline: float = math.inf) -> Trial:
+    """Tries the consumer on the last ``count`` records of its topics. Raises the errors that would refuse a run, and `TimeUp` once
+    ``time.monotonic`` is past the deadline."""
     transform, permanent = transform_of(spec, folders), load_permanent(spec, folders)
     kafka = kafka_config()
     cluster = Cluster(kafka)
@@ -121,12 +123,13 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     layouts = _layouts(spec, transform, decoding.input_schema(), spark, trial)
     topics = cluster.topics(cluster.subscribed(spec))
     partitions = [partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition)]
-    newest = latest(kafka, cluster.logs(partitions).values(), count)
+    newest = latest(kafka, cluster.logs(partitions).values(), count, deadline)
     by_slice = _chunks(newest)
+    function = transform.function if isinstance(transform.function, Fields) else _in_time(transform.function, deadline)
 
     def work() -> Work:
         target = Target("", 0, 0, layouts or tuple(Layout(sink.table, (), sink=name) for name, sink in spec.sinks.items()))
-        return Work(target, kafka, transform.form, transform.function, permanent, decoding.decoder())
+        return Work(target, kafka, transform.form, function, permanent, decoding.decoder())
 
     if transform.form is Form.SPARK:
         by_part = _by_spark(transform, decoding, by_slice, layouts, spark, trial)
@@ -135,7 +138,11 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     else:
         by_part = {part: _by_function(work, decoding, part, chunk, layouts) for part, chunk in by_slice.items()}
     outcomes = {part.partition: outcome for part, outcome in by_part.items()}
-    trial.notes += _notes_on_times(outcomes.values())
+    trial.noticed += noticed.times(outcome.times for outcome in outcomes.values())
+    if isinstance(transform.function, Fields) and transform.function.reads_json and layouts:
+        trial.noticed += noticed.fields_without_column(transform.function, layouts[0], _texts(decoding, by_slice))
+    if (decoder := decoding.decoder()) is not None:
+        trial.noticed += noticed.fields_of_older_schemas(decoder)
     places = zip(_places(newest), newest["offset"].to_pylist(), newest["millis"].to_pylist(), strict=True)
     trial.records = [
         _record_outcome(TopicPartition(*place), offset, millis, outcomes[TopicPartition(*place)]) for place, offset, millis in places
@@ -143,20 +150,20 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     return trial
 
 
-def _notes_on_times(outcomes: Iterable[_Outcome]) -> list[str]:
-    """Warnings for columns whose times are all so early or so late that the unit is probably wrong."""
-    times: dict[str, list[int]] = {}
-    for outcome in outcomes:
-        for name, column_times in outcome.times.items():
-            times.setdefault(name, []).extend(column_times)
-    notes = []
-    for name, column_times in times.items():
-        early = all(0 <= micros < _FIRST_WEEKS_US for micros in column_times)
-        late = all(micros > LAST_SHOWN_MS * 1_000 for micros in column_times)
-        if column_times and (early or late):
-            when = "in the first weeks of 1970" if early else "after the year 9999"
-            notes.append(f"{name}: all times are {when}; is their unit right? Numbers in a timestamptz are milliseconds since 1970")
-    return notes
+def _in_time(function: Callable[..., Any], deadline: float) -> Callable[..., Any]:
+    def called(argument: Any) -> Any:
+        require_time(deadline)
+        return function(argument)
+
+    return called
+
+
+def _texts(decoding: Decoding, by_slice: Mapping[Slice, pa.RecordBatch]) -> Iterator[str | None]:
+    """The values of records in JSON."""
+    for part, chunk in by_slice.items():
+        batch, _ = records(part, chunk)
+        if batch.num_rows:
+            yield from decoding.decode(batch)[0]["value"].to_pylist()
 
 
 def _microseconds(times: pa.Array) -> list[int]:

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from tidemark import project
-from tidemark.author.check import CheckReport, Surroundings
+from tidemark.author.check import CheckReport, Surroundings, try_latest_records
 from tidemark.author.check import check as check_consumer
 from tidemark.author.new_consumer import Sketch, sketched
 from tidemark.cli import completion
 from tidemark.cli.common import AnyName, Output, OutputFormat, print_json, print_labelled, print_note, print_raw, print_text, stdout
-from tidemark.cli.spark import spark_schemas
+from tidemark.cli.spark import small_spark
 from tidemark.kafka.cluster import Cleanup
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
@@ -35,8 +35,11 @@ def check(name: AnyName = None, output: Output = OutputFormat.TABLE) -> None:
             specs = [find_consumer(name)]
         except SpecInvalid as error:
             invalid = [error]
-    with spark_schemas() as spark_schema:
-        reports = [check_consumer(spec, Surroundings([project.transforms()], spark_schema)) for spec in specs]
+    with small_spark() as spark:
+        surroundings = Surroundings([project.transforms()], spark.schema)
+        reports = [check_consumer(spec, surroundings) for spec in specs]
+        for report in reports:
+            try_latest_records(report, surroundings, spark)
     if output is OutputFormat.JSON:
         print_json([_as_json(report) for report in reports] + [_invalid_as_json(error) for error in invalid])
     else:

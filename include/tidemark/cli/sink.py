@@ -7,12 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from tidemark import project
+from tidemark.author.alter import alterations
+from tidemark.author.alter import run as run_alterations
 from tidemark.author.check import TableDiff, sink_ddl, sink_diff
 from tidemark.author.new_consumer import sketched_table
-from tidemark.cli.common import Name, Output, OutputFormat, print_json, print_labelled, print_raw, stdout
+from tidemark.cli.common import Name, Output, OutputFormat, print_json, print_labelled, print_note, print_raw, stdout
 from tidemark.cli.consumers import report_omitted_fields
 from tidemark.cli.spark import spark_schemas
 from tidemark.spec import find_consumer
+from tidemark.text.wording import counted
 from tidemark.values.fields import ColumnsUnknown, transform_of
 
 app = typer.Typer(no_args_is_help=True)
@@ -58,6 +61,33 @@ def diff(name: Name, output: Output = OutputFormat.TABLE) -> None:
                 print_labelled("", "no differences")
         stdout.print("[green]ok[/green]" if ok else "[red]not ready[/red]")
     if not ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def alter(
+    name: Name,
+    run: Annotated[bool, typer.Option("--run", help="Run the statements, in one transaction.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Print the statements for the differences that `sink diff` shows, including those for the view of validated rows."""
+    spec = find_consumer(name)
+    with spark_schemas() as spark_schema:
+        diffs = sink_diff(spec, transform_of(spec, [project.transforms()]), spark_schema).values()
+    found = alterations(spec, diffs)
+    count = sum(len(alteration.statements) for alteration in found)
+    if output is OutputFormat.TABLE and count:
+        print_raw("\n".join(statement for alteration in found for statement in alteration.statements))
+    if run and count:
+        run_alterations(found)
+        print_note(f"ran {counted(count, 'statement')}")
+    if output is OutputFormat.JSON:
+        print_json(found)
+    elif not count:
+        print_note("no statement is needed")
+    remaining = [f"{alteration.table}: {problem}" for alteration in found for problem in alteration.remaining]
+    if remaining:
+        print_note("\n".join(("no statement fixes:", *remaining)))
         raise typer.Exit(1)
 
 

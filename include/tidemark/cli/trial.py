@@ -36,13 +36,14 @@ def try_(
     if output is OutputFormat.JSON:
         rows = None if trial.rows is None else [_with_exact_decimals(row) for row in trial.rows]
         outcomes = [_as_json(tried) for tried in trial.records]
-        print_json({"consumer": spec.name, "tables": spec.table_names, "records": outcomes, "rows": rows, "notes": trial.notes})
+        notes = trial.notes + trial.noticed
+        print_json({"consumer": spec.name, "tables": spec.table_names, "records": outcomes, "rows": rows, "notes": notes})
     else:
         _print(trial)
 
 
 def _print(trial: Trial) -> None:
-    for note in trial.notes:
+    for note in (*trial.notes, *trial.noticed):
         _print_line(f"note: {note}", "yellow")
     for tried in trial.records:
         position = f"{tried.partition} offset {tried.offset}"

@@ -2,7 +2,8 @@
 
 1. Compare the run's rows with the tables. Any difference other than missing columns refuses the run.
 2. Take turns with the other members. Compare again: one of them may have added the columns.
-3. Add nullable columns and store them with the attempt, in one transaction. It waits at most `LOCK_MS` for a lock, because other
+3. Add nullable columns, replace the view of validated rows if it is the standard one, and store the columns with the attempt, in one
+   transaction. It waits at most `LOCK_MS` for a lock, because other
    transactions on the table wait behind it.
 4. Compare again.
 
@@ -20,7 +21,7 @@ import psycopg2.errors
 
 from tidemark.db import EVOLVE_LOCK, data_error, described_sessions, limit_lock_waits, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
-from tidemark.quality.view import validated_view
+from tidemark.quality.view import existing_view, validated_view, validated_view_ddl
 from tidemark.sink.fit import SinkMismatch, add_column
 from tidemark.sink.table import Column, Layout, quoted, quoted_table, read_columns
 
@@ -101,10 +102,12 @@ def _add_columns(connection: Connection, attempt_id: int, table: str, columns: S
             if not missing:
                 return
             require_owner(cur, table, missing)
+            view = existing_view(cur, table)
+            replaceable = view is not None and view.standard and view.mine
             for column in missing:
                 cur.execute(add_column(table, column))
-            view = validated_view(table)
-            stale = bool(read_columns(cur, view))
+            if view is not None and replaceable:
+                cur.execute(validated_view_ddl(table, view.groups))
             cur.execute(SQL["note"], {**key, "columns": [f"{column.name} {column.type}" for column in missing], "attempt_id": attempt_id})
     except DatabaseUnavailable as error:
         if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
@@ -117,8 +120,8 @@ def _add_columns(connection: Connection, attempt_id: int, table: str, columns: S
     except psycopg2.Error as error:  # a reserved column name, or too many columns
         raise _refused(connection, table, columns, data_error(error).message) from None
     log.info("columns added attempt=%s table=%s columns=%s", attempt_id, table, ",".join(column.name for column in missing))
-    if stale:  # not replaced here: it may have another owner or another definition
-        log.warning("view %s lacks the new columns until its statement is run again: tidemark sink ddl prints it", view)
+    if view is not None and not replaceable:  # it has another owner or another definition
+        log.warning("view %s lacks the new columns until its statement is run again: tidemark sink ddl prints it", validated_view(table))
 
 
 def _refused(connection: Connection, table: str, columns: Sequence[Column], message: str, owner: str | None = None) -> ColumnsRefused:

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 
+VIEWS_FIRST = " -- first drop views of the column"
+REWRITES = "; rewrites the whole table"
+"""Remarks after a statement that changes a type."""
+
+
 class SinkNoTable(Refused):
     """The relation is a view or similar: no constraint can ensure that a record is loaded only once."""
 
@@ -347,9 +352,9 @@ def _widened(table: str, field: pa.Field, column: Column) -> Difference | None:
     wider = widened(column.type, kind) if kind is not None else None
     if wider is None:
         return None
-    ddl = f"ALTER TABLE {quoted_table(table)} ALTER COLUMN {quoted(field.name)} TYPE {wider}; -- first drop views of the column"
+    ddl = f"ALTER TABLE {quoted_table(table)} ALTER COLUMN {quoted(field.name)} TYPE {wider};{VIEWS_FIRST}"
     if rewrites(column.type, wider):
-        return Difference("", f"{ddl}; rewrites the whole table")
+        return Difference("", f"{ddl}{REWRITES}")
     return Difference(f"column {field.name} could be {wider}, the table is {column.type}", ddl, Change.WIDEN)
 
 

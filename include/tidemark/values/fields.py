@@ -7,7 +7,7 @@ where only the table defines the types.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -202,6 +202,19 @@ class Fields:
     def bound(self, table: Sequence[Column]) -> Fields:
         """A copy that writes these columns."""
         return replace(self, table=tuple(table))
+
+    @property
+    def reads_json(self) -> bool:
+        """Whether the values are JSON, and not change data: the table alone defines the columns."""
+        return "value" in self.json and not self.changes
+
+    def unread(self, names: Iterable[str], table: Sequence[Column]) -> list[str]:
+        """The fields of JSON values that no column of the table gets, and that the consumer's file does not name."""
+        paths = [*(self._table_paths(table) | dict(self.columns)).values(), *(steps for _, steps, _ in self.skip_if)]
+        if ("value",) in paths:
+            return []
+        used = {steps[1] for steps in paths if steps[0] == "value"} | {path.split(".")[0] for path in self.drop}
+        return [name for name in names if name not in used and not (self._reads_delete_marks and name == _DELETED_FIELD[1])]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         import numpy as np

@@ -31,7 +31,6 @@ from tidemark.doctor.finding import Level
 from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
-from tidemark.quality.view import validated_view_ddl
 from tidemark.records.ranges import Slice
 from tidemark.rewind.verify import verify
 from tidemark.sink.fit import SinkMismatch
@@ -65,10 +64,11 @@ def evolving(orders: Orders, **sink: Any) -> Scenario:
 
 
 def test_new_field_becomes_a_nullable_column_once(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
-    """Just before the first commit, and not if there is nothing to read. One event names the attempt and the column. The run says that the
-    view lacks the column until the statement that creates it is run again."""
+    """Just before the first commit, and not if there is nothing to read. One event names the attempt and the column. The view of validated
+    rows has the column too, and keeps its rights."""
     scenario = evolving(orders)
     view = f"{scenario.table}_validated"
+    scenario.sql(f"GRANT SELECT ON {view} TO PUBLIC")
     orders.written(order(2, channel="web"), schema=NEWER)  # registers the schema
     scenario.run()
     assert "channel" not in columns(scenario)
@@ -80,12 +80,43 @@ def test_new_field_becomes_a_nullable_column_once(orders: Orders, caplog: pytest
     assert columns(scenario)["channel"] is False
     event = "SELECT group_name, (details->>'attempt')::bigint FROM tidemark.audit_event WHERE kind = 'COLUMNS ADDED'"
     assert scenario.sql(event) == [(scenario.name, scenario.attempt_id - 1)]
+    assert "lacks the new columns" not in caplog.text
+    assert "channel" in columns(scenario, view)
+    assert scenario.sql("SELECT has_table_privilege('pg_monitor', %s, 'SELECT')", view) == [(True,)]
+    scenario.check()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "DROP VIEW {view}; CREATE VIEW {view} AS SELECT id, md5(city) AS city FROM {table}",
+        "ALTER VIEW {view} SET (security_barrier = true)",
+        "GRANT SELECT (id) ON {view} TO PUBLIC",
+    ],
+)
+def test_view_that_was_changed_stays_and_the_run_says_so(orders: Orders, caplog: pytest.LogCaptureFixture, changed: str) -> None:
+    """To replace it would show what its owner hides, or lose options. `sink alter` refuses it too."""
+    scenario = evolving(orders)
+    view = f"{scenario.table}_validated"
+    scenario.sql(changed.format(view=view, table=scenario.table))
+    orders.produce(order(2, channel="web"), schema=NEWER)
+    scenario.run()
     said = f"view {view} lacks the new columns until its statement is run again: tidemark sink ddl prints it"
     assert caplog.messages.count(said) == 1
     assert "channel" not in columns(scenario, view)
-    scenario.sql(validated_view_ddl(scenario.table, [scenario.name]))
-    assert "channel" in columns(scenario, view)
-    scenario.check()
+    done = tidemark(scenario, "sink", "alter", scenario.name, "--run")
+    assert done.returncode == 1
+    assert f"{view} is not the view that `tidemark sink ddl` creates" in done.stderr
+
+
+def test_view_of_an_older_table_gets_all_its_columns(orders: Orders) -> None:
+    """It lacks a column that was added to the table before, by hand."""
+    scenario = evolving(orders)
+    view = f"{scenario.table}_validated"
+    scenario.sql(f"ALTER TABLE {scenario.table} ADD COLUMN note text")
+    orders.produce(order(2, channel="web"), schema=NEWER)
+    scenario.run()
+    assert {"note", "channel"} <= columns(scenario, view).keys()
 
 
 def test_members_that_add_at_once_take_turns(orders: Orders) -> None:
