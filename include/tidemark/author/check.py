@@ -20,7 +20,7 @@ from tidemark.consume.assignment import problems_of
 from tidemark.consume.evolve import ColumnsRefused, require_owner
 from tidemark.consume.renamed import require_own_rows
 from tidemark.db import session, transaction
-from tidemark.errors import BadInput, TidemarkError, Unavailable
+from tidemark.errors import BadInput, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cleanup, Cluster, SettingUnknown, Topic, TopicsMissing
 from tidemark.kafka.config import jvm
 from tidemark.kafka.failures import NotAllowed
@@ -34,6 +34,7 @@ from tidemark.sink.table import SinkHidden, SinkMissing
 from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
 from tidemark.spec.files import groups_into
 from tidemark.spec.model import OffsetReset
+from tidemark.spec.problem import KeyPath
 from tidemark.spec.user_transform import Form, Transform, load_permanent
 from tidemark.values.fields import ColumnsUnknown, transform_of
 from tidemark.worker.decoding import Decoding
@@ -56,7 +57,8 @@ SLOW_IMPORT_S = 3.0
 
 @dataclass
 class CheckReport:
-    """The findings: ``problems`` in the consumer's file, ``errors`` in what it names, ``notes`` on parts that were not checked."""
+    """The findings: ``problems`` in the consumer's file, ``errors`` in what it names, ``notes`` on parts that were not checked and on the
+    latest records. ``missing``: the problems that are tables and topics which do not exist yet."""
 
     spec: ConsumerSpec
     transform: Transform | None = None
@@ -64,6 +66,7 @@ class CheckReport:
     columns: dict[str, list[str]] = field(default_factory=dict)
     suites: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
     errors: list[TidemarkError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ddl: str | None = None
@@ -200,7 +203,7 @@ def _check_sink(report: CheckReport, surroundings: Surroundings) -> None:
         if comparison.to_add:
             report.notes.append(f"a run adds to {table}: {', '.join(f'{column.name} {column.type}' for column in comparison.to_add)}")
         elif comparison.refused is not None:
-            report.problems.append(report.spec.problem(("sinks", name, "table"), str(comparison.refused), ""))
+            _refuse_table(report, name, comparison.refused)
         if isinstance(comparison.refused, SinkMissing):
             ddl = ddl_of(report.spec, outputs_of(report.transform, report.spec.sinks, cached_schema, input_schema)[name], sink=name)
             report.ddl = ddl if report.ddl is None else f"{report.ddl}\n\n{ddl}"
@@ -210,6 +213,20 @@ def _check_sink(report: CheckReport, surroundings: Surroundings) -> None:
     report.columns = {layout.sink: [column.name for column in layout.columns] for layout in layouts}
     if not all(layout.by_record for layout in layouts):
         report.notes.append("the output has no lineage columns: its rows belong to whole batches, so a rewind can only undo whole batches")
+
+
+def _refuse_table(report: CheckReport, sink: str, error: Refused) -> None:
+    place = ("sinks", sink, "table")
+    if isinstance(error, SinkMissing):
+        _refuse_missing(report, place, str(error), "")
+    else:
+        report.problems.append(report.spec.problem(place, str(error), ""))
+
+
+def _refuse_missing(report: CheckReport, place: KeyPath, message: str, fix: str) -> None:
+    problem = report.spec.problem(place, message, fix)
+    report.problems.append(problem)
+    report.missing.append(problem)
 
 
 def _no_spark(*_: object) -> Mapping[str, pa.Schema]:
@@ -225,7 +242,7 @@ def _check_tables(report: CheckReport, surroundings: Surroundings) -> None:
                 with transaction(connection) as cur:
                     read_table(cur, sink)
             except (SinkMissing, SinkHidden, SinkNoTable, SinkGuardsRows) as error:
-                report.problems.append(report.spec.problem(("sinks", name, "table"), str(error), ""))
+                _refuse_table(report, name, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +338,7 @@ def _check_topics(report: CheckReport, surroundings: Surroundings) -> None:
     except TopicsMissing as error:
         for name in error.topics:
             message = f'topic "{name}" not found on {cluster.servers}'
-            report.problems.append(report.spec.problem(("topics", names.index(name)), message, "create it, or correct the name"))
+            _refuse_missing(report, ("topics", names.index(name)), message, "create it, or correct the name")
         topics = cluster.topics(name for name in names if name not in error.topics)
     report.problems += problems_of(report.spec, topics)
     cleanups: Mapping[str, Cleanup] = {}

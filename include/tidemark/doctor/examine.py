@@ -72,11 +72,12 @@ def _answering(connections: Connections, failed: Set[str]) -> Mapping[str, str]:
 
 
 def _check(spec: ConsumerSpec, surroundings: Surroundings) -> Iterator[Finding]:
-    """What `tidemark consumers check` finds, without its notes."""
+    """What `tidemark consumers check` finds, without its notes. A table or topic that does not exist yet is a warning."""
     report = check(spec, surroundings)
     subject = f"{spec.name}: check"
     for problem in report.problems:
-        yield failure(subject, f"{shown(problem.file)}:{problem.line}:{problem.column}: {problem.message}", problem.fix)
+        level = warning if problem in report.missing else failure
+        yield level(subject, f"{shown(problem.file)}:{problem.line}:{problem.column}: {problem.message}", problem.fix)
     errors = [error for error in report.errors if not (isinstance(error, BadInput) and not surroundings.env.get(error.what, "-"))]
     yield from (failure(subject, str(error), "") for error in errors)
     if not report.problems and not errors:
