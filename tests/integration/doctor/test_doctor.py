@@ -103,7 +103,7 @@ def test_table_that_lacks_a_field_of_the_schema(orders: Orders) -> None:
         scenario.run()
     assert found.endswith(f": {refused.value}")
     assert 'ADD COLUMN "total" numeric(12,2);' in found
-    scenario.write(SPARK, sink={"table": f"{scenario.table}_missing"})
+    scenario.write(SPARK, topics=orders.topic, sink={"table": f"{scenario.table}_missing"})
     ((level, subject, found),) = problems(scenario)
     assert (level, subject) == (Level.WARNING, "check")
     assert f"Table {scenario.table}_missing does not exist" in found
