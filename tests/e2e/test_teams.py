@@ -108,7 +108,12 @@ NUMBERS = dict.fromkeys(("try_number", "task_try_number", "version_number"), "77
 
 def commands(page: str) -> list[list[str]]:
     """Returns the ``airflow`` commands in a page's shell blocks."""
-    return [shlex.split(line)[1:] for block in snippets(page, "sh") for line in block.splitlines() if line.startswith("airflow ")]
+    return [
+        shlex.split(line)[1:]
+        for block in snippets(page, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("airflow ")
+    ]
 
 
 class Airflow:
