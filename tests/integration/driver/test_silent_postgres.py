@@ -189,7 +189,7 @@ def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: 
 
 def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Following a driver does not wait for Postgres: the driver's output still arrives, and a kill still works."""
-    following = launch._Follow(hole.url, group.attempt())
+    following = launch.Follow(hole.url, group.attempt())
     heard: list[launch.Progress] = []
     said: list[str] = []
     try:
@@ -212,7 +212,7 @@ def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None
     """A failover to a lagging replica, or a restore, removes the attempt's row and what the attempt committed."""
     attempt = group.attempt()
     heard: list[launch.Progress] = []
-    with contextlib.closing(launch._Follow(group.url, attempt)) as following:
+    with contextlib.closing(launch.Follow(group.url, attempt)) as following:
         until(lambda: following.show(heard.append, heard.append) or heard)
         group.sql("DELETE FROM tidemark.attempt WHERE attempt_id = %s", attempt)
         with pytest.raises(AttemptGone, match=f"attempt {attempt} is gone.*the next run reads"):
@@ -228,5 +228,5 @@ def test_end_of_an_attempt_is_asked_for_again_while_the_server_is_read_only(grou
     ways = iter([read_only(group.url)])
     monkeypatch.setattr(launch, "session", lambda url: session(next(ways, url)))
     with pytest.raises(launch.DriverDied):
-        launch._ended(group.url, attempt, -9)
+        launch.outcome(group.url, attempt, launch.DriverDied(attempt_id=attempt, status=-9))
     assert group.sql("SELECT state FROM tidemark.attempt WHERE attempt_id = %s", attempt) == [("FAILED",)]
