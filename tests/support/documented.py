@@ -74,7 +74,7 @@ def line_pattern(line: str) -> str:
     kinds = {"…": ".*", "─": "─+", " ": r"\s+"}
     pattern, end = "", 0
     for found in VARYING.finditer(line):
-        pattern += re.escape(line[end : found.start()]) + kinds.get(found[0][0], r"[\d.:-]+(?: \w+)?")
+        pattern += re.escape(line[end : found.start()]) + kinds.get(found[0][0], r"(?:[\d.:-]+(?: \w+)?|an? \w+(?: \w+)?)")
         end = found.end()
     return pattern + re.escape(line[end:])
 

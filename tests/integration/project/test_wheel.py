@@ -281,25 +281,16 @@ def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, 
     assert len(cities()) == len(before) + 100
 
 
-ORDERS = """
-topics: [orders, orders-eu, clicks]
-format: {value: json, key: string}
-sink: {table: shop.orders}
-retry: {delays: [5m]}
-"""
-
-
 @pytest.mark.thorough
-def test_rest_of_the_readme_and_the_guides_commands_run(installed: Installed, tmp_path: Path, scenario: Scenario) -> None:
-    """The blocks of the README after the quickstart, and those of the guides that need no cluster, cloud or Airflow. ``departures``, which
-    several guides name, is here the consumer ``orders``."""
+def test_rest_of_the_readme_runs_as_it_stands_there(installed: Installed, tmp_path: Path, scenario: Scenario) -> None:
+    """The blocks of the README after the quickstart, and the guide's start from a topic."""
     project = tmp_path / "lake"
     installed.run("tidemark", "init", str(project), cwd=tmp_path)
     reader = Reader(installed, project, servers_of(scenario))
     topics, consumers = scenario.topics, project / "include" / "consumers"
     scenario.sql("DROP SCHEMA tidemark, tidemark_staging, tidemark_archive CASCADE")
     reader.run("README.md", *quickstart())
-    topics.adopt(["cities", "cities.retry.5m"])
+    topics.adopt(["cities"])
 
     def block(page: str, word: str) -> str:
         (code,) = (code for code in snippets(page, "sh") if word in code)
@@ -309,32 +300,10 @@ def test_rest_of_the_readme_and_the_guides_commands_run(installed: Installed, tm
     (consumers / "cities.yaml").write_text((consumers / "cities.yaml").read_text() + "retry: {delays: [5m, 30m, 1h]}\n")
     reader.run("README.md", block("README.md", "redrive plan cities"), TimeoutError="Undecodable")
 
-    orders = [f'{{"customer_id": {number}, "item": "tea"}}' for number in (41, 42, 43)]
-    for name, partitions in (("orders", 3), ("orders-eu", 5), ("clicks", 6)):
-        topics.create(partitions, name=name)
-        topics.produce(name, orders, key="customer-42")
+    topics.create(name="orders")
+    topics.produce("orders", ['{"customer_id": 42, "item": "tea"}'])
     reader.run("README.md", block("README.md", "consumers new orders"), **{"airflow dags": "true airflow dags"})
     (consumers / "orders.yaml").unlink()
     (project / "include" / "expectations" / "orders.json").unlink()
     page = "docs/consumers.md"
     reader.run(page, block(page, "consumers new orders"))
-    (consumers / "orders.yaml").write_text(ORDERS)
-    scenario.sql("CREATE SCHEMA shop")
-    reader.run(page, "tidemark sink ddl orders | tidemark local psql\n")
-    commit = "import confluent_kafka as k; c = k.Consumer({'bootstrap.servers': '%s', 'group.id': 'orders-app'}); "
-    commit += "c.commit(offsets=[k.TopicPartition(t, 0, 1) for t in ('orders', 'orders-eu', 'clicks')], asynchronous=False); c.close()"
-    installed.run("python", "-c", commit % topics.servers, cwd=project)
-    number = scenario.sql("SELECT max(rewind_id) FROM tidemark.rewind")[0][0] + 1
-    reader.run(page, block(page, "groups adopt"), **{"apply 1": f"apply {number}"})
-    reader.run(page, block(page, "--partition orders:0-2"), block(page, "tidemark flow"))
-
-    later = {"departures": "orders", "apply 1": f"apply {number + 1}", "verify 1": f"verify {number + 1}", "undo 1": f"undo {number + 1}"}
-    page = "docs/rewind.md"
-    reader.run(page, block(page, "--zone"), **later)
-    page = "docs/retries.md"
-    reader.run(page, block(page, "retries relay"), **later)
-    page = "docs/personal-data.md"
-    reader.run(page, block(page, "erase plan"))
-    page = "docs/security.md"
-    reader.run(page, block(page, "--output csv"), **later)
-    assert scenario.sql("SELECT 1 FROM shop.orders WHERE customer_id = 42") == []
