@@ -1,22 +1,21 @@
 """Applications on a cluster manager, YARN or Kubernetes: finds them, reads their state and kills them, with the programs of pyspark.
 
 A program starts a JVM, which takes a second or two. So it is asked only when an attempt's row does not answer the question.
-
-python -m tidemark.driver.applications MASTER NAME [ID] [STAGING]        # kills an application, for a caller that cannot wait
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 
-from tidemark.driver.environment import interpreter
+from tidemark.driver.call import call
 from tidemark.errors import BadInput, Unavailable
 from tidemark.packages import ExtraMissing
 
@@ -107,10 +106,9 @@ def kill(application: Application) -> None:
     Also removes what YARN's client has uploaded. Spark does that at an application's end, but not for one that never started.
     """
     if application.id is None:
-        if (found := find(application)) is None:
-            return
-        application = replace(application, id=found)
-    assert application.id is not None
+        application = replace(application, id=find(application))
+    if application.id is None:
+        return
     if application.master != "yarn":
         _run(application, [*_submit(application), "--kill", application.id])
         return
@@ -122,9 +120,10 @@ def kill(application: Application) -> None:
 
 def start_to_kill(application: Application) -> None:
     """Starts a process that kills an application and outlives the caller. Safe in a signal handler: waits for nothing."""
-    words = [application.master, application.name, application.id or "", application.staging or ""]
+    code = "import sys, json; from tidemark.driver.applications import Application, kill; kill(Application(**json.loads(sys.argv[1])))"
+    command = [sys.executable, "-c", code, json.dumps(asdict(application))]
     silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
-    os.posix_spawn(sys.executable, [sys.executable, "-m", __name__, *words], os.environ, file_actions=silent, setsid=True)
+    os.posix_spawn(command[0], command, os.environ, file_actions=silent, setsid=True)
 
 
 def yarn_report(text: str) -> Report:
@@ -160,32 +159,38 @@ def queue_problem(queue: str) -> str | None:
     return None if state is None or state[1] == "RUNNING" else f"its queue {queue} is {state[1]}"
 
 
-def require_hadoop_conf(env: Mapping[str, str] = os.environ) -> None:
+def require_hadoop_conf() -> None:
     """Raises `BadInput` unless the environment, or Spark's own ``spark-env.sh``, names the folder with YARN's settings."""
-    named = next((name for name in HADOOP_CONF if env.get(name)), None)
-    if named is None:
-        if (spark_conf_dir(env) / "spark-env.sh").is_file():
+    variable = next((name for name in HADOOP_CONF if os.environ.get(name)), None)
+    if variable is None:
+        if (spark_conf_dir() / "spark-env.sh").is_file():
             return
         fix = "Set it to the folder with yarn-site.xml and core-site.xml: /etc/hadoop/conf."
         raise BadInput(what=HADOOP_CONF[0], found="it is not set, and the master is yarn", fix=fix)
-    if not (Path(env[named]) / "yarn-site.xml").is_file():
-        raise BadInput(what=named, found=f"{env[named]} has no yarn-site.xml", fix="Name the folder with YARN's client settings.")
+    folder = os.environ[variable]
+    if not (Path(folder) / "yarn-site.xml").is_file():
+        raise BadInput(what=variable, found=f"{folder} has no yarn-site.xml", fix="Name the folder with YARN's client settings.")
 
 
-def spark_conf_dir(env: Mapping[str, str] = os.environ) -> Path:
+def spark_conf_dir() -> Path:
     """The folder of Spark's own configuration."""
-    return Path(env.get("SPARK_CONF_DIR") or f"{env.get('SPARK_HOME', '.')}/conf")
+    return Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
 
 
 def spark_home() -> Path:
-    """The folder of the Spark that submits: ``SPARK_HOME``, or pyspark in the driver's environment. Raises `ExtraMissing`."""
-    if home := os.environ.get("SPARK_HOME"):
-        return Path(home)
-    code = "from importlib.util import find_spec; print(find_spec('pyspark').submodule_search_locations[0])"
-    done = subprocess.run([interpreter(), "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
+    """The folder of the Spark that submits: ``SPARK_HOME``, or PySpark of the driver's environment. Raises `BadInput`, `ExtraMissing`."""
+    if not (home := os.environ.get("SPARK_HOME")):
+        return call(_pyspark_folder, with_keeper=False)
+    if not (Path(home) / "bin" / "spark-submit").is_file():
+        raise BadInput(what="SPARK_HOME", found=f"{home} has no bin/spark-submit", fix="Name Spark's folder, or unset it to use PySpark.")
+    return Path(home)
+
+
+def _pyspark_folder() -> Path:
+    pyspark = find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
         raise ExtraMissing(module="pyspark", extra="driver")
-    return Path(done.stdout.strip())
+    return Path(pyspark.origin).parent
 
 
 def client_env() -> dict[str, str]:
@@ -222,19 +227,9 @@ def _run(application: Application, command: list[str]) -> str:
             errors="replace",
             timeout=ANSWER_LIMIT_S,
             check=False,
-            cwd=Path.home(),  # where a relative path is on a cluster whose files are local
         )
     except subprocess.TimeoutExpired:
         raise ClusterUnavailable(master=application.master, cause=f"no answer within {ANSWER_LIMIT_S} s") from None
     if done.returncode:
         raise ClusterUnavailable(master=application.master, cause=failure_cause(done.stdout))
     return done.stdout
-
-
-def main() -> None:
-    master, name, application_id, staging = sys.argv[1:]
-    kill(Application(master, name, application_id or None, staging or None))
-
-
-if __name__ == "__main__":
-    main()

@@ -41,12 +41,13 @@ START_LIMIT = "spark.tidemark.startLimit"
 """The setting that limits the wait for a driver to start, in a queue for example."""
 DEFAULT_START_LIMIT = timedelta(minutes=10)
 POLL_S = 0.2
+ESCAPES = {"\n": "n", "\r": "r", "\t": "t", "\f": "f"}
+"""The characters that Java's properties write as a letter after a backslash."""
 OVERRIDES = {
     "spark.yarn.maxAppAttempts": "1",  # the next attempt is Airflow's
     "spark.yarn.submit.waitAppCompletion": "false",
     "spark.kubernetes.submission.waitAppCompletion": "false",
 }
-PYTHON = "spark.pyspark.python"
 
 
 class SubmissionFailed(Unavailable):
@@ -82,21 +83,22 @@ class ClusterSettings:
 def cluster_settings(spec: ConsumerSpec, connections: Connections) -> ClusterSettings | None:
     """The consumer's settings for drivers on a cluster; `None` if its drivers run beside their caller.
 
-    The spec's settings override the connection's. Raises `BadInput` for anything that a submission would fail with: before it is begun.
+    The spec's settings override the connection's, which override those of Spark's own configuration. Raises `BadInput` for settings with
+    which a submission would fail.
     """
-    conf = {**connections.spark_conf, **spec.spark.conf}
-    if not on_cluster(connections.spark_master, conf):
+    own = {**connections.spark_conf, **spec.spark.conf}
+    if not on_cluster(connections.spark_master, own):
         return None
-    master = conf.pop("spark.master", connections.spark_master)
-    del conf[DEPLOY_MODE]
+    master = own.pop("spark.master", connections.spark_master)
+    del own[DEPLOY_MODE]
     if master == "yarn":
         require_hadoop_conf()
+    conf = {"spark.pyspark.python": interpreter(), **_spark_defaults(), **own, **OVERRIDES}
     try:
         limit = parse_duration(conf[START_LIMIT]) if START_LIMIT in conf else DEFAULT_START_LIMIT
     except BadInput as error:
         raise replace(error, what=START_LIMIT, found=f"{error.found} is not a duration") from None
-    added = guarded(master, {**_spark_defaults(), **conf})
-    return ClusterSettings(master, {PYTHON: interpreter(), **added, **conf, **OVERRIDES}, limit)
+    return ClusterSettings(master, {**guarded(master, conf), **conf}, limit)
 
 
 def new_application(settings: ClusterSettings, consumer: str, attempt_id: int) -> Application:
@@ -120,12 +122,11 @@ def submit(
 
     Raises `SubmissionFailed`, and `SubmissionStopped` once ``stopped`` returns True.
     """
-    words = [*arguments, "--application", application.name]
+    job = project.consume_job() if settings.on_yarn else f"local://{project.consume_job()}"
     with _files(application, settings, connections) as conf, tempfile.TemporaryFile("w+", errors="replace") as output:
-        job = project.consume_job() if settings.on_yarn else f"local://{project.consume_job()}"
-        submitted = [str(spark_home() / "bin" / "spark-submit"), "--master", settings.master, "--deploy-mode", "cluster"]
-        submitted += ["--properties-file", str(conf), "--load-spark-defaults", "--name", title, str(job), *words]
-        command = [interpreter(), "-m", "tidemark.driver.process", *submitted]
+        command = [interpreter(), "-m", "tidemark.driver.process", str(spark_home() / "bin" / "spark-submit")]
+        command += ["--master", settings.master, "--deploy-mode", "cluster", "--properties-file", str(conf), "--name", title]
+        command += [str(job), *arguments, "--application", application.name]
         process = subprocess.Popen(
             command, env=child_env(client_env()), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -141,9 +142,12 @@ def submit(
         raise SubmissionFailed(master=settings.master, cause=failure_cause(text))
     if not settings.on_yarn:
         return application
-    (found,) = re.findall(r"\b(application_\d+_\d+)\b", text)[:1] or [None]
-    url, staging = re.search(r"tracking URL: (http\S+)", text), re.search(r"Uploading resource .* -> (\S+)/application_", text)
-    return replace(application, id=found, url=url and url[1], staging=staging and staging[1])
+    patterns = {
+        "id": r"\b(application_\d+_\d+)\b",
+        "url": r"tracking URL: (http\S+)",
+        "staging": r"Uploading resource .* -> (\S+)/application_",
+    }
+    return replace(application, **{name: match[1] for name, pattern in patterns.items() if (match := re.search(pattern, text))})
 
 
 def _wait(process: subprocess.Popen[bytes], settings: ClusterSettings, stopped: Callable[[], bool]) -> None:
@@ -158,7 +162,7 @@ def _wait(process: subprocess.Popen[bytes], settings: ClusterSettings, stopped: 
 
 @contextmanager
 def _files(application: Application, settings: ClusterSettings, connections: Connections) -> Iterator[Path]:
-    """Writes the files of a submission into a folder of this user alone, for as long as the block runs. Returns that of the settings."""
+    """Writes the files of a submission into a folder of this user alone, and removes them after the block. Returns the settings' file."""
     folder = Path(tempfile.mkdtemp(prefix="tidemark-submit-"))
     try:
         conf = dict(settings.conf)
@@ -167,14 +171,13 @@ def _files(application: Application, settings: ClusterSettings, connections: Con
             (archive := folder / "project.zip").touch(0o600)
             _zip_project(archive)
             _write(folder / VARIABLES, json.dumps(variables))
-            own = {
+            added = {
                 "spark.files": f"{folder / VARIABLES}#{VARIABLES}",
                 "spark.archives": f"{archive}#{PROJECT}",
                 "spark.yarn.tags": application.name,
             }
-            configured = {**_spark_defaults(), **conf}
-            conf |= {key: f"{configured[key]},{value}" if configured.get(key) else value for key, value in own.items()}
-            if not any(name in configured for name in JAR_SETTINGS):
+            conf |= {key: f"{conf[key]},{value}" if conf.get(key) else value for key, value in added.items()}
+            if not any(name in conf for name in JAR_SETTINGS):
                 conf["spark.jars"] = ",".join(map(str, call(spark_jars, with_keeper=False)))
         else:
             conf["spark.kubernetes.driver.pod.name"] = application.name
@@ -209,16 +212,19 @@ def _write(file: Path, text: str) -> None:
 
 def _escaped(text: str) -> str:
     """A key or a value as Java's properties have it."""
-    return re.sub(
-        r"[\\:=#! \n\r\t\f]", lambda match: {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}.get(match[0], f"\\{match[0]}"), text
-    )
+    return re.sub(r"[\\:=#! \n\r\t\f]", lambda match: "\\" + ESCAPES.get(match[0], match[0]), text)
+
+
+def _unescaped(text: str) -> str:
+    characters = {letter: character for character, letter in ESCAPES.items()}
+    return re.sub(r"\\(?:\n\s*|(.))", lambda match: characters.get(match[1], match[1]) if match[1] else "", text)
 
 
 def _spark_defaults() -> dict[str, str]:
-    """The settings of Spark's own configuration, which spark-submit adds."""
+    """The settings of Spark's own configuration, which spark-submit ignores if it gets a ``--properties-file``."""
     file = spark_conf_dir() / "spark-defaults.conf"
     if not file.is_file():
         return {}
-    lines = (line.strip() for line in file.read_text(errors="replace").splitlines())
-    pairs = (re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!")
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+    lines = re.findall(r"(?:\\.|[^\\\n])+", file.read_text(errors="replace"), re.DOTALL)  # a line that ends with a backslash goes on
+    pairs = (re.split(r"\s*[=:\s]\s*", line.strip(), maxsplit=1) for line in lines)
+    return {pair[0]: _unescaped(pair[1]) for pair in pairs if len(pair) == 2 and pair[0].startswith("spark.")}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tidemark import project
 from tidemark.connections import Connections
-from tidemark.driver.applications import require_hadoop_conf
+from tidemark.driver.applications import require_hadoop_conf, spark_conf_dir
 from tidemark.errors import Refused, Unavailable
 from tidemark.jvm.jars import JAR_SETTINGS
 from tidemark.jvm.java import find_java, released
@@ -300,7 +300,7 @@ def _alone(master: str) -> bool:
     """Whether executors run in the driver's JVM and Tidemark sets its class path. False if Spark's own configuration may set it."""
     if not is_local(master):  # a driver on a cluster has no folder of Spark
         return False
-    conf = Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
+    conf = spark_conf_dir()
     return "PYSPARK_SUBMIT_ARGS" not in os.environ and not (conf.is_dir() and any(conf.iterdir()))
 
 

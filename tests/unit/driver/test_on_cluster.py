@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tidemark import project
 from tidemark.connections import DEPLOY_MODE, Connections
 from tidemark.driver.applications import Application, Report, Stage, failure_cause, pod_report, require_hadoop_conf, yarn_report
 from tidemark.driver.launch import ClusterDriver
 from tidemark.driver.on_cluster import DriverEnded, DriverNotStarted, DriverSilent, judge, next_look_s
-from tidemark.driver.submission import START_LIMIT, _escaped, cluster_settings, new_application
+from tidemark.driver.submission import START_LIMIT, VARIABLES, SubmissionFailed, _escaped, cluster_settings, new_application, submit
 from tidemark.errors import BadInput
 from tidemark.spec import ConsumerSpec, load_consumer
 
@@ -59,7 +61,7 @@ def test_settings_of_consumer_and_connection_are_submitted_and_the_network_is_en
 
 
 @pytest.mark.parametrize(
-    ("master", "conf", "said"),
+    ("master", "conf", "message"),
     [
         ("local[2]", {}, r"local\[2\] cannot run drivers"),
         ("spark://m:7077", {}, "spark://m:7077 cannot run drivers"),
@@ -68,21 +70,29 @@ def test_settings_of_consumer_and_connection_are_submitted_and_the_network_is_en
     ],
 )
 def test_settings_that_a_submission_would_fail_with_are_refused_before(
-    spec: ConsumerSpec, hadoop_conf: Path, master: str, conf: dict[str, str], said: str
+    spec: ConsumerSpec, hadoop_conf: Path, master: str, conf: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         cluster_settings(spec, connections(master, **conf))
 
 
 def test_cluster_without_authentication_is_refused_unless_spark_itself_is_configured(
     spec: ConsumerSpec, hadoop_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its settings are submitted with the others, which override them."""
     open_to_all = Connections("postgresql://lake", {"bootstrap.servers": "k"}, "yarn", {DEPLOY_MODE: "cluster"})
     with pytest.raises(BadInput, match=r"spark\.authenticate is not set"):
         cluster_settings(spec, open_to_all)
-    (hadoop_conf / "spark-defaults.conf").write_text("# ours\nspark.authenticate   true\nspark.other=1\n")
+    own = {
+        "spark.authenticate": "true", "spark.other": "a \\ b=c\t#", "spark.executor.cores": "2", "spark.yarn.maxAppAttempts": "3",
+    }  # fmt: skip
+    written = "".join(f"{_escaped(name)} = {_escaped(value)}\n" for name, value in own.items())
+    (hadoop_conf / "spark-defaults.conf").write_text(f"# spark.ours\n{written}\nspark.long   one,\\\n    two\nother=1\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(hadoop_conf))
-    assert cluster_settings(spec, open_to_all) is not None
+    settings = cluster_settings(spec, open_to_all)
+    assert settings is not None
+    expected = {**own, "spark.executor.cores": "4", "spark.yarn.maxAppAttempts": "1", "spark.long": "one,two", "other": None}
+    assert {name: settings.conf.get(name) for name in expected} == expected
 
 
 def test_missing_settings_of_yarn_are_named_with_what_to_set(hadoop_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +107,58 @@ def test_missing_settings_of_yarn_are_named_with_what_to_set(hadoop_conf: Path, 
     monkeypatch.setenv("SPARK_CONF_DIR", str(hadoop_conf))
     (hadoop_conf / "spark-env.sh").write_text("export HADOOP_CONF_DIR=/etc/hadoop/conf\n")
     require_hadoop_conf()
+
+
+SUBMIT = """#!/bin/sh
+echo "$@" > {folder}/arguments
+while [ "$1" != --properties-file ]; do shift; done
+cp "$2" {folder}/properties
+echo "26/11/28 02:21:51 INFO Client: Uploading resource file:/tmp/a.zip -> hdfs://n/user/ann/.sparkStaging/application_1_0001/a.zip"
+echo "    tracking URL: http://rm/proxy/application_1_0001/"
+exit {status}
+"""
+"""A spark-submit that keeps what it got."""
+
+
+def submission(spec: ConsumerSpec, folder: Path, monkeypatch: pytest.MonkeyPatch, status: int = 0) -> Application:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "spark-submit").write_text(SUBMIT.format(folder=folder, status=status))
+    (folder / "bin" / "spark-submit").chmod(0o700)
+    monkeypatch.setenv("SPARK_HOME", str(folder))
+    configured = connections(**{"spark.jars": "kafka.jar", "spark.files": "mine"})
+    settings = cluster_settings(spec, configured)
+    assert settings is not None
+    return submit(new_application(settings, "flights", 7), settings, configured, ["flights"], "a title", lambda: False)
+
+
+def test_driver_is_submitted_with_the_project_and_secrets_in_files(
+    spec: ConsumerSpec, hadoop_conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arguments are those that all supported releases of Spark have. The files are gone afterwards."""
+    application = submission(spec, hadoop_conf, monkeypatch)
+    staging = "hdfs://n/user/ann/.sparkStaging"
+    expected = replace(application, id="application_1_0001", staging=staging, url="http://rm/proxy/application_1_0001/")
+    assert application == expected
+    arguments, properties = ((hadoop_conf / name).read_text() for name in ("arguments", "properties"))
+    file = arguments.split()[5]
+    assert arguments.split() == [
+        "--master", "yarn", "--deploy-mode", "cluster", "--properties-file", file, "--name", "a", "title", str(project.consume_job()),
+        "flights", "--application", application.name,
+    ]  # fmt: skip
+    folder = Path(file).parent
+    assert not folder.exists()
+    lines = properties.splitlines()
+    assert f"spark.files = mine,{_escaped(f'{folder / VARIABLES}#{VARIABLES}')}" in lines
+    assert f"spark.yarn.tags = {application.name}" in lines
+    assert "postgresql" not in arguments + properties
+
+
+def test_submission_that_fails_says_why(spec: ConsumerSpec, hadoop_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SubmissionFailed, match="could not be submitted to yarn: tracking URL"):
+        submission(spec, hadoop_conf, monkeypatch, status=1)
+    monkeypatch.setenv("SPARK_HOME", "/nowhere")
+    with pytest.raises(BadInput, match="SPARK_HOME: /nowhere has no bin/spark-submit"):
+        cluster_settings(spec, connections())
 
 
 def test_name_of_an_application_is_a_label_of_yarn_and_kubernetes_and_never_used_twice(spec: ConsumerSpec, hadoop_conf: Path) -> None:
@@ -194,8 +256,8 @@ def test_attempt_ends_when_its_driver_cannot_store_a_result_any_more(waiting: An
     if expected is None:
         assert problem is None
     else:
-        kind, said = expected
-        with pytest.raises(kind, match=said):
+        kind, message = expected
+        with pytest.raises(kind, match=message):
             raise problem or AssertionError
 
 
