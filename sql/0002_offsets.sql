@@ -36,7 +36,8 @@ CREATE TABLE tidemark.attempt (
     ended_at      timestamptz,
     backfill_of   bigint, -- reads what this rewind has skipped (references tidemark.rewind); null: the group's own records
     columns_added jsonb, -- [{"table", "columns": ["name type"]}]; null: none
-    -- {"master", "name", "id", "url", "driver_at"}: the driver runs on a cluster, since driver_at; null: beside the task that started it
+    -- {"master", "name", "id", "staging", "url", "driver_at"}: the driver runs on a cluster, since driver_at.
+    -- null: beside the task that started it
     application   jsonb,
     CHECK ((state = 'RUNNING') = (ended_at IS NULL)),
     CHECK ((state = 'FAILED') = (error IS NOT NULL))

@@ -404,10 +404,10 @@ def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | 
 
 
 def _cluster_driver(row: Mapping[str, Any]) -> ClusterDriver | None:
-    if (facts := row["application"]) is None:
+    if (stored := row["application"]) is None:
         return None
-    application = Application(**{name: facts.get(name) for name in ("master", "name", "id", "staging", "url")})
-    return ClusterDriver(application, "driver_at" in facts, row["driver_alive"], row["age_s"])
+    application = Application(**{fact.name: stored.get(fact.name) for fact in fields(Application)})
+    return ClusterDriver(application, "driver_at" in stored, row["driver_alive"], row["age_s"])
 
 
 def _forward_lines(lines: IO[str], destination: queue.SimpleQueue[str]) -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
+from typing import Any
 
 from tidemark.connections import Connections
 from tidemark.db import DatabaseUrl, session, transaction
@@ -36,27 +37,26 @@ SILENT_LIMIT = timedelta(minutes=5)
 """How long a driver that has started may have no session while its application runs, or while the cluster manager does not answer."""
 
 
-class DriverEnded(Unavailable):
-    """The application ended, and its driver has stored no result."""
-
+class _DriverLost(Unavailable):
     attempt_id: int
     application: str
     why: str
+
+
+class DriverEnded(_DriverLost):
+    """The application ended, and its driver has stored no result."""
 
     def __str__(self) -> str:
         return (
-            f"The driver of attempt {self.attempt_id} ended without a result: application {self.application}: "
-            f"{self.why or 'the cluster manager does not know it any more'}. Its commits stay; the next attempt continues from there."
+            f"The driver of attempt {self.attempt_id} ended without a result: application {self.application}: {self.why}. "
+            "Its commits stay; the next attempt continues from there."
         )
 
 
-class DriverNotStarted(Unavailable):
+class DriverNotStarted(_DriverLost):
     """The application was submitted, and its driver did not start in time."""
 
-    attempt_id: int
-    application: str
     limit: str
-    why: str
 
     def __str__(self) -> str:
         return (
@@ -65,18 +65,13 @@ class DriverNotStarted(Unavailable):
         )
 
 
-class DriverSilent(Unavailable):
-    """The driver has started, and has had no database session for too long."""
-
-    attempt_id: int
-    application: str
-    limit: str
-    why: str
+class DriverSilent(_DriverLost):
+    """The driver has started, and has had no database session for `SILENT_LIMIT`."""
 
     def __str__(self) -> str:
         return (
-            f"The driver of attempt {self.attempt_id} has had no session on Postgres for {self.limit} and was killed: application "
-            f"{self.application}: {self.why}. Its commits stay; the next attempt continues from there."
+            f"The driver of attempt {self.attempt_id} has had no session on Postgres for {format_duration(SILENT_LIMIT)} and was killed: "
+            f"application {self.application}: {self.why}. Its commits stay; the next attempt continues from there."
         )
 
 
@@ -150,13 +145,13 @@ def follow(
     url, application = connections.database_url, None
     unseen_since, look_after_s = time.monotonic(), FIRST_LOOK_S
     problem: TidemarkError | None = None
-    with contextlib.closing(Follow(url, attempt_id)) as rows:
+    with contextlib.closing(Follow(url, attempt_id)) as following:
         try:
             while problem is None:
                 time.sleep(POLL_S)
                 if stopped():
                     raise DriverStopped(attempt_id=attempt_id)
-                latest = rows.show(on_progress, on_log)
+                latest = following.show(on_progress, on_log)
                 if latest is None:
                     continue
                 if latest.state != "RUNNING" or latest.driver is None:
@@ -194,15 +189,13 @@ def examine(
 
 def judge(attempt_id: int, driver: ClusterDriver, report: Report, unseen_s: float, start_limit: timedelta) -> TidemarkError | None:
     """The error of an attempt whose driver has no session; `None`: go on waiting."""
-    shown, why = driver.application.shown, report.why or report.stage
+    why = report.why or ("the cluster manager does not know it any more" if report.stage is Stage.GONE else report.stage)
+    facts: dict[str, Any] = {"attempt_id": attempt_id, "application": driver.application.shown, "why": why}
     if report.stage in (Stage.ENDED, Stage.GONE):
-        return DriverEnded(attempt_id=attempt_id, application=shown, why=report.why)
+        return DriverEnded(**facts)
     if not driver.started:
-        late = driver.age_s >= start_limit.total_seconds()
-        return DriverNotStarted(attempt_id=attempt_id, application=shown, limit=format_duration(start_limit), why=why) if late else None
-    if unseen_s >= SILENT_LIMIT.total_seconds():
-        return DriverSilent(attempt_id=attempt_id, application=shown, limit=format_duration(SILENT_LIMIT), why=why)
-    return None
+        return DriverNotStarted(**facts, limit=format_duration(start_limit)) if driver.age_s >= start_limit.total_seconds() else None
+    return DriverSilent(**facts) if unseen_s >= SILENT_LIMIT.total_seconds() else None
 
 
 def next_look_s(look_after_s: float) -> float:
@@ -222,12 +215,11 @@ def attempt_to_follow(
         return None
     if not driver.alive:
         application = driver.application
-        if (found := applications.find(application)) is None:
+        if (application_id := applications.find(application)) is None:
             on_log(f"an earlier try's driver is gone attempt={attempt_id} application={application.shown}")
             return None
         if application.id is None:  # the try ended before the submission had reported it
-            with session(url) as connection, transaction(connection) as cur:
-                store.note_application(cur, attempt_id, {"id": found})
+            _note(url, attempt_id, replace(application, id=application_id))
     on_log(f"the driver of an earlier try still runs, following it attempt={attempt_id} application={driver.application.shown}")
     return attempt_id
 
