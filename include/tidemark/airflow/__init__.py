@@ -88,12 +88,12 @@ class AirflowTooOld(Refused):
         return f"This is Airflow {self.version}, whose tasks cannot ask a person for an approval. Tidemark needs Airflow 3.1 or newer."
 
 
-def _require_questions(version: str) -> None:
+def _require_supported(version: str) -> None:
     if version.startswith(("2.", "3.0.")):
         raise AirflowTooOld(version=version)
 
 
-_require_questions(__version__)
+_require_supported(__version__)
 
 
 def all_dags() -> dict[str, DAG]:

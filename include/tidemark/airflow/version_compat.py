@@ -1,6 +1,6 @@
 """What differs between Airflow 3.1, 3.2 and 3.3. The rest of the package uses names that all of them have, and the names below.
 
-A task that asks a person is parked in 3.3, and waits in a triggerer before. Airflow 3.0 has no questions to people.
+A task that asks a person is parked in 3.3; before, it waits in a triggerer. Tasks of Airflow 3.0 cannot ask.
 """
 
 from __future__ import annotations

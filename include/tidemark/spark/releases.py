@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 FEW_RECORDS = "100"
-"""As large as records may be by default in Kafka (1 MB), a batch of so many is not much larger than one that Spark limits to 64 MB."""
+"""With records of 1 MB, Kafka's default maximum, such a batch has 100 MB. Where Spark counts bytes, it limits a batch to 64 MB."""
 
 
 class NoSparkForm(Refused):

@@ -340,13 +340,13 @@ def test_queue_that_takes_nothing_is_named(cluster: YarnCluster, held: Scenario)
 
 
 def test_refused_settings_leave_no_attempt(cluster: YarnCluster, held: Scenario) -> None:
-    for env, said in (
+    for env, message in (
         ({"HADOOP_CONF_DIR": ""}, "HADOOP_CONF_DIR: it is not set, and the master is yarn"),
         ({"TIDEMARK_SPARK_MASTER": "local[2]"}, "local[2] cannot run drivers"),
     ):
         done = held.command("consume", held.name, env=env_of(cluster) | env)
         assert done.returncode == 1
-        assert said in done.stderr
+        assert message in done.stderr
     assert attempts(held) == []
 
 
