@@ -17,7 +17,7 @@ NOBODY = "tidemark-doctor"
 
 def examine_cluster(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
     """Asks the cluster managers of the consumers whether they take drivers; submits none. Raises `ClusterUnavailable`."""
-    queues, others = set(), set()
+    queues, namespaces = set(), set()
     for spec in specs:
         try:
             settings = cluster_settings(spec, connections)
@@ -27,11 +27,11 @@ def examine_cluster(connections: Connections, specs: Sequence[ConsumerSpec]) -> 
         if settings is not None and settings.on_yarn:
             queues.add(settings.conf.get("spark.yarn.queue", "default"))
         elif settings is not None:
-            others.add((settings.master, settings.conf.get("spark.kubernetes.namespace", "default")))
+            namespaces.add((settings.master, settings.conf.get("spark.kubernetes.namespace", "default")))
     for queue in sorted(queues):
         problem = queue_problem(queue)
         fix = "Name another queue: queue in the Spark connection's extra, or spark.yarn.queue."
         yield ok("yarn", f"queue {queue} takes applications") if problem is None else failure("yarn", problem, fix)
-    for master, namespace in sorted(others):
+    for master, namespace in sorted(namespaces):
         report(Application(master, NOBODY, f"{namespace}:{NOBODY}"))
         yield ok("kubernetes", f"{master} answers, for namespace {namespace}")

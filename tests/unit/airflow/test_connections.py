@@ -108,10 +108,10 @@ def test_source_of_a_password_in_the_extra_reaches_the_driver(spec, known, name,
     kafka = {"bootstrap.servers": "k:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "tidemark.token": "mine:token"}
     known["tidemark_postgres"] = connection(host="db", login="l", extra={name: source, "sslmode": "require"})
     known["tidemark_kafka"] = connection(extra=kafka)
-    found = from_env(resolve(spec).env())
-    assert parse_qs(urlsplit(found.database_url).query) == {name: [source], "sslmode": ["require"]}
-    assert parsed(found.database_url) == {"host": "db", "user": "l", "sslmode": "require"}
-    assert found.kafka == kafka
+    connections = from_env(resolve(spec).env())
+    assert parse_qs(urlsplit(connections.database_url).query) == {name: [source], "sslmode": ["require"]}
+    assert parsed(connections.database_url) == {"host": "db", "user": "l", "sslmode": "require"}
+    assert connections.kafka == kafka
 
 
 def test_connections_come_from_a_secrets_backend_and_each_run_asks_it_again(spec, tmp_path, monkeypatch, request):
