@@ -235,7 +235,7 @@ def _no_spark(*_: object) -> Mapping[str, pa.Schema]:
 
 def _check_tables(report: CheckReport, surroundings: Surroundings) -> None:
     """Checks what concerns the tables alone."""
-    report.notes.append("columns not compared, because the Spark form needs Spark for it")
+    report.notes.append("columns not compared, because that starts Spark; `tidemark consumers check` does it")
     with contextlib.suppress(BadInput), session(database_url(surroundings.env)) as connection:
         for name, sink in report.spec.sinks.items():
             try:

@@ -40,48 +40,53 @@ def examine(connections: Connections, specs: Sequence[ConsumerSpec], folders: Se
             yield finding
             if finding.level is Level.FAILURE:
                 failed.add(finding.subject)
-    yield from attempted("health", lambda: _health(connections, specs))
+    if "postgres" not in failed:
+        yield from attempted("health", lambda: _health(connections, specs))
     env = _answering(connections, failed)
     for spec in specs:
         yield from attempted(f"{spec.name}: check", partial(_check, spec, Surroundings(folders, None, env)))
     yield from attempted("driver on the cluster", lambda: examine_cluster(connections, specs))
     yield from attempted("executors", lambda: examine_executors(connections))
-    yield _tried(connections)
+    yield _tried(connections, failed)
 
 
-def _tried(connections: Connections) -> Finding:
-    """Which versions are outside of those that were tried. A server that does not answer is a finding of its own."""
-    found = installed()
-    with contextlib.suppress(TidemarkError), session(connections.database_url, application="tidemark doctor") as connection:
-        found["postgres"] = str(connection.info.parameter_status("server_version"))
-    with contextlib.suppress(TidemarkError):
-        if release := Cluster(connections.kafka).release():
-            found["kafka"] = release
-    outside = untried(found)
-    return ok("tried", f"not with {', '.join(outside)}" if outside else "with these versions, or older and newer ones")
+def _tried(connections: Connections, failed: Set[str]) -> Finding:
+    """Which versions are outside of those that were tried; of servers, if they answered. ``failed``: the subjects of failures."""
+    versions = installed()
+    if "postgres" not in failed:
+        with contextlib.suppress(TidemarkError), session(connections.database_url, application="tidemark doctor") as connection:
+            versions["postgres"] = str(connection.info.parameter_status("server_version"))
+    if "kafka" not in failed:
+        with contextlib.suppress(TidemarkError):
+            if release := Cluster(connections.kafka).release():
+                versions["kafka"] = release
+    if outside := untried(versions):
+        return ok("tried", f"outside of the versions that were tried: {', '.join(outside)}")
+    return ok("tried", "no version is older or newer than those that were tried")
 
 
 def _answering(connections: Connections, failed: Set[str]) -> Mapping[str, str]:
     """The variables of the connections, without the servers that are a finding of their own. ``failed``: the subjects of failures."""
     env = connections.env()
     if failed & {"postgres", "postgres version", "schema"}:
-        env |= {DATABASE_URL: ""}
+        env |= {DATABASE_URL: "", FILES[DATABASE_URL]: ""}
     if "kafka" in failed:
         env |= {BOOTSTRAP_SERVERS: "", KAFKA_CONFIG: "", FILES[KAFKA_CONFIG]: ""}
     return env
 
 
 def _check(spec: ConsumerSpec, surroundings: Surroundings) -> Iterator[Finding]:
-    """What `tidemark consumers check` finds, without its notes. A table or topic that does not exist yet is a warning."""
+    """What `tidemark consumers check` finds; its notes only if there is no problem. A table or topic that does not exist is a warning."""
     report = check(spec, surroundings)
     subject = f"{spec.name}: check"
     for problem in report.problems:
         level = warning if problem in report.missing else failure
         yield level(subject, f"{shown(problem.file)}:{problem.line}:{problem.column}: {problem.message}", problem.fix)
+    # a server that does not answer is a finding of its own
     errors = [error for error in report.errors if not (isinstance(error, BadInput) and not surroundings.env.get(error.what, "-"))]
     yield from (failure(subject, str(error), "") for error in errors)
     if not report.problems and not errors:
-        yield ok(subject, "the file, the transform, the tables and the topics fit together")
+        yield ok(subject, "; ".join(("no problem was found", *report.notes)))
 
 
 def _network(connections: Connections) -> Iterator[Finding]:
