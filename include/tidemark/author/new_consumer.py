@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
 import yaml
 
 from tidemark import project
@@ -22,7 +23,7 @@ from tidemark.author.check import ddl_of, input_schema_of
 from tidemark.author.json_sample import JsonSample, NoSketch, SampledField
 from tidemark.author.latest_records import latest
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
-from tidemark.db import session, transaction
+from tidemark.db import data_error, session, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.formats.registry import Registry
 from tidemark.formats.schema import Node
@@ -57,11 +58,14 @@ class Sketch:
     objects: Sequence[str] = ()
 
     def create_table(self) -> None:
-        """Runs the DDL in the environment's database. Raises `TableExists`."""
+        """Runs the DDL in the environment's database. Raises `TableExists` and `TableRefused`."""
         if _table_exists(self.table):
             raise TableExists(table=self.table, consumer=self.name)
-        with session(database_url()) as connection, transaction(connection) as cur:
-            cur.execute(self.ddl)
+        try:
+            with session(database_url()) as connection, transaction(connection) as cur:
+                cur.execute(self.ddl)
+        except psycopg2.Error as error:  # such as a role that may not create tables
+            raise TableRefused(table=self.table, message=data_error(error).message) from None
 
     def write(self) -> None:
         """Writes the files. Raises `FileTaken`."""
@@ -94,6 +98,16 @@ class TableExists(Refused):
             f"The table {self.table} exists already and was not changed. Name another with --table; or leave out --create-table, and "
             f"compare it with `tidemark sink diff {self.consumer}`."
         )
+
+
+class TableRefused(Refused):
+    """Postgres refused the DDL of a new consumer's table."""
+
+    table: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"Postgres refused to create the table {self.table}: {self.message} Neither it nor the consumer was created."
 
 
 def sketched(topic: str, name: str, table: str | None, schedule: str, count: int) -> Sketch:

@@ -200,6 +200,10 @@ def test_new_project_loads_a_topic_with_two_commands(shell: Shell) -> None:
     file.unlink()
     assert f"The table {shell.scenario.table} exists already" in shell.refused(topic, "--create-table", "--name", "another")
     assert "--schedule" in shell.refused(topic, "--schedule", "often")
+    taken = f"{shell.scenario.table}_taken"
+    shell.scenario.sql(f"CREATE DOMAIN {taken} AS text")
+    refused = shell.refused(topic, "--create-table", "--name", "another", "--table", taken)
+    assert refused.startswith(f"Postgres refused to create the table {taken}: type ")
 
 
 def test_two_topics_of_one_spelling_get_two_tables_or_one_view_of_both(shell: Shell) -> None:
