@@ -27,7 +27,7 @@ def number_of(text: str) -> Decimal:
         return Decimal(text)
     sign, word = ("-", text[1:]) if text[:1] == "-" else ("", text.removeprefix("+"))
     if (special := _WORDS.get(word.lower())) is None:
-        raise Misfit("is not a number")
+        raise Misfit("is text that is not a number")
     return Decimal(special if special == "NaN" else sign + special)
 
 

@@ -161,13 +161,6 @@ def _numeric(value: Decimal | int, postgres: str) -> str:
     return str(number)
 
 
-def _number(text: str) -> Decimal:
-    try:
-        return numeric.number_of(text)
-    except Misfit:
-        raise Misfit("is text that is not a number") from None
-
-
 def _parsed_uuid(text: str, _: str) -> bytes:
     if (octets := uuid_bytes(text)) is None:
         raise Misfit("is not a uuid")
@@ -303,9 +296,9 @@ def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
             (JSONS, _CHECKED, _json),
         ),
         Kind.TEXT: row(
-            (INTEGERS, _CHECKED, lambda text, postgres: _whole(_number(text), postgres)),
-            (_FLOATS, _CHECKED, lambda text, postgres: _float_of_decimal(_number(text), postgres)),
-            ("numeric", _CHECKED, lambda text, postgres: _numeric(_number(text), postgres)),
+            (INTEGERS, _CHECKED, lambda text, postgres: _whole(numeric.number_of(text), postgres)),
+            (_FLOATS, _CHECKED, lambda text, postgres: _float_of_decimal(numeric.number_of(text), postgres)),
+            ("numeric", _CHECKED, lambda text, postgres: _numeric(numeric.number_of(text), postgres)),
             ((*TEXTS, "enum", *JSONS), _ALWAYS, _same),
             ("uuid", _CHECKED, _parsed_uuid),
             ("date", _CHECKED, _iso(_DATE, dt.date.fromisoformat, "a date")),
