@@ -50,23 +50,24 @@ from importlib import metadata
 from pathlib import Path
 from tidemark.local.kafka import Kafka
 from tidemark.local.postgres import Postgres
-found = {"python": platform.python_version(), "postgres": Postgres(Path(), None).version(), "kafka": Kafka(Path(), None).version()}
+versions = {"python": platform.python_version(), "postgres": Postgres(Path(), None).version(), "kafka": Kafka(Path(), None).version()}
 for name in sys.argv[1:]:
     try:
-        found[name] = metadata.version(name)
+        versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
-print(json.dumps(found))
+print(json.dumps(versions))
 """
 
 
 def main(words: Sequence[str]) -> int:
-    names, _, arguments = " ".join(words).partition(" -- ")
-    if not names or (unknown := sorted(set(names.split()) - COLUMNS.keys())):
-        found = f"unknown: {', '.join(unknown)}. " if names else ""
-        sys.stderr.write(f"{found}Name columns, such as WHAT=spark-4.0: {', '.join(COLUMNS)}\n")
+    end = words.index("--") if "--" in words else len(words)
+    names, arguments = words[:end], words[end + 1 :]
+    if not names or (unknown := sorted(set(names) - COLUMNS.keys())):
+        problem = f"unknown: {', '.join(unknown)}. " if names else ""
+        sys.stderr.write(f"{problem}Name columns, such as WHAT=spark-4.0: {', '.join(COLUMNS)}\n")
         return 2
-    return max(run(name, COLUMNS[name], arguments.split()) for name in names.split())
+    return max(run(name, COLUMNS[name], arguments) for name in names)
 
 
 def run(name: str, column: Column, arguments: Sequence[str]) -> int:
@@ -111,10 +112,9 @@ def environment(name: str, column: Column) -> Path | None:
 
 
 def interpreter(version: str) -> Path | None:
-    found = subprocess.run(
-        [tool(), "python", "find", "--no-python-downloads", version], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return Path(found.stdout.strip()) if found.returncode == 0 else None
+    command = [tool(), "python", "find", "--no-python-downloads", version]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
 
 
 def locked() -> str:
@@ -134,7 +134,7 @@ def with_other(packages: Mapping[str, str]) -> str:
 def resolved(column: Column, base: Path) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *(requirement for extra in EXTRAS for requirement in project["optional-dependencies"][extra])]
-    wanted = [one for one in wanted if not one.startswith("apache-airflow")]
+    wanted = [requirement for requirement in wanted if not requirement.startswith("apache-airflow")]
     tools = [line for line in locked().splitlines() if re.match(r"[\w.-]+", line)[0] in TOOLS]  # type: ignore[index]
     source = BUILD / f"{column.resolution}.in"
     source.write_text("\n".join([*wanted, *tools, *(f"{name}{version}" for name, version in column.packages.items())]) + "\n")
