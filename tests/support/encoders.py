@@ -78,15 +78,15 @@ def any_column(draw: st.DrawFn, rows: int) -> tuple[str, pa.Array]:
     skipped = draw(st.integers(0, 3))
     if base_of(postgres) in ELEMENT_OIDS and draw(st.booleans()):
         postgres, plain, arrow, values = f"{postgres}[]", pa.list_(plain), pa.list_(arrow), st.lists(st.none() | values, max_size=3)
-    made = draw(st.lists(st.none() | values, min_size=rows + skipped, max_size=rows + skipped))
-    return postgres, pa.array(made, plain).cast(arrow).slice(skipped)
+    drawn = draw(st.lists(st.none() | values, min_size=rows + skipped, max_size=rows + skipped))
+    return postgres, pa.array(drawn, plain).cast(arrow).slice(skipped)
 
 
 @st.composite
 def any_columns(draw: st.DrawFn) -> tuple[list[tuple[str, str]], pa.RecordBatch]:
     """Columns (name, Postgres type) and a batch for them."""
     rows = draw(st.integers(0, 6))
-    found = [draw(any_column(rows)) for _ in range(draw(st.integers(1, 4)))]
-    names = [f"c{number}" for number in range(len(found))]
-    columns = [(name, postgres) for name, (postgres, _) in zip(names, found, strict=True)]
-    return columns, pa.RecordBatch.from_arrays([values for _, values in found], names=names)
+    drawn = [draw(any_column(rows)) for _ in range(draw(st.integers(1, 4)))]
+    names = [f"c{number}" for number in range(len(drawn))]
+    columns = [(name, postgres) for name, (postgres, _) in zip(names, drawn, strict=True)]
+    return columns, pa.RecordBatch.from_arrays([values for _, values in drawn], names=names)

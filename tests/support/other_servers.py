@@ -21,8 +21,6 @@ BUILTIN_COLLATIONS = 17
 KRAFT = 3
 """The first Kafka whose brokers have transactions without ZooKeeper."""
 KRAFT_SETTINGS = ("process.roles", "node.id", "controller.", "listener")
-
-
 TIMESTAMPS_AFTER = (3, 6)
 """The first Kafka with the topic setting ``message.timestamp.after.max.ms``."""
 

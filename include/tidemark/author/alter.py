@@ -13,6 +13,7 @@ import psycopg2
 
 from tidemark.author.check import TableDiff
 from tidemark.connections import database_url
+from tidemark.consume.evolve import LOCK_MS
 from tidemark.db import data_error, is_outage, limit_lock_waits, session, transaction
 from tidemark.errors import Refused
 from tidemark.quality.view import ExistingView, existing_view, validated_view, validated_view_ddl
@@ -20,9 +21,6 @@ from tidemark.sink.fit import REWRITES, VIEWS_FIRST
 from tidemark.sink.table import quoted_table, read_columns
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.files import groups_into
-
-LOCK_MS = 5_000
-"""How long a statement waits for a lock. New transactions on the table wait behind it."""
 
 
 class ViewChanged(Refused):
@@ -56,9 +54,9 @@ class Alteration:
     remaining: Sequence[str]
 
 
-def alterations(spec: ConsumerSpec, diffs: Iterable[TableDiff]) -> list[Alteration]:
+def alterations_of(spec: ConsumerSpec, diffs: Iterable[TableDiff]) -> list[Alteration]:
     """The statements for each table of a consumer. Changes nothing. Raises `ViewChanged`."""
-    found = []
+    alterations = []
     with session(database_url()) as connection:
         for diff in diffs:
             table = diff.sink.table
@@ -70,8 +68,8 @@ def alterations(spec: ConsumerSpec, diffs: Iterable[TableDiff]) -> list[Alterati
             changes_types = any(each.ddl and VIEWS_FIRST in each.ddl for each in diff.differences)
             if view is not None and (changes or lacks):
                 changes = _with_view(table, view, changes, groups_into(table, spec), anew=changes_types)
-            found.append(Alteration(table, changes, remaining))
-    return found
+            alterations.append(Alteration(table, changes, remaining))
+    return alterations
 
 
 def _with_view(table: str, view: ExistingView, changes: Sequence[str], groups: Sequence[str], *, anew: bool) -> list[str]:
@@ -84,16 +82,16 @@ def _with_view(table: str, view: ExistingView, changes: Sequence[str], groups: S
 
 
 def _without_remark(ddl: str) -> str:
-    """A statement without the remark on views, which are taken care of here."""
+    """A statement without the remark on views: `alterations_of` handles these."""
     bare = ddl.removesuffix(REWRITES).removesuffix(VIEWS_FIRST)
     return f"{bare} --{REWRITES[1:]}" if ddl.endswith(REWRITES) else bare
 
 
-def run(found: Iterable[Alteration]) -> None:
+def run(alterations: Iterable[Alteration]) -> None:
     """Runs the statements in one transaction. Raises `AlterRefused`, and `LockTimeout` if another session uses a table for too long."""
     with session(database_url()) as connection, transaction(connection) as cur:
         limit_lock_waits(cur, LOCK_MS)
-        for statement in (statement for alteration in found for statement in alteration.statements):
+        for statement in (statement for alteration in alterations for statement in alteration.statements):
             try:
                 cur.execute(statement)
             except psycopg2.Error as error:

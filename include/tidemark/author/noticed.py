@@ -39,11 +39,11 @@ def times(columns: Iterable[Mapping[str, Sequence[int]]]) -> Iterator[str]:
 
 def fields_without_column(fields: Fields, layout: Layout, texts: Iterable[str | None]) -> Iterator[str]:
     """A note on the fields of these JSON values that no column gets and the consumer's file does not name."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for text in texts:
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            found |= dict.fromkeys(_OBJECT.decode(text or "{}"))
-    if unread := fields.unread(found, layout.columns):
+            names |= dict.fromkeys(_OBJECT.decode(text or "{}"))
+    if unread := fields.unread(names, layout.columns):
         yield f"fields without a column are not loaded: {_listed(unread)}. Add columns for them, or name them under `drop`"
 
 
@@ -59,7 +59,7 @@ def fields_of_older_schemas(decoder: Decoder) -> Iterator[str]:
 
 def _fields_not_read(writer: Node, reader: Node, above: str = "") -> Iterator[str]:
     records = [[branch for branch in node.branches if branch.kind == "record"] for node in (writer, reader)]
-    if [len(found) for found in records] != [1, 1]:
+    if [len(branches) for branches in records] != [1, 1]:
         return
     ((written,), (read,)) = records
     for field in written.fields:

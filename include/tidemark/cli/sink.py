@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tidemark import project
-from tidemark.author.alter import alterations
+from tidemark.author.alter import alterations_of
 from tidemark.author.alter import run as run_alterations
 from tidemark.author.check import TableDiff, sink_ddl, sink_diff
 from tidemark.author.new_consumer import sketched_table
@@ -74,18 +74,18 @@ def alter(
     spec = find_consumer(name)
     with spark_schemas() as spark_schema:
         diffs = sink_diff(spec, transform_of(spec, [project.transforms()]), spark_schema).values()
-    found = alterations(spec, diffs)
-    count = sum(len(alteration.statements) for alteration in found)
+    alterations = alterations_of(spec, diffs)
+    count = sum(len(alteration.statements) for alteration in alterations)
     if output is OutputFormat.TABLE and count:
-        print_raw("\n".join(statement for alteration in found for statement in alteration.statements))
+        print_raw("\n".join(statement for alteration in alterations for statement in alteration.statements))
     if run and count:
-        run_alterations(found)
+        run_alterations(alterations)
         print_note(f"ran {counted(count, 'statement')}")
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(alterations)
     elif not count:
         print_note("no statement is needed")
-    remaining = [f"{alteration.table}: {problem}" for alteration in found for problem in alteration.remaining]
+    remaining = [f"{alteration.table}: {problem}" for alteration in alterations for problem in alteration.remaining]
     if remaining:
         print_note("\n".join(("no statement fixes:", *remaining)))
         raise typer.Exit(1)

@@ -46,17 +46,18 @@ def results() -> Mapping[str, Result]:
 
 def releases(component: str) -> list[str]:
     """The releases of a component in columns whose tests all passed, the oldest first."""
-    found = {_release(component, one.versions[component]) for one in results().values() if component in one.versions and not one.failed}
-    return [".".join(map(str, parts)) for parts in sorted(found)]
+    passed = [result.versions for result in results().values() if not result.failed]
+    parts = {_release(component, versions[component]) for versions in passed if component in versions}
+    return [".".join(map(str, numbers)) for numbers in sorted(parts)]
 
 
-def untried(found: Mapping[str, str]) -> list[str]:
-    """The components among ``found`` whose release is older than all that were tried, or newer."""
+def untried(versions: Mapping[str, str]) -> list[str]:
+    """The components among these whose release is older, or newer, than all that were tried."""
     outside = []
-    for component in COMPONENTS.keys() & found.keys():
-        tried, release = releases(component), _release(component, found[component])
+    for component in COMPONENTS.keys() & versions.keys():
+        tried, release = releases(component), _release(component, versions[component])
         if tried and not _parts(tried[0]) <= release <= _parts(tried[-1]):
-            outside.append(f"{component} {found[component]} (tried: {span(tried)})")
+            outside.append(f"{component} {versions[component]} (tried: {span(tried)})")
     return sorted(outside)
 
 

@@ -68,8 +68,8 @@ def examine_pyspark() -> Iterator[Finding]:
         return
     again = f"pip install --force-reinstall --no-deps pyspark=={pyspark.version}"
     if client is not None:
-        found = f"{CLIENT} {client.version} is beside pyspark {pyspark.version} and has its files: uninstalling either breaks the other"
-        yield warning("pyspark", found, f"pip uninstall -y {CLIENT} && {again}; {elsewhere}")
+        problem = f"{CLIENT} {client.version} is beside pyspark {pyspark.version} and has its files: uninstalling either breaks the other"
+        yield warning("pyspark", problem, f"pip uninstall -y {CLIENT} && {again}; {elsewhere}")
     elif missing := _missing_files(pyspark):
-        found = f"pyspark {pyspark.version} lacks {len(missing)} of its files, such as {missing[0]}: {CLIENT} was uninstalled"
-        yield failure("pyspark", found, again)
+        problem = f"pyspark {pyspark.version} lacks {len(missing)} of its files, such as {missing[0]}: {CLIENT} was uninstalled"
+        yield failure("pyspark", problem, again)

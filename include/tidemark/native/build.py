@@ -1,4 +1,4 @@
-"""Compiles this package's C files to one shared library. Imports no other package: the build of the wheel runs it where only Python is."""
+"""Compiles this package's C files to one shared library. Imports no other package: the build of the wheel runs it without any."""
 
 from __future__ import annotations
 

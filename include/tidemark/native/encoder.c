@@ -97,15 +97,15 @@ static void put_numeric_head(struct output *out, int64_t groups, int64_t weight,
 
 /* Divides an integer of `*count` limbs, the lowest first, drops zero limbs at its end, and returns the remainder. */
 static uint32_t divide(uint32_t *limbs, int *count, uint32_t divisor) {
-    uint64_t rest = 0;
+    uint64_t remainder = 0;
     for (int at = *count - 1; at >= 0; at--) {
-        rest = rest << 32 | limbs[at];
-        limbs[at] = (uint32_t)(rest / divisor);
-        rest %= divisor;
+        remainder = remainder << 32 | limbs[at];
+        limbs[at] = (uint32_t)(remainder / divisor);
+        remainder %= divisor;
     }
     while (*count && !limbs[*count - 1])
         --*count;
-    return (uint32_t)rest;
+    return (uint32_t)remainder;
 }
 
 static enum status put_decimal(struct output *out, const uint8_t *from, const struct type *type) {
@@ -127,9 +127,9 @@ static enum status put_decimal(struct output *out, const uint8_t *from, const st
         groups[--first] = (uint16_t)(divide(limbs, &count, TENS[part]) * TENS[GROUP - part]);
     while (count > 2)
         groups[--first] = (uint16_t)divide(limbs, &count, BASE);
-    uint64_t rest = count > 1 ? (uint64_t)limbs[1] << 32 | limbs[0] : count ? limbs[0] : 0;
-    for (; rest; rest /= BASE)
-        groups[--first] = (uint16_t)(rest % BASE);
+    uint64_t undivided = count > 1 ? (uint64_t)limbs[1] << 32 | limbs[0] : count ? limbs[0] : 0;
+    for (; undivided; undivided /= BASE)
+        groups[--first] = (uint16_t)(undivided % BASE);
     while (first < last && !groups[first])
         first++;
     int weight = last - first - 1 - (type->scale + GROUP - 1) / GROUP;

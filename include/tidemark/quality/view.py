@@ -78,18 +78,18 @@ def existing_view(cur: Cursor, table: str) -> ExistingView | None:
     """Returns the table's view, `None` if there is none. Creates a temporary view for a moment, to compare the definitions."""
     view = quoted_table(validated_view(table))
     cur.execute(SQL["view"], {"view": view})
-    found = next(iter(rows(cur)), None)
-    if found is None:
+    row = next(iter(rows(cur)), None)
+    if row is None:
         return None
-    groups = _groups_in(found["definition"])
+    groups = _groups_in(row["definition"])
     cur.execute(SQL["grants"], {"view": view})
     extras = [statement for (statement,) in cur.fetchall()]
-    if found["comment"] is not None:
-        extras.append(f"COMMENT ON VIEW {view} IS {_literal(found['comment'])};")
-    if found["other_owner"] is not None:
-        extras.append(f"ALTER VIEW {view} OWNER TO {quoted(found['other_owner'])};")
-    standard = found["plain"] and bool(groups) and _begins(_standard_definition(cur, table, groups), found["definition"])
-    return ExistingView(groups, standard, found["mine"], extras)
+    if row["comment"] is not None:
+        extras.append(f"COMMENT ON VIEW {view} IS {_literal(row['comment'])};")
+    if row["other_owner"] is not None:
+        extras.append(f"ALTER VIEW {view} OWNER TO {quoted(row['other_owner'])};")
+    standard = row["plain"] and bool(groups) and _begins(_standard_definition(cur, table, groups), row["definition"])
+    return ExistingView(groups, standard, row["mine"], extras)
 
 
 def _standard_definition(cur: Cursor, table: str, groups: Sequence[str]) -> str:
@@ -107,9 +107,9 @@ def _standard_definition(cur: Cursor, table: str, groups: Sequence[str]) -> str:
 
 def _begins(standard: str, definition: str) -> bool:
     """Whether a definition is the standard one, perhaps without its last columns."""
-    columns, _, rest = definition.partition(_FROM)
-    standard_columns, _, standard_rest = standard.partition(_FROM)
-    return rest == standard_rest and f"{standard_columns},".startswith(f"{columns},")
+    columns, _, source = definition.partition(_FROM)
+    standard_columns, _, standard_source = standard.partition(_FROM)
+    return source == standard_source and f"{standard_columns},".startswith(f"{columns},")
 
 
 def _groups_in(definition: str) -> list[str]:

@@ -9,7 +9,7 @@ SELECT pg_get_viewdef(oid) AS definition,
   FROM pg_class view WHERE oid = to_regclass(%(view)s) AND relkind = 'v';
 
 -- name: grants
--- The rights on a view that its owner has given, as statements.
+-- The rights that other roles have on a view, as statements.
 SELECT format('GRANT %%s ON %%s TO %%s%%s;', string_agg(privilege_type, ', ' ORDER BY privilege_type), %(view)s,
               CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
               CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)

@@ -67,15 +67,15 @@ def _lists(lists: pa.Array, postgres: str) -> list[bytes | None]:
 
     items = iter(_encoded(lists.flatten(), postgres))
     oid = ELEMENT_OIDS[base_of(postgres)]
-    found: list[bytes | None] = []
+    encoded: list[bytes | None] = []
     for length in pc.list_value_length(lists).to_pylist():
         if not length:
-            found.append(None if length is None else struct.pack(">iiI", 0, 0, oid))
+            encoded.append(None if length is None else struct.pack(">iiI", 0, 0, oid))
             continue
         own = [next(items) for _ in range(length)]
         head = struct.pack(">iiIii", 1, None in own, oid, length, 1)
-        found.append(_short_enough(head + b"".join(_NULL if item is None else struct.pack(">i", len(item)) + item for item in own)))
-    return found
+        encoded.append(_short_enough(head + b"".join(_NULL if item is None else struct.pack(">i", len(item)) + item for item in own)))
+    return encoded
 
 
 def _short_enough(value: bytes) -> bytes:

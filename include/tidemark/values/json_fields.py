@@ -53,7 +53,7 @@ _NAMES = {
 }
 """JSON's types, by msgspec's names."""
 _VALIDATION = re.compile(
-    r"(?:Expected `(?P<expected>\w+).*?`, got `(?P<found>\w+)`|(?P<other>.*?))(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL
+    r"(?:Expected `(?P<expected>\w+).*?`, got `(?P<actual>\w+)`|(?P<other>.*?))(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL
 )
 
 
@@ -66,8 +66,8 @@ def problem(text: str, error: Exception) -> str:
     field = match["path"] or "it"
     if match["other"] is not None:
         return match["other"] if field in ("it", "[...]") else f"{field}: {match['other']}"
-    found, expected = (_NAMES.get(match[kind], match[kind]) for kind in ("found", "expected"))
-    return f"{field} is {found}, not {expected}"
+    actual, expected = (_NAMES.get(match[side], match[side]) for side in ("actual", "expected"))
+    return f"{field} is {actual}, not {expected}"
 
 
 def is_json(text: str) -> bool:

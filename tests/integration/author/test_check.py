@@ -25,9 +25,9 @@ FAILS = """
 def notes(scenario: Scenario) -> list[str]:
     """The notes of a check that finds no problem."""
     done = tidemark(scenario, "consumers", "check", scenario.name, "--output", "json")
-    (found,) = as_json(done.stdout)
-    assert (done.returncode, found["ok"]) == (0, True), done.stdout
-    return list(found["notes"])
+    (report,) = as_json(done.stdout)
+    assert (done.returncode, report["ok"]) == (0, True), done.stdout
+    return list(report["notes"])
 
 
 def test_latest_records_that_would_fail_and_new_fields(scenario: Scenario) -> None:

@@ -29,13 +29,13 @@ def test_processes_that_need_it_at_once_leave_one_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda _: started(tmp_path), range(4)))
     assert [(each.stdout, each.stderr) for each in done] == [("compiled\n", "")] * 4
-    (made,) = (tmp_path / "compiled").iterdir()
-    modified = made.stat().st_mtime_ns
+    (library,) = (tmp_path / "compiled").iterdir()
+    modified = library.stat().st_mtime_ns
     assert started(tmp_path, PATH="").stdout == "compiled\n"
-    assert made.stat().st_mtime_ns == modified
-    made.write_bytes(b"not a library")
+    assert library.stat().st_mtime_ns == modified
+    library.write_bytes(b"not a library")
     assert started(tmp_path).stdout == "compiled\n"
-    assert made.read_bytes() != b"not a library"
+    assert library.read_bytes() != b"not a library"
 
 
 def test_cache_that_cannot_be_written_costs_a_compilation(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("installed_versions", "outside"),
     [
         ({"postgres": "15.2", "pyspark": "4.2.9"}, []),
         ({"postgres": "16.1 (Debian 16.1-1.pgdg120+1)", "pyspark": "4.1.0.dev1"}, []),
@@ -35,9 +35,9 @@ def results(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("results")
-def test_versions_outside_of_what_passed(found: dict[str, str], says: list[str]) -> None:
+def test_versions_outside_of_what_passed(installed_versions: dict[str, str], outside: list[str]) -> None:
     """A release between two that passed counts as tried. A component without any result is not named."""
-    assert untried(found) == says
+    assert untried(installed_versions) == outside
 
 
 def installed(folder: Path, name: str, version: str, files: list[str]) -> None:
