@@ -1,7 +1,7 @@
 """A broker that demands tokens, and the function and the command that make them.
 
 The second listener takes SASL OAUTHBEARER with Kafka's validator of unsecured JWTs, and ends each connection when its token expires unless
-the client logs in again. The first one, the product's own, is for the test itself.
+the client logs in again. The first one, the product's own, is for the test itself. The third one sends its clients to a closed port.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tidemark.local.stack import LocalStack
 PACKAGE = "org.apache.kafka.common.security.oauthbearer"
 JVM_CALLBACK = f"{PACKAGE}.internals.unsecured.OAuthBearerUnsecuredLoginCallbackHandler"
 JAAS = f'{PACKAGE}.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="jvm";'
+CLOSED = f"{ports.HOST}:1"
+"""An address that accepts no connection."""
 MODULE = """
     import base64
     import json
@@ -54,21 +56,26 @@ MODULE = """
 
 
 class TokenKafka(Kafka):
-    """The product's broker with a listener for tokens."""
+    """The product's broker with a listener for tokens, and one that advertises `CLOSED`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, None)
         self.token_port = ports.find_free()
+        self.misleading_port = ports.find_free(exclude={self.token_port})
 
     def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
         super()._write_settings(name, port=port, controller_port=controller_port, data=data)
-        while self.token_port in {port, controller_port}:  # chosen later, before the first start
+        while self.token_port in {port, controller_port, self.misleading_port}:  # chosen later, before the first start
             self.token_port = ports.find_free()
+        while self.misleading_port in {port, controller_port, self.token_port}:
+            self.misleading_port = ports.find_free()
         file = self.folder / name
         lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
         for setting in ("listeners", "advertised.listeners"):
             lines[setting] += f",SASL_PLAINTEXT://{ports.HOST}:{self.token_port}"
-        lines["listener.security.protocol.map"] += ",SASL_PLAINTEXT:SASL_PLAINTEXT"
+        lines["listeners"] += f",MISLEADING://{ports.HOST}:{self.misleading_port}"
+        lines["advertised.listeners"] += f",MISLEADING://{CLOSED}"
+        lines["listener.security.protocol.map"] += ",SASL_PLAINTEXT:SASL_PLAINTEXT,MISLEADING:PLAINTEXT"
         listener = "listener.name.sasl_plaintext.oauthbearer."
         lines |= {
             "inter.broker.listener.name": "PLAINTEXT",

@@ -12,9 +12,9 @@ from tidemark.connections import Connections, on_cluster
 from tidemark.db import read_url, session
 from tidemark.doctor.database import CLOCKS_AGREE_S, clock_ahead_s
 from tidemark.doctor.finding import Finding, failure, ok, warning
-from tidemark.doctor.topic_checks import unreachable
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.contact import unreachable
 from tidemark.packages import version
 from tidemark.spark.session import plain_session
 from tidemark.wires import of_spark

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tidemark.db import Connection, transaction
@@ -11,6 +10,7 @@ from tidemark.doctor.database import clock
 from tidemark.doctor.finding import Finding, failure, ok, warning
 from tidemark.kafka import groups
 from tidemark.kafka.cluster import Cluster, Topic, TopicSettings, in_sync_replicas
+from tidemark.kafka.contact import unreachable
 from tidemark.kafka.groups import GroupNotAllowed
 from tidemark.offsets import store
 from tidemark.offsets.store import Position
@@ -18,21 +18,8 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import about, counted
 
-CONNECT_S = 5.0
 RETENTION_USED = 0.75
 """The share of its retention from which a partition's lag is a warning."""
-
-
-def unreachable(endpoints: Iterable[str]) -> list[str]:
-    """The ``host:port`` endpoints to which no TCP connection opens within 5 s, each with the reason."""
-    failures = []
-    for endpoint in endpoints:
-        host, _, port = endpoint.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-        except OSError as error:
-            failures.append(f"{endpoint} ({error})")
-    return failures
 
 
 def examine_brokers(cluster: Cluster) -> Iterator[Finding]:

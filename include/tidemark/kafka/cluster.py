@@ -15,7 +15,7 @@ from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, 
 
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
 from tidemark.kafka.config import KafkaConfig, connected
-from tidemark.kafka.contact import require_contact
+from tidemark.kafka.contact import advertised, require_contact
 from tidemark.kafka.failures import KafkaRefuses, NotAllowed, failure_of, is_denial
 from tidemark.kafka.reader import SETTINGS, read
 from tidemark.kafka.truncation import truncated
@@ -203,10 +203,9 @@ class Cluster:
         from confluent_kafka import KafkaException
 
         try:
-            brokers = self.admin().list_topics(timeout=self._timeout_s).brokers
+            return advertised(self.admin(), self._timeout_s)
         except KafkaException as error:
             raise self._failed(error, "DESCRIBE") from error
-        return [f"{brokers[number].host}:{brokers[number].port}" for number in sorted(brokers)]
 
     def release(self) -> str | None:
         """The oldest release of Kafka with which the brokers are compatible, such as ``3.9``; `None` if unknown: Kafka 4 does not say, and

@@ -18,7 +18,7 @@ import pytest
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import ARROW, PLAIN, SPARK, LocalEngine, Scenario, tidy_imports
 from tests.support.shell import tidemark
-from tests.support.token_broker import JAAS, JVM_CALLBACK, TokenKafka, TokenMaker, token_broker
+from tests.support.token_broker import CLOSED, JAAS, JVM_CALLBACK, TokenKafka, TokenMaker, token_broker
 from tests.support.waiting import until
 
 from tidemark.author.check import Surroundings, check
@@ -145,6 +145,14 @@ def test_each_kind_of_client_logs_in_with_a_token(source: str, consumer: Scenari
     plain = {name: value for name, value in settings.items() if not name.startswith(("sasl", "tidemark", "security"))}
     with pytest.raises(BrokerUnavailable):
         Cluster(plain, timeout_s=2).topics([topic])
+
+
+def test_advertised_addresses_that_accept_no_connection_are_named(broker: TokenKafka) -> None:
+    """The broker answers at the given address, and sends its clients to another one."""
+    servers = f"{ports.HOST}:{broker.misleading_port}"
+    told = rf"{servers} answers, but names brokers that accept no connection: {CLOSED} \(Connection refused\)\. Look at advertised\.listeners"
+    with pytest.raises(BrokerUnavailable, match=told):
+        Cluster({"bootstrap.servers": servers}).matching("x")
 
 
 @pytest.mark.usefixtures("reader")
