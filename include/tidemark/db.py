@@ -126,6 +126,15 @@ def parsed(url: str) -> dict[str, str]:
     raise BadInput(what="database URL", found="libpq cannot parse it", fix=_URL_FIX)
 
 
+def with_password(url: DatabaseUrl) -> dict[str, str]:
+    """The URL's parts by libpq's names, for libpq's programs, with the password of this moment. Raises what `connect` raises before it
+    connects."""
+    url = read_url(url)
+    parts = parsed(url)
+    source = _password_source(url, parts)
+    return parts if source is None else parts | {"password": source.token().value}
+
+
 def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
     """Opens a session, outside any transaction; the caller closes it.
 

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from tidemark.cli.common import Output, OutputFormat, print_json, print_note, print_text, stderr, stdout
-from tidemark.connections import DATABASE_URL
+from tidemark.connections import DATABASE_URL, FILES, database_url
 from tidemark.packages import require
 
 if TYPE_CHECKING:
@@ -110,13 +110,15 @@ def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def psql(ctx: typer.Context, folder: Folder = None) -> None:
     """Open psql on TIDEMARK_DATABASE_URL, by default on the stack's database. Takes psql's own arguments: -c "SELECT 1"."""
-    from psycopg2.extensions import parse_dsn
+    from tidemark.db import with_password
 
     stack = _stack(folder)
     program = stack.postgres.programs() / "psql"
-    address = parse_dsn(os.environ.get(DATABASE_URL) or stack.env()[DATABASE_URL])
-    address["database"] = address.pop("dbname", "postgres")
-    variables = {f"PG{name.replace('_', '').upper()}": value for name, value in address.items()}  # a password is no argument
+    named = os.environ.get(DATABASE_URL) or os.environ.get(FILES[DATABASE_URL])
+    parts = with_password(database_url(os.environ if named else stack.env()))
+    if "dbname" in parts:
+        parts["database"] = parts.pop("dbname")
+    variables = {f"PG{name.replace('_', '').upper()}": value for name, value in parts.items()}  # a password is no argument
     os.execve(program, [str(program), *ctx.args], os.environ | variables)  # noqa: S606 - the program of the stack
 
 

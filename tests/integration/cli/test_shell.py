@@ -11,6 +11,8 @@ from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
 
+from tidemark.connections import DATABASE_URL
+
 
 def completed(scenario: Scenario, line: str) -> list[str]:
     """What bash offers for the last word of this line."""
@@ -34,6 +36,14 @@ def test_names_of_consumers_topics_and_rewinds_are_completed(scenario: Scenario)
 def test_psql_opens_the_database_of_the_environment(scenario: Scenario) -> None:
     done = scenario.command("local", "psql", "-Atc", "SELECT current_database()")
     assert (done.returncode, done.stdout.strip()) == (0, scenario.sql("SELECT current_database()")[0][0])
+
+
+def test_psql_asks_the_source_of_the_password(scenario: Scenario) -> None:
+    login, _, address = scenario.database_url.rpartition("@")
+    user, _, password = login.rpartition(":")
+    env = scenario.env() | {DATABASE_URL: f"{user}@{address}", "TIDEMARK_DATABASE_PASSWORD_COMMAND": f"echo {password}"}
+    done = scenario.command("local", "psql", "-Atc", "SELECT 1", env=env)
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
 def test_doctor_examines_the_servers_of_a_folder_without_consumers(scenario: Scenario, tmp_path: Path) -> None:
