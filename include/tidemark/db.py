@@ -73,10 +73,11 @@ CLIENT_DEFAULTS = {
 """Defaults for libpq settings that the URL lacks. Detects a vanished peer after 60 s; without ``tcp_user_timeout``, Linux retransmits for
 15 minutes. The timeout also limits how long a peer may accept no data of a COPY."""
 SETTINGS_WRONG = re.compile(
-    "password authentication failed|no password supplied|authentication failed|(database|role) .* does not exist|no pg_hba.conf entry"
-    "|certificate|SSL|translate host name|Connection refused"
+    "no password supplied|authentication failed|(database|role) .* does not exist|no pg_hba.conf entry|certificate"
+    "|SSL(?! SYSCALL| error: unexpected eof| connection has been closed)|translate host name(?!.*Temporary failure)|Connection refused"
 )
-"""Texts of libpq and Postgres about a connection that the same settings would probably not open later."""
+"""Texts of libpq and Postgres about a connection that the same settings would probably not open later. psycopg2 has no SQLSTATE for a
+connection that fails. In another language, only the error's advice differs."""
 LIBPQ_HINT = re.compile(r"\s*Is the server running .*\?")
 RELEASE_IF_LOST = "; ".join(
     f"SET LOCAL {name} TO {value}"

@@ -80,12 +80,12 @@ class DatabaseUnavailable(Unavailable):
 
 
 class ConnectionRefused(DatabaseUnavailable):
-    """The database settings do not lead to a session: a wrong address, login, database or certificate."""
+    """The database settings do not lead to a session: a wrong address, login, database or certificate, or a server that is down."""
 
     def __str__(self) -> str:
         return (
-            f"Postgres cannot be used: {self.cause}. Nothing was changed. Look at TIDEMARK_DATABASE_URL, or at the Postgres connection in "
-            "Airflow."
+            f"Postgres cannot be used: {self.cause}. Nothing was changed. Unless Postgres is down, correct TIDEMARK_DATABASE_URL, or the "
+            "Postgres connection in Airflow."
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import sys
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
@@ -262,4 +264,22 @@ def test_address_without_postgres_is_named_with_what_to_look_at(url: str, proble
     with pytest.raises(ConnectionRefused) as raised:
         connect(url)
     assert str(raised.value).startswith(f"Postgres cannot be used: {problem}")
-    assert str(raised.value).endswith(" Nothing was changed. Look at TIDEMARK_DATABASE_URL, or at the Postgres connection in Airflow.")
+    assert str(raised.value).endswith(" correct TIDEMARK_DATABASE_URL, or the Postgres connection in Airflow.")
+
+
+def test_server_that_ends_a_connection_during_the_tls_handshake_is_an_outage() -> None:
+    """The settings may be right: a server that stops does this too."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def stop() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(8)
+                connection.sendall(b"S")
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        with pytest.raises(DatabaseUnavailable, match="SSL") as raised:
+            connect(f"postgresql://x@127.0.0.1:{server.getsockname()[1]}/x?sslmode=require")
+        thread.join()
+    assert type(raised.value) is DatabaseUnavailable
