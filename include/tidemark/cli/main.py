@@ -123,9 +123,8 @@ class _Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Imports no command."""
-        self.commands = {}
-        _omit_types_of_flags(self)
         self.commands = {name: TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()}
+        _omit_types_of_flags(self)
         super().format_help(ctx, formatter)
 
 

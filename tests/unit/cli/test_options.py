@@ -41,6 +41,13 @@ def test_list_of_commands_imports_none_of_them(monkeypatch: pytest.MonkeyPatch) 
     assert {name for name in main.COMMANDS if f"│ {name} " in done.stdout} == set(main.COMMANDS)
 
 
+@pytest.mark.parametrize("words", [[], ["try"], ["rewind", "apply"]], ids=" ".join)
+def test_help_of_a_flag_names_no_type(words: list[str]) -> None:
+    """A flag takes no value."""
+    done = CliRunner().invoke(app, [*words, "--help"])
+    assert (done.exit_code, "bool" in done.stdout.lower()) == (0, False)
+
+
 def test_version_is_the_packages() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.stdout) == (0, f"tidemark {metadata.version('tidemark-kafka')}\n")
