@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 
 LIMIT_S = 2.0
-"""How long a completion waits for Kafka."""
+"""How long Kafka may take for each answer, and Postgres for a connection."""
 
 
 def consumers(incomplete: str) -> list[str]:
@@ -28,10 +28,11 @@ def topics(incomplete: str) -> list[str]:
 def rewinds(incomplete: str) -> list[str]:
     """The numbers of the latest rewinds, newest first."""
     from tidemark.connections import database_url
-    from tidemark.db import session, transaction
+    from tidemark.db import read_url, session, transaction, with_parameter
 
     def numbers() -> list[str]:
-        with session(database_url(), application="tidemark completion") as connection, transaction(connection) as cur:
+        url = with_parameter(read_url(database_url()), "connect_timeout", f"{LIMIT_S:.0f}")
+        with session(url, application="tidemark completion") as connection, transaction(connection) as cur:
             cur.execute("SELECT rewind_id FROM tidemark.rewind ORDER BY rewind_id DESC LIMIT 100")
             return [str(number) for (number,) in cur.fetchall()]
 

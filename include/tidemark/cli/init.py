@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -100,7 +101,7 @@ def _print_next_steps(folder: Path) -> None:
     if not os.environ.get(BOOTSTRAP_SERVERS):
         steps.append(f"export {BOOTSTRAP_SERVERS}={servers}")
     if Path(os.environ.get("AIRFLOW_HOME", "")).resolve() != folder:
-        steps.append(f"export TIDEMARK_HOME={folder}")
+        steps.append(f"export TIDEMARK_HOME={shlex.quote(str(folder))}")
     steps += [f"export AIRFLOW_CONN_{name.upper()}={value}" for name, value in values.items()]
     steps += ["", "Or store the connections in Airflow:", ""]
     steps += [f"airflow connections add {name} --conn-{'uri' if '$' in value else 'json'} {value}" for name, value in values.items()]
