@@ -13,7 +13,6 @@ import binascii
 import functools
 import importlib
 import json
-import math
 import re
 import shlex
 import subprocess
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from tidemark import project
 from tidemark.errors import BadInput, TidemarkError, Unavailable
@@ -188,7 +187,7 @@ def _returned(setting: str, name: str, about: Mapping[str, str]) -> Token:
 def _problem(value: object, lifetime: object, principal: object) -> str:
     if not isinstance(value, str):
         return f"a token that is {'missing' if value is None else type(value).__name__}"
-    if lifetime is not None and (isinstance(lifetime, bool) or not isinstance(lifetime, int | float) or not math.isfinite(lifetime)):
+    if lifetime is not None and not _is_number(lifetime):
         return f"a lifetime that is {type(lifetime).__name__}, not a number of seconds"
     if principal is not None and not isinstance(principal, str):
         return f"a principal that is {type(principal).__name__}"
@@ -211,8 +210,11 @@ def _of_text(text: str) -> Token:
     if not isinstance(claims, dict):
         return Token(text)
     expires_at, subject = claims.get("exp"), claims.get("sub")
-    known = isinstance(expires_at, int | float)
-    return Token(text, float(str(expires_at)) if known else None, subject if isinstance(subject, str) else "")
+    return Token(text, float(expires_at) if _is_number(expires_at) else None, subject if isinstance(subject, str) else "")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _imported(setting: str, name: str) -> Callable[[Mapping[str, str]], Any]:

@@ -185,7 +185,7 @@ class CompiledPoller:
             self._kafka["conf_destroy"](conf)
             raise unusable(f"Failed to create consumer: {_text(error_text.value)}")
         if source is not None:
-            _asking[int(handle)] = self._kafka, source
+            _token_sources[int(handle)] = self._kafka, source
             self._kafka["sasl_background_callbacks_enable"](handle)  # from here on, librdkafka's own thread asks
         return int(handle)
 
@@ -274,25 +274,25 @@ class CompiledPoller:
         if self._queue is not None:
             self._kafka["queue_destroy"](self._queue)
         self._kafka["consumer_close"](self._handle)
-        _asking.pop(self._handle, None)  # first, because the next client may get the same address
+        _token_sources.pop(self._handle, None)  # first, because the next client may get the same address
         self._kafka["destroy"](self._handle)
         self._handle = self._queue = None
 
 
-_asking: dict[int, tuple[dict[str, Any], TokenSource]] = {}
-"""librdkafka's functions, and where tokens come from, by client."""
+_token_sources: dict[int, tuple[dict[str, Any], TokenSource]] = {}
+"""By client: librdkafka's functions, and where its tokens come from."""
 
 
 def _set_token(handle: int, _config: bytes, _opaque: int) -> None:
     """librdkafka's callback, in a thread of librdkafka's."""
-    if (asked := _asking.get(handle)) is None:  # the client is being closed
+    if (registered := _token_sources.get(handle)) is None:  # the client is being closed
         return
-    kafka, source = asked
+    kafka, source = registered
     try:
         token = oauth.renewed(source)
         millis, error_text = int((token.expires_at or 0) * 1000), ctypes.create_string_buffer(TEXT_BYTES)
-        named = token.value.encode(), millis, token.principal.encode()
-        if kafka["oauthbearer_set_token"](handle, *named, None, 0, error_text, TEXT_BYTES) != 0:
+        value, principal = token.value.encode(), token.principal.encode()
+        if kafka["oauthbearer_set_token"](handle, value, millis, principal, None, 0, error_text, TEXT_BYTES) != 0:
             kafka["oauthbearer_set_token_failure"](handle, error_text.value)
     except TidemarkError as error:
         kafka["oauthbearer_set_token_failure"](handle, str(error).encode())

@@ -68,9 +68,10 @@ class Publisher:
     """An idempotent producer, for one thread."""
 
     def __init__(self, config: KafkaConfig, *, alone: bool = False) -> None:
-        compression = {name: config[name] for name in ("compression.type", "compression.codec") if name in config}
         own = {**SETTINGS, **(ALONE if alone else {})}
-        self._settings = {**config, **{name: value for name, value in own.items() if not (compression and name == "compression.type")}}
+        if "compression.type" in config or "compression.codec" in config:  # two names of one setting
+            del own["compression.type"]
+        self._settings = {**config, **own}
         self._client: Producer | None = None
         self._denied = False
 
