@@ -192,8 +192,8 @@ def _without_sources(url: str) -> tuple[str, list[tuple[str, str]]]:
     sources = [(name, unquote(value)) for name, _, value in (pair.partition("=") for pair in pairs) if name in PASSWORD_SOURCES]
     if not sources:
         return url, []
-    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] not in PASSWORD_SOURCES)
-    return f"{address}{'?' if rest else ''}{rest}", sources
+    others = "&".join(pair for pair in pairs if pair.partition("=")[0] not in PASSWORD_SOURCES)
+    return f"{address}{'?' if others else ''}{others}", sources
 
 
 def _password_source(url: str, parts: Mapping[str, str]) -> TokenSource | None:

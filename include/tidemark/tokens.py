@@ -154,10 +154,10 @@ def _printed(setting: str, command: str) -> Token:
     if not printed.startswith("{"):
         return _of_text(printed)
     try:
-        found = json.loads(printed)
+        values = json.loads(printed)
     except ValueError:
         raise BadInput(what=setting, found=f"{name} printed an object that is not JSON", fix=_PRINTS) from None
-    value, lifetime, principal = (found.get(key) for key in ("token", "lifetime", "principal"))
+    value, lifetime, principal = (values.get(key) for key in ("token", "lifetime", "principal"))
     problem = _problem(value, lifetime, principal)
     if problem:
         raise BadInput(what=setting, found=f"{name} printed {problem}", fix=_PRINTS)
@@ -168,17 +168,17 @@ def _returned(setting: str, name: str, about: Mapping[str, str]) -> Token:
     """The token that a function returns for a connection."""
     function = _imported(setting, name)
     try:
-        found = function(about)
+        result = function(about)
     except TidemarkError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         cause = f"{name} raised {type(error).__name__}: {_without_secrets(str(error))}"
         raise TokenUnavailable(setting=setting, cause=cause) from None
-    if isinstance(found, str):
-        return _of_text(found)
-    if not isinstance(found, tuple) or len(found) not in (2, 3):
-        raise BadInput(what=setting, found=f"{name} returned {type(found).__name__}", fix=_RETURNS)
-    value, lifetime, principal = (*found, None)[:3]
+    if isinstance(result, str):
+        return _of_text(result)
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        raise BadInput(what=setting, found=f"{name} returned {type(result).__name__}", fix=_RETURNS)
+    value, lifetime, principal = (*result, None)[:3]
     if problem := _problem(value, lifetime, principal):
         raise BadInput(what=setting, found=f"{name} returned {problem}", fix=_RETURNS)
     return _of_parts(value, lifetime, principal)

@@ -39,7 +39,7 @@ MODULE = """
 
     def jwt(lifetime_s=LIFETIME_S):
         token = part({{"alg": "none"}}) + "." + part({{"sub": "loader", "iat": time.time() - 1, "exp": time.time() + lifetime_s}}) + "."
-        with Path({asked!r}).open("a") as file:
+        with Path({log!r}).open("a") as file:
             file.write(f"{{os.getpid()}} {{token}}\\n")
         return token
 
@@ -105,18 +105,18 @@ class TokenMaker:
     """The user's module, and what it has handed out."""
 
     module: Path
-    asked: Path
+    log: Path
 
     @classmethod
     def write(cls, folder: Path, name: str, lifetime_s: float) -> TokenMaker:
-        made = cls(folder / f"{name}.py", folder.parent / f"{name}.asked")
-        made.module.write_text(textwrap.dedent(MODULE.format(lifetime_s=lifetime_s, asked=str(made.asked))).lstrip())
-        return made
+        maker = cls(folder / f"{name}.py", folder.parent / f"{name}.log")
+        maker.module.write_text(textwrap.dedent(MODULE.format(lifetime_s=lifetime_s, log=str(maker.log))).lstrip())
+        return maker
 
     def tokens(self) -> dict[str, list[str]]:
         """The tokens by the process that asked."""
         found: dict[str, list[str]] = {}
-        for line in self.asked.read_text().splitlines() if self.asked.exists() else ():
+        for line in self.log.read_text().splitlines() if self.log.exists() else ():
             process, token = line.split()
             found.setdefault(process, []).append(token)
         return found

@@ -473,12 +473,15 @@ class Cluster:
         """The admin client; the next call may return another one."""
         client = self._client
         if client is None:
-            from confluent_kafka.admin import AdminClient
-
-            client = connected(AdminClient, {**self._config, "log_level": "0"})
-            require_contact(client, self.servers)
+            client = self._connect()
+            require_contact(client, self._connect, self.servers)
             self._client = client
         return client
+
+    def _connect(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        return connected(AdminClient, {**self._config, "log_level": "0"})
 
     def _failed(self, error: KafkaException, operation: str, topics: Iterable[str] = ()) -> TidemarkError:
         self._client = None

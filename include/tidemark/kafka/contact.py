@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -29,16 +29,17 @@ _failures: dict[str, tuple[float, str]] = {}
 """The last failure by servers: until when, by the monotonic clock, it is repeated, and its text."""
 
 
-def require_contact(client: AdminClient, servers: str) -> None:
+def require_contact(client: AdminClient, another: Callable[[], AdminClient], servers: str) -> None:
     """Raises `BrokerUnavailable` with the addresses if none of them accepts a connection, or if the cluster names brokers that do not.
 
+    ``another`` connects a second client: the first one, once it knows the brokers' addresses, rarely asks at the given ones again.
     Returns if the cluster answers, or if it may only be slow; this process then never examines these servers again.
     """
     if servers in _examined:
         return
     repeated_until, failure = _failures.get(servers, (0.0, ""))
     if time.monotonic() >= repeated_until:
-        failure = _failure(client, servers)
+        failure = _failure(client, another, servers)
         if not failure:
             _examined.add(servers)
             return
@@ -46,7 +47,7 @@ def require_contact(client: AdminClient, servers: str) -> None:
     raise BrokerUnavailable(cause=failure)
 
 
-def _failure(client: AdminClient, servers: str) -> str:
+def _failure(client: AdminClient, another: Callable[[], AdminClient], servers: str) -> str:
     """Why no request can reach the cluster. Empty if one can, or may."""
     from confluent_kafka import KafkaException
 
@@ -58,7 +59,7 @@ def _failure(client: AdminClient, servers: str) -> str:
     if len(problems := unreachable(bootstrap)) == len(bootstrap):
         return CLOSED.format("; ".join(problems))
     try:
-        brokers = advertised(client, PATIENCE_S)
+        brokers = advertised(another(), PATIENCE_S)
     except KafkaException:
         return ""
     if brokers and len(problems := unreachable(brokers)) == len(brokers):

@@ -135,7 +135,7 @@ def test_each_kind_of_client_logs_in_with_a_token(source: str, consumer: Scenari
     part = TopicPartition(topic, 0)
     consumer.topics.produce(topic, numbers(3))
     cluster = Cluster(settings)
-    assert [one.name for one in cluster.topics([topic])] == [topic]
+    assert [each.name for each in cluster.topics([topic])] == [topic]
     assert list(cluster.times_at({part: 0})) == [part]
     assert cluster.group_offsets(consumer.name, [part]) == {}
     assert truncated(settings, {part: (2, 0)}) == {}
@@ -150,8 +150,8 @@ def test_each_kind_of_client_logs_in_with_a_token(source: str, consumer: Scenari
 def test_advertised_addresses_that_accept_no_connection_are_named(broker: TokenKafka) -> None:
     """The broker answers at the given address, and sends its clients to another one."""
     servers = f"{ports.HOST}:{broker.misleading_port}"
-    told = rf"{servers} answers, but names brokers that accept no connection: {CLOSED} \(Connection refused\)\. Look at advertised"
-    with pytest.raises(BrokerUnavailable, match=told):
+    message = rf"{servers} answers, but names brokers that accept no connection: {CLOSED} \(Connection refused\)\. Look at advertised"
+    with pytest.raises(BrokerUnavailable, match=message):
         Cluster({"bootstrap.servers": servers}).matching("x")
 
 
@@ -165,8 +165,8 @@ def test_reader_outlives_its_tokens(consumer: Scenario, broker: TokenKafka) -> N
         for start in range(4):
             got = sum(chunk.num_rows for chunk in client.read(TopicPartition(topic, 0), start, 100))
             assert got == 100 - start
-            count = len(maker.asked.read_text().splitlines())
-            until(lambda count=count: len(maker.asked.read_text().splitlines()) > count, "the next token")  # type: ignore[misc]
+            count = len(maker.log.read_text().splitlines())
+            until(lambda count=count: len(maker.log.read_text().splitlines()) > count, "the next token")  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("reader")
@@ -259,14 +259,14 @@ def test_driver_and_workers_outlive_ten_tokens_and_leave_none_behind(
     assert "returncode=0" in done[0], done[0]
     assert consumer.counts()["loaded"] > 20 * RECORDS
     consumer.check()
-    asked = maker.tokens()
-    assert max(map(len, asked.values())) >= 10, "one process outlives its tokens"
-    assert len(asked) >= 2, "driver and workers ask by themselves"
+    by_process = maker.tokens()
+    assert max(map(len, by_process.values())) >= 10, "one process outlives its tokens"
+    assert len(by_process) >= 2, "driver and workers ask by themselves"
     where = "relkind = 'r' AND relnamespace IN ('tidemark'::regnamespace, 'lake'::regnamespace)"
     tables = consumer.sql(f"SELECT oid::regclass FROM pg_class WHERE {where}")
     rows = "\n".join(str(consumer.sql(f"SELECT t::text FROM {table} t")) for (table,) in tables)
     everything = "\n".join([done[0], rows, *lines, *(file.read_text() for file in history.iterdir())])
-    found = [secret for secret in (*passwords.used, *(token for tokens in asked.values() for token in tokens)) if secret in everything]
+    found = [secret for secret in (*passwords.used, *(token for tokens in by_process.values() for token in tokens)) if secret in everything]
     assert found == []
 
 
@@ -305,11 +305,11 @@ def test_check_and_doctor_find_what_a_run_would_meet(consumer: Scenario, broker:
     env = environment(consumer, kafka, **{DATABASE_URL: url, CALLABLE: "no_such_module:password"})
     for words in (("consumers", "check", consumer.name), ("doctor", consumer.name)):
         done = tidemark(consumer, *words, env=env)
-        told = done.stdout + done.stderr
-        assert done.returncode == 1, told
-        assert f"tidemark.token: module tokens_{consumer.name} has no function nothing" in told
-        assert "password_callable of the database" in told
-        assert "there is no module no_such_module" in told
+        output = done.stdout + done.stderr
+        assert done.returncode == 1, output
+        assert f"tidemark.token: module tokens_{consumer.name} has no function nothing" in output
+        assert "password_callable of the database" in output
+        assert "there is no module no_such_module" in output
     failed = tidemark(consumer, "consume", consumer.name, env=env)
     assert (failed.returncode, "there is no module no_such_module" in failed.stderr) == (1, True)
     assert consumer.sql("SELECT count(*) FROM tidemark.attempt") == [(0,)]

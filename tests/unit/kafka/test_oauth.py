@@ -47,30 +47,30 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("settings", "told"), REFUSED.values(), ids=REFUSED)
-def test_settings_that_contradict_themselves_are_refused(settings: dict[str, str], told: str) -> None:
-    with pytest.raises(BadInput, match=f"^Kafka setting {told}"):
+@pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
+def test_settings_that_contradict_themselves_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=f"^Kafka setting {message}"):
         checked(settings)
 
 
 def test_client_is_not_created_without_a_token() -> None:
     """The error is the command's, and comes at once. A client would wait for its first token, and then report that no broker answers."""
-    made: list[Any] = []
+    created: list[Any] = []
     with pytest.raises(TokenUnavailable, match=r"tidemark.token.command: false ended with status 1"):
-        connected(made.append, SASL | FAILS)
+        connected(created.append, SASL | FAILS)
     library = compiled.library()
     assert library is not None
     with pytest.raises(TokenUnavailable):
         compiled.CompiledPoller(library, SASL | FAILS)
-    assert made == []
+    assert created == []
 
 
 def test_librdkafka_gets_a_callback_and_none_of_our_settings() -> None:
     """The callback returns the token, when it expires (seconds since 1970), and the principal."""
     settings = SASL | CALLBACK | {"tidemark.token.command": """echo '{"token": "x", "lifetime": 60, "principal": "me"}'"""}
-    made = connected(dict, settings)
-    token, expires_at, principal, extensions = made.pop("oauth_cb")("")
-    assert (made, token, principal, extensions) == (SASL, "x", "me", {})
+    client_settings = connected(dict, settings)
+    token, expires_at, principal, extensions = client_settings.pop("oauth_cb")("")
+    assert (client_settings, token, principal, extensions) == (SASL, "x", "me", {})
     assert expires_at > 0
 
 

@@ -112,22 +112,22 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(("code", "told"), COMMANDS.values(), ids=COMMANDS)
-def test_command_that_gives_no_token_has_one_error(code: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "message"), COMMANDS.values(), ids=COMMANDS)
+def test_command_that_gives_no_token_has_one_error(code: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names the setting, the status and the last line of stderr. What it printed is not shown, nor is anything like a secret."""
     monkeypatch.setattr(tokens, "COMMAND_LIMIT_S", 1)
-    with pytest.raises(TidemarkError, match=f"^the setting: .*{told}") as raised:
+    with pytest.raises(TidemarkError, match=f"^the setting: .*{message}") as raised:
         from_command(code).token()
     assert not [secret for secret in (SECRET, "eyJ", "hunter2") if secret in f"{raised.value} {raised.value!r}"]
     assert raised.value.__cause__ is None
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [("/no/such/program x", "/no/such/program cannot be started"), ("'open", "cannot be split into words"), (" ", "it is empty")],
 )
-def test_command_that_cannot_run_is_refused(command: str, told: str) -> None:
-    with pytest.raises(BadInput, match=f"the setting: .*{told}"):
+def test_command_that_cannot_run_is_refused(command: str, message: str) -> None:
+    with pytest.raises(BadInput, match=f"the setting: .*{message}"):
         TokenSource(setting="the setting", command=command).token()
 
 
@@ -151,10 +151,10 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize(("source", "told"), FUNCTIONS.values(), ids=FUNCTIONS)
-def test_function_that_gives_no_token_has_one_error(source: str, told: str, module: Module) -> None:
+@pytest.mark.parametrize(("source", "message"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_function_that_gives_no_token_has_one_error(source: str, message: str, module: Module) -> None:
     """It names the setting and the function, and quotes nothing that may be a secret."""
-    with pytest.raises(TidemarkError, match=f"^the setting: {told}") as raised:
+    with pytest.raises(TidemarkError, match=f"^the setting: {message}") as raised:
         TokenSource(setting="the setting", function=f"{module(source)}:make").token()
     assert SECRET not in f"{raised.value} {raised.value!r}"
     assert raised.value.__cause__ is None
@@ -198,12 +198,12 @@ def test_missing_library_of_a_cloud_is_named_with_its_pip_line(
 
 def test_region_comes_from_the_setting_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing one is refused."""
-    asked = []
+    regions = []
 
     class Provider:
         @staticmethod
         def generate_auth_token(region: str) -> tuple[str, int]:
-            asked.append(region)
+            regions.append(region)
             return "signed", int((time.time() + 900) * 1000)
 
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", Provider)
@@ -215,5 +215,5 @@ def test_region_comes_from_the_setting_or_the_environment(monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     token, lifetime_s = cloud_tokens.aws_msk_iam({})
     cloud_tokens.aws_msk_iam({"tidemark.token.region": "eu-north-1"})
-    assert (token, asked) == ("signed", ["eu-west-1", "eu-north-1"])
+    assert (token, regions) == ("signed", ["eu-west-1", "eu-north-1"])
     assert lifetime_s == pytest.approx(900, abs=10)
