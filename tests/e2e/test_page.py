@@ -770,6 +770,10 @@ def test_times_are_in_the_zone_that_the_user_has_chosen_in_airflow(site: Site, v
         page.locator("[name=value]").fill("2026-01-03T08:30:00")
         page.get_by_role("status", name="Preview").get_by_text("at or after 2026-01-03 08:30:00 +09:00").wait_for()
         assert parse_qs(urlsplit(page.url).query)["value"] == ["2026-01-02T23:30:00Z"]
+        page.locator("[name=value]").focus()
+        for key in ("Tab", "Tab", *"2025"):  # past the month and the day
+            page.keyboard.press(key)
+        assert page.locator("[name=value]").input_value().startswith("2025-01-03T08:30")
         page.get_by_role("button", name="yesterday 00:00").click()
         assert parse_qs(urlsplit(page.url).query)["value"][0].endswith("T15:00:00Z")
         page.get_by_role("button", name="before the run of").first.click()

@@ -114,8 +114,10 @@ export const rate = (value) => (value === null || value === undefined ? "–" : 
 
 export function zone() {
   const chosen = (globalThis.localStorage.getItem("timezone") ?? "").replaceAll('"', "");
-  return clock(chosen) ? chosen : Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return clock(chosen) ? chosen : BROWSERS_ZONE;
 }
+
+const BROWSERS_ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 const clocks = new Map();
 
@@ -132,7 +134,8 @@ function clock(name) {
 }
 
 const partsOf = (time) => Object.fromEntries(clock(zone()).formatToParts(time).map((part) => [part.type, part.value]));
-const wall = (parts) => `${parts.year}-${parts.month}-${parts.day}T${parts.hour}:${parts.minute}:${parts.second}`;
+// Years have four digits: a field reports the year 0002 while 2026 is being typed.
+const wall = (parts) => `${parts.year.padStart(4, "0")}-${parts.month}-${parts.day}T${parts.hour}:${parts.minute}:${parts.second}`;
 
 // The time in the user's zone, as a field for dates and times takes it: 2026-03-29T14:00:00.
 export const local = (time) => wall(partsOf(new Date(time)));
