@@ -1,24 +1,29 @@
-// A requested run, until its end: planned, approved, applied, read again. Or why not.
+// The progress of a requested run, to its end: planned, approved, applied, read again; or why that did not happen.
 
-import { A, Box, Flex, Muted, Notice, Spinner, Text, api, counted, h, number, query, runPath, taskPath, to, useData } from "./base.js";
+import { A, Box, Flex, Muted, Notice, Spinner, Text, api, counted, h, number, query, runPath, taskPath, to, useData, useEffect, useState } from "./base.js";
 
 const DONE = { rewind: "Rewound", redrive: "Redriven", discard: "Discarded" };
 
 export function Follow({ kind, consumer, dag, run }) {
   const path = `api/v2/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}`;
-  const { data: dagRun } = useData(path);
-  const { data: answer } = useData(`${path}/taskInstances`);
-  const { data: rewinds } = useData(kind === "rewind" ? api("rewinds") + query({ consumer }) : null);
-  const { data: group } = useData(kind === "rewind" ? api("groups", consumer) : null);
+  const [over, setOver] = useState(false);
+  const until = { refresh: !over };
+  const { data: dagRun } = useData(path, until);
+  const { data: answer } = useData(`${path}/taskInstances`, until);
   const tasks = Object.fromEntries((answer?.task_instances ?? []).map((task) => [task.task_id, task]));
+  const did = (task) => kind === "rewind" && tasks[task]?.state === "success";
+  const { data: rewinds } = useData(did("plan") ? api("rewinds") + query({ consumer }) : null, until);
+  const { data: group } = useData(did("apply") ? api("groups", consumer) : null, until); // positions from before would look as if all were read
   const rewind = rewinds?.rewinds.find((row) => row.dag_id === dag && row.run_id === run);
   const steps = stepsOf({ kind, dag, run, dagRun, tasks, rewind, group, consumer });
+  const ended = steps.every((step) => ["done", "failed"].includes(step.state));
+  useEffect(() => setOver(ended), [ended]);
   return h(Notice, { tone: toneOf(steps), title: titleOf(steps) },
     h(Box, { as: "ol", "aria-label": "Progress", mt: 1, listStyleType: "none" }, steps.map((step) => h(Flex, { as: "li", key: step.name, gap: 2, align: "center", wrap: "wrap" },
       h(Box, { w: "1.25rem", flexShrink: 0 }, MARKS[step.state] ?? h(Spinner, { size: "xs" })), h(Text, { as: "span", color: step.state === "later" ? "fg.muted" : undefined }, step.words), step.link && h(A, { to: step.link[1] }, step.link[0])))),
     steps.filter((step) => step.state === "failed").map((step) => h(Reason, { key: step.name, path: `${path}/taskInstances/${step.name}/logs/${tasks[step.name].try_number}` })),
     h(Box, { mt: 1 }, h(A, { to: runPath({ dag_id: dag, run_id: run }) }, run), h(Muted, null, ` of ${dag}`)),
-    steps.every((step) => ["done", "failed"].includes(step.state)) && h(Box, { mt: 1 }, h(A, { to: to("groups", consumer, kind) }, "Make another request")));
+    ended && h(Box, { mt: 1 }, h(A, { to: to("groups", consumer, kind) }, "Make another request")));
 }
 
 // The error at the end of a task's log.
@@ -39,7 +44,7 @@ const WAITS = ["awaiting_input", "deferred"];
 const FAILED = ["failed", "upstream_failed"];
 
 // The steps: {name, state: "done", "now", "failed" or "later", words, link}.
-export function stepsOf({ kind, dag, run, dagRun, tasks, rewind, group, consumer }) {
+function stepsOf({ kind, dag, run, dagRun, tasks, rewind, group, consumer }) {
   const at = (task, end = "") => taskPath({ dag_id: dag, run_id: run, task_id: task, map_index: null, try_number: null }) + end;
   const plan = tasks.plan?.state, apply = tasks.apply?.state;
   const steps = [];
@@ -65,7 +70,7 @@ export function stepsOf({ kind, dag, run, dagRun, tasks, rewind, group, consumer
   const left = replays.reduce((sum, row) => sum + row.replaying_until - row.position, 0);
   if (apply !== "success") add("read", "later", "Read again");
   else if (left > 0) add("read", "now", `Reads again: ${number(Math.max(0, (rewind.replay ?? 0) - left))} of ${counted(rewind.replay, "offset")}`, ["Group", to("groups", consumer)]);
-  else if (group && rewind?.state === "APPLIED") add("read", "done", `${counted(rewind.replay, "offset")} read again`, ["What has changed", to("rewinds", consumer, rewind.rewind_id)]);
+  else if (group && rewind && rewind.state !== "PLANNED") add("read", "done", `${counted(rewind.replay, "offset")} read again`, ["What has changed", to("rewinds", consumer, rewind.rewind_id)]);
   else add("read", "now", "Reads again");
   return steps;
 }
