@@ -264,7 +264,7 @@ def test_form_offers_the_consumers_own_runs_failures_and_topics_and_counts_what_
     offered = site.json("api/groups/rides/form")
     batches = {batch["batch_id"]: batch for batch in site.json("api/groups/rides")["batches"]}
     assert (offered["topics"], offered["redrive_to"], len(offered["runs"])) == ([topic("rides")], "ladder", 1)
-    assert batches[offered["first_failure"]["batch_id"]]["failed"] == 2
+    assert batches[offered["first_failed_batch"]]["failed"] == 2
     assert [site.json(f"api/groups/{name}/form")["redrive_to"] for name in ("orders", "away")] == ["now", "now"]
 
     def matching(words: str) -> int:

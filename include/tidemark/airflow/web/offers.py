@@ -7,9 +7,10 @@ from typing import Any
 import psycopg2
 
 from tidemark.airflow.web.consumers import database
-from tidemark.airflow.web.retries import OPEN, existing_groups
+from tidemark.airflow.web.retries import OPEN, has_run
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import TidemarkError
+from tidemark.offsets import store
 from tidemark.retry import admin, redrive
 from tidemark.retry.filter import Filter
 from tidemark.rewind.scenarios.scenario import SCENARIO_OPTIONS
@@ -18,12 +19,12 @@ from tidemark.text.problems import REASON_CHARACTERS
 
 SQL = statements("tidemark.airflow.web", "offers.sql")
 
-RUNS = 5
+RUNS = 3
 """Last runs that are offered as targets of a rewind."""
 
 
 def offer(spec: ConsumerSpec) -> dict[str, Any]:
-    """Returns the choices of the forms. If the database does not answer, there is no target from the consumer's own runs."""
+    """Returns the choices of the forms. If the database does not answer, they lack what the consumer's own runs offer."""
     offered: dict[str, Any] = {
         "consumer": spec.name,
         "own": spec.access is not None,
@@ -36,26 +37,26 @@ def offer(spec: ConsumerSpec) -> dict[str, Any]:
         "redrive_to": redrive.default_destination(spec),
         "topics": list(spec.topics),
         "runs": [],
-        "first_failure": None,
+        "first_failed_batch": None,
     }
     try:
         with database(spec) as connection, transaction(connection) as cur:
             of_group = {"group": spec.group, "limit": RUNS}
-            cur.execute(SQL["topics"], of_group)
-            offered["topics"] = [name for (name,) in cur.fetchall()] or offered["topics"]
+            topics_read = {position.partition.topic for position in store.positions(cur, spec.group)}
+            offered["topics"] = sorted(topics_read) or offered["topics"]
             cur.execute(SQL["runs"], of_group)
             offered["runs"] = rows(cur)
-            cur.execute(SQL["first_failure"], of_group)
-            offered["first_failure"] = next(iter(rows(cur)), None)
+            cur.execute(SQL["first_failed_batch"], of_group)
+            offered["first_failed_batch"] = next((batch_id for (batch_id,) in cur.fetchall()), None)
     except (TidemarkError, psycopg2.Error):
-        pass  # the form is of use without them
+        pass  # the form is useful without them
     return offered
 
 
 def matching(spec: ConsumerSpec, kind: str, record_filter: Filter) -> int:
     """Counts the records that the DAG of this kind would take now."""
     with database(spec) as connection:
-        if spec.group not in existing_groups(connection, [spec]):
+        if not has_run(connection, spec.group):
             return 0
         if kind == "redrive":
             return redrive.matching(connection, spec.group, record_filter)

@@ -1,11 +1,5 @@
 -- Statements of the forms. They lock nothing.
 
--- name: topics
--- The topics of which a group has positions.
-SELECT DISTINCT topic.name FROM tidemark.partition_offset pos
-  JOIN tidemark.consumer_group grp USING (group_id) JOIN tidemark.topic USING (topic_id)
- WHERE grp.name = %(group)s AND NOT drained ORDER BY topic.name;
-
 -- name: runs
 -- The last Airflow runs of a group that have committed, newest first.
 SELECT dag_id, run_id, min(started_at) AS started_at
@@ -15,9 +9,9 @@ SELECT dag_id, run_id, min(started_at) AS started_at
          ORDER BY attempt_id DESC LIMIT 30) attempt
  GROUP BY dag_id, run_id ORDER BY max(attempt_id) DESC LIMIT %(limit)s;
 
--- name: first_failure
--- The oldest record of a group that has failed, and the batch that has read it.
-SELECT record.created_at AS at, batch.batch_id
+-- name: first_failed_batch
+-- The batch that has read the oldest failed record of a group.
+SELECT batch.batch_id
   FROM (SELECT * FROM tidemark.failed_record
          WHERE group_id = (SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s) AND state = 'FAILED'
          ORDER BY failed_record_id LIMIT 1) record

@@ -13,6 +13,7 @@ from tidemark.airflow.web.payload import Room
 from tidemark.db import Connection, rows, statements, transaction
 from tidemark.driver.call import call
 from tidemark.errors import TidemarkError
+from tidemark.offsets import store
 from tidemark.retry import admin, pending
 from tidemark.retry.admin import Payload, RecordDetails
 from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
@@ -73,7 +74,7 @@ def of_consumer(consumer: DeclaredConsumer) -> dict[str, Any]:
     summary: dict[str, Any] = {"consumer": spec.name, "tiers": tiers, "due": [], "counts": [], "growth": [], "late": None, "overdue": None}
     summary |= {"buckets": BUCKETS, "bucket_seconds": BUCKET_S}
     with database(spec) as connection:
-        if spec.group in existing_groups(connection, [spec]):
+        if has_run(connection, spec.group):
             summary |= {
                 "due": admin.due_by_tier(connection, spec.group, seconds=BUCKET_S, buckets=BUCKETS),
                 "counts": admin.count_records(connection, spec.group, Filter(states=OPEN)),
@@ -107,7 +108,7 @@ def _rows_by_group(connection: Connection, statement: str, **arguments: object) 
 def records(consumer: DeclaredConsumer, record_filter: Filter, after: int) -> dict[str, Any]:
     """Returns a page of the matching records, without payloads. ``next``: the start of the next page. ``total``: of all pages."""
     with database(consumer.spec) as connection:
-        if consumer.spec.group not in existing_groups(connection, [consumer.spec]):
+        if not has_run(connection, consumer.spec.group):
             return {"records": [], "next": None, "total": 0}
         matches = admin.list_records(connection, consumer.spec.group, record_filter, limit=PAGE + 1, after=after)
         total = sum(count.records for count in admin.count_records(connection, consumer.spec.group, record_filter))
@@ -145,8 +146,7 @@ def _decoded(spec: ConsumerSpec, topic: str, payload: Payload) -> Mapping[str, S
         return {"value": Shown(None, str(error))}
 
 
-def existing_groups(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:
-    """Returns the groups that have run."""
+def has_run(connection: Connection, group: str) -> bool:
+    """Whether a consumer has run."""
     with transaction(connection) as cur:
-        cur.execute("SELECT name FROM tidemark.consumer_group WHERE name = ANY (%s)", ([spec.group for spec in specs],))
-        return {row["name"] for row in rows(cur)}
+        return store.find_group(cur, group) is not None

@@ -10,8 +10,8 @@ export function Form({ kind, consumer }) {
   const state = useData(api("groups", consumer, "form"), { refresh: false });
   const [run, follow] = useParam("run"); // the requested run, so that the way back from its page leads to its progress
   const [title, View] = { rewind: ["Rewind", Rewind], redrive: ["Redrive records of", Redrive], discard: ["Discard records of", Discard] }[kind];
-  return h(Box, null, h(Title, { text: `${title} ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")), h(Loaded, { state }, (data) => run && data.forms[kind] ? h(Follow, { kind, consumer, dag: data.forms[kind], run })
-    : data.forms[kind] ? h(View, { consumer, data, follow })
+  return h(Box, null, h(Title, { text: `${title} ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")), h(Loaded, { state }, (data) => data.forms[kind]
+    ? run ? h(Follow, { kind, consumer, dag: data.forms[kind], run }) : h(View, { consumer, data, follow })
     : h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" },
       `You need the permission to start the DAG ${data.own ? `${kind}__${consumer}` : kind}. Ask an administrator.`)));
 }
@@ -72,11 +72,11 @@ function Presets({ data, choose }) {
   const midnight = fromLocal(`${local(Date.now() - 86400000).slice(0, 10)}T00:00:00`);
   const presets = [
     ["yesterday 00:00", "to-datetime", midnight],
-    ...data.runs.slice(0, 3).map((run) => [`before the run of ${moment(run.started_at).slice(0, 16)}`, "to-batch", `${run.dag_id}/${run.run_id}`]),
-    data.first_failure && ["before the first failure", "to-batch", data.first_failure.batch_id],
+    ...data.runs.map((run) => [`before the run of ${moment(run.started_at).slice(0, 16)}`, "to-batch", `${run.dag_id}/${run.run_id}`]),
+    data.first_failed_batch !== null && ["before the first failure", "to-batch", data.first_failed_batch],
   ].filter(Boolean);
   return h(Flex, { gap: 2, wrap: "wrap", role: "group", "aria-label": "Frequent targets" },
-    presets.map(([words, name, value]) => h(Button, { key: words, size: "xs", variant: "outline", onClick: () => choose(name, String(value)) }, words)));
+    presets.map(([words, name, value]) => h(Button, { key: value, size: "xs", variant: "outline", onClick: () => choose(name, String(value)) }, words)));
 }
 
 function Value({ chosen, value, onChange }) {
