@@ -39,15 +39,15 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
     page = {
         "summary": overview["groups"][0],
         "banners": overview["banners"],
+        "most": overview["most"],
         "problems": problems(consumer),
         "file": spec.source.path.name,
         "spec": effective_spec(consumer),
         "source": place(spec),
         "instances": _instances(spec.name, spec.members, ()),
         "queries": {},
-        "failing": [],
         **dict.fromkeys(("lag", "unvalidated", "membership")),
-        **dict.fromkeys(("partitions", "lost", "flow", "attempts", "batches", "rebalances", "history", "rewinds", "errors"), ()),
+        **dict.fromkeys(("partitions", "lost", "flow", "attempts", "batches", "rebalances", "history", "rewinds", "failing", "errors"), ()),
     }
     if overview["banners"]:
         return page

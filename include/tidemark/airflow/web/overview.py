@@ -64,6 +64,7 @@ def _row(consumer: DeclaredConsumer, group: lag.GroupLag | None, silent: Mapping
     judgement = _judgement(consumer, group, silent, dag)
     return {
         **asdict(judgement),
+        "fix": judgement.fix.replace("NAME", spec.name),
         "consumer": spec.name,
         "group": spec.group,
         "description": spec.description,

@@ -189,6 +189,9 @@ const COLOURS = {
   passed: "green", warning: "orange", critical: "red",
 };
 
+// Whether an attempt failed only because a newer one, or a rewind, took its partitions.
+export const takenOver = (attempt) => attempt.error_kind === "fenced";
+
 // The tone of a notice about a state.
 export const toneOf = (value) => ({ red: "error", orange: "warning", yellow: "warning", green: "success" })[COLOURS[value]] ?? "info";
 

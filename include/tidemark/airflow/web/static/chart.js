@@ -1,6 +1,6 @@
 // Small charts as SVG. Colours are Chakra's variables, so that they follow the theme; each shape has a title to hover over.
 
-import { Box, Muted, RouterLink, counted, h, local, moment, number, rewindPath, useNavigate, useRef, useState, utc } from "./base.js";
+import { Box, Muted, RouterLink, counted, h, local, moment, number, rewindPath, takenOver, useNavigate, useRef, useState, utc } from "./base.js";
 
 const PALETTE = ["blue", "teal", "purple", "orange", "cyan", "pink", "green", "yellow"];
 const colour = (name, shade = 500) => `var(--chakra-colors-${name}-${shade})`;
@@ -8,7 +8,7 @@ const AXIS = "var(--chakra-colors-fg-muted)";
 const WORDS = { fontSize: "11px" }; // Airflow's style sheet overrides the attribute
 const LINE = "var(--chakra-colors-border)";
 
-export const attemptColour = (attempt) => (attempt.state === "FAILED" && attempt.error_kind !== "fenced" ? "red" : PALETTE[attempt.attempt_id % PALETTE.length]);
+const attemptColour = (attempt) => (attempt.state === "FAILED" && !takenOver(attempt) ? "red" : PALETTE[attempt.attempt_id % PALETTE.length]);
 
 // Batches over time, a lane for each partition, coloured by attempt. A failed attempt is a dashed line where it ended. With a consumer, each
 // batch links to a rewind to it: the newest can be reached by Tab, the others from there with the arrow keys.
@@ -28,8 +28,8 @@ export function Timeline({ batches, attempts, consumer, width = 1000 }) {
       h("line", { x1: left, x2: width - 12, y1: index * lane + 11, y2: index * lane + 11, stroke: LINE }))),
     attempts.filter((attempt) => attempt.state === "FAILED").map((attempt) =>
       h("line", { key: `f${attempt.attempt_id}`, x1: x(Date.parse(attempt.ended_at)), x2: x(Date.parse(attempt.ended_at)), y1: 0, y2: height - 20,
-        stroke: colour(attempt.error_kind === "fenced" ? "purple" : "red"), strokeDasharray: "3 3" },
-      h("title", null, attempt.error_kind === "fenced" ? `a newer attempt took over from attempt ${attempt.attempt_id}` : `attempt ${attempt.attempt_id} failed: ${attempt.error}`))),
+        stroke: colour(takenOver(attempt) ? "purple" : "red"), strokeDasharray: "3 3" },
+      h("title", null, takenOver(attempt) ? `a newer attempt took over from attempt ${attempt.attempt_id}` : `attempt ${attempt.attempt_id} failed: ${attempt.error}`))),
     batches.map((batch, index) => {
       const row = lanes.indexOf(`${batch.topic}/${batch.partition}`);
       if (row < 0) return null;

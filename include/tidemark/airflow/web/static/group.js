@@ -1,7 +1,7 @@
 // One group. Its first screen answers: is it right, how far behind is it, what is to be done. Facts that are rarely read are folded.
 
 import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Folded, LinkButton, Loaded, Muted, Notice, Query, RunLink, Section, Sized, State, Text,
-  Title, api, atMost, coded, counted, discardPath, duration, h, moment, number, query, rate, redrivePath, rewindPath, taskPath, to, toneOf, useData, useState } from "./base.js";
+  Title, api, atMost, coded, counted, discardPath, duration, h, moment, number, query, rate, redrivePath, rewindPath, takenOver, taskPath, to, toneOf, useData, useState } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
 
@@ -28,7 +28,7 @@ function View({ consumer, data }) {
     answered && h(Partitions, { data }),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "the largest of each 5 minutes of the last day, in records; rewinds in purple, rebalances in grey, failed runs in red") },
       h(Sized, null, (width) => h(LagChart, { consumer: data.forms.rewind && consumer, width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances,
-        failed: data.attempts.filter((attempt) => attempt.state === "FAILED" && attempt.error_kind !== "fenced") }))),
+        failed: data.attempts.filter((attempt) => attempt.state === "FAILED" && !takenOver(attempt)) }))),
     data.history.length === 1 && h(Section, { title: "Lag" }, h(Muted, null, "The chart begins with the second sample.")),
     data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that were never read") },
       h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST }), h(Query, { text: data.queries.lost })),
@@ -65,10 +65,11 @@ function Problem({ consumer, data }) {
     "not validated": [["DAG", dag], ["Rewind to the validated rows …", validated]],
   }[row.health] ?? [["DAG", dag]];
   const waiting = row.health === "records wait" && mostFrequent(data.errors, ["WAITING", "HELD"]);
-  const failing = row.health === "blocked" && data.failing.length > 0 && ` Failing: ${data.failing.join(", ")}.`;
+  const failing = row.health === "blocked" && data.failing.length ? ` Failing: ${data.failing.join(", ")}.` : "";
   const title = waiting ? `${counted(row.waiting, "record waits", "records wait")} for the next try${waiting}` : row.why;
-  return h(Notice, { tone: toneOf(row.health), role: toneOf(row.health) === "error" ? "alert" : "status", title: [title, failing].filter(Boolean).join("") },
-    h(Text, null, row.fix ? coded(row.fix.replaceAll("NAME", consumer)) : "Nothing has to be done."), h(Actions, { actions }));
+  const tone = toneOf(row.health);
+  return h(Notice, { tone, role: tone === "error" ? "alert" : "status", title: title + failing },
+    h(Text, null, row.fix ? coded(row.fix) : "Nothing has to be done."), h(Actions, { actions }));
 }
 
 const CHARACTERS = 200;
@@ -85,21 +86,19 @@ function mostFrequent(errors, states) {
 function FailedRecords({ consumer, data }) {
   const { summary, forms } = data;
   const why = mostFrequent(data.errors, ["FAILED"]);
-  const failed = summary.failed >= MOST ? `${number(MOST)} or more records` : counted(summary.failed, "record");
+  const failed = summary.failed >= data.most ? `${number(data.most)} or more records` : counted(summary.failed, "record");
   return h(Notice, { tone: toneOf("records failed"), title: `${failed} failed${why}` },
     h(Text, null, "They will not be tried again by themselves."),
     h(Actions, { actions: [["Redrive …", forms.redrive && redrivePath(consumer)], ["Failed records", `${to("retries", consumer)}?state=FAILED`],
       ["Discard …", forms.discard && discardPath(consumer, { state: "FAILED" })]] }));
 }
 
-const MOST = 10000; // counts of records stop here
-
 const Figure = ({ name, children, more }) => h(Box, { borderWidth: "1px", borderRadius: "md", px: 3, py: 2, minW: 0 },
   h(Box, { as: "dt", color: "fg.muted", fontSize: "xs" }, name),
   h(Box, { as: "dd", m: 0, overflowWrap: "anywhere" }, h(Box, { fontWeight: "semibold", fontSize: "md", fontVariantNumeric: "tabular-nums" }, children), more && h(Muted, { display: "block", fontSize: "xs" }, more)));
 
 // How far behind the group is, and what happens next.
-function Figures({ consumer, data: { summary: row, lag, unvalidated, flow } }) {
+function Figures({ consumer, data: { summary: row, lag, unvalidated, flow, most } }) {
   const records = row.lag?.records ?? null;
   const paused = flow.filter((pause) => pause.paused);
   return h(Box, null,
@@ -110,8 +109,8 @@ function Figures({ consumer, data: { summary: row, lag, unvalidated, flow } }) {
         lag.never ? "never: the lag grows" : lag.catch_up_s === null ? "unknown" : `in ${duration(lag.catch_up_s)}`),
       h(Figure, { name: "Last commit", more: row.attempt_state && h("span", null, "last run: ", h(RunLink, { row }, row.attempt_state.toLowerCase())) }, h(Ago, { at: row.committed_at })),
       h(Figure, { name: "Next run", more: row.schedule }, row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "The DAG is paused") : !row.schedule ? "not scheduled" : h(Due, { at: row.dag?.next_run })),
-      row.health !== "unreachable" && h(Figure, { name: "Not loaded", more: h(A, { to: to("retries", consumer) }, "retries") }, h(A, { to: `${to("retries", consumer)}?state=WAITING` }, `${atMost(row.waiting ?? 0, MOST)} waiting`), ", ",
-        h(A, { to: `${to("retries", consumer)}?state=FAILED` }, `${atMost(row.failed ?? 0, MOST)} failed`)),
+      row.health !== "unreachable" && h(Figure, { name: "Not loaded", more: h(A, { to: to("retries", consumer) }, "retries") }, h(A, { to: `${to("retries", consumer)}?state=WAITING` }, `${atMost(row.waiting ?? 0, most)} waiting`), ", ",
+        h(A, { to: `${to("retries", consumer)}?state=FAILED` }, `${atMost(row.failed ?? 0, most)} failed`)),
       h(Figure, { name: "Validation", more: unvalidated ? `${counted(unvalidated, "offset")} not validated yet` : null },
         row.validation_id ? h(A, { to: to("validations", consumer, row.validation_id) }, row.verdict) : "none")),
     paused.map((pause) => h(Text, { key: `${pause.topic}/${pause.partition}`, fontSize: "sm", mt: 2 },
@@ -169,10 +168,10 @@ const LOST = [
 
 // A second line of an attempt: what ended it.
 const outcome = (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" },
-  row.error_kind === "fenced" ? "A newer attempt or a rewind took over its partitions; it stored nothing more, and nothing was loaded twice." : row.error_text);
+  takenOver(row) ? "A newer attempt or a rewind took over its partitions; it stored nothing more, and nothing was loaded twice." : row.error_text);
 
 const attempts = (consumer) => [
-  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: row.error_kind === "fenced" ? "TAKEN OVER" : row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
+  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: takenOver(row) ? "TAKEN OVER" : row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
   { name: "DAG run", cell: (row) => h(RunLink, { row }) },
   { name: "Task log", cell: (row) => row.task_id ? h(A, { to: taskPath(row) }, `try ${row.try_number}`) : null },
   { name: "Started", cell: (row) => h(Ago, { at: row.started_at }) },
@@ -181,7 +180,7 @@ const attempts = (consumer) => [
   { name: "Loaded", end: true, cell: (row) => h(Box, null, number(row.loaded), row.deleted > 0 && h(Muted, { display: "block" }, counted(row.deleted, "delete"))) },
   { name: "To retry", end: true, cell: (row) => number(row.retried) },
   { name: "Failed", end: true, cell: (row) => number(row.failed) },
-  { name: "Error", cell: (row) => row.error_kind === "fenced" ? null : row.error },
+  { name: "Error", cell: (row) => takenOver(row) ? null : row.error },
   ...(consumer ? [{ name: "Rewind", cell: (row) => row.run_id && row.batches > 0
     ? h(A, { to: rewindPath(consumer, "to-batch", `${row.dag_id}/${row.run_id}`), "aria-label": `Rewind to before attempt ${row.attempt_id}` }, "to before it …") : null }] : []),
 ];

@@ -38,7 +38,7 @@ function View({ data, trends, search, setSearch, only, setOnly }) {
 const columns = (most, trends) => [
   { name: "Consumer", cell: (row) => h(Box, null, h(A, { to: to("groups", row.consumer), fontWeight: "semibold" }, row.consumer),
     h(Muted, { display: "block" }, row.topics.slice(0, 3).join(", "), row.topics.length > 3 && ` +${row.topics.length - 3}`, " → ", row.table)) },
-  { name: "Health", cell: (row) => h(Box, { maxW: "22rem" }, h(State, { value: row.health }), h(Muted, { display: "block" }, row.why), row.fix && h(Text, { fontSize: "sm" }, coded(row.fix.replaceAll("NAME", row.consumer)))) },
+  { name: "Health", cell: (row) => h(Box, { maxW: "22rem" }, h(State, { value: row.health }), h(Muted, { display: "block" }, row.why), row.fix && h(Text, { fontSize: "sm" }, coded(row.fix))) },
   { name: "Lag", end: true, cell: (row) => h(LagCell, { row, trend: trends[row.consumer] }) },
   { name: "Last commit", cell: (row) => h(Ago, { at: row.committed_at }) },
   { name: "Waiting", end: true, cell: (row) => count(row, row.waiting, most, "WAITING") },

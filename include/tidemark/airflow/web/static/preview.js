@@ -44,7 +44,6 @@ function Effects({ data }) {
       h(Rows, { label: `Preview of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitionColumns(data) }))));
 }
 
-
 function sentence(data) {
   const tables = [...new Set(data.groups.map((group) => group.table))].join(", ");
   const gone = `${counted(data.sink_rows, "row leaves", "rows leave")} ${tables}${data.failed_records ? `, and ${counted(data.failed_records, "failed record leaves", "failed records leave")} the list of retries` : ""}`;
