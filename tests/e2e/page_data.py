@@ -50,6 +50,10 @@ SUITE = {
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "number"}, "severity": "warning"},
     ],
 }
+HEALTHY = {"departures": "ann", "payments": "bob"}
+"""The owners of the consumers without a problem."""
+BROKEN = ("bad", "away", "trips")
+"""The consumers of which the documentation's pictures show nothing."""
 BAD = "topics: [weather]\ntransform: weather:transform\nsink: {table: lake.weather}\nschedule: '*/5 * * *'\nasignment: [range]\n"
 
 
@@ -107,6 +111,23 @@ class Data:
         self.run(trips, failing=True)
 
         self.consumer("away", 1, connections={"postgres": "elsewhere"}, make=False)
+
+    def make_healthy(self) -> None:
+        """Consumers without a problem, for the documentation's pictures."""
+        for name, owner in HEALTHY.items():
+            healthy = self.consumer(name, 2, schedule="*/10 * * * *", airflow={"owner": owner, "tags": ["lake"]})
+            for partition in range(2):
+                self.topics.produce(topic(name), [str(number) for number in range(20)], partition=partition)
+            self.run(healthy)
+
+    def hide(self, *names: str) -> None:
+        """Takes the files of these consumers away, as if they were not declared."""
+        for name in names:
+            (self.folder / "consumers" / f"{name}.yaml").rename(self.folder / f"{name}.yaml")
+
+    def show(self, *names: str) -> None:
+        for name in names:
+            (self.folder / f"{name}.yaml").rename(self.folder / "consumers" / f"{name}.yaml")
 
     def consumer(self, name: str, partitions: int, ddl: str = "number bigint", *, make: bool = True, **keys: Any) -> Scenario:
         made = Scenario(self.folder, self.url, self.topics)

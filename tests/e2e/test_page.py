@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
-from tests.e2e.page_data import EVIL, REASON, Data, topic
+from tests.e2e.page_data import BROKEN, EVIL, HEALTHY, REASON, Data, topic
 from tests.e2e.served import served
 from tests.support.kafka_topics import Topics
 from tests.support.sampling import ALL
@@ -46,6 +46,7 @@ from tidemark.spec.scope import Scope
 
 USERS = {"adam": "admin", "olga": "op", "uma": "user", "vic": "viewer"}
 HOME = "plugin/tidemark"
+PICTURES_FOLDER = os.environ.get("TIDEMARK_SCREENSHOTS")
 Visit = Callable[[str], "Visitor"]
 
 
@@ -92,6 +93,8 @@ def site(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     try:
         with tidy_imports():
             data.make()
+            if PICTURES_FOLDER:
+                data.make_healthy()
         env = {
             **connections_env(url, {"bootstrap.servers": topics.servers}, "local[1]"),
             "TIDEMARK_TRANSFORMS": str(home / "transforms"),
@@ -101,8 +104,10 @@ def site(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         }
         with served(home, env, path="/night/airflow") as where:
             site = Site(where, home, data)
-            for name in ("orders", "rides", "fares", "trips"):
+            for name in ("orders", "rides", "fares", "trips", *(HEALTHY if PICTURES_FOLDER else ())):
                 site.pause(f"consume__{name}", False)
+            if PICTURES_FOLDER:
+                data.hide(*HEALTHY)
             yield site
     finally:
         topics.delete_all()
@@ -387,8 +392,8 @@ class Visitor:
             self.errors.append(said.text)
 
     def shoot(self, name: str) -> None:
-        if name and (folder := os.environ.get("TIDEMARK_SCREENSHOTS")):
-            self.page.screenshot(path=Path(folder) / f"{name}.png")
+        if name and PICTURES_FOLDER:
+            self.page.screenshot(path=Path(PICTURES_FOLDER) / f"{name}.png")
 
 
 @pytest.fixture(scope="module")
@@ -450,12 +455,10 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
 
 
 PICTURES = {
-    ("groups", "light"): "page-groups",
-    ("groups", "dark"): "page-groups-dark",
     ("group", "dark"): "page-group",
     ("retries-of", "light"): "page-retries",
 }
-"""The documentation's screenshots, by view and theme."""
+"""The documentation's screenshots of views as the other tests see them, by view and theme."""
 
 
 @chromium
@@ -467,7 +470,7 @@ def test_each_view_opens_by_its_address_without_an_error_light_dark_and_on_a_pho
     base = httpx.URL(site.url).path
     assert base == "/night/airflow"
     looks = ((1280, "dark"), (1280, "light"), (400, "light"))
-    whole = ALL or "TIDEMARK_SCREENSHOTS" in os.environ
+    whole = ALL or PICTURES_FOLDER is not None
     half = int(pytestconfig.getoption("randomly_seed", 0)) % 2  # the other tests open most of the views, too
     for number, (name, (path, shows)) in enumerate(views(site).items()):
         if not whole and number % 2 == half:
@@ -485,6 +488,15 @@ def test_each_view_opens_by_its_address_without_an_error_light_dark_and_on_a_pho
         )
         assert links
         assert [link for link in links if not link.startswith(f"{base}/")] == []
+    if PICTURES_FOLDER:
+        site.data.hide(*BROKEN)
+        site.data.show(*HEALTHY)
+        visitor.open("groups", "blocked")
+        for theme, picture in (("light", "page-groups"), ("dark", "page-groups-dark")):
+            visitor.look(1280, theme)
+            visitor.shoot(picture)
+        site.data.hide(*HEALTHY)
+        site.data.show(*BROKEN)
 
 
 @chromium

@@ -29,7 +29,7 @@ function Growth({ counts }) {
   const now = counts.reduce((all, row) => all + row.last_hour, 0), before = counts.reduce((all, row) => all + row.hour_before, 0);
   if (!now && !before) return h(Muted, null, "none in 2 h");
   return h(Box, null, h(State, { value: now > before ? "growing" : now < before ? "slowing" : "steady" }),
-    h(Muted, { display: "block" }, `${number(now)} of them failed first in the last hour, ${number(before)} in the hour before`));
+    h(Muted, { display: "block" }, `${number(now)} first failed in the last hour, ${number(before)} in the hour before`));
 }
 
 export const Retries = ({ consumer }) => {
