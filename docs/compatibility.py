@@ -19,17 +19,17 @@ NAMES = {
     "great-expectations": "Great Expectations",
 }
 REMARKS = {
-    "pyspark": "3.5: the Arrow and the function form",
-    "postgres": "`migrate` and `doctor` refuse an older one before they change anything",
+    "pyspark": "3.5: only the Arrow and function forms",
+    "postgres": "`migrate` and `doctor` refuse an older one",
     "kafka": "before 2.8, topics have no ids",
 }
 OF_COLUMN = {"python": "python", "spark": "pyspark", "postgres": "postgres", "kafka": "kafka"}
-"""The component that a column is about, by the first word of its name. Other columns are about the packages."""
+"""The component whose version a column changes, by the first word of the column's name. Other columns change the packages."""
 PACKAGES = tuple(component for component in COMPONENTS if component not in OF_COLUMN.values())
 
 
 def page() -> str:
-    """The page with the tables that the results give, between the comments with their names."""
+    """The page, with new tables between the comments that name them."""
     text = PAGE.read_text(encoding="utf-8")
     for name, lines in {"ranges": ranges(), "runs": runs()}.items():
         table = "\n".join(["", *lines, ""])
@@ -38,7 +38,7 @@ def page() -> str:
 
 
 def ranges() -> Iterator[str]:
-    yield "| component | tried | |"
+    yield "| component | tested versions | note |"
     yield "|---|---|---|"
     for component in COMPONENTS:
         if tried := releases(component):
