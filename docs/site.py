@@ -1,7 +1,7 @@
 """Prepares the documentation site: the pages of ``docs/`` and the README, and reference pages generated from the code.
 
 ``make docs`` runs it and then builds ``build/site`` from what it has written to ``build/docs`` (or below the folder that is its argument).
-With ``--markdown``, after the build, it adds each page as Markdown to the site, and ``llms.txt`` with their list.
+After the build, ``--markdown`` adds each page as Markdown to the site, and ``llms.txt``, which lists them.
 Nothing that is generated is committed.
 """
 
@@ -81,7 +81,7 @@ def with_drawing_first(readme: str) -> str:
 
 
 def publish_markdown(site: Path) -> None:
-    """Each page beside its HTML: ``consumers.md`` for ``consumers/``. ``llms.txt`` lists them in the navigation's order."""
+    """Writes each page beside its HTML (``consumers.md`` for ``consumers/``), and ``llms.txt``, their list in the navigation's order."""
     config = yaml.safe_load((TARGET.parent / "mkdocs.yml").read_text(encoding="utf-8"))
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", ""]
     for heading, page in pages(config["nav"]):
@@ -98,7 +98,7 @@ def publish_markdown(site: Path) -> None:
 
 
 def pages(nav: Any, heading: str = "") -> Iterator[tuple[str, str]]:
-    """The pages of the navigation, each with the section of the first level."""
+    """The pages of the navigation, each with its top-level section."""
     for entry in nav:
         below = next(iter(entry.values())) if isinstance(entry, dict) else entry
         if isinstance(below, str):
@@ -108,15 +108,15 @@ def pages(nav: Any, heading: str = "") -> Iterator[tuple[str, str]]:
 
 
 def pictures(text: str) -> str:
-    """Drawings become part of the page and have its colours. A picture in two themes becomes two, of which the page shows one."""
+    """Drawings become part of the page, in its colours. A picture with a dark version becomes two, of which the page shows one."""
 
-    def drawing(found: re.Match[str]) -> str:
-        svg = (ROOT / found[1]).read_text(encoding="utf-8")
+    def drawing(match: re.Match[str]) -> str:
+        svg = (ROOT / match[1]).read_text(encoding="utf-8")
         svg = re.sub(r"<style>.*?</style>\n", "", svg, flags=re.DOTALL).replace("var(--flow-accent)", "var(--md-typeset-a-color)")
         return f"<div>\n{svg}</div>"
 
-    def both(found: re.Match[str]) -> str:
-        dark, light, label = found.groups()
+    def both(match: re.Match[str]) -> str:
+        dark, light, label = match.groups()
         return f"![{label}]({light}#only-light)\n![{label}]({dark}#only-dark)"
 
     text = re.sub(r"!\[[^\]]*\]\((docs/images/\w+\.svg)\)", drawing, text)

@@ -54,7 +54,7 @@ def snippets(page: str, language: str) -> list[str]:
 
 
 def outputs(page: str) -> dict[str, str]:
-    """For each shell block of a page that is followed by a block of text, the text: what the page says that the commands print."""
+    """What the page says that each shell block prints: the block of text that follows it. Shell blocks without one are missing."""
     shown: dict[str, str] = {}
     code = ""
     for block in blocks("sh", "text", page=page):
@@ -66,24 +66,24 @@ def outputs(page: str) -> dict[str, str]:
 
 
 VARYING = re.compile(r"…|─+|\s+|\d{4}-\d\d-\d\d|\b\d\d-\d\d\b|\d\d:\d\d(?::\d\d)?|\b\d+(?:\.\d+)? (?:ms|s|min|h)\b")
-"""What may differ between a page and an output: times, durations, the widths of columns, and what the page omits as ``…``."""
+"""The parts of a page's line that may differ in the output: times, durations, the widths of columns, and ``…`` for omitted text."""
 
 
 def line_pattern(line: str) -> str:
-    """A regular expression for the lines that a line of a page stands for."""
+    """A regular expression for the printed lines that match a line of a page."""
     kinds = {"…": ".*", "─": "─+", " ": r"\s+"}
     pattern, end = "", 0
-    for found in VARYING.finditer(line):
-        pattern += re.escape(line[end : found.start()]) + kinds.get(found[0][0], r"(?:[\d.:-]+(?: \w+)?|an? \w+(?: \w+)?)")
-        end = found.end()
+    for match in VARYING.finditer(line):
+        pattern += re.escape(line[end : match.start()]) + kinds.get(match[0][0], r"(?:[\d.:-]+(?: \w+)?|an? \w+(?: \w+)?)")
+        end = match.end()
     return pattern + re.escape(line[end:])
 
 
 def missing_line(shown: str, printed: str) -> str | None:
-    """The first line of the page's text that the output does not have after the lines before it. The output may have more lines."""
-    lines = iter(line.strip() for line in printed.splitlines())
+    """The first line of the page's text that is missing from the output or out of order. The output may have more lines."""
+    printed_lines = iter(line.strip() for line in printed.splitlines())
     for line in shown.splitlines():
-        if not any(re.fullmatch(line_pattern(line.strip()), one) for one in lines):
+        if not any(re.fullmatch(line_pattern(line.strip()), printed_line) for printed_line in printed_lines):
             return line
     return None
 

@@ -87,11 +87,11 @@ def test_wheel_has_the_library_and_what_a_project_needs(installed: Installed, tm
     assert installed.run("tidemark", "--version", cwd=tmp_path).stdout == f"tidemark {version('tidemark-kafka')}\n"
 
 
-LIBRARY = "from tidemark import native; made = native.library(); print(made and made._name)"
+LIBRARY = "from tidemark import native; library = native.library(); print(library and library._name)"
 
 
 def test_wheel_brings_the_compiled_library_for_its_machine(installed: Installed, tmp_path: Path) -> None:
-    """No compiler is needed. The library is for glibc 2.17 or newer. If the sources differ from those of the library, it is not used."""
+    """No compiler is needed. The library needs glibc 2.17 or newer, and is not used if the sources differ from those it was built from."""
     machine = platform.machine()
     assert installed.wheel.name.endswith(f"-py3-none-manylinux_2_17_{machine}.whl")
     env = {"PATH": "", "TIDEMARK_CACHE": str(tmp_path)}
@@ -140,7 +140,7 @@ def airflow_project(tmp_path: Path) -> dict[str, str]:
 
 
 def test_init_adds_tidemark_to_an_airflow_project(installed: Installed, airflow_project: dict[str, str], tmp_path: Path) -> None:
-    """It changes no file. Airflow then has the DAGs and, by the printed variables, the connections. A second call changes nothing."""
+    """It changes no existing file. Airflow then has the DAGs and, from the printed variables, the connections. A new call adds nothing."""
     printed = installed.run("tidemark", "init", cwd=tmp_path, **airflow_project).stdout
     again = installed.run("tidemark", "init", cwd=tmp_path, **airflow_project)
     assert (again.stderr, again.stdout) == ("Everything is there already.\n", printed)
@@ -224,7 +224,7 @@ class Reader:
 
 
 def quickstart() -> list[str]:
-    """The README's blocks from the migration to the validated rows. A unit test compares them with those of a new project's README."""
+    """The README's blocks from the migration to the validated rows. A unit test compares them with the blocks of a new project's README."""
     shown = snippets("README.md", "sh")
     begin = next(number for number, code in enumerate(shown) if code.startswith("python - <<"))
     end = next(number for number, code in enumerate(shown) if "rewind plan" in code)
@@ -233,8 +233,8 @@ def quickstart() -> list[str]:
 
 
 def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, new_project: Path, scenario: Scenario) -> None:
-    """From an empty database to validated rows, then the blocks of each tutorial in order, which print what the pages show. Postgres and
-    Kafka are those of the tests."""
+    """From an empty database to validated rows, then the blocks of each tutorial in order, which print what the pages show. They use the
+    Postgres and Kafka of the tests."""
     consumer, transform = new_project / "include/consumers/cities.yaml", new_project / "spark_jobs/transforms/cities.py"
     reader = Reader(installed, new_project, servers_of(scenario))
 

@@ -210,7 +210,7 @@ def files(nav: Any) -> Iterator[str]:
 
 
 def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> None:
-    """The navigation lists exactly the pages that ``docs/site.py`` writes, as does ``llms.txt``, and the reference pages match the code."""
+    """The navigation and ``llms.txt`` list exactly the pages that ``docs/site.py`` writes, and the reference pages match the code."""
     subprocess.run([sys.executable, ROOT / "docs" / "site.py", tmp_path], check=True)
     written = {str(path.relative_to(tmp_path / "docs")) for path in (tmp_path / "docs").rglob("*.md")}
     assert set(files(yaml.safe_load((tmp_path / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])) == written

@@ -69,7 +69,7 @@ def settings_of_spark(value: dict[str, Any], folder: Path) -> None:
 
 
 def settings_of_kafka(value: dict[str, Any], folder: Path) -> None:
-    """They are complete but for the servers. Spark's connector gets those that are for it."""
+    """They are complete except for the servers. Settings for the JVM's client are valid for Spark's connector."""
     settings = checked({"bootstrap.servers": "k:9092"} | value)
     if any(name.startswith(oauth.JVM) for name in settings):
         jvm(settings)
@@ -279,7 +279,7 @@ def output_or_drawing(block: Block, folder: Path) -> None:
 
 
 def output_of_the_block_above(block: Block, folder: Path) -> None:
-    """``test_wheel.py`` compares the output. Here: a line stands for itself, and the page is one whose blocks run."""
+    """``test_wheel.py`` compares it with what the block prints. Here: that test runs the page's blocks, and each line matches itself."""
     assert block.page == "README.md" or block.page.startswith("docs/tutorials/")
     assert block.code in outputs(block.page).values()
     assert missing_line(block.code, block.code.replace("…", "anything")) is None
