@@ -21,6 +21,7 @@ from tests.support.kafka_topics import Topics
 from tests.support.ledger import all_loaded, payloads
 
 from tidemark import events, migrations
+from tidemark.airflow.web.retries import growth, open_errors
 from tidemark.connections import Connections
 from tidemark.consume import run
 from tidemark.db import Connection, Cursor, session, statements, transaction
@@ -59,6 +60,7 @@ larger index may have one more level."""
 FEW = 60
 LAYOUT = Layout("shop.orders", (Column("city", "text"), Column("population", "bigint")))
 REASON = "a measurement of what it costs"
+OFFERS = ("runs", "first_failed_batch")
 CONSUMER = """
 group: orders_1
 topics: [{topic}]
@@ -280,10 +282,9 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "the page: lines": within(lambda cur: _ask(cur, "overview", "trends", groups=groups, period=timedelta(hours=3))),
         "the page: a group": within(lambda cur: _group(cur, spec.group)),
         "the page: rewinds of a consumer without any": lambda: rewinds.history(connection, "orders_none", limit=50),
-        "the page: retries": within(
-            lambda cur: _ask(cur, "retries", "open", groups=groups, states=["WAITING", "HELD", "FAILED"], most=1_000)
-        ),
-        "the page: retries lately": within(lambda cur: _ask(cur, "retries", "growth", groups=groups)),
+        "the page: retries": lambda: open_errors(connection, groups),
+        "the page: retries lately": lambda: growth(connection, groups),
+        "the page: forms": within(lambda cur: [_ask(cur, "offers", name, group=spec.group, limit=3) for name in OFFERS]),
         "the page: retries of a consumer": lambda: (
             admin.due_by_tier(connection, "orders_5", seconds=60, buckets=10),
             admin.count_records(connection, "orders_5", Filter(states=(RecordState.WAITING, RecordState.HELD, RecordState.FAILED))),

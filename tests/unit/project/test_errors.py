@@ -47,7 +47,8 @@ def subclasses(cls: type[TidemarkError]) -> list[type[TidemarkError]]:
 
 for name in modules_with_errors():
     importlib.import_module(name)
-CLASSES = sorted({*subclasses(TidemarkError)} - {Refused, Fenced, Unavailable, Broken}, key=lambda cls: (cls.__module__, cls.__name__))
+RAISED = {cls for cls in subclasses(TidemarkError) if not cls.__name__.startswith("_")} - {Refused, Fenced, Unavailable, Broken}
+CLASSES = sorted(RAISED, key=lambda cls: (cls.__module__, cls.__name__))
 
 
 def sample(kind: Any, choice: int) -> Any:
