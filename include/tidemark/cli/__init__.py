@@ -14,6 +14,7 @@ Modules::
     consumers   `tidemark consumers`
     doctor      `tidemark doctor`
     erase       `tidemark erase`
+    explain     `tidemark explain`
     flow        `tidemark pause`, `resume` and `flow`
     groups      `tidemark groups`
     init        `tidemark init`

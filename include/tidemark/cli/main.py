@@ -23,6 +23,10 @@ from tidemark.packages import version as installed_version
 COMMANDS = {
     "init": ("init:init", "Add Tidemark to an Airflow project, or write a new project with a consumer, DAG files and a compose file."),
     "migrate": ("migrate:migrate", "Migrate the database to this version's schema, and renew the grants of roles."),
+    "explain": (
+        "explain:explain",
+        "Explain in sentences what a consumer does, what it guarantees and what it needs. Reads its file, and asks no server.",
+    ),
     "doctor": (
         "doctor:doctor",
         "Report what will make runs fail or lose records, with the fix. Exits with 1 if something will fail.",

@@ -8,6 +8,9 @@ from tidemark.retry.breaker import Breaker
 from tidemark.retry.ladder import NO_LADDER, Ladder
 from tidemark.sink.table import Layout
 
+MAX_REJECTED = 1000
+"""Default maximum of records per slice that Postgres may reject."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -18,7 +21,7 @@ class Target:
     attempt_id: int
     layouts: tuple[Layout, ...]
     """The tables, in load order."""
-    max_rejected: int = 1000
+    max_rejected: int = MAX_REJECTED
     """Maximum records per slice that Postgres may reject; one more fails the slice."""
     ladder: Ladder = NO_LADDER
     """The retry topics for records that are not loaded."""
