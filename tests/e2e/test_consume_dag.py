@@ -102,6 +102,13 @@ def test_asset_event_carries_ranges_counts_and_verdict(lab, finished):
     assert (events[0].extra["ranges"], events[0].extra["counts"]) == ({"happy/0": [[0, RECORDS]]}, COUNTS)
 
 
+def test_log_of_publish_says_what_it_publishes(lab, finished):
+    """In one line: assets, ranges and counts."""
+    (line,) = re.findall(r"publishing .*", finished.run.log("publish"))
+    counts = " ".join(f"{name}={count}" for name, count in COUNTS.items())
+    assert line == f"publishing assets={finished.consumer.table} group=happy verdict=passed ranges=happy/0 [0, {RECORDS}) {counts}"
+
+
 def test_xcoms_are_small_and_hold_no_data(lab, finished):
     """They hold counts and ranges, but no record, whatever the size of the run."""
     consumed, verdict = finished.run.xcom("consume"), finished.run.xcom("validate")

@@ -214,15 +214,16 @@ class AnnouncingOperator(BaseOperator):
         self.announced: tuple[str, Sequence[int]] | None = None
         """The consumer, and the verdicts."""
 
-    def announcement(self, context: Context) -> dict[str, Any]:
-        """Returns the event's content: the consumer's unannounced verdicts, and the verdict of this run or of its mapped task. Skips the
-        task if they cover no rows."""
-        from tidemark.airflow.tasks.validate import announcement
+    def announcement(self, context: Context, assets: Iterable[str]) -> dict[str, Any]:
+        """Returns the content of the assets' events, and logs it: the consumer's unannounced verdicts, and the verdict of this run or of
+        its mapped task. Skips the task if they cover no rows."""
+        from tidemark.airflow.tasks.validate import announcement, shown
 
         ti = context["ti"]
         verdict = ti.xcom_pull(task_ids=self._validation(), map_indexes=ti.map_index)
         content, validation_ids = announcement(verdict)
         self.announced = verdict["consumer"], validation_ids
+        self.log.info("publishing assets=%s %s", ",".join(assets), shown(content))
         return content
 
     def _validation(self) -> str:
@@ -258,7 +259,7 @@ class PublishOperator(AnnouncingOperator):
 
     @final_errors_fail
     def execute(self, context: Context) -> None:
-        content = self.announcement(context)
+        content = self.announcement(context, [asset.name for asset in self.assets])
         for asset in self.assets:
             context["outlet_events"][asset].extra = content
 

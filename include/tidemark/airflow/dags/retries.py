@@ -141,8 +141,9 @@ class PublishDrainOperator(AnnouncingOperator):
 
     @final_errors_fail
     def execute(self, context: Context) -> None:
-        content = self.announcement(context)
-        for table in spec_of(self.consumer).table_names:
+        tables = spec_of(self.consumer).table_names
+        content = self.announcement(context, tables)
+        for table in tables:
             context["outlet_events"][LOADED].add(Asset(name=table), extra=content)
 
 

@@ -20,6 +20,9 @@ from tidemark.driver.call import call
 from tidemark.errors import Refused
 from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction
 from tidemark.spec import ConsumerSpec
+from tidemark.text.wording import first_of
+
+SHOWN_RANGES = 100
 
 
 def validate(operator: ValidateOperator, context: Context) -> dict[str, Any]:
@@ -59,6 +62,13 @@ def announcement(verdict: dict[str, Any]) -> tuple[dict[str, Any], Sequence[int]
     if not rows.ranges:
         raise AirflowSkipException("nothing to publish: all committed rows have been announced")
     return rows.as_json(), rows.validation_ids
+
+
+def shown(content: dict[str, Any]) -> str:
+    """An event's content as a log line shows it, with at most `SHOWN_RANGES` of its ranges."""
+    ranges = [f"{partition} [{start}, {end})" for partition, spans in content["ranges"].items() for start, end in spans]
+    counts = " ".join(f"{name}={count}" for name, count in content["counts"].items())
+    return f"group={content['group']} verdict={content['verdict']} ranges={first_of(ranges, SHOWN_RANGES)} {counts}"
 
 
 def note_announced(consumer: str, validation_ids: Sequence[int]) -> None:
