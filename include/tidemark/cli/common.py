@@ -40,6 +40,10 @@ stdout = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 200,
 stderr = SafeConsole(stderr=True, emoji=False)
 
 
+class Interrupted(Exception):
+    """Ctrl-C ended a command. The text says what stays."""
+
+
 class OutputFormat(StrEnum):
     TABLE = "table"
     JSON = "json"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 import time
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tidemark.cli.common import Name, Output, OutputFormat, plain_table, print_json, print_note, stderr, stdout
+from tidemark.cli.common import Interrupted, Name, Output, OutputFormat, plain_table, print_json, print_note, stderr, stdout
 from tidemark.connections import Connections, from_env
 from tidemark.consume.assignment import narrowed
 from tidemark.consume.run import open_attempt
@@ -22,9 +24,11 @@ from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.pending import relay_at_end
-from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.spec import ConsumerSpec, RunMode, find_consumer
 
 LOG_TAIL = 30
+READING_LINE = re.compile(r" INFO tidemark\.consume\.run reading group=")
+"""The driver's log line at the beginning of a batch."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -62,49 +66,24 @@ def run_with_progress(
 ) -> launch.Progress:
     """Performs one run with a progress bar, then publishes the records that it handed off. Prints lost ranges and publishing problems.
 
-    Raises the run's error, after printing the driver's last log lines to stderr.
+    Raises the run's error, after printing the driver's last log lines to stderr, and `Interrupted`.
     """
-    cluster = cluster_settings(spec, connections)
-    attempt_id = open_attempt(
-        connections.database_url, spec.group, TaskIdentity(task_id="drain" if drain else None), backfill_of=backfill_of
-    )
-    title = spec.name if backfill_of is None else f"{spec.name}, rewind {backfill_of}"
-    lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
-    bar_columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]} records/s, lag {task.fields[lag]}"),
-        TimeElapsedColumn(),
-    )
-    started: list[float] = []
-    with Progress(*bar_columns, console=stderr) as bar:
-        task = bar.add_task(f"{title}: planning", total=None, rate="-", lag="-")
-
-        def show(progress: launch.Progress) -> None:
-            if progress.planned:
-                if not started:
-                    started.append(time.monotonic())
-                rate = progress.records / max(time.monotonic() - started[0], launch.POLL_S)  # over the whole run, including Spark's start
-                bar.update(
-                    task,
-                    description=f"{title}: {'loading' if progress.records else 'starting Spark'}",
-                    total=progress.total,
-                    completed=progress.records,
-                    rate=f"{rate:,.0f}",
-                    lag=f"{progress.total - progress.records:,}",
-                )
-
+    starts_first = spec.run is RunMode.CONTINUOUS and not drain and backfill_of is None
+    with RunBar(spec.name if backfill_of is None else f"{spec.name}, rewind {backfill_of}", starts_first=starts_first) as bar:
+        cluster = cluster_settings(spec, connections)
+        task = TaskIdentity(task_id="drain" if drain else None)
+        attempt_id = open_attempt(connections.database_url, spec.group, task, backfill_of=backfill_of)
         arguments = launch.DriverArguments(spec.name, attempt_id, partitions=[str(item) for item in spec.only.items], drain=drain)
         try:
             if cluster is not None:
-                result = run_on_cluster(arguments, connections, cluster, on_log=print_note, on_progress=show)
+                bar.enter(Phase.WAITING)
+                result = run_on_cluster(arguments, connections, cluster, on_log=print_note, on_progress=bar.show)
             else:
                 result = launch.run_attempt(
                     arguments,
                     connections,
-                    on_log=lines.append,
-                    on_progress=show,
+                    on_log=bar.note_line,
+                    on_progress=bar.show,
                     on_silence=lambda text: print_note(text, style="yellow"),
                 )
         except launch.AttemptFenced as error:
@@ -116,16 +95,83 @@ def run_with_progress(
             raise TakenOver(consumer=spec.name) from error
         except TidemarkError as error:
             bar.stop()
-            for line in _without_error(list(lines), str(error).splitlines()):
+            for line in _without_error(list(bar.lines), str(error).splitlines()):
                 print_note(line, style="dim")
             raise
-        show(result)
+        except KeyboardInterrupt as error:
+            text = f"Interrupted. The driver of attempt {attempt_id} was killed. Its commits stay; the next run continues from there."
+            raise Interrupted(text) from error
+        bar.show(result)
     for lost in result.lost:
         end = "?" if lost.end is None else lost.end
         print_note(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow")
     for obstacle in relay_at_end(connections, spec):
         print_note(obstacle, style="yellow")
     return result
+
+
+class Phase(StrEnum):
+    """What a run does, in the order in which it enters the phases. On a cluster, Spark starts before the driver plans."""
+
+    PLANNING = "planning"
+    STARTING = "starting Spark"
+    WAITING = "waiting for the cluster"
+    READING = "reading"
+    COMMITTING = "committing"
+    DONE = "done"
+
+
+class RunBar:
+    """The progress bar of a run, with its phase. ``starts_first``: Spark starts before the run is planned."""
+
+    def __init__(self, title: str, *, starts_first: bool) -> None:
+        self.lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
+        """The driver's last log lines."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]} records/s, lag {task.fields[lag]}"),
+            TimeElapsedColumn(),
+        )
+        self._title, self._planned_at = title, 0.0
+        self.phase = Phase.STARTING if starts_first else Phase.PLANNING
+        self._bar = Progress(*columns, console=stderr)
+        self._task = self._bar.add_task(f"{title}: {self.phase}", total=None, rate="-", lag="-")
+
+    def __enter__(self) -> RunBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leaves the bar as it is, above what is printed next."""
+        if self._bar.live.is_started:  # a second time, it would print an empty line
+            self._bar.stop()
+
+    def enter(self, phase: Phase) -> None:
+        """Shows the phase. Ignores phases before the current one: a run that reads its second batch has committed its first."""
+        if list(Phase).index(phase) > list(Phase).index(self.phase):
+            self.phase = phase
+            self._bar.update(self._task, description=f"{self._title}: {phase}")
+
+    def note_line(self, line: str) -> None:
+        """Keeps a line of the driver's log, which shows when the driver begins to read."""
+        self.lines.append(line)
+        if READING_LINE.search(line):
+            self.enter(Phase.READING)
+
+    def show(self, progress: launch.Progress) -> None:
+        if not progress.planned:
+            return
+        self._planned_at = self._planned_at or time.monotonic()
+        ended = progress.state != "RUNNING"
+        self.enter(Phase.DONE if ended else Phase.COMMITTING if progress.records else Phase.READING if progress.driver else Phase.STARTING)
+        rate = progress.records / max(time.monotonic() - self._planned_at, launch.POLL_S)  # over the whole run, including Spark's start
+        lag = f"{progress.total - progress.records:,}"
+        self._bar.update(self._task, total=progress.total, completed=progress.records, rate=f"{rate:,.0f}", lag=lag)
 
 
 def headings(*, deletes: bool) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tidemark.cli.common import print_json, print_note
+from tidemark.cli.common import Interrupted, print_json, print_note
 from tidemark.driver.environment import driver_env, interpreter, require_same_version, separate
 from tidemark.errors import TidemarkError
 from tidemark.packages import optional
@@ -122,6 +122,13 @@ class _Group(TyperGroup):
         super().__init__(**attributes)
         self.commands = _Commands(COMMANDS)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Raises `Interrupted` instead of `KeyboardInterrupt`, on which Typer would exit without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -163,6 +170,9 @@ def main() -> None:
         require_same_version()
         with optional():
             app()
+    except (Interrupted, KeyboardInterrupt) as interrupt:
+        print_note(str(interrupt) or "Interrupted. What was committed stays.")
+        sys.exit(130)
     except TidemarkError as error:
         _end(getattr(error, "type", type(error).__name__), str(error))
     except Exception as error:
@@ -172,9 +182,6 @@ def main() -> None:
             type(error).__name__,
             f"Postgres cannot compute this from what is stored: {error}. A role has stored a value that Tidemark does not store.",
         )
-    except KeyboardInterrupt:
-        print_note("Interrupted. What was committed stays.")
-        sys.exit(130)
 
 
 def _end(kind: str, text: str) -> NoReturn:

@@ -290,6 +290,8 @@ class ConsumerRun:
                 self._target = _target(self._attempt, layouts, membership.claimed.lookup.backfill)
             reading = True
             require_same_topics(self._cluster, membership.claimed, slices)  # ⑤
+            where = (self._spec.group, self._attempt.attempt_id)
+            log.info("reading group=%s attempt=%s slices=%s offsets=%s", *where, len(slices), self._batch_offsets)
             with watch.in_flight(slices), waiting(f"batch slices={len(slices)}"):
                 target = replace(self._target, database_url=read_url(self._credentials.database_url))
                 receipts = run_batch(engine, target, self._credentials, slices)

@@ -1,0 +1,102 @@
+"""What a terminal shows of a run: its phases, and what stays after Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.support.scenario import Scenario
+from tests.support.shell import tidemark
+from tests.support.waiting import until
+
+GATED = """
+    import time
+    from pathlib import Path
+
+    from tidemark.transform import Record
+
+    FOLDER = Path({folder!r})
+
+
+    def transform(record: Record):
+        (FOLDER / "reached").touch()
+        while not (FOLDER / record.value.decode()).exists():
+            time.sleep(0.05)
+        return {{"payload": record.value}}
+"""
+"""Waits for a file with the name of the record's value."""
+
+
+class Terminal:
+    """A command in a terminal of its own. ``seen`` is what it has printed so far."""
+
+    def __init__(self, scenario: Scenario, *words: str) -> None:
+        self.seen = ""
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "tidemark.cli.main", *words], scenario.env() | {"COLUMNS": "150"})
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal is closed once the command has ended
+            while data := os.read(self._terminal, 65_536):
+                self.seen += data.decode(errors="replace")
+
+    def shows(self, text: str) -> None:
+        until(lambda: text in self.seen, what=f"{text} in {self.seen}")
+
+    def interrupt(self) -> int:
+        """Presses Ctrl-C. Returns the exit status."""
+        os.write(self._terminal, b"\x03")
+        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._reader.join()
+        return status
+
+
+@pytest.fixture
+def gated(scenario: Scenario, tmp_path: Path) -> Scenario:
+    """A consumer of two partitions with one record each."""
+    topic = scenario.topics.create(2)
+    scenario.topics.produce(topic, [b"first"], partition=0)
+    scenario.topics.produce(topic, [b"second"], partition=1)
+    return scenario.write(GATED.format(folder=str(tmp_path)), topics=topic).make_sink("payload bytea")
+
+
+def test_run_names_its_phases_and_says_what_stays_when_it_is_interrupted(gated: Scenario, tmp_path: Path) -> None:
+    """The next run loads the rest."""
+    terminal = Terminal(gated, "consume", gated.name)
+    for phase in ("planning", "starting Spark", "reading"):
+        terminal.shows(f"{gated.name}: {phase}")
+    (tmp_path / "first").touch()
+    terminal.shows(f"{gated.name}: committing")
+    assert terminal.interrupt() == 130
+    assert "The driver of attempt 1 was killed. Its commits stay; the next run continues from there." in " ".join(terminal.seen.split())
+    assert [gated.attempt(1)["state"], *map(bytes, gated.rows())] == ["FAILED", b"first"]
+    (tmp_path / "second").touch()
+    assert gated.run().records == 1
+    gated.check()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", ["retries drain", "backfill"])
+def test_other_commands_with_a_driver_say_it_too(gated: Scenario, command: str) -> None:
+    tidemark(gated, "rewind", "plan", gated.name, "--to-latest", "--backfill", "--reason", "to have something to backfill")
+    assert tidemark(gated, "rewind", "apply", "1").returncode == 0
+    terminal = Terminal(gated, *command.split(), gated.name)
+    until(lambda: gated.sql("SELECT FROM tidemark.attempt"), what="an attempt")
+    assert terminal.interrupt() == 130
+    assert "Its commits stay; the next run continues from there." in " ".join(terminal.seen.split())
+
+
+def test_other_commands_say_it_in_general(gated: Scenario, tmp_path: Path) -> None:
+    """Here while the command waits for the transform."""
+    terminal = Terminal(gated, "try", gated.name)
+    until((tmp_path / "reached").exists, what="the transform is called")
+    assert terminal.interrupt() == 130
+    assert terminal.seen.rstrip().endswith("Interrupted. What was committed stays.")
