@@ -19,6 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
 
+import json_output
 import typer
 import yaml
 from pydantic import BaseModel
@@ -60,6 +61,7 @@ def main() -> None:
     explained = "[A consumer's file](consumer.md) shows them in an example.\n\n"
     write("reference/keys.md", "# Keys of a consumer's file\n\n" + GENERATED + explained + "\n".join(keys()))
     write("reference/commands.md", "# Commands\n\n" + GENERATED + "\n".join(commands(typer.main.get_command(app), "tidemark")))
+    write("reference/json.md", "# JSON of the commands\n\n" + GENERATED + "\n".join(json_output.page()))
     write("reference/errors.md", "# Errors\n\n" + GENERATED + "\n".join(errors()))
     explained = "[Security](../security.md) explains them.\n\n"
     write("reference/roles.md", "# Rights of each profile\n\n" + GENERATED + explained + "\n".join(rights()))

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.support.json_output import command_of, mismatches
 from tests.support.scenario import Scenario, tidy_imports
 from tidemark.cli.main import main
 
 
 def tidemark(scenario: Scenario, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Like `Scenario.command`. Only `Scenario.command` returns what processes print that the command starts, such as a run's driver."""
+    """Like `Scenario.command`, and checks that JSON on stdout is as documented. Only `Scenario.command` returns what processes print that
+    the command starts, such as a run's driver."""
     wanted = scenario.env() | dict(env or {})
     out, err, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, tidy_imports(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -30,4 +32,6 @@ def tidemark(scenario: Scenario, *words: str, env: Mapping[str, str] | None = No
             main()
         except SystemExit as ended:
             status = int(ended.code or 0)
+    if "json" in words and status != 2:
+        assert mismatches(command_of(words), out.getvalue()) == []
     return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())

@@ -24,6 +24,7 @@ import psycopg2
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from psycopg2.errors import InsufficientPrivilege
+from tests.support import json_output
 from tests.support.documented import blocks, grants
 from tests.support.forms import REDRIVEN, REWOUND
 from tests.support.kafka_topics import Topics
@@ -174,10 +175,14 @@ class Story:
         return shlex.split(command.replace("NAME", self.name).replace("TOPIC", self.topic).replace("WHY", shlex.join(WHY)))
 
     def do(self, profile: Profile, *words: str) -> str:
-        """Checks that the role with all other profiles is refused, and that the role with only this profile succeeds."""
+        """Checks that the role with all other profiles is refused, and that the role with only this profile succeeds. If the command can
+        print JSON, it does, as documented."""
         self.refuse(profile, *words)
-        done = self.call(self.only[profile], *words)
+        prints_json = _command(words) in json_output.OUTPUTS
+        done = self.call(self.only[profile], *words, *(["--output", "json"] if prints_json else []))
         assert done.exit_code == 0, (words, done.output, done.exception)
+        if prints_json:
+            assert json_output.mismatches(_command(words), done.stdout) == []
         return str(done.stdout)
 
     def refuse(self, profile: Profile, *words: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
 import pytest
 import typer
+from tests.support.json_output import OUTPUTS, mismatches
 from typer.testing import CliRunner
 
 from tidemark.cli import main
@@ -32,6 +34,25 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 def test_command_has_the_common_options(command: str) -> None:
     """It has ``--output`` if it has a result."""
     assert ("output" in COMMANDS[command]) == (command not in WITHOUT_RESULT)
+
+
+def test_json_of_each_command_is_documented() -> None:
+    """In ``docs/json_output.py``, whose shapes the tests of the commands compare with what is printed."""
+    assert set(OUTPUTS) == set(COMMANDS) - WITHOUT_RESULT
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [
+        ({"deleted": "orders"}, []),
+        ({"deleted": None}, [".deleted is None, not text"]),
+        ({}, [".deleted is missing"]),
+        ({"deleted": "orders", "mirror": True}, [".mirror is not documented"]),
+        ([], [" is [], not {'deleted': 'text'}"]),
+    ],
+)
+def test_output_that_is_not_as_documented_is_noticed(printed: object, found: list[str]) -> None:
+    assert mismatches("groups delete", json.dumps(printed)) == found
 
 
 def test_list_of_commands_imports_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,8 @@ def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> No
     assert [key for key, text in keys if not text.endswith(".")] == [], "add a docstring to these fields of spec/model.py"
     assert "| `retry.max_held` | integer | `10000` |" in reference["keys"]
     assert "## tidemark rewind plan" in reference["commands"]
+    assert "## tidemark consume, tidemark retries drain" in reference["json"]
+    assert "| `partitions[].lag_records` | integer or null |" in reference["json"]
     assert "`OffsetFenced`" in reference["errors"]
     assert "## partition_offset" in reference["schema"]
     assert "Migration `0005_rewinds.sql`" in reference["schema"], "foreign keys that a later migration adds"
