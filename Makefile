@@ -15,7 +15,7 @@ SUDO ?= $(if $(filter 0,$(shell id -u)),,sudo)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder
 PYTEST_ARGS ?=
 HAPPY_PATH := tests/e2e/test_consume_dag.py::test_run_loads_every_record_once_and_ends_well
-PROGRAMS := chromium pgbouncer prometheus
+PROGRAMS := chromium jq pgbouncer prometheus
 MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
@@ -23,7 +23,7 @@ WHAT ?=
 # Without byte code, each of the many Python processes that tests start compiles Tidemark again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit matrix lint format audit programs java wheel up down docs docs-lock lock dist clean
+.PHONY: help demo demo-changes bench soak check test test-all test-airflow unit matrix lint format audit programs java up down docs docs-lock lock dist clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -90,12 +90,11 @@ down: $(READY) ## stop what `make up` started and keep the data
 	$(BIN)/tidemark local airflow down
 	$(BIN)/tidemark local down
 
-wheel: $(READY) ## build the wheel, into build/
-	$(BIN)/python -m hatchling build -t wheel -d build
-
-dist: $(READY) ## build what a release has, into build/dist: the wheel and the source
+dist: $(READY) ## build what a release has, into build/dist: the wheel, the source, and the constraints of an installation
 	rm -rf build/dist
 	$(BIN)/python -m hatchling build -t wheel -t sdist -d build/dist
+	cp constraints/*.txt build/dist
+	sed -nE 's/^([^ #]+==[^\\]*[^ \\]).*/\1/p' requirements.txt > build/dist/constraints.txt
 
 docs: $(READY) build/docs-env/.ready ## the documentation site, strictly; build/site
 	$(BIN)/python docs/site.py

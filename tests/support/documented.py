@@ -53,15 +53,14 @@ def snippets(page: str, language: str) -> list[str]:
     return [block.code for block in blocks(language, page=page)]
 
 
-def outputs(page: str) -> dict[str, str]:
-    """What the page says that each shell block prints: the block of text that follows it. Shell blocks without one are missing."""
-    shown: dict[str, str] = {}
-    code = ""
+def outputs(page: str) -> dict[Block, str]:
+    """The shell blocks of a page, in order, and what the page says that each one prints: the block of text that follows it, or nothing."""
+    shown: dict[Block, str] = {}
     for block in blocks("sh", "text", page=page):
-        if block.language == "text":
-            shown[code] = block.code
+        if block.language == "sh":
+            shown[block] = ""
         else:
-            code = block.code
+            shown[list(shown)[-1]] += block.code
     return shown
 
 

@@ -15,7 +15,12 @@ from typing import Any
 
 import pytest
 
-NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "pgbouncer": ("pgbouncer",), "prometheus": ("prometheus",)}
+NAMES = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "jq": ("jq",),
+    "pgbouncer": ("pgbouncer",),
+    "prometheus": ("prometheus",),
+}
 PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
 """Debian keeps daemons outside a user's path."""
 

@@ -34,7 +34,7 @@ from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer, r
 from tidemark.spec.model import Deletes, Encoding, Envelope
 from tidemark.values import json_fields
 from tidemark.values.debezium import opened_schema
-from tidemark.values.fields import RESERVED, ColumnsUnknown, FieldReserved, Fields, transform_of
+from tidemark.values.fields import RESERVED, FieldReserved, Fields, transform_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,13 +153,13 @@ def sketched(topic: str, name: str, table: str | None, schedule: str, count: int
 def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     """The DDL for a JSON consumer without code, from the latest records of its topics. Writes nothing.
 
-    Raises `ColumnsUnknown` if the table exists, because its types then apply; `BadInput` if the topics have no values, `FieldReserved`,
-    and `NoSketch`.
+    Raises `BadInput` if the table exists, because its types then apply, or if the topics have no values, `FieldReserved`, and `NoSketch`.
     """
     import pyarrow as pa
 
-    if _table_exists(spec.sinks[ONLY].table):
-        raise ColumnsUnknown
+    if _table_exists(table := spec.sinks[ONLY].table):
+        fix = f"`tidemark consumers check {spec.name}` compares it with the latest records; drop it to derive its columns again."
+        raise BadInput(what=table, found="the table exists already, and JSON has no schema, so the table defines the columns", fix=fix)
     function = transform_of(spec, ()).function
     assert isinstance(function, Fields)
     cluster = Cluster(kafka_config())

@@ -1,11 +1,15 @@
-"""Airflow in an environment made with its own constraints, drivers in another one, which ``TIDEMARK_PYTHON`` names."""
+"""Airflow in an environment made with its own constraints, drivers in another one, which ``TIDEMARK_PYTHON`` names: both as the README
+installs them, from the files of a release."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,8 +27,9 @@ from tidemark.packages import version
 
 pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[3]
-CONSTRAINTS = ROOT / "tests" / "support" / "constraints"
 AIRFLOW = ("3.1.8", "3.2.1", "3.3.1")
+STEPS = 6
+"""The README's commands from the installed package to scheduled rows."""
 SUITE = '{"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "payload"}}]}'
 PARSE = """
 import sys
@@ -65,25 +70,49 @@ LATER = """
 """Fails for one record until a file exists."""
 
 
+def in_the_readme(start: str, instead: Mapping[str, str]) -> str:
+    """The README's block that begins like this, with other words."""
+    (code,) = (code for code in snippets("README.md", "sh") if code.startswith(start))
+    for old, new in instead.items():
+        assert old in code, old
+        code = code.replace(old, new)
+    return code
+
+
 class Client:
-    """An environment with Airflow and Tidemark's core, whose commands use the tests' environment for drivers."""
+    """An environment with a plain Airflow, into which the README's commands install Tidemark, and the README's environment for drivers."""
 
     def __init__(self, folder: Path, airflow: str) -> None:
-        self.python = folder / "client" / "bin" / "python"
+        self.airflow = airflow
+        self.python, self.driver = folder / "client" / "bin" / "python", folder / "driver" / "bin" / "python"
+        subprocess.run(["make", "--quiet", "--old-file", ".venv/.ready", "dist"], cwd=ROOT, check=True)
+        files, constraints = ROOT / "build" / "dist", f"constraints-airflow-{airflow}.txt"
         uv = [sys.executable, "-m", "uv"]
-        subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True)
-        (wheel,) = folder.glob("*.whl")
         subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder / "client")], check=True)
-        constrained = ["--constraint", str(CONSTRAINTS / f"airflow-{airflow}.txt")]
-        install = [*uv, "pip", "install", "--quiet", "--python", str(self.python), *constrained]
+        plain = [*uv, "pip", "install", "--quiet", "--python", str(self.python), "--constraint", str(files / constraints)]
         metadata_in_postgres = "apache-airflow-providers-postgres"
-        subprocess.run([*install, f"{wheel}[airflow]", f"apache-airflow=={airflow}", metadata_in_postgres], check=True)
+        subprocess.run([*plain, f"apache-airflow=={airflow}", metadata_in_postgres], check=True)
+        here = {
+            "make dist && cd build/dist": f"cd {files}",
+            "x86_64": platform.machine(),
+            "/opt/airflow": str(folder / "client"),
+            "constraints-airflow-3.3.1.txt": constraints,
+            "--python 3.11 ~/driver": f"--python {sys.executable} ~/driver",
+            "~/driver": str(folder / "driver"),
+        }
+        started = time.monotonic()
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        done = subprocess.run(
+            ["bash", "-ec", in_the_readme("make dist", here)], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.installed_in_s = time.monotonic() - started
 
     def run(self, *words: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-        """Runs a program of the environment. The driver's environment has the checkout, and so the same version."""
+        """Runs a program of the environment."""
         strange = ("TIDEMARK_", "AIRFLOW", "PYTHON", "VIRTUAL_ENV")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(strange) or name == "TIDEMARK_CACHE"}
-        variables = clean | {"TIDEMARK_PYTHON": sys.executable, "NO_COLOR": "1"} | env
+        variables = clean | {"TIDEMARK_PYTHON": str(self.driver), "NO_COLOR": "1"} | env
         command = [str(self.python.with_name(words[0])), *words[1:]]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
         assert not check or done.returncode == 0, done.stdout + done.stderr
@@ -175,16 +204,22 @@ def test_people_and_schedules_rewind_and_drain_in_each_airflow(
 
 
 def test_topic_becomes_a_table_by_the_commands_of_the_readme(
-    client: Client, scenario: Scenario, stack: LocalStack, tmp_path: Path, request: pytest.FixtureRequest
+    client: Client,
+    scenario: Scenario,
+    stack: LocalStack,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In an Airflow that runs, with an empty folder of DAGs. The connections are stored by the commands that `tidemark init` prints."""
+    """In an Airflow that runs, with an empty folder of DAGs. The connections are stored by the commands that `tidemark init` prints. The
+    test reports how long it takes."""
     topic = scenario.topics.create(name=scenario.name)
     scenario.topics.produce(topic, ['{"id": 1, "at": "2026-01-02T03:04:05Z"}', '{"id": 2, "at": null}'])
     project, folder = tmp_path / "project", tmp_path / "airflow"
     (project / "dags").mkdir(parents=True)
     metadata = stack.create_database(f"airflow_{topic}")
     request.addfinalizer(LocalAirflow.at(folder).down)
-    places = {"TIDEMARK_HOME": str(project), "TIDEMARK_PYTHON": sys.executable}
+    places = {"TIDEMARK_HOME": str(project), "TIDEMARK_PYTHON": str(client.driver)}
     client.run("python", "-c", UP, str(folder), metadata, str(project / "dags"), json.dumps(places))
     user = {name: value for name, value in scenario.env().items() if name in (DATABASE_URL, BOOTSTRAP_SERVERS)}
     shell = places | {
@@ -202,12 +237,18 @@ def test_topic_becomes_a_table_by_the_commands_of_the_readme(
         assert done.returncode == 0, (line, done.stdout + done.stderr)
         return done.stdout
 
-    (block,) = (block for block in snippets("README.md", "sh") if block.startswith("tidemark init\n"))
-    for line in block.replace("orders", topic).splitlines():
+    steps = in_the_readme("tidemark init\n", {"orders": topic}).splitlines()
+    assert len(steps) == STEPS
+    started = time.monotonic()
+    for line in steps:
         printed = typed(line)
         if line == "tidemark init":
             typed("\n".join(command for command in printed.splitlines() if command.startswith("airflow connections add")))
     until(lambda: scenario.sql(f"SELECT id, at IS NULL FROM public.{topic} ORDER BY id") == [(1, False), (2, True)], "the rows")
+    seconds = time.monotonic() - started
+    with capsys.disabled():
+        installed = f"into a plain Airflow {client.airflow} installed in {client.installed_in_s:.0f} s"
+        sys.stdout.write(f"\n{installed}, from there to the first scheduled rows {STEPS} steps in {seconds:.0f} s\n")
     with LocalAirflow.at(folder).client() as airflow:
         assert {run["run_type"] for run in airflow.runs(f"consume__{topic}")} == {"scheduled"}
 

@@ -8,21 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.support.documented import missing_line, outputs, snippets
-from tests.support.scenario import Scenario
-from tests.support.waiting import until
+from tests.support.documented import snippets
+from tests.support.installed import ROOT, Installed
 
 from tidemark import migrations
-
-ROOT = Path(__file__).parents[3]
 
 PARSE = """
 import sys
@@ -32,39 +26,6 @@ for folder in sys.argv[1:]:
     assert bag.import_errors == {}, bag.import_errors
     print(*sorted(bag.dags))
 """
-
-
-@dataclass(frozen=True)
-class Installed:
-    """A virtual environment with the wheel, on top of the packages of the tests' environment."""
-
-    wheel: Path
-    bin: Path
-
-    def run(self, *command: str, cwd: Path, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command of the environment, as in a shell where no variable points to a checkout."""
-        strange = ("TIDEMARK_", "AIRFLOW", "PYTHON", "VIRTUAL_ENV")
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(strange) or name == "TIDEMARK_CACHE"}
-        path = os.pathsep.join([str(self.bin), variables.get("PATH", os.defpath)])
-        done = subprocess.run(
-            command, env=variables | {"PATH": path, "NO_COLOR": "1"} | env, cwd=cwd, capture_output=True, text=True, timeout=300
-        )
-        assert not check or done.returncode == 0, done.stdout + done.stderr
-        return done
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    folder = tmp_path_factory.mktemp("installed")
-    python = folder / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True)
-    (wheel,) = folder.glob("*.whl")
-    uv = [sys.executable, "-m", "uv"]
-    subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
-    subprocess.run([*uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", str(python), str(wheel)], check=True)
-    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-    (packages / "already_installed.pth").write_text(sysconfig.get_path("purelib"))  # its .pth files are not read: no checkout
-    return Installed(wheel, python.parent)
 
 
 @pytest.fixture(scope="module")
@@ -193,117 +154,3 @@ def test_airflow_finds_the_project_in_its_home(installed: Installed, new_project
     done = installed.run("python", "-c", PARSE, str(new_project / "dags"), str(one_file.parent), cwd=tmp_path, **airflow)
     found = [line for line in done.stdout.splitlines() if line.startswith("consume__")]
     assert found == ["consume__cities discard drain_retries maintain redrive rewind"] * 2
-
-
-def servers_of(scenario: Scenario) -> dict[str, str]:
-    """The variables of the tests' Postgres and Kafka."""
-    return {name: value for name, value in scenario.env().items() if name in ("TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS")}
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Runs the blocks of pages in a project, and compares what they print with what the pages show."""
-
-    installed: Installed
-    project: Path
-    env: dict[str, str]
-
-    def run(self, page: str, *blocks: str, **instead: str) -> str:
-        """Standard output and error. ``instead`` replaces words of the blocks."""
-        printed = ""
-        for block in blocks:
-            code = block
-            for word, other in instead.items():
-                code = code.replace(word, other)
-            done = self.installed.run("bash", "-euo", "pipefail", "-c", code, cwd=self.project, **self.env)
-            shown = outputs(page).get(block, "")
-            missing = missing_line(shown, done.stdout)
-            assert missing is None, f"{page} shows a line that is not printed: {missing}\n{done.stdout}{done.stderr}"
-            printed += done.stdout + done.stderr
-        return printed
-
-
-def quickstart() -> list[str]:
-    """The README's blocks from the migration to the validated rows. A unit test compares them with the blocks of a new project's README."""
-    shown = snippets("README.md", "sh")
-    begin = next(number for number, code in enumerate(shown) if code.startswith("python - <<"))
-    end = next(number for number, code in enumerate(shown) if "rewind plan" in code)
-    assert "tidemark local up" in shown[begin - 1]
-    return ["tidemark migrate\n", *shown[begin:end]]
-
-
-def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, new_project: Path, scenario: Scenario) -> None:
-    """From an empty database to validated rows, then the blocks of each tutorial in order, which print what the pages show. They use the
-    Postgres and Kafka of the tests."""
-    consumer, transform = new_project / "include/consumers/cities.yaml", new_project / "spark_jobs/transforms/cities.py"
-    reader = Reader(installed, new_project, servers_of(scenario))
-
-    def cities() -> list[tuple[Any, ...]]:
-        return scenario.sql("SELECT name, population FROM public.cities ORDER BY name")
-
-    scenario.sql("DROP SCHEMA tidemark, tidemark_staging, tidemark_archive CASCADE")
-    setup, *_, airflow_up, stop = snippets("template/README.md", "sh")
-    assert ("tidemark local up" in setup, "airflow up" in airflow_up, "local down" in stop) == (True, True, True)
-    printed = reader.run("README.md", *quickstart())
-    scenario.topics.adopt(["cities"])
-    assert [line for line in printed.splitlines() if line.startswith("applied")] == [f"applied {name}" for name in migrations.known()]
-    shown = re.findall(r"^ (\w+) +\| +(\d+)$", printed, re.MULTILINE)
-    assert sorted(shown) == [("Rome", "2748109"), ("Ulm", "128928")]
-    assert scenario.failed("error_type") == [("Undecodable",)]
-
-    page = "docs/tutorials/retries.md"
-    consumer.write_text(consumer.read_text() + snippets(page, "yaml")[0])
-    transform.write_text(snippets(page, "python")[0])
-    load, drain, repair, again = snippets(page, "sh")
-    reader.run(page, load)
-    scenario.topics.adopt(["cities.retry.5s"])
-    until(lambda: scenario.sql("SELECT 1 FROM tidemark.failed_record WHERE due_at <= clock_timestamp()"), within_s=60)
-    reader.run(page, drain)
-    scenario.topics.adopt(["cities.failed"])
-    reader.run(page, repair, again)
-    assert cities() == [("Bonn", 9), ("Rome", 2748109), ("Ulm", 128928)]
-
-    page = "docs/tutorials/rewind.md"
-    before = cities()
-    transform.write_text(transform.read_text().replace('city["name"],', 'city["name"].upper(),'))
-    plan, apply, verify, undo = snippets(page, "sh")
-    reader.run(page, plan, apply)
-    assert cities() == []
-    reader.run(page, verify, undo)
-    assert cities() == before
-
-    page = "docs/tutorials/group.md"  # with fewer records and without Airflow
-    consumer.write_text(consumer.read_text() + snippets(page, "yaml")[0])
-    assign, produce, airflow_up, look, audit = snippets(page, "sh")
-    assert "airflow up" in airflow_up
-    reader.run(page, assign, produce, look, **{"4_000_000": "100"})
-    reader.run(page, "tidemark consume cities\n", audit)
-    assert len(cities()) == len(before) + 100
-
-
-@pytest.mark.thorough
-def test_rest_of_the_readme_runs_as_it_stands_there(installed: Installed, tmp_path: Path, scenario: Scenario) -> None:
-    """The blocks of the README after the quickstart, and the guide's start from a topic."""
-    project = tmp_path / "lake"
-    installed.run("tidemark", "init", str(project), cwd=tmp_path)
-    reader = Reader(installed, project, servers_of(scenario))
-    topics, consumers = scenario.topics, project / "include" / "consumers"
-    scenario.sql("DROP SCHEMA tidemark, tidemark_staging, tidemark_archive CASCADE")
-    reader.run("README.md", *quickstart())
-    topics.adopt(["cities"])
-
-    def block(page: str, word: str) -> str:
-        (code,) = (code for code in snippets(page, "sh") if word in code)
-        return code
-
-    reader.run("README.md", block("README.md", "rewind plan cities"))
-    (consumers / "cities.yaml").write_text((consumers / "cities.yaml").read_text() + "retry: {delays: [5m, 30m, 1h]}\n")
-    reader.run("README.md", block("README.md", "redrive plan cities"), TimeoutError="Undecodable")
-
-    topics.create(name="orders")
-    topics.produce("orders", ['{"customer_id": 42, "item": "tea"}'])
-    reader.run("README.md", block("README.md", "consumers new orders"), **{"airflow dags": "true airflow dags"})
-    (consumers / "orders.yaml").unlink()
-    (project / "include" / "expectations" / "orders.json").unlink()
-    page = "docs/consumers.md"
-    reader.run(page, block(page, "consumers new orders"))

@@ -208,7 +208,7 @@ def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkou
     assert same in theirs
     wheel = f'./wheels/tidemark_kafka-{PROJECT["version"]}-py3-none-manylinux_2_17_%s.whl[all,local] ; platform_machine == "%s"'
     wheels = [wheel % (machine, machine) for machine in ("x86_64", "aarch64")]
-    assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[1:] == wheels
+    assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[1:] == ["--constraint wheels/constraints.txt", *wheels]
 
 
 def test_the_image_holds_what_is_listed_and_locked_and_does_not_run_as_root() -> None:

@@ -1,8 +1,7 @@
 """Every fenced block of the documentation is tested: `CHECKS` has a check for each language, and a block without a check fails.
 
 This module loads consumers' files, parses JSON and exported variables with the product's code, runs Python, and parses each command of a
-shell block. Other tests run, with servers, the quickstart and the tutorials (``test_wheel.py``), and SQL and Postgres' settings
-(``test_grants.py``).
+shell block. Other tests run, with servers, the shell blocks (``test_pages.py``), and SQL and Postgres' settings (``test_grants.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +174,13 @@ def an_interpreter(words: list[str]) -> None:
         case ["-m", "benchmarks", *options]:
             benchmarks._options(benchmarks._parser().parse_args(options))
         case ["-"]:
-            pass  # test_wheel.py runs the quickstart's block
+            pass  # test_pages.py runs it
         case _:
-            assert words[:2] == ["-m", "venv"], words  # test_wheel.py creates one with uv
+            assert words[:2] == ["-m", "venv"], words
 
 
 def pip(words: list[str]) -> None:
-    """Not run, because it downloads; ``test_wheel.py`` installs the wheel. The files and packages must exist."""
+    """Not run, because it downloads; ``test_two_environments.py`` installs the wheel. The files and packages must exist."""
     for word in words:
         if word.endswith("==..."):
             assert re.search(rf"^{word.removesuffix('...')}", text_of("requirements.txt"), re.MULTILINE | re.IGNORECASE), word
@@ -190,6 +190,18 @@ def pip(words: list[str]) -> None:
             assert set(filter(None, extras.split(","))) <= {*EXTRAS, "all"}
         elif word.startswith("${wheel}["):
             assert set(word.removeprefix("${wheel}[").removesuffix("]").split(",")) <= {*EXTRAS, "all"}
+
+
+def uv(words: list[str]) -> None:
+    """The constraints are files of a release, or the project has them in ``wheels``."""
+    match words:
+        case ["pip", "install", *names]:
+            pip(names)
+            for option, file in pairwise(names):
+                if option == "--constraint":
+                    assert file == "constraints.txt" or (ROOT / "constraints" / file).is_file(), file
+        case _:
+            assert words[:1] == ["venv"], words
 
 
 def export(words: list[str]) -> None:
@@ -261,11 +273,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "python3.11": an_interpreter,
     "python3.12": an_interpreter,
     "pip": pip,
+    "uv": uv,
     "export": export,
 }
 ELSEWHERE = {"airflow", "jq", "psql", "kafka-consumer-groups", "kcat", "venv-pack", "aws", "tar", "eval", "cd", "echo", "tail", "."}
-"""Commands that are not checked here. The first four run in ``test_teams.py``, ``test_roles.py``, ``test_wheel.py`` and ``test_mirror.py``.
-kcat, venv-pack and aws are not installed. What ``eval`` evaluates is checked separately."""
+"""Commands that are not checked here. The first run in ``test_teams.py`` and ``test_pages.py``; kcat, venv-pack and aws are not installed.
+What ``eval`` evaluates is checked separately."""
 
 
 # Outputs and drawings
@@ -279,8 +292,7 @@ def output_or_drawing(block: Block, folder: Path) -> None:
 
 
 def output_of_the_block_above(block: Block, folder: Path) -> None:
-    """``test_wheel.py`` compares it with what the block prints. Here: that test runs the page's blocks, and each line matches itself."""
-    assert block.page == "README.md" or block.page.startswith("docs/tutorials/")
+    """``test_pages.py`` compares it with what the block above prints. Here: there is such a block, and each line matches itself."""
     assert block.code in outputs(block.page).values()
     assert missing_line(block.code, block.code.replace("…", "anything")) is None
     assert missing_line(block.code, "") == block.code.splitlines()[0]

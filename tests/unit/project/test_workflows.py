@@ -46,6 +46,14 @@ def test_ci_refuses_a_part_that_it_does_not_have_and_a_tag_that_is_not_the_versi
         assert reason in done.stderr
 
 
+def test_release_has_the_files_that_make_dist_builds() -> None:
+    """The README installs from them; ``tests/integration/project/test_two_environments.py`` does so."""
+    (build, release) = (WORKFLOWS["release.yaml"]["jobs"][name]["steps"] for name in ("wheel", "release"))
+    folders = [step["with"]["path"] for step in (*build, *release) if "artifact" in step.get("uses", "")]
+    (create,) = (step["run"] for step in release if step.get("run", "").startswith("gh release create"))
+    assert (folders, create.split()[4]) == (["build/dist"] * 2, "build/dist/*")
+
+
 def test_pythons_are_the_same_wherever_they_are_named() -> None:
     supported = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
     found = re.search(r"^PYTHONS := (.+)$", MAKEFILE, re.MULTILINE)
