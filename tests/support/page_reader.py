@@ -36,7 +36,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "README.md": {
         "make demo": "tests/e2e/test_demo.py runs it",
         "make check": _MAKE,
-        "make wheel": _AIRFLOWS,
+        "make dist": _AIRFLOWS,
         "tidemark init\n": _AIRFLOWS,
     },
     "docs/benchmarks.md": {"# everything": _MAKE},
