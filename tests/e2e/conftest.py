@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
+from tests.e2e.browser import chromium
 from tests.e2e.lab import Lab
-from tests.support.needs import program
 from tests.support.shared import SHARED
 
 from tidemark.local import LocalStack
-
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +39,5 @@ def lab(lab_session: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program("chromium"), args=FLAGS + QUIET)
+    with chromium() as browser:
         yield browser
-        browser.close()

@@ -15,11 +15,12 @@ from tests.support.sampling import ALL
 
 TESTS = Path(__file__).parent.parent
 ONE_AIRFLOW = "tests/e2e"
+ONE_PAGE = "tests/e2e/page"
 ONE_STACK = "tests/chaos"
 ONE_SPARK = "one Spark session"
-SHARED = {name: ExitStack() for name in ("e2e", "chaos", ONE_SPARK)}
+SHARED = {name: ExitStack() for name in ("e2e", "chaos", ONE_PAGE, ONE_SPARK)}
 """What to stop after the last test of a folder or of a scope."""
-OWN_SERVERS = {f"{ONE_AIRFLOW}/{name}.py" for name in ("test_demo", "test_page", "test_teams")}
+OWN_SERVERS = {f"{ONE_AIRFLOW}/{name}.py" for name in ("test_demo", "test_teams")}
 """End-to-end tests that start their own Airflow."""
 IN_ONE_SPARK = {
     f"tests/integration/{name}.py"
@@ -44,6 +45,8 @@ def scope(nodeid: str) -> str:
         return ONE_SPARK
     if file.startswith(ONE_STACK) and not ALL:  # all of them would be a shard of their own
         return ONE_STACK
+    if file.startswith(ONE_PAGE):
+        return ONE_PAGE
     return ONE_AIRFLOW if file.startswith(ONE_AIRFLOW) and file not in OWN_SERVERS else file
 
 

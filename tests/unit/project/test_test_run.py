@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import costs
-from tests.support.shared import IN_ONE_SPARK, ONE_AIRFLOW, ONE_SPARK, scope, shard
+from tests.support.shared import IN_ONE_SPARK, ONE_AIRFLOW, ONE_PAGE, ONE_SPARK, scope, shard
 from tests.support.waiting import until
 
 FILES = st.sets(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=20)
@@ -30,7 +30,7 @@ def test_shards_have_each_file_once_and_cost_about_the_same(files: set[str], spe
 
 def test_files_that_share_one_airflow_or_spark_stay_together() -> None:
     assert scope("tests/e2e/test_consume_dag.py::test_a[x]") == scope("tests/e2e/test_watch_dag.py::test_b") == ONE_AIRFLOW
-    assert scope("tests/e2e/test_page.py::test_c") == "tests/e2e/test_page.py"
+    assert scope("tests/e2e/page/test_forms.py::test_c") == scope("tests/e2e/page/test_views.py::test_d") == ONE_PAGE
     assert {scope(f"{file}::test_a") for file in IN_ONE_SPARK} == {ONE_SPARK}
     root = Path(__file__).parents[3]
     users = {str(path.relative_to(root)) for path in root.glob("tests/*/**/test_*.py") if "session_here" in path.read_text()}

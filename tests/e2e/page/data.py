@@ -50,10 +50,6 @@ SUITE = {
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "number"}, "severity": "warning"},
     ],
 }
-HEALTHY = {"departures": "ann", "payments": "bob"}
-"""The owners of the consumers without a problem."""
-BROKEN = ("bad", "away", "trips")
-"""The consumers of which the documentation's pictures show nothing."""
 BAD = "topics: [weather]\ntransform: weather:transform\nsink: {table: lake.weather}\nschedule: '*/5 * * *'\nasignment: [range]\n"
 
 
@@ -70,10 +66,30 @@ class Data:
         for name in ("consumers", "transforms", "expectations"):
             (folder / name).mkdir(exist_ok=True)
         (folder / "expectations" / "numbers.json").write_text(json.dumps(SUITE))
-        (folder / "consumers" / "bad.yaml").write_text(BAD)
         self.runs = 0
+        self.with_runs: list[str] = []
 
     def make(self) -> None:
+        """Six consumers, each with something to see."""
+        self.make_orders()
+        self.make_rides()
+        self.make_fares()
+        self.make_trips()
+        self.consumer("away", 1, connections={"postgres": "elsewhere"}, with_runs=False)
+        (self.folder / "consumers" / "bad.yaml").write_text(BAD)
+
+    def make_for_pictures(self) -> None:
+        """Consumers as in an ordinary week: some replay, have failed records or are blocked, and some have no problem."""
+        self.make_orders()
+        self.make_rides()
+        self.make_fares()
+        for name, owner in (("departures", "ann"), ("payments", "bob")):
+            healthy = self.consumer(name, 2, schedule="*/10 * * * *", airflow={"owner": owner, "tags": ["lake"]})
+            for partition in range(2):
+                self.topics.produce(topic(name), [str(number) for number in range(20)], partition=partition)
+            self.run(healthy)
+
+    def make_orders(self) -> None:
         orders = self.consumer("orders", 3, schedule="*/10 * * * *", airflow={"owner": "ann", "tags": ["lake", "gold"]})
         for round_ in range(4):
             for partition in range(3):
@@ -88,11 +104,13 @@ class Data:
         self.age("orders")
         self.sample("orders")
 
+    def make_rides(self) -> None:
         rides = self.consumer("rides", 2, retry={"delays": ["20m", "2h"]}, airflow={"owner": "bob"})
         self.topics.produce(topic("rides"), ["1", "later", "2", "fail", "later", EVIL, "3"], headers=[("trace", EVIL)], key=EVIL)
         self.topics.produce(topic("rides"), ["4", "later", "5"], partition=1)
         self.run(rides)
 
+    def make_fares(self) -> None:
         sink = {"table": "lake.fares", "mode": "upsert", "key": ["number"], "deletes": "hard"}
         fares = self.consumer("fares", 1, "number bigint NOT NULL UNIQUE", validation={"suite": "numbers"}, sink=sink)
         self.topics.produce(topic("fares"), ["1", "2"])
@@ -100,6 +118,7 @@ class Data:
         self.topics.produce(topic("fares"), ["50", "400", "500", "-2"])
         self.run(fares)
 
+    def make_trips(self) -> None:
         trips = self.consumer("trips", 1)
         self.topics.produce(topic("trips"), ["1", "2"])
         self.run(trips)
@@ -110,30 +129,12 @@ class Data:
         self.topics.produce(topic("trips"), ["3"])
         self.run(trips, failing=True)
 
-        self.consumer("away", 1, connections={"postgres": "elsewhere"}, make=False)
-
-    def make_healthy(self) -> None:
-        """Consumers without a problem, for the documentation's pictures."""
-        for name, owner in HEALTHY.items():
-            healthy = self.consumer(name, 2, schedule="*/10 * * * *", airflow={"owner": owner, "tags": ["lake"]})
-            for partition in range(2):
-                self.topics.produce(topic(name), [str(number) for number in range(20)], partition=partition)
-            self.run(healthy)
-
-    def hide(self, *names: str) -> None:
-        """Takes the files of these consumers away, as if they were not declared."""
-        for name in names:
-            (self.folder / "consumers" / f"{name}.yaml").rename(self.folder / f"{name}.yaml")
-
-    def show(self, *names: str) -> None:
-        for name in names:
-            (self.folder / f"{name}.yaml").rename(self.folder / "consumers" / f"{name}.yaml")
-
-    def consumer(self, name: str, partitions: int, ddl: str = "number bigint", *, make: bool = True, **keys: Any) -> Scenario:
+    def consumer(self, name: str, partitions: int, ddl: str = "number bigint", *, with_runs: bool = True, **keys: Any) -> Scenario:
         made = Scenario(self.folder, self.url, self.topics)
         made.name, made.table = name, f"lake.{name}"
         made.write(TRANSFORM, topics=topic(name), **keys)
-        if make:
+        if with_runs:
+            self.with_runs.append(name)
             self.topics.create(partitions, name=topic(name))
             made.make_sink(ddl)
         return made

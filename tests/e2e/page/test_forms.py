@@ -1,0 +1,160 @@
+"""The form for a rewind, and the run that it requests, in a real Chromium."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from datetime import datetime
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tests.e2e.page.data import topic
+from tests.e2e.page.site import Site
+from tests.e2e.page.visitor import Visit, views
+
+pytestmark = pytest.mark.needs("chromium")
+
+
+def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, visit: Visit) -> None:
+    """Both a click and the keyboard open the form with the choice filled in. Users who may not rewind are not offered it."""
+    visitor = visit("uma")
+    page = visitor.open("groups/orders", "Effective spec")
+    known = site.json("api/groups/orders")
+
+    def form() -> tuple[str, str]:
+        page.get_by_label("Scenario").wait_for()
+        return page.get_by_label("Scenario").input_value(), parse_qs(urlsplit(page.url).query)["value"][0]
+
+    chart = page.get_by_role("slider", name="Lag over time")
+    box = chart.bounding_box()
+    assert box is not None
+    chart.click(position={"x": 60, "y": box["height"] / 2})  # left of the first sample, so that the first sample is chosen
+    assert form() == ("to-datetime", f"{datetime.fromisoformat(known['history'][0]['at']):%Y-%m-%dT%H:%M:%SZ}")
+
+    page.go_back()
+    chart.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    said = chart.get_attribute("aria-valuetext")
+    page.keyboard.press("Enter")
+    third = f"{datetime.fromisoformat(known['history'][-3]['at']):%Y-%m-%d %H:%M:%S}"
+    assert (said, form()) == (f"{third} UTC", ("to-datetime", f"{third.replace(' ', 'T')}Z"))
+
+    page.go_back()
+    page.get_by_role("link", name="Rewind to before batch").first.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert form() == ("to-batch", str(known["batches"][1]["batch_id"]))
+
+    page.go_back()
+    oldest = known["attempts"][-1]
+    page.get_by_role("link", name=f"Rewind to before attempt {oldest['attempt_id']}").click()
+    assert form() == ("to-batch", f"{oldest['dag_id']}/{oldest['run_id']}")
+    page.get_by_role("status", name="Preview").get_by_text("leave lake.orders").first.wait_for()
+
+    reader = visit("vic")
+    page = reader.open("groups/orders", "Effective spec")
+    assert page.get_by_role("slider").count() == page.get_by_role("link", name="Rewind to before").count() == 0
+    page.get_by_role("img", name="Lag over time").wait_for()
+
+
+def test_form_shows_what_the_choice_would_do_as_it_changes(site: Site, visit: Visit) -> None:
+    visitor = visit("uma")
+    page = visitor.open("groups/orders/rewind?scenario=to-offset", "Where to")
+    shown = page.get_by_role("status", name="Preview")
+    shown.get_by_text("Shown when the choice is complete").wait_for()
+    page.locator("[name=scope]").fill(f"{topic('orders')}:2")
+    page.locator("[name=value]").fill("60")
+    shown.get_by_text("100 offsets read again; 100 rows leave lake.orders.").wait_for()
+    assert shown.get_by_role("row").nth(1).inner_text().split("\t") == [f"{topic('orders')}/2", "160", "60", "100", "0", "100", "0"]
+    assert "Downstream DAGs have already been notified" in shown.inner_text()
+    page.locator("[name=value]").fill("5000")
+    shown.get_by_text("The plan would be refused").wait_for()
+    assert "target 5000 is after the end of the log [0, 160)" in shown.inner_text()
+    page.locator("[name=reason]").fill("read everything again")
+    page.get_by_text("The plan would be refused, as the preview says").wait_for()
+    assert page.get_by_role("button", name="Request the rewind …").is_disabled()
+    page.get_by_label("Scenario").select_option("to-latest")
+    shown.get_by_text("0 offsets read again").wait_for()
+
+    visitor.cut_off("**/rewind-preview?*")
+    page.get_by_label("Scenario").select_option("to-earliest")
+    shown.get_by_text("You can still request the rewind").wait_for()
+    assert page.get_by_role("button", name="Request the rewind …").is_enabled()
+
+
+def test_undo_says_what_comes_back_and_what_goes(site: Site, visit: Visit) -> None:
+    visitor = visit("uma")
+    page = visitor.open(views(site)["rewind"][0], "Read again")
+    page.get_by_role("link", name="Undo …").click()
+    shown = page.get_by_role("status", name="Preview")
+    shown.get_by_text("190 rows of rewind 1 come back; 0 rows leave lake.orders").wait_for()
+    assert [row.split("\t")[-2:] for row in shown.get_by_role("row").all_inner_texts()] == [
+        ["Rows back", "Failed back"],
+        ["75", "0"],
+        ["115", "0"],
+    ]
+
+
+def test_times_are_in_the_zone_that_the_user_has_chosen_in_airflow(site: Site, visit: Visit) -> None:
+    """The field for a time, the presets and the preview, too. A new choice redraws the page."""
+    visitor = visit("uma")
+    page = visitor.open("groups/orders/rewind?scenario=to-datetime&value=2026-01-02T10:00:00Z", "Where to")
+    try:
+        page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
+        page.get_by_text("In Asia/Tokyo, the time zone chosen in Airflow. 2026-01-02 19:00:00 +09:00").wait_for()
+        assert page.locator("[name=value]").input_value().startswith("2026-01-02T19:00")
+        page.locator("[name=value]").fill("2026-01-03T08:30:00")
+        page.get_by_role("status", name="Preview").get_by_text("at or after 2026-01-03 08:30:00 +09:00").wait_for()
+        assert parse_qs(urlsplit(page.url).query)["value"] == ["2026-01-02T23:30:00Z"]
+        page.locator("[name=value]").focus()
+        for key in ("Tab", "Tab", *"2025"):  # past the month and the day
+            page.keyboard.press(key)
+        assert page.locator("[name=value]").input_value().startswith("2025-01-03T08:30")
+        page.get_by_role("button", name="yesterday 00:00").click()
+        assert parse_qs(urlsplit(page.url).query)["value"][0].endswith("T15:00:00Z")
+        page.get_by_role("button", name="before the run of").first.click()
+        assert page.get_by_label("Scenario").input_value() == "to-batch"
+        page = visitor.open("groups/orders", "Effective spec")
+        assert all("+09:00" in each for each in page.locator("svg[aria-label^='Lag over time'] circle title").all_text_contents())
+    finally:
+        page.evaluate("localStorage.removeItem('timezone')")
+
+
+def test_requested_run_is_followed_to_its_end(site: Site, visit: Visit) -> None:
+    """From its request to the approval, and to what was not done; then it asks no more. The tasks' states are set in Airflow's database,
+    as a scheduler would."""
+    visitor = visit("uma")
+    visitor.page.clock.install()
+    page = visitor.open("groups/rides/rewind?scenario=to-earliest", "Where to")
+    page.locator("[name=reason]").fill("read everything again")
+    page.get_by_role("button", name="Request the rewind …").click()
+    page.get_by_text("Rows loaded from there on are taken out of lake.rides").wait_for()
+    assert not page.locator("pre").is_visible()
+    run = visitor.requests(page.get_by_role("button", name="Request the rewind", exact=True).click)["dag_run_id"]
+    page.get_by_text("check that the DAG rewind is not paused").wait_for()
+
+    def become(**states: str) -> None:
+        with contextlib.closing(sqlite3.connect(site.data.folder / "airflow.db", timeout=30)) as airflow, airflow:
+            for task, state in states.items():
+                assert airflow.execute("UPDATE task_instance SET state = ? WHERE run_id = ? AND task_id = ?", (state, run, task)).rowcount
+
+    become(plan="success", apply="awaiting_input")
+    link = page.get_by_role("link", name="Review and approve it")
+    link.wait_for()
+    assert (link.get_attribute("href") or "").endswith("/tasks/apply/required_actions")
+    become(apply="skipped")
+    page.get_by_text("Nothing was changed: it was not approved").wait_for()
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    for _ in range(4):
+        page.clock.fast_forward(60_000)
+        page.evaluate("fetch(location.href).then((answer) => answer.text())")  # meanwhile, the page's requests would be answered, too
+    assert sum(url.endswith("/taskInstances") for url in requests) <= 1, "it asks once more when it has seen the end"
+    for states, shown in (
+        ({"plan": "failed", "apply": "upstream_failed"}, "The plan was refused. Nothing was changed."),
+        ({"plan": "success", "apply": "success"}, "Rewound"),
+    ):
+        become(**states)
+        page.reload()
+        page.get_by_text(shown).wait_for()
