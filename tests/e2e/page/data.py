@@ -81,7 +81,7 @@ class Data:
     def make_for_pictures(self) -> None:
         """Consumers as in an ordinary week: some replay, have failed records or are blocked, and some have no problem."""
         self.make_orders()
-        self.make_rides()
+        self.make_rides(payload="<none>")
         self.make_fares()
         for name, owner in (("departures", "ann"), ("payments", "bob")):
             healthy = self.consumer(name, 2, schedule="*/10 * * * *", airflow={"owner": owner, "tags": ["lake"]})
@@ -104,9 +104,9 @@ class Data:
         self.age("orders")
         self.sample("orders")
 
-    def make_rides(self) -> None:
+    def make_rides(self, payload: str = EVIL) -> None:
         rides = self.consumer("rides", 2, retry={"delays": ["20m", "2h"]}, airflow={"owner": "bob"})
-        self.topics.produce(topic("rides"), ["1", "later", "2", "fail", "later", EVIL, "3"], headers=[("trace", EVIL)], key=EVIL)
+        self.topics.produce(topic("rides"), ["1", "later", "2", "fail", "later", payload, "3"], headers=[("trace", payload)], key=payload)
         self.topics.produce(topic("rides"), ["4", "later", "5"], partition=1)
         self.run(rides)
 

@@ -34,7 +34,9 @@ def test_groups_are_worst_first_and_say_why(site: Site) -> None:
     ]
     bad, away, trips, _, rides, orders = found["groups"]
     assert [each["at"] for each in bad["problems"]] == ["bad.yaml:4:11", "bad.yaml:5:1"]
-    assert ([banner["connection"] for banner in found["banners"]], "elsewhere" in away["why"]) == (["elsewhere"], True)
+    refused = 'connection to server at "127.0.0.1", port 1 failed: Connection refused'
+    assert [(banner["connection"], banner["problem"]) for banner in found["banners"]] == [("elsewhere", refused)]
+    assert away["why"] == f"Database elsewhere: {refused}."
     assert " failed: BadInput: " in trips["why"]
     assert (rides["waiting"], rides["failed"]) == (3, 2)
     assert (orders["owner"], orders["tags"], orders["partitions"], orders["lag"]["replay_records"]) == ("ann", ["lake", "gold"], 3, 190)

@@ -132,7 +132,13 @@ def test_requested_run_is_followed_to_its_end(site: Site, visit: Visit) -> None:
     page.get_by_text("Rows loaded from there on are taken out of lake.rides").wait_for()
     assert not page.locator("pre").is_visible()
     run = visitor.requests(page.get_by_role("button", name="Request the rewind", exact=True).click)["dag_run_id"]
-    page.get_by_text("check that the DAG rewind is not paused").wait_for()
+    waits = page.get_by_text("check that the DAG rewind is not paused")
+    waits.wait_for()
+    page.set_viewport_size({"width": 400, "height": 800})
+    step, words = (each.bounding_box() for each in (page.get_by_label("Progress").get_by_role("listitem").first, waits))
+    assert step is not None
+    assert words is not None
+    assert (words["y"], words["x"] > step["x"]) == (pytest.approx(step["y"], abs=4), True), "the words are beside their mark"
 
     def become(**states: str) -> None:
         with contextlib.closing(sqlite3.connect(site.data.folder / "airflow.db", timeout=30)) as airflow, airflow:

@@ -37,6 +37,8 @@ def test_records_on_screen_are_redriven_or_discarded_under_the_users_name(site: 
     page.get_by_role("button", name="Request the redrive …").click()
     asked = {"consumer": "rides", "text": "carrier", "to": "ladder", "then": "ask", "reason": "the carrier is known now"}
     assert visitor.requests(page.get_by_role("button", name="Request the redrive", exact=True).click)["conf"] == asked
+    page.get_by_role("main").get_by_role("link", name="Retries").click()
+    page.get_by_text("By error").wait_for()
 
     page = visitor.open("retries/rides", "By error")
     errors = page.get_by_label("Errors")
@@ -68,3 +70,13 @@ def test_records_on_screen_are_redriven_or_discarded_under_the_users_name(site: 
     run = visitor.requests(page.get_by_role("button", name="Request the discard", exact=True).click)
     assert (run["dag_id"], run["triggering_user_name"]) == ("discard", "uma")
     assert run["conf"] == {"consumer": "rides", "numbers": numbers, "then": "ask", "reason": "test rides of last week"}
+
+
+def test_consumers_with_failed_records_are_searched_and_nothing_is_offered_without_a_record(visit: Visit) -> None:
+    visitor = visit("uma")
+    page = visitor.open("retries?q=busy", "1 of 1")
+    page.get_by_label("Search retries").fill("busy orders")
+    page.get_by_text("Nothing matches").wait_for()
+    assert page.url.endswith("/retries?q=busy+orders")
+    page = visitor.open("retries/orders", "0 records")
+    assert page.get_by_role("link", name="…").count() == 0

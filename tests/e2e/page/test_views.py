@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
+from playwright.sync_api import Route
 from tests.e2e.page.data import EVIL
 from tests.e2e.page.site import Site
 from tests.e2e.page.visitor import HOME, Visit, views
@@ -169,6 +172,27 @@ def test_page_refreshes_itself_and_says_when_it_cannot(site: Site, visit: Visit)
     visitor.cut_off("**/tidemark/api/**")
     page.get_by_text("does not answer. The page asks again by itself").first.wait_for()
     assert page.get_by_role("link", name="orders", exact=True).is_visible()
+
+
+def test_long_list_is_drawn_in_parts_and_searched_as_a_whole(visit: Visit) -> None:
+    visitor = visit("vic")
+
+    def multiply(route: Route) -> None:
+        answer = route.fetch()
+        known = answer.json()
+        rows = [row | {"consumer": f"{row['consumer']}_{number}"} for number in range(100) for row in known["groups"]]
+        route.fulfill(response=answer, json=known | {"groups": rows})
+
+    visitor.page.route("**/tidemark/api/groups", multiply)
+    page = visitor.open("groups", "50 of 600")
+    consumers = page.get_by_label("Groups", exact=True).get_by_role("link", name=re.compile(r"_\d+$"))
+    assert consumers.count() == 50
+    page.get_by_role("button", name="Show more").click()
+    page.get_by_text("100 of 600").wait_for()
+    assert consumers.count() == 100
+    page.get_by_label("Search groups").fill("orders_99")
+    page.get_by_text("1 of 600").wait_for()
+    assert consumers.all_inner_texts() == ["orders_99"]
 
 
 def test_replay_is_compared_side_by_side_and_rows_are_text(site: Site, visit: Visit) -> None:

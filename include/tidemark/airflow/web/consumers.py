@@ -18,7 +18,7 @@ from tidemark.airflow.dags import consume
 from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.operators import by_database
 from tidemark.db import Connection, SafeCursor, session, with_parameter
-from tidemark.errors import BadInput, StatementTimeout, TidemarkError
+from tidemark.errors import BadInput, DatabaseUnavailable, StatementTimeout, TidemarkError
 from tidemark.rewind.plan_model import Plan
 from tidemark.spec import ConsumerSpec
 
@@ -103,8 +103,9 @@ def problem(error: Exception) -> dict[str, str]:
         return {"problem": f"it did not answer within {STATEMENT_MS // 1000} s", "fix": "The page asks again by itself."}
     if isinstance(error, BadInput):
         return {"problem": f"{error.what}: {error.found}", "fix": error.fix}
-    log.warning("database not read error=%s", first_line(error))
-    return {"problem": first_line(error), "fix": "Check the server and the connection. The page asks again by itself."}
+    why = first_line(error.cause if isinstance(error, DatabaseUnavailable) else error)
+    log.warning("database not read error=%s", why)
+    return {"problem": why, "fix": "Check the server and the connection. The page asks again by itself."}
 
 
 def require_moved(consumer: DeclaredConsumer, plan: Plan) -> None:
@@ -114,7 +115,7 @@ def require_moved(consumer: DeclaredConsumer, plan: Plan) -> None:
         raise BadInput(what="rewind", found=mismatch, fix="Rewinds lists the rewinds of each consumer.")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: Exception | str) -> str:
     """Returns the first line of an error's text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 

@@ -40,7 +40,7 @@ def rewinds(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> 
         return {specs[0].name: [_summary(plan, names) for plan in store.history(connection, *sorted(names), limit=REWINDS)]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    return {"rewinds": [plan for plan in _newest(answers, "planned_at") if plan["consumers"]], "banners": answers.banners}
+    return {"rewinds": [plan for plan in _newest(answers, "planned_at") if plan["consumers"]], "banners": answers.banners, "limit": REWINDS}
 
 
 def rewind(consumer: DeclaredConsumer, rewind_id: int, readable: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None)
         return {specs[0].name: [{"consumer": names[row.pop("group")], **row} for row in verdict_rows]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    return {"validations": _newest(answers, "validated_at")[:MOST_VALIDATIONS], "banners": answers.banners}
+    return {"validations": _newest(answers, "validated_at")[:MOST_VALIDATIONS], "banners": answers.banners, "limit": per_consumer}
 
 
 def validation(consumer: DeclaredConsumer, validation_id: int, *, payloads: bool) -> dict[str, Any]:

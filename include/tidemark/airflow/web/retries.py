@@ -39,7 +39,7 @@ ASK_BRIEFLY = {"timeout": 3, "max.retries": 0}
 
 
 def everywhere(consumers: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
-    """Returns the consumers with records that wait or have failed, their counts, and how fast records fail."""
+    """Returns the consumers with records that wait or have failed, their counts, and how fast records fail. The most failed ones first."""
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = [spec.group for spec in specs]
@@ -48,8 +48,13 @@ def everywhere(consumers: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
         return {spec.name: _summed(counts[spec.group], recent.get(spec.group, ())) for spec in specs if spec.group in counts}
 
     answers = ask_each(consumers, ask)
-    summaries = [{"consumer": name} | sums for name, sums in sorted(answers.by_consumer.items())]
-    return {"consumers": summaries, "banners": answers.banners}
+    summaries = [{"consumer": name} | sums for name, sums in answers.by_consumer.items()]
+    return {"consumers": sorted(summaries, key=most_failed_first), "banners": answers.banners}
+
+
+def most_failed_first(summary: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Returns the sort key of a consumer's counts."""
+    return -summary["failed"], -(summary["waiting"] + summary["held"]), summary["consumer"]
 
 
 def _summed(counts: Sequence[Mapping[str, Any]], recent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ const REFRESH_MS = 5000;
 // A path of the page: to("groups", name) is /plugin/tidemark/groups/<name>.
 export const to = (...parts) => [HOME, ...parts.map((part) => encodeURIComponent(String(part)))].join("/");
 export const api = (...parts) => "tidemark/api/" + parts.map((part) => encodeURIComponent(String(part))).join("/");
+// Whether the texts have each word of a search.
+export const matches = (search, ...texts) => search.toLowerCase().split(/\s+/).every((word) => texts.join(" ").toLowerCase().includes(word));
 export const query = (values) => {
   const params = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
@@ -236,10 +238,13 @@ export const Empty = ({ title, children }) =>
   h(Box, { borderWidth: "1px", borderStyle: "dashed", borderRadius: "md", p: 6, textAlign: "center" },
     h(Text, { fontWeight: "semibold" }, title), children && h(Text, { color: "fg.muted", fontSize: "sm", mt: 1 }, children));
 
+// Below a list that has no older entries.
+export const NewestOnly = ({ consumer }) => h(Muted, { display: "block", mt: 2 }, `Only the newest are shown${consumer ? "." : "; choose a consumer for its older ones."}`);
+
 export const Banners = ({ banners }) =>
   (banners ?? []).map((banner) =>
     h(Notice, { key: banner.connection, tone: "error", role: "alert", title: `Database ${banner.connection} does not answer: ${banner.problem}` },
-      `${banner.fix} Not shown: ${banner.consumers.slice(0, 8).join(", ")}${banner.consumers.length > 8 ? ` and ${banner.consumers.length - 8} more` : ""}.`));
+      `${banner.fix} Its consumers: ${banner.consumers.slice(0, 8).join(", ")}${banner.consumers.length > 8 ? ` and ${banner.consumers.length - 8} more` : ""}.`));
 
 // Draws its children at the available width, so that a chart's text keeps its size on a phone.
 export function Sized({ children, most = 4000 }) {

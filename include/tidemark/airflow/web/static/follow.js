@@ -19,8 +19,9 @@ export function Follow({ kind, consumer, dag, run }) {
   const ended = steps.every((step) => ["done", "failed"].includes(step.state));
   useEffect(() => setOver(ended), [ended]);
   return h(Notice, { tone: toneOf(steps), title: titleOf(steps) },
-    h(Box, { as: "ol", "aria-label": "Progress", mt: 1, listStyleType: "none" }, steps.map((step) => h(Flex, { as: "li", key: step.name, gap: 2, align: "center", wrap: "wrap" },
-      h(Box, { w: "1.25rem", flexShrink: 0 }, MARKS[step.state] ?? h(Spinner, { size: "xs" })), h(Text, { as: "span", color: step.state === "later" ? "fg.muted" : undefined }, step.words), step.link && h(A, { to: step.link[1] }, step.link[0])))),
+    h(Box, { as: "ol", "aria-label": "Progress", mt: 1, listStyleType: "none" }, steps.map((step) => h(Flex, { as: "li", key: step.name, gap: 2 },
+      h(Box, { w: "1.25rem", flexShrink: 0 }, MARKS[step.state] ?? h(Spinner, { size: "xs" })),
+      h(Box, null, h(Text, { as: "span", color: step.state === "later" ? "fg.muted" : undefined }, step.words), " ", step.link && h(A, { to: step.link[1] }, step.link[0]))))),
     steps.filter((step) => step.state === "failed").map((step) => h(Reason, { key: step.name, path: `${path}/taskInstances/${step.name}/logs/${tasks[step.name].try_number}` })),
     h(Box, { mt: 1 }, h(A, { to: runPath({ dag_id: dag, run_id: run }) }, run), h(Muted, null, ` of ${dag}`)),
     ended && h(Box, { mt: 1 }, h(A, { to: to("groups", consumer, kind) }, "Make another request")));

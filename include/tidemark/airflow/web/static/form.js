@@ -10,7 +10,7 @@ export function Form({ kind, consumer }) {
   const state = useData(api("groups", consumer, "form"), { refresh: false });
   const [run, follow] = useParam("run"); // the requested run, so that the way back from its page leads to its progress
   const [title, View] = { rewind: ["Rewind", Rewind], redrive: ["Redrive records of", Redrive], discard: ["Discard records of", Discard] }[kind];
-  return h(Box, null, h(Title, { text: `${title} ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group")), h(Loaded, { state }, (data) => data.forms[kind]
+  return h(Box, null, h(Title, { text: `${title} ${consumer}` }, h(A, { to: to("groups", consumer) }, "Group"), kind !== "rewind" && h(A, { to: to("retries", consumer) }, "Retries")), h(Loaded, { state }, (data) => data.forms[kind]
     ? run ? h(Follow, { kind, consumer, dag: data.forms[kind], run }) : h(View, { consumer, data, follow })
     : h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" },
       `You need the permission to start the DAG ${data.own ? `${kind}__${consumer}` : kind}. Ask an administrator.`)));

@@ -1,7 +1,7 @@
 // One group. Its first screen answers: is it right, how far behind is it, what is to be done. Facts that are rarely read are folded.
 
-import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Folded, LinkButton, Loaded, Muted, Notice, Query, RunLink, Section, Sized, State, Text,
-  Title, api, atMost, coded, counted, discardPath, duration, h, moment, number, query, rate, redrivePath, rewindPath, takenOver, taskPath, to, toneOf, useData, useState } from "./base.js";
+import { A, Ago, Banners, Box, Code, Due, Empty, Facts, Flex, Folded, LinkButton, Loaded, Muted, Notice, Query, RunLink, Section, Sized, State, Text,
+  Title, api, atMost, coded, counted, discardPath, duration, h, moment, number, query, rate, redrivePath, rewindPath, takenOver, taskPath, to, toneOf, useData } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
 
@@ -88,7 +88,7 @@ function FailedRecords({ consumer, data }) {
   const why = mostFrequent(data.errors, ["FAILED"]);
   const failed = summary.failed >= data.most ? `${number(data.most)} or more records` : counted(summary.failed, "record");
   return h(Notice, { tone: toneOf("records failed"), title: `${failed} failed${why}` },
-    h(Text, null, "They will not be tried again by themselves."),
+    h(Text, null, "They are not retried automatically."),
     h(Actions, { actions: [["Redrive …", forms.redrive && redrivePath(consumer)], ["Failed records", `${to("retries", consumer)}?state=FAILED`],
       ["Discard …", forms.discard && discardPath(consumer, { state: "FAILED" })]] }));
 }
@@ -132,14 +132,13 @@ const facts = (consumer, { summary: row, lag, source }) => [
 
 const SHOWN = 6;
 
-// The partitions; of many, the ones with the most records to read.
-function Partitions({ data }) {
-  const [all, setAll] = useState(false);
-  const rows = all ? data.partitions : data.partitions.toSorted((a, b) => (b.lag?.records ?? -1) - (a.lag?.records ?? -1)).slice(0, SHOWN);
-  return h(Section, { title: "Partitions", aside: h(Muted, null, `${counted(data.partitions_in_all ?? 0, "partition")}${rows.length < data.partitions.length ? `, ${SHOWN} with the largest lag` : ""}`) },
-    data.partitions.length ? h(Rows, { label: "Partitions", rows: data.partitions.length > SHOWN ? rows : data.partitions, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
-      : h(Empty, { title: "No partition has been claimed yet" }, "The first run claims them. Start the consumer's DAG."),
-    data.partitions.length > SHOWN && h(Button, { mt: 2, size: "sm", variant: "outline", onClick: () => setAll(!all) }, all ? "Show fewer" : `Show all ${number(data.partitions.length)}`));
+// The partitions; of many, first the ones with the most records to read.
+function Partitions({ data: { partitions, partitions_in_all: all } }) {
+  const many = partitions.length > SHOWN;
+  const rows = many ? partitions.toSorted((a, b) => (b.lag?.records ?? -1) - (a.lag?.records ?? -1)) : partitions;
+  return h(Section, { title: "Partitions", aside: h(Muted, null, `${counted(all ?? 0, "partition")}${many ? ", the largest lag first" : ""}`) },
+    rows.length ? h(Rows, { label: "Partitions", first: SHOWN, rows, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
+      : h(Empty, { title: "No partition has been claimed yet" }, "The first run claims them. Start the consumer's DAG."));
 }
 
 const PARTITIONS = [
@@ -212,10 +211,9 @@ const REBALANCES = 12;
 
 // Generations, newest first, and the moves of each between members.
 function Rebalances({ generations, query }) {
-  const [all, setAll] = useState(false);
   if (!generations.length) return null;
   return h(Folded, { title: "Rebalances", aside: "generations, newest first" },
-    h(Rows, { label: "Rebalances", rows: all ? generations : generations.slice(0, REBALANCES), id: (row) => row.generation, columns: [
+    h(Rows, { label: "Rebalances", first: REBALANCES, rows: generations, id: (row) => row.generation, columns: [
       { name: "Generation", cell: (row) => row.generation },
       { name: "When", cell: (row) => h(Ago, { at: row.at }) },
       { name: "Why", cell: (row) => h(Box, { maxW: "22rem" }, row.reason) },
@@ -223,5 +221,5 @@ function Rebalances({ generations, query }) {
       { name: "Moved", cell: (row) => row.moves === null ? h(Muted, null, "unknown: the generation before is not stored") : row.moves.length === 0 ? h(Muted, null, "nothing")
         : row.moves.map((move) => h(Box, { key: `${move.from}>${move.to}`, overflowWrap: "anywhere" }, move.what, h(Muted, null, ` ${move.from ?? "nobody"} → ${move.to ?? "nobody"}`))) },
     ] }),
-    generations.length > REBALANCES && h(Button, { mt: 2, size: "sm", variant: "outline", onClick: () => setAll(!all) }, all ? "Show fewer" : `Show all ${generations.length}`), h(Query, { text: query }));
+    h(Query, { text: query }));
 }

@@ -1,6 +1,6 @@
 // All consumers, worst first.
 
-import { A, Ago, Badge, Banners, Box, Due, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, coded, duration, h, number, to, useData,
+import { A, Ago, Badge, Banners, Box, Due, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, coded, duration, h, matches, number, to, useData,
   useParam } from "./base.js";
 import { Sparkline } from "./chart.js";
 import { Rows } from "./table.js";
@@ -14,12 +14,7 @@ export function Groups() {
 }
 
 function View({ data, trends, search, setSearch, only, setOnly }) {
-  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = (row) => {
-    const text = [row.consumer, row.group, row.table, row.owner, ...row.tags, ...row.topics].join(" ").toLowerCase();
-    return words.every((word) => text.includes(word)) && (!only || row.health === only);
-  };
-  const shown = data.groups.filter(fits);
+  const shown = data.groups.filter((row) => (!only || row.health === only) && matches(search, row.consumer, row.group, row.table, row.owner, ...row.tags, ...row.topics));
   const states = [...new Set(data.groups.map((row) => row.health))];
   if (!data.groups.length && !data.banners.length) {
     return h(Empty, { title: "No consumer is visible to you" }, "Add a file to include/consumers, or ask for the right to see a consumer's DAG.");

@@ -1,15 +1,23 @@
 // Waiting and failed records.
 
 import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Fragment, Input, LinkButton, Loaded, Muted, Notice, Section, Select, Sized, State, Text,
-  Title, api, counted, discardPath, duration, h, number, query, redrivePath, to, useData, useEffect, useParam, useState } from "./base.js";
+  Title, api, counted, discardPath, duration, h, matches, number, query, redrivePath, to, useData, useEffect, useParam, useState } from "./base.js";
 import { Bars } from "./chart.js";
 import { Rows } from "./table.js";
 
 export function RetriesEverywhere() {
   const state = useData(api("retries"));
-  return h(Loaded, { state }, (data) => h(Box, null, h(Banners, { banners: data.banners }),
-    data.consumers.length ? h(Rows, { label: "Retries", rows: data.consumers, id: (row) => row.consumer, columns: EVERYWHERE })
-      : h(Empty, { title: "Nothing waits and nothing has failed" }, "Records that cannot be loaded appear here.")));
+  const [search, setSearch] = useParam("q");
+  return h(Loaded, { state }, ({ consumers, banners }) => {
+    const rows = consumers.filter((row) => matches(search, row.consumer, row.error_type, row.example));
+    return h(Box, null, h(Banners, { banners }),
+      consumers.length > 0 && h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" },
+        h(Input, { size: "sm", maxW: "20rem", placeholder: "Search consumer or error", "aria-label": "Search retries", value: search, onChange: (event) => setSearch(event.target.value) }),
+        h(Muted, null, `${number(rows.length)} of ${number(consumers.length)}`)),
+      rows.length ? h(Rows, { label: "Retries", rows, id: (row) => row.consumer, columns: EVERYWHERE })
+        : consumers.length ? h(Empty, { title: "Nothing matches" }, "Change the search.")
+          : h(Empty, { title: "Nothing waits and nothing has failed" }, "Records that cannot be loaded appear here."));
+  });
 }
 
 const count = (row, records) => `${number(records)}${row.more ? "+" : ""}`;
@@ -105,8 +113,8 @@ function Records({ consumer, data }) {
       h(Select, { label: "Tier", value: tier, onChange: setTier, options: [["", "All tiers"], ...data.tiers.map((tier) => [tier.tier, tier.tier])] }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error type", placeholder: "Error type", value: error, onChange: (event) => setError(event.target.value) }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error text", placeholder: "Part of the error's text", value: text, onChange: (event) => setText(event.target.value) }),
-      data.forms.redrive && ["", "FAILED"].includes(state) && h(LinkButton, { to: redrivePath(consumer, filter) }, chosen.length ? `Redrive ${these} …` : "Redrive the failed ones …"),
-      data.forms.discard && !settled && h(LinkButton, { to: discardPath(consumer, chosen.length ? filter : { ...filter, state }) }, `Discard ${these} …`)),
+      total !== 0 && data.forms.redrive && ["", "FAILED"].includes(state) && h(LinkButton, { to: redrivePath(consumer, filter) }, chosen.length ? `Redrive ${these} …` : "Redrive the failed ones …"),
+      total !== 0 && data.forms.discard && !settled && h(LinkButton, { to: discardPath(consumer, chosen.length ? filter : { ...filter, state }) }, `Discard ${these} …`)),
     h(Loaded, { state: page }, ({ records, next }) => h(Box, null,
       records.length ? h(Rows, { label: "Records", rows: records, id: (row) => row.number, columns: [...(settled || !(data.forms.redrive || data.forms.discard) ? [] : [selection(chosen, choose)]), ...columns(consumer, data)] })
         : h(Empty, { title: "No record matches" }, "Change the filter."),

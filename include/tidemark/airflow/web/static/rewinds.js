@@ -1,6 +1,6 @@
 // The list of rewinds, and a single rewind.
 
-import { A, Ago, Banners, Box, Button, ConsumerPicker, Empty, Facts, Flex, LinkButton, Loaded, Muted, Notice, RunLink, Section, Select, State, Text,
+import { A, Ago, Banners, Box, Button, ConsumerPicker, Empty, Facts, Flex, LinkButton, Loaded, Muted, NewestOnly, Notice, RunLink, Section, Select, State, Text,
   Title, api, counted, h, moment, number, query, rewindPath, to, useData, useParam, useState, zoned } from "./base.js";
 import { Rows } from "./table.js";
 
@@ -19,7 +19,8 @@ export function Rewinds() {
       const rows = data.rewinds.filter((row) => !only || stateOf(row) === only);
       return h(Box, null, h(Banners, { banners: data.banners }), rows.length
         ? h(Rows, { label: "Rewinds", rows, id: (row) => `${row.consumers[0]}/${row.rewind_id}`, columns: COLUMNS })
-        : h(Empty, { title: "No rewind" }, "Open a group and choose Rewind to read records again."));
+        : h(Empty, { title: "No rewind" }, "Open a group and choose Rewind to read records again."),
+      data.rewinds.length >= data.limit && h(NewestOnly, { consumer }));
     }));
 }
 

@@ -1,9 +1,10 @@
 // A table that becomes a list of cards where there is no room for columns.
 
-import { Box, Fragment, h, useEffect, useRef, useState } from "./base.js";
+import { Box, Button, Flex, Fragment, Muted, h, number, useEffect, useRef, useState } from "./base.js";
 
 const { Table } = globalThis.ChakraUI;
 const NARROW_PX = 720;
+const PART = 50; // a thousand rows take seconds to draw, at every key that is typed into a search
 
 function useNarrow() {
   const place = useRef(null);
@@ -16,10 +17,13 @@ function useNarrow() {
   return [place, narrow];
 }
 
-// columns: {name, cell: (row) => node, end: is a number}. details: a second line of a row, or nothing.
-export function Rows({ columns, rows, id, label, details }) {
+// columns: {name, cell: (row) => node, end: is a number}. details: a second line of a row, or nothing. first: the rows drawn at first.
+export function Rows({ rows, first = PART, ...shape }) {
   const [place, narrow] = useNarrow();
-  return h(Box, { ref: place, minW: 0 }, narrow ? h(Cards, { columns, rows, id, label, details }) : h(Grid, { columns, rows, id, label, details }));
+  const [most, setMost] = useState(first);
+  return h(Box, { ref: place, minW: 0 }, h(narrow ? Cards : Grid, { rows: rows.slice(0, most), ...shape }),
+    rows.length > most && h(Flex, { mt: 2, gap: 3, align: "center" },
+      h(Button, { size: "sm", variant: "outline", onClick: () => setMost(most + PART) }, "Show more"), h(Muted, null, `${number(most)} of ${number(rows.length)}`)));
 }
 
 const Grid = ({ columns, rows, id, label, details }) =>

@@ -1,6 +1,6 @@
 // Verdicts over time, and a single verdict with its failing rows.
 
-import { A, Ago, Banners, Box, Code, ConsumerPicker, Empty, Facts, Flex, Folded, Loaded, Muted, RunLink, Section, Select, State, Text, Title, api, counted,
+import { A, Ago, Banners, Box, Code, ConsumerPicker, Empty, Facts, Flex, Folded, Loaded, Muted, NewestOnly, RunLink, Section, Select, State, Text, Title, api, counted,
   duration, h, moment, number, query, to, useData, useParam } from "./base.js";
 import { Strip } from "./chart.js";
 import { Rows } from "./table.js";
@@ -19,7 +19,8 @@ export function Validations() {
         data.validations.length > 0 && h(Legend),
         rows.length ? h(Box, null, table(rows.filter(judged), "Validations"), rows.some((row) => !judged(row)) && h(Folded, { title: "Runs without rows", aside: counted(rows.filter((row) => !judged(row)).length, "validation") },
           table(rows.filter((row) => !judged(row)), "Validations of runs without rows")))
-          : h(Empty, { title: "No validation" }, "Each run of a consumer ends with one: the conservation check, and its suite if it has one."));
+          : h(Empty, { title: "No validation" }, "Each run of a consumer ends with one: the conservation check, and its suite if it has one."),
+      data.validations.length >= data.limit && h(NewestOnly, { consumer }));
     }));
 }
 
