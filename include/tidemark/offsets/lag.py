@@ -147,8 +147,8 @@ def _read(cur: Cursor, queries: Iterable[str], dags: Dags, names: Collection[str
 
 
 def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], dag: Dag | None) -> GroupLag:
-    runs = Runs(**{field.name: row[field.name] for field in fields(Runs)})
-    ledger = LedgerFacts(**{field.name: row[field.name] for field in fields(LedgerFacts)})
+    runs = Runs(**{name: row[name] for name in _RUNS})
+    ledger = LedgerFacts(**{name: row[name] for name in _LEDGER})
     lags = [_lag(row, each, topics, runs, dag, None if each.get("topic_id") is not None else ledger) for each in sums]
     total = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row, runs, dag, ledger)
     return GroupLag(
@@ -185,7 +185,9 @@ def _lag(
         group=group["group"],
         topic=topics.get(sums["topic_id"]) if sums.get("topic_id") is not None else None,
         partition=sums.get("partition"),
-        **asdict(judgement),
+        health=judgement.health,
+        why=judgement.why,
+        fix=judgement.fix,
         partitions=sums["partitions"],
         unknown=sums["unknown"],
         records=None if sums["unknown"] else known_records,
@@ -210,6 +212,7 @@ def _lag(
     )
 
 
+_RUNS, _LEDGER = (tuple(field.name for field in fields(facts)) for facts in (Runs, LedgerFacts))
 _ZEROS = {"unknown": 0, "known_records": 0, "clock_ahead": False, "never": False, "deleted": 0, "replay_records": 0}
 _OF_PARTITION = ("position", "log_start", "log_end", "replay_until")
 _TRENDS = {

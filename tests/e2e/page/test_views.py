@@ -185,6 +185,7 @@ def test_long_list_is_drawn_in_parts_and_searched_as_a_whole(visit: Visit) -> No
 
     visitor.page.route("**/tidemark/api/groups", multiply)
     page = visitor.open("groups", "50 of 600")
+    assert page.get_by_label("Filter by health").get_by_role("option", name="blocked (100)").count() == 1
     consumers = page.get_by_label("Groups", exact=True).get_by_role("link", name=re.compile(r"_\d+$"))
     assert consumers.count() == 50
     page.get_by_role("button", name="Show more").click()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -63,7 +62,8 @@ def _row(consumer: DeclaredConsumer, group: lag.GroupLag | None, silent: Mapping
     spec = consumer.spec
     judgement = _judgement(consumer, group, silent, dag)
     return {
-        **asdict(judgement),
+        "health": judgement.health,
+        "why": judgement.why,
         "fix": judgement.fix.replace("NAME", spec.name),
         "consumer": spec.name,
         "group": spec.group,

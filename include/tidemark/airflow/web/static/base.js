@@ -173,7 +173,7 @@ export function Ago({ at }) {
   if (!at) return h(Text, { as: "span", color: "fg.muted" }, "–");
   const seconds = (now - new Date(at).getTime()) / 1000;
   const words = seconds >= 0 ? (seconds < 5 ? "just now" : `${duration(seconds)} ago`) : `in ${duration(seconds)}`;
-  return h("time", { dateTime: at, title: moment(at) }, words);
+  return h("time", { dateTime: at, title: moment(at), style: { whiteSpace: "nowrap" } }, words);
 }
 
 // An expected moment. It may have passed if the work waits for its turn.

@@ -24,7 +24,7 @@ function View({ data, trends, search, setSearch, only, setOnly }) {
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" },
       h(Input, { size: "sm", maxW: "20rem", placeholder: "Search name, topic, table, owner, tag", "aria-label": "Search groups", value: search,
         onChange: (event) => setSearch(event.target.value) }),
-      h(Select, { label: "Filter by health", value: only, onChange: setOnly, options: [["", "All"], ...states.map((state) => [state, state])] }),
+      h(Select, { label: "Filter by health", value: only, onChange: setOnly, options: [["", "All"], ...states.map((state) => [state, `${state} (${number(data.groups.filter((row) => row.health === state).length)})`])] }),
       h(Muted, null, `${number(shown.length)} of ${number(data.groups.length)}`)),
     shown.length ? h(Rows, { label: "Groups", rows: shown, id: (row) => row.consumer, columns: columns(data.most, trends), details: problems })
       : h(Empty, { title: "Nothing matches" }, "Change the search or the filter."));
