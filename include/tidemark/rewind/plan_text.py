@@ -62,6 +62,11 @@ def markdown(plan: Plan) -> str:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """Returns the plan as plain values; `tidemark.rewind.scenarios.offsets_file` reads its new offsets."""
+    return summary_as_json(plan) | groups_as_json(plan.groups)
+
+
+def summary_as_json(plan: Plan) -> dict[str, Any]:
+    """Returns the plan without its groups."""
     return {
         "rewind_id": plan.rewind_id,
         "state": plan.state.value,
@@ -81,7 +86,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "applied_at": plan.applied_at and iso(plan.applied_at),
         "dag_id": plan.dag_id,
         "run_id": plan.run_id,
-        **groups_as_json(plan.groups),
     }
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
 
 SQL = statements("tidemark.rewind", "store.sql")
+TOTALS = SQL["read_totals"].replace("{partitions}", SQL["read_partitions"].rstrip().removesuffix(";"))
 
 
 class AlreadyDecided(Refused):
@@ -62,6 +63,15 @@ def history(connection: Connection, *consumers: str | None, limit: int = 100) ->
         return _read(cur, None, [name for name in consumers if name is not None] or None, limit)
 
 
+def summaries(connection: Connection, *consumers: str, limit: int) -> list[tuple[Plan, dict[str, int]]]:
+    """Returns the newest rewinds of any of these consumers without partitions: for each, their number, and the sums of `Plan.groups`."""
+    with transaction(connection) as cur:
+        rewinds = _rewinds(cur, None, consumers, limit)
+        cur.execute(TOTALS, {"rewind_ids": [row["rewind_id"] for row in rewinds]})
+        totals = {row.pop("rewind_id"): row for row in rows(cur)}
+        return [(plan, totals[plan.rewind_id]) for plan in _plans(cur, rewinds, {})]
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """A partition that a rewind moved back and that has not yet reached its old position ``until`` again."""
@@ -96,28 +106,35 @@ def read_plan(cur: Cursor, rewind_id: int) -> Plan:
 
 
 def _read(cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, limit: int) -> list[Plan]:
-    cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumers": consumers, "limit": limit})
-    rewinds = rows(cur)
-    ids = {"rewind_ids": [row["rewind_id"] for row in rewinds]}
+    rewinds = _rewinds(cur, rewind_id, consumers, limit)
     filled = [row["rewind_id"] for row in rewinds if row["backfill"]]
     backfill_left = {
         (backfill.rewind_id, backfill.group_id, part.topic_id, part.partition): part.left
         for backfill in (backfills(cur, rewind_ids=filled) if filled else ())
         for part in backfill.parts
     }
-    cur.execute(SQL["read_partitions"], ids)
+    cur.execute(SQL["read_partitions"], {"rewind_ids": [row["rewind_id"] for row in rewinds]})
     partitions: dict[tuple[int, int], list[PartitionPlan]] = defaultdict(list)
     for row in rows(cur):
         key = (row.pop("rewind_id"), row.pop("group_id"))
         row["partition"] = TopicPartition(row.pop("topic"), row["partition"])
         left = backfill_left.get((*key, row["topic_id"], row["partition"]))
         partitions[key].append(PartitionPlan(**row, backfill_left=left))
-    cur.execute(SQL["read_groups"], ids)
+    return _plans(cur, rewinds, partitions)
+
+
+def _rewinds(cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, limit: int) -> list[dict[str, Any]]:
+    cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumers": None if consumers is None else list(consumers), "limit": limit})
+    return rows(cur)
+
+
+def _plans(cur: Cursor, rewinds: list[dict[str, Any]], partitions: Mapping[tuple[int, int], list[PartitionPlan]]) -> list[Plan]:
+    cur.execute(SQL["read_groups"], {"rewind_ids": [row["rewind_id"] for row in rewinds]})
     groups: dict[int, list[GroupPlan]] = defaultdict(list)
     for row in rows(cur):
         rewind = row.pop("rewind_id")
         row |= {"tables": tuple(row["tables"]), "announced_assets": tuple(row["announced_assets"])}
-        groups[rewind].append(GroupPlan(**row, partitions=tuple(partitions[rewind, row["group_id"]])))
+        groups[rewind].append(GroupPlan(**row, partitions=tuple(partitions.get((rewind, row["group_id"]), ()))))
     return [
         Plan(**{
             **row,

@@ -35,6 +35,14 @@ SELECT rewind_id, group_id, topic.name AS topic, topic_id, topic.kafka_uuid, par
  WHERE rewind_id = ANY (%(rewind_ids)s::bigint[])
  ORDER BY rewind_id, group_id, topic.name, partition;
 
+-- name: read_totals
+-- The sums of these rewinds' partitions, as `tidemark.rewind.plan_text.totals` computes them. Locks nothing. Braces: the partitions.
+SELECT rewind_id, count(partition)::integer AS partitions,
+       coalesce(sum(greatest(old - new, 0)), 0)::bigint AS replay, coalesce(sum(greatest(new - old, 0)), 0)::bigint AS skip,
+       coalesce(sum(sink_rows), 0)::bigint AS sink_rows, coalesce(sum(failed_records), 0)::bigint AS failed_records,
+       coalesce(sum(rows_back), 0)::bigint AS rows_back, coalesce(sum(failed_back), 0)::bigint AS failed_back
+  FROM unnest(%(rewind_ids)s::bigint[]) rewind_id LEFT JOIN ({partitions}) part USING (rewind_id) GROUP BY rewind_id;
+
 -- name: reject
 -- Rejects a plan. Locks its row. Returns no row if it was already decided or does not exist.
 UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at = clock_timestamp()

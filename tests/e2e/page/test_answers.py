@@ -100,6 +100,9 @@ def test_rewind_shows_each_partition_and_who_did_what(site: Site) -> None:
     one = site.json(f"api/groups/orders/rewinds/{applied['rewind_id']}")
     assert [(part["partition"], part["old"], part["new"]) for part in one["groups"][0]["partitions"]] == [(0, 80, 5), (1, 120, 5)]
     assert (one["decided_by"], one["applied_by"]) == ("bob", "ann")
+    sums = ("replay", "skip", "sink_rows", "failed_records", "rows_back", "failed_back")
+    assert {name: applied[name] for name in sums} == {name: one[name] for name in sums}
+    assert (applied["replay"], applied["partitions"]) == (190, 2)
     assert site.get(f"api/groups/rides/rewinds/{applied['rewind_id']}").status_code == 404
 
 

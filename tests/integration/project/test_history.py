@@ -281,7 +281,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "the page: groups": within(lambda cur: lag.groups(cur, names=groups)),
         "the page: lines": within(lambda cur: _ask(cur, "overview", "trends", groups=groups, period=timedelta(hours=3))),
         "the page: a group": within(lambda cur: _group(cur, spec.group)),
-        "the page: rewinds of a consumer without any": lambda: rewinds.history(connection, "orders_none", limit=50),
+        "the page: rewinds of a consumer without any": lambda: rewinds.summaries(connection, "orders_none", limit=50),
         "the page: retries": lambda: open_errors(connection, groups),
         "the page: retries lately": lambda: growth(connection, groups),
         "the page: forms": within(lambda cur: [_ask(cur, "offers", name, group=spec.group, limit=3) for name in OFFERS]),

@@ -37,7 +37,7 @@ def rewinds(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> 
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = {spec.name for spec in specs}
-        return {specs[0].name: [_summary(plan, names) for plan in store.history(connection, *sorted(names), limit=REWINDS)]}
+        return {specs[0].name: [_summary(*each, names) for each in store.summaries(connection, *sorted(names), limit=REWINDS)]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
     return {"rewinds": [plan for plan in _newest(answers, "planned_at") if plan["consumers"]], "banners": answers.banners, "limit": REWINDS}
@@ -169,14 +169,10 @@ def _cell(value: Any) -> str:
     return spreadsheet_cell(value.isoformat() if isinstance(value, datetime) else value)
 
 
-def _summary(plan: Plan, names: set[str]) -> dict[str, Any]:
-    plan_json = {name: value for name, value in plan_text.as_json(plan).items() if name not in ("groups", "digest", "scenario")}
+def _summary(plan: Plan, totals: Mapping[str, int], names: set[str]) -> dict[str, Any]:
+    plan_json = {name: value for name, value in plan_text.summary_as_json(plan).items() if name not in ("digest", "scenario")}
     shown = [group.consumer for group in plan.groups if group.consumer in names]
-    return plan_json | {
-        "consumers": shown,
-        "hidden": len(plan.groups) - len(shown),
-        "partitions": sum(len(g.partitions) for g in plan.groups),
-    }
+    return {**plan_json, **totals, "consumers": shown, "hidden": len(plan.groups) - len(shown)}
 
 
 def _newest(answers: Answers, at: str) -> list[dict[str, Any]]:

@@ -47,52 +47,55 @@ def trends(consumers: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
     return {"trends": ask_each(consumers, ask).by_consumer}
 
 
-def _read_lags(connection: Connection, specs: Collection[ConsumerSpec], dags: Future[dict[str, Dag]]) -> dict[str, lag.GroupLag]:
+def _read_lags(connection: Connection, specs: Collection[ConsumerSpec], dags: Future[dict[str, Dag]]) -> dict[str, dict[str, Any]]:
     names = {spec.group: spec.name for spec in specs}
 
     def by_group() -> dict[str, Dag]:
         return {group: dags.result()[name] for group, name in names.items() if name in dags.result()}
 
     with transaction(connection) as cur:
-        lags = lag.groups(cur, by_group, names)
-    return {names[group_lag.lag.group]: group_lag for group_lag in lags}
+        return {names[group.lag.group]: _group_columns(group) for group in lag.each_group(cur, by_group, names)}
 
 
-def _row(consumer: DeclaredConsumer, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> dict[str, Any]:
+def _row(
+    consumer: DeclaredConsumer, group_columns: dict[str, Any] | None, silent: Mapping[str, Any] | None, dag: Dag | None
+) -> dict[str, Any]:
     spec = consumer.spec
-    judgement = _judgement(consumer, group, silent, dag)
+    columns = group_columns or {}
+    if (judgement := _judgement(consumer, group_columns is not None, silent, dag)) is not None:
+        columns = columns | {"health": judgement.health, "why": judgement.why, "fix": judgement.fix}
     return {
-        "health": judgement.health,
-        "why": judgement.why,
-        "fix": judgement.fix.replace("NAME", spec.name),
+        **columns,
+        "fix": columns["fix"].replace("NAME", spec.name),
         "consumer": spec.name,
         "group": spec.group,
         "description": spec.description,
-        "topics": list(spec.topics) or [spec.topic_pattern or ""],
+        "topics": spec.topics or (spec.topic_pattern or "",),
         "table": spec.shown_tables,
         "owner": spec.airflow.owner,
-        "tags": list(spec.airflow.tags),
+        "tags": spec.airflow.tags,
         "dag_id": dag_id(CONSUME, spec.name),
         "schedule": spec.schedule and f"{spec.schedule} in {zone_of(spec)}",
         "problems": problems(consumer),
         "dag": dag and {"is_paused": dag.paused, "next_run": dag.next_run_at},
-        **({} if group is None else _group_columns(group)),
     }
 
 
-def _judgement(consumer: DeclaredConsumer, group: lag.GroupLag | None, silent: Mapping[str, Any] | None, dag: Dag | None) -> Judgement:
+def _judgement(consumer: DeclaredConsumer, has_run: bool, silent: Mapping[str, Any] | None, dag: Dag | None) -> Judgement | None:
+    """Returns the judgement of a consumer whose facts are not in its database."""
     if consumer.error is not None:
         return Judgement(Health.BAD_SPEC, "Its file has problems; runs fail until they are fixed.")
     if silent is not None:
         return Judgement(Health.UNREACHABLE, f"Database {silent['connection']}: {silent['problem'].rstrip('.')}.", silent["fix"])
-    if group is None:
-        return judge(NEVER_RUN, None, dag, LedgerFacts())
-    return Judgement(group.lag.health, group.lag.why, group.lag.fix)
+    return None if has_run else judge(NEVER_RUN, None, dag, LedgerFacts())
 
 
 def _group_columns(group: lag.GroupLag) -> dict[str, Any]:
     runs = group.runs
     return {
+        "health": group.lag.health,
+        "why": group.lag.why,
+        "fix": group.lag.fix,
         "partitions": group.lag.partitions,
         "waiting": group.ledger.retrying,
         "failed": group.ledger.failed,
