@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 import pytest
 import yaml
 from pydantic import BaseModel
+from tests.support.scenario import tidy_imports
 from typer.testing import CliRunner
 
 from tidemark import project
@@ -193,12 +194,15 @@ def test_upsert_consumer_with_retries_in_words(explain: Any) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(project, "consumers", lambda: tmp_path)
-    monkeypatch.setattr(project, "transforms", lambda: tmp_path)
+    transforms = tmp_path / "transforms"
+    transforms.mkdir()
+    monkeypatch.setattr(project, "transforms", lambda: transforms)
     data = {**CODE, "transform": "explained_orders:transform", "description": "Orders of the web shop."}
     (tmp_path / "orders.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
-    return tmp_path
+    with tidy_imports():
+        yield transforms
 
 
 def test_command_explains_a_consumer_whose_transform_cannot_be_imported(folder: Path) -> None:
