@@ -37,7 +37,8 @@ CREATE TABLE tidemark.consumer_group (
     CHECK (state NOT IN ('CompletingRebalance', 'Stable') OR (leader IS NOT NULL AND protocol IS NOT NULL AND generation > 0)),
     CHECK (state NOT IN ('Empty', 'Dead') OR (leader IS NULL AND protocol IS NULL AND deadline IS NULL)),
     CHECK (initial_until IS NULL OR (state = 'PreparingRebalance' AND initial_until <= deadline)),
-    CHECK (side_of IS NULL OR state = 'Dead')
+    CHECK (side_of IS NULL OR state = 'Dead'),
+    UNIQUE (group_id, side_of)
 );
 CREATE INDEX consumer_group_side_of ON tidemark.consumer_group (side_of) WHERE side_of IS NOT NULL;
 

@@ -34,7 +34,7 @@ CREATE TABLE tidemark.attempt (
     error         jsonb, -- {"kind", "type", "text"}
     started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended_at      timestamptz,
-    backfill_of   bigint, -- reads what this rewind has skipped (references tidemark.rewind); null: the group's own records
+    of_rewind     bigint, -- reads for this rewind (references tidemark.rewind) what it has skipped, or its replay beside; null: the group's own records
     columns_added jsonb, -- [{"table", "columns": ["name type"]}]; null: none
     -- {"master", "name", "id", "staging", "url", "driver_at"}: the driver runs on a cluster, since driver_at.
     -- null: beside the task that started it

@@ -6,7 +6,8 @@ CREATE SEQUENCE tidemark.rewind_applied AS bigint;
 -- A rewind: what was asked for, and who decided what and when.
 CREATE TABLE tidemark.rewind (
     rewind_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    state       text        NOT NULL DEFAULT 'PLANNED' CHECK (state IN ('PLANNED', 'REJECTED', 'APPLIED', 'UNDONE')),
+    state       text        NOT NULL DEFAULT 'PLANNED'
+        CHECK (state IN ('PLANNED', 'REJECTED', 'BESIDE', 'DISCARDED', 'APPLIED', 'UNDONE')),
     scenario    jsonb       NOT NULL,
     undo_of     bigint REFERENCES tidemark.rewind,
     allow_loss  boolean     NOT NULL,
@@ -23,6 +24,14 @@ CREATE TABLE tidemark.rewind (
     applied_at  timestamptz,
     applied_no  bigint UNIQUE,
     backfill    boolean     NOT NULL DEFAULT false, -- what the rewind skips is to be read later
+    -- Its records are first read into tables beside the sink (shadows), by a side group. The swap then applies the rewind.
+    beside      boolean     NOT NULL DEFAULT false,
+    started_by  text CHECK (started_by <> ''), -- who began the replay beside
+    started_at  timestamptz,
+    hold_until  timestamptz, -- until then its groups begin no batch, so that the replay beside reaches their positions
+    CHECK (NOT (beside AND (backfill OR undo_of IS NOT NULL))),
+    CHECK ((started_at IS NULL) = (started_by IS NULL) AND (beside OR started_at IS NULL)),
+    CHECK (state NOT IN ('BESIDE', 'DISCARDED') OR started_at IS NOT NULL),
     CHECK (undo_of < rewind_id),
     CHECK ((decided_by IS NULL) = (decided_at IS NULL)),
     CHECK (state <> 'REJECTED' OR decided_by IS NOT NULL),
@@ -30,7 +39,8 @@ CREATE TABLE tidemark.rewind (
     CHECK ((applied_at IS NULL) = (applied_by IS NULL) AND (applied_at IS NULL) = (applied_no IS NULL))
 );
 CREATE INDEX rewind_run ON tidemark.rewind (dag_id, run_id) WHERE dag_id IS NOT NULL;
-ALTER TABLE tidemark.attempt ADD FOREIGN KEY (backfill_of) REFERENCES tidemark.rewind;
+CREATE INDEX rewind_beside ON tidemark.rewind (rewind_id) WHERE state = 'BESIDE';
+ALTER TABLE tidemark.attempt ADD FOREIGN KEY (of_rewind) REFERENCES tidemark.rewind;
 ALTER TABLE tidemark.lost_range ADD FOREIGN KEY (rewind_id) REFERENCES tidemark.rewind;
 
 -- A consumer in a rewind, as it was when the plan was made.
@@ -49,7 +59,9 @@ CREATE TABLE tidemark.rewind_group (
     -- Since when rows that were overwritten after the rewind are no longer kept; null: they are.
     overwritten_removed_at timestamptz,
     sinks         text[], -- of a consumer with several tables, for which `sink` lists them all; null: only `sink`
-    PRIMARY KEY (rewind_id, group_id)
+    side_id       integer UNIQUE, -- of a replay beside: its side group
+    PRIMARY KEY (rewind_id, group_id),
+    FOREIGN KEY (side_id, group_id) REFERENCES tidemark.consumer_group (group_id, side_of)
 );
 CREATE INDEX rewind_group_group ON tidemark.rewind_group (group_id, rewind_id);
 CREATE INDEX rewind_group_consumer ON tidemark.rewind_group (consumer, rewind_id);
@@ -94,6 +106,8 @@ CREATE TABLE tidemark.rewind_archive (
     rows            bigint      NOT NULL CHECK (rows >= 0),
     put_back_at     timestamptz, -- by an undo: its rows are in the sink again, the table is gone
     removed_at      timestamptz, -- its time was over: the table is gone, and the rewind cannot be undone any more
+    -- A replay beside writes into it, and the swap puts its rows into the sink. It has no other rows and takes none out of the sink.
+    shadow          boolean     NOT NULL DEFAULT false,
     PRIMARY KEY (rewind_id, number),
     FOREIGN KEY (rewind_id, group_id) REFERENCES tidemark.rewind_group
 );
@@ -206,11 +220,12 @@ CREATE TABLE tidemark.backfill_cut (
     FOREIGN KEY (rewind_id, group_id, topic_id, partition) REFERENCES tidemark.backfill
 );
 
--- A rewind moves batches, failed records and lost ranges between the ledger and its archive. These two functions do that as the owner: no other
--- role deletes from these tables or writes to the archive, so nothing can be lost or changed on the way.
+-- A rewind moves batches, failed records and lost ranges between the ledger, its archive and a side group. These functions do that as the
+-- owner: no other role deletes from these tables, changes a batch's group or writes to the archive, so nothing can be lost or changed on the
+-- way.
 CREATE FUNCTION tidemark.take_from_ledger(applied bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM tidemark.rewind WHERE rewind_id = applied AND state = 'PLANNED') THEN
+    IF NOT EXISTS (SELECT FROM tidemark.rewind WHERE rewind_id = applied AND state = CASE WHEN beside THEN 'BESIDE' ELSE 'PLANNED' END) THEN
         RAISE insufficient_privilege USING MESSAGE = 'permission denied for table batch',
             DETAIL = format('Rewind %s is not one that is being applied.', applied);
     END IF;
@@ -293,4 +308,38 @@ BEGIN
     SELECT lost_range_id, group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at, rewind_id, head_of FROM back;
 END
 $$;
-REVOKE EXECUTE ON FUNCTION tidemark.take_from_ledger(bigint), tidemark.put_back_in_ledger(bigint) FROM PUBLIC;
+
+-- The swap of a replay beside: what the side group has read is from now on what the group has read.
+CREATE FUNCTION tidemark.take_over_side(applied bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM tidemark.rewind WHERE rewind_id = applied AND state = 'BESIDE') THEN
+        RAISE insufficient_privilege USING MESSAGE = 'permission denied for table batch',
+            DETAIL = format('Rewind %s has no replay beside.', applied);
+    END IF;
+    UPDATE tidemark.validation SET group_id = grp.group_id FROM tidemark.rewind_group grp
+     WHERE grp.rewind_id = applied AND validation.group_id = grp.side_id;
+    UPDATE tidemark.batch SET group_id = grp.group_id FROM tidemark.rewind_group grp
+     WHERE grp.rewind_id = applied AND batch.group_id = grp.side_id;
+    UPDATE tidemark.failed_record SET group_id = grp.group_id FROM tidemark.rewind_group grp
+     WHERE grp.rewind_id = applied AND failed_record.group_id = grp.side_id;
+    UPDATE tidemark.lost_range SET group_id = grp.group_id FROM tidemark.rewind_group grp
+     WHERE grp.rewind_id = applied AND lost_range.group_id = grp.side_id;
+END
+$$;
+
+-- Removes what a side group has read, before its swap.
+CREATE FUNCTION tidemark.discard_side(discarded bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM tidemark.rewind WHERE rewind_id = discarded AND state = 'BESIDE') THEN
+        RAISE insufficient_privilege USING MESSAGE = 'permission denied for table batch',
+            DETAIL = format('Rewind %s has no replay beside.', discarded);
+    END IF;
+    DELETE FROM tidemark.batch USING tidemark.rewind_group grp WHERE grp.rewind_id = discarded AND batch.group_id = grp.side_id;
+    DELETE FROM tidemark.failed_record USING tidemark.rewind_group grp
+     WHERE grp.rewind_id = discarded AND failed_record.group_id = grp.side_id;
+    DELETE FROM tidemark.lost_range USING tidemark.rewind_group grp WHERE grp.rewind_id = discarded AND lost_range.group_id = grp.side_id;
+    DELETE FROM tidemark.validation USING tidemark.rewind_group grp WHERE grp.rewind_id = discarded AND validation.group_id = grp.side_id;
+END
+$$;
+REVOKE EXECUTE ON FUNCTION tidemark.take_from_ledger(bigint), tidemark.put_back_in_ledger(bigint), tidemark.take_over_side(bigint),
+                           tidemark.discard_side(bigint) FROM PUBLIC;

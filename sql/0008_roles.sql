@@ -58,6 +58,9 @@ $$;
 CREATE TRIGGER keep_name BEFORE UPDATE OF name ON tidemark.consumer_group FOR EACH ROW
     WHEN (NEW.name <> OLD.name AND NEW.name <> OLD.name || ' (deleted, group ' || OLD.group_id || ')')
     EXECUTE FUNCTION tidemark.only_owner('A group is renamed only when it is deleted.');
+CREATE TRIGGER keep_side BEFORE UPDATE OF side_id ON tidemark.rewind_group FOR EACH ROW
+    WHEN (OLD.side_id IS NOT NULL AND NEW.side_id IS DISTINCT FROM OLD.side_id)
+    EXECUTE FUNCTION tidemark.only_owner('The side group of a replay beside is stored once.');
 -- Each change of the state writes an event, which has the approver.
 CREATE TRIGGER keep_decisions BEFORE UPDATE OF approved_by, started_at ON tidemark.redrive FOR EACH ROW
     WHEN (NEW.state = OLD.state AND (OLD.approved_by, OLD.started_at) IS DISTINCT FROM (NEW.approved_by, NEW.started_at))
@@ -128,7 +131,8 @@ BEGIN
                 DETAIL = format('%s is set once, and a time only to the current time.', name);
         END IF;
     END LOOP;
-    IF TG_TABLE_NAME = 'rewind' AND (OLD.state, NEW.state) NOT IN (('PLANNED', 'REJECTED'), ('PLANNED', 'APPLIED'), ('APPLIED', 'UNDONE'))
+    IF TG_TABLE_NAME = 'rewind' AND (OLD.state, NEW.state) NOT IN (('PLANNED', 'REJECTED'), ('PLANNED', 'APPLIED'), ('APPLIED', 'UNDONE'), ('PLANNED', 'BESIDE'),
+                                                                   ('BESIDE', 'APPLIED'), ('BESIDE', 'DISCARDED'))
        AND OLD.state <> NEW.state THEN
         RAISE insufficient_privilege USING MESSAGE = 'permission denied for table rewind',
             DETAIL = format('Rewind %s is %s and does not become %s.', OLD.rewind_id, OLD.state, NEW.state);
@@ -137,14 +141,18 @@ BEGIN
 END
 $$;
 CREATE TRIGGER keep_decisions BEFORE UPDATE ON tidemark.rewind FOR EACH ROW
-    EXECUTE FUNCTION tidemark.keep_decisions('decided_by', 'decided_at', 'applied_by', 'applied_at', 'applied_no', 'dag_id', 'run_id');
+    EXECUTE FUNCTION tidemark.keep_decisions('decided_by', 'decided_at', 'started_by', 'started_at', 'applied_by', 'applied_at', 'applied_no',
+                                             'dag_id', 'run_id');
+-- Whether the current role may change the rows of a sink (schema.table).
+CREATE FUNCTION tidemark.changes(sink text) RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT has_table_privilege(to_regclass(format('%I.%I', split_part(sink, '.', 1), substr(sink, strpos(sink, '.') + 1))),
+                               'INSERT, UPDATE, DELETE') IS TRUE
+$$;
 
 -- An undo puts these rows into the sink, so only who may change the sink adds one.
 CREATE FUNCTION tidemark.keep_rows() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    other text := (SELECT sink FROM (SELECT DISTINCT sink FROM fresh) AS of_sinks
-                    WHERE has_table_privilege(to_regclass(format('%I.%I', split_part(sink, '.', 1), substr(sink, strpos(sink, '.') + 1))),
-                                              'INSERT, UPDATE, DELETE') IS NOT TRUE LIMIT 1);
+    other text := (SELECT sink FROM (SELECT DISTINCT sink FROM fresh) AS of_sinks WHERE NOT tidemark.changes(sink) LIMIT 1);
 BEGIN
     IF other IS NOT NULL AND NOT tidemark.owns(TG_RELID) THEN
         RAISE insufficient_privilege USING MESSAGE = 'permission denied for table rewound_row',
@@ -155,3 +163,16 @@ END
 $$;
 CREATE TRIGGER keep_rows AFTER INSERT ON tidemark.rewound_row REFERENCING NEW TABLE AS fresh
     FOR EACH STATEMENT EXECUTE FUNCTION tidemark.keep_rows();
+
+-- The swap of a replay beside makes the deletions of its shadow deletions of the sink, so only who may change the sink does that.
+CREATE FUNCTION tidemark.keep_sink() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT tidemark.changes(NEW.sink) AND NOT tidemark.owns(TG_RELID) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'permission denied for table deletion',
+            DETAIL = format('This role may not change %s.', NEW.sink);
+    END IF;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER keep_sink BEFORE UPDATE OF sink ON tidemark.deletion FOR EACH ROW
+    WHEN (NEW.sink <> OLD.sink) EXECUTE FUNCTION tidemark.keep_sink();

@@ -61,9 +61,11 @@ BEGIN
           FROM tidemark.rewind WHERE rewind_id = NEW.rewind_id;
     ELSE
         INSERT INTO tidemark.audit_event (kind, group_name, claimed_by, dag_id, run_id, plan, digest, reason, details)
-        SELECT 'REWIND ' || NEW.state, grp.group_name, CASE WHEN NEW.state = 'REJECTED' THEN NEW.decided_by ELSE NEW.applied_by END,
-               NEW.dag_id, NEW.run_id, NEW.rewind_id, NEW.digest, NEW.reason,
-               jsonb_strip_nulls(jsonb_build_object('approved_by', CASE WHEN NEW.state = 'APPLIED' THEN NEW.decided_by END,
+        SELECT 'REWIND ' || NEW.state, grp.group_name, CASE NEW.state WHEN 'REJECTED' THEN NEW.decided_by WHEN 'BESIDE' THEN NEW.started_by
+                              WHEN 'DISCARDED' THEN nullif(current_setting('tidemark.claimed_by', true), '') ELSE NEW.applied_by END,
+               NEW.dag_id, NEW.run_id, NEW.rewind_id, NEW.digest,
+               coalesce(CASE WHEN NEW.state = 'DISCARDED' THEN nullif(current_setting('tidemark.reason', true), '') END, NEW.reason),
+               jsonb_strip_nulls(jsonb_build_object('approved_by', CASE WHEN NEW.state IN ('APPLIED', 'BESIDE') THEN NEW.decided_by END,
                                                     'undo_of', NEW.undo_of, 'sink', grp.sink, 'partitions', part.partitions,
                                                     'sink_rows', part.sink_rows, 'failed_records', part.failed_records))
           FROM tidemark.rewind_group grp

@@ -202,19 +202,19 @@ class Run:
     def mark(self, state: str, task: str = "consume") -> None:
         self.lab.client.mark(state, self.dag, self.run_id, task)
 
-    def question(self) -> dict[str, Any]:
-        """Returns the question to the user, once the scheduler knows that the task waits. The scheduler loses answers that arrive before
-        its loop has run."""
-        until(lambda: self.tasks().get("apply") in {"awaiting_input", "failed"}, what="somebody is asked")
-        assert self.tasks()["apply"] == "awaiting_input", self.log("apply")
+    def question(self, task: str = "apply") -> dict[str, Any]:
+        """Returns the task's question to the user, once the scheduler knows that the task waits. The scheduler loses answers that arrive
+        before its loop has run."""
+        until(lambda: self.tasks().get(task) in {"awaiting_input", "failed", "upstream_failed"}, what="somebody is asked")
+        assert self.tasks()[task] == "awaiting_input", self.log(task)
         asked = time.time()
         until(lambda: self.lab.scheduler_at() > asked + 1, what="the scheduler has gone round")
-        found: dict[str, Any] = self.lab.client.get(f"{self.path}/apply/-1/hitlDetails")
+        found: dict[str, Any] = self.lab.client.get(f"{self.path}/{task}/-1/hitlDetails")
         return found
 
-    def answer(self, option: str, *, client: AirflowClient | None = None) -> None:
+    def answer(self, option: str, task: str = "apply", *, client: AirflowClient | None = None) -> None:
         """Answers as the admin, or as the user of ``client``."""
-        (client or self.lab.client).patch(f"{self.path}/apply/-1/hitlDetails", {"chosen_options": [option], "params_input": {}})
+        (client or self.lab.client).patch(f"{self.path}/{task}/-1/hitlDetails", {"chosen_options": [option], "params_input": {}})
 
 
 @dataclass

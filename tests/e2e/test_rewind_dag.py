@@ -78,6 +78,39 @@ def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consume
     assert event.extra == documented | {"group": "asked", "ranges": {"asked/0": [[40, RECORDS]]}, "rewind": number}
 
 
+def test_rewind_beside_asks_before_its_swap_and_is_discarded_if_rejected(consumers, rewind):
+    """The replay is read, validated and compared without approval, because it changes nothing that anybody sees. The question shows what
+    the swap would change. Positions stay, so no run of the consumer follows."""
+    consumer, rows = consumers["asked"], consumers["asked"].rows()
+    rejected = rewind("asked", beside=True)
+    question = rejected.question("approve")
+    assert question["subject"] == f"Swap the replay of rewind {rejected.stored()[4]} of asked?"
+    assert f"| {consumer.table.replace('_', chr(92) + '_')} | 60 | 0 | 0 | 0 |" in question["body"].splitlines()
+    assert rejected.stored()[:4] == ("BESIDE", "admin", None, None)
+    rejected.answer("Reject", "approve")
+    assert rejected.wait() == "success"
+    assert rejected.stored()[0] == "DISCARDED"
+    assert (consumer.rows(), consumer.position()) == (rows, RECORDS)
+
+    approved = rewind("asked", beside=True)
+    approved.question("approve")
+    approved.answer("Approve", "approve")
+    assert approved.wait() == "success"
+    assert approved.stored()[:4] == ("APPLIED", "admin", "admin", "admin")
+    assert approved.xcom("replay") == {"asked": {"equal": 60, "changed": 0, "gone": 0, "new": 0}}
+    skipped = {"consume": "skipped", "backfill": "skipped", "verify": "skipped"}
+    assert skipped.items() <= approved.tasks().items()
+    assert (consumer.rows(), consumer.position()) == (rows, RECORDS)
+
+
+def test_rewind_beside_without_approval_is_swapped_when_it_is_valid(consumers, rewind):
+    consumer, rows = consumers["unasked"], consumers["unasked"].rows()
+    run = rewind("unasked", beside=True)
+    assert run.wait() == "success"
+    assert run.stored()[:4] == ("APPLIED", "admin", None, "admin")
+    assert (consumer.rows(), consumer.position()) == (rows, RECORDS)
+
+
 def test_plan_that_is_rejected_or_that_nobody_answers_changes_nothing_and_is_kept_as_rejected(consumers, rewind):
     """The name of the person who rejected it is stored. The downstream tasks are skipped, and the run succeeds."""
     run, unanswered = rewind("asked"), rewind("asked", expires_in="2s")

@@ -84,6 +84,10 @@ class ByHand:
         with contextlib.nullcontext(connection) if connection else self.session(cursor) as used:
             return applying.apply(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, **{"by": "bob", **options})
 
+    def swap(self, rewind_id: int, *, cursor: type[PostgresCursor] | None = None) -> Applied:
+        with self.session(cursor) as used:
+            return applying.swap(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, by="bob")
+
     def rewind(self, scenario: Scenario, *scope: str, **options: Any) -> Plan:
         """Makes a plan and applies it at once."""
         return self.apply(self.plan(scenario, *scope, **options).rewind_id).plan

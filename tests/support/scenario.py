@@ -248,12 +248,12 @@ class Scenario:
         before: Callable[[Slice], None] = lambda part: None,
         task: TaskIdentity | None = None,
         drain: bool = False,
-        backfill_of: int | None = None,
+        of_rewind: int | None = None,
         partitions: Sequence[str] = (),
     ) -> launch.Progress:
         """One run in this process, or one drain, or one backfill of what a rewind skipped. Raises the error that made it fail."""
         spec = narrowed(self.spec, partitions)
-        attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity(), backfill_of=backfill_of)
+        attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity(), of_rewind=of_rewind)
         self.engine = None
 
         def start(_records: int | None) -> LocalEngine:

@@ -128,10 +128,10 @@ class ConsumeOperator(ConsumerOperator):
         idle = leaves_nothing_to_do(spec, summary["attempt_id"], announces=announces)
         return sorted(task.task_id for task in after) if idle else []
 
-    def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
+    def _consume(self, context: Context, spec: ConsumerSpec, *, of_rewind: int | None = None) -> dict[str, Any]:
         from tidemark.airflow.tasks.consume import run
 
-        return run(self, context, spec, backfill_of)
+        return run(self, context, spec, of_rewind)
 
     def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
         """Returns the topics and the sink, for OpenLineage. Also called after a failure: what a failed attempt has committed stays."""

@@ -32,7 +32,7 @@ def backfill(
         rewind_ids = unfinished(cur, spec.group) if rewind_id is None else [find(cur, spec.group, rewind_id).rewind_id]
     summaries = []
     for unfinished_id in rewind_ids:
-        result = run_with_progress(spec, connections, backfill_of=unfinished_id)
+        result = run_with_progress(spec, connections, of_rewind=unfinished_id)
         with session(connections.database_url) as connection, transaction(connection) as cur:
             left = find(cur, spec.group, unfinished_id).left
         summaries.append(

@@ -62,17 +62,17 @@ def consume(
 
 
 def run_with_progress(
-    spec: ConsumerSpec, connections: Connections, *, drain: bool = False, backfill_of: int | None = None
+    spec: ConsumerSpec, connections: Connections, *, drain: bool = False, of_rewind: int | None = None
 ) -> launch.Progress:
     """Performs one run with a progress bar, then publishes the records that it handed off. Prints lost ranges and publishing problems.
 
     Raises the run's error, after printing the driver's last log lines to stderr, and `Interrupted`.
     """
-    starts_first = spec.run is RunMode.CONTINUOUS and not drain and backfill_of is None
-    with RunBar(spec.name if backfill_of is None else f"{spec.name}, rewind {backfill_of}", starts_first=starts_first) as bar:
+    starts_first = spec.run is RunMode.CONTINUOUS and not drain and of_rewind is None
+    with RunBar(spec.name if of_rewind is None else f"{spec.name}, rewind {of_rewind}", starts_first=starts_first) as bar:
         cluster = cluster_settings(spec, connections)
         task = TaskIdentity(task_id="drain" if drain else None)
-        attempt_id = open_attempt(connections.database_url, spec.group, task, backfill_of=backfill_of)
+        attempt_id = open_attempt(connections.database_url, spec.group, task, of_rewind=of_rewind)
         arguments = launch.DriverArguments(spec.name, attempt_id, partitions=[str(item) for item in spec.only.items], drain=drain)
         try:
             if cluster is not None:

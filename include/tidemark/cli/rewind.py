@@ -29,20 +29,25 @@ from tidemark.cli.common import (
     who,
     with_options,
 )
+from tidemark.cli.consume import print_result, run_with_progress
 from tidemark.cli.servers import connected, kafka_cluster
+from tidemark.connections import from_env
+from tidemark.db import DatabaseUrl, transaction
 from tidemark.profiles import Profile
-from tidemark.rewind import plan_text, store
+from tidemark.rewind import beside, plan_text, store
 from tidemark.rewind.apply import apply as apply_plan
+from tidemark.rewind.apply import catch_up_and_swap
 from tidemark.rewind.plan import PlanRequest
 from tidemark.rewind.plan import plan as store_plan
-from tidemark.rewind.plan_model import Adopt, Plan, Scenario, ToOffset, Undo
+from tidemark.rewind.plan_model import Adopt, Plan, RewindState, Scenario, ToOffset, Undo
 from tidemark.rewind.scenarios.offsets_file import read_text
 from tidemark.rewind.scenarios.scenario import FROM_FILE, SCENARIO_OPTIONS, describe, parse, parse_expiry
 from tidemark.rewind.verify import verify as compare_rows
-from tidemark.spec import find_consumer
+from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.scope import Scope
 from tidemark.text.problems import Problems, check_reason
 from tidemark.text.storable import BIGINT
+from tidemark.text.wording import counted
 
 POSITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)/(?P<partition>\d{1,9})", re.ASCII)
 
@@ -113,6 +118,9 @@ def plan(
     backfill: Annotated[
         bool, typer.Option("--backfill", help="Let `tidemark backfill` load the skipped records later, into the same table.")
     ] = False,
+    read_beside: Annotated[
+        bool, typer.Option("--beside", help="Read the records beside the live rows first, and swap them in later: readers never see a gap.")
+    ] = False,
     expires_in: ExpiresIn = None,
     output: Form = PlanFormat.TABLE,
 ) -> None:
@@ -123,7 +131,8 @@ def plan(
         contents = read_text(Path(value or "")) if name == FROM_FILE else None
         return parse(name, value, zone=zone, groups=groups, contents=contents)
 
-    new_plan = _make_plan(names, topic, parse_scenario, reason, expires_in, allow_loss=allow_loss, backfill=backfill)
+    options = {"allow_loss": allow_loss, "backfill": backfill, "read_beside": read_beside}
+    new_plan = _make_plan(names, topic, parse_scenario, reason, expires_in, **options)
     _print_new(new_plan, output)
 
 
@@ -136,7 +145,7 @@ def show(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
 
 @app.command()
 def apply(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
-    """Apply a plan in one transaction while the group runs. A plan that was already applied is only shown."""
+    """Apply a plan in one transaction while the group runs. A plan that was already applied is only shown. With --beside, only begins."""
     _print(_apply(rewind_id), output)
 
 
@@ -152,6 +161,69 @@ def undo(
     with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
     _print_new(_make_plan(names, None, lambda _: Undo(rewind_id), reason, expires_in, allow_loss=allow_loss), output)
+
+
+@app.command()
+def replay(rewind_id: Number, output: Output = OutputFormat.TABLE) -> None:
+    """Read a rewind's records beside the live rows, up to where its groups are, and validate them. Repeat it to follow the groups."""
+    connections = from_env()
+    with connected(needs=Profile.RUNNER) as connection, transaction(connection) as cur:
+        replays = beside.require(cur, rewind_id)
+    results = []
+    for each in replays:
+        spec = find_consumer(each.consumer)
+        results.append((spec, run_with_progress(spec, connections, of_rewind=rewind_id)))
+        if spec.validation is not None:
+            _validate_beside(spec, each, connections.database_url)
+    with connected(needs=Profile.RUNNER) as connection, transaction(connection) as cur:
+        left = {each.group: each.left for each in beside.require(cur, rewind_id)}
+    if output is OutputFormat.JSON:
+        print_json([
+            {"group": spec.group, "attempt": result.attempt_id, "records": result.records, **result.counts, "left": left[spec.group]}
+            for spec, result in results
+        ])  # fmt: skip
+        return
+    for spec, result in results:
+        print_result(spec.group, result, output)
+        behind = left[spec.group]
+        print_note(f"{spec.group}: {counted(behind, 'offset')} behind" if behind else f"{spec.group}: level with the group")
+    print_note(
+        f"compare: tidemark rewind verify {rewind_id}; then tidemark rewind swap {rewind_id}, or tidemark rewind discard {rewind_id}"
+    )
+
+
+@app.command()
+def swap(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
+    """Swap a replay beside into the tables, in one transaction while the groups run. Reads the last records first."""
+    connections = from_env()
+
+    def read_on() -> None:
+        with connected(needs=Profile.RUNNER) as connection, transaction(connection) as cur:
+            replays = beside.require(cur, rewind_id)
+        for each in replays:
+            run_with_progress(find_consumer(each.consumer), connections, of_rewind=rewind_id)
+
+    with connected(needs=Profile.REWINDER) as connection:
+        result = catch_up_and_swap(connection, lambda _: kafka_cluster(), find_consumer, rewind_id, read_on=read_on, by=who())
+    print_note(f"rewind {rewind_id} was already swapped; nothing was changed now" if result.already else f"swapped rewind {rewind_id}")
+    _print(result.plan, output)
+
+
+@app.command()
+def discard(rewind_id: Number, reason: Reason, output: Form = PlanFormat.TABLE) -> None:
+    """Discard a replay beside. The tables and the groups were not changed, and stay as they are."""
+    with connected(needs=Profile.REWINDER) as connection:
+        plan = beside.discard(connection, rewind_id, by=who(), reason=check_reason(reason))
+    print_note(f"discarded the replay of rewind {rewind_id}")
+    _print(plan, output)
+
+
+def _validate_beside(spec: ConsumerSpec, replay: beside.SideReplay, url: DatabaseUrl) -> None:
+    for report in beside.validate_replay(url, spec, replay):
+        for result in report.results:
+            if not result.success:
+                print_note(f"{result.severity}: {result.text}", style="red")
+        print_note(f"validation of the replay: {report.verdict.value}")
 
 
 @app.command("list")
@@ -232,6 +304,7 @@ def _make_plan(
     *,
     allow_loss: bool,
     backfill: bool = False,
+    read_beside: bool = False,
 ) -> Plan:
     """Makes and stores a plan. Raises all problems of the arguments at once, before it connects to Postgres or Kafka."""
     problems = Problems()
@@ -253,6 +326,7 @@ def _make_plan(
         by=who(),
         allow_loss=allow_loss,
         backfill=backfill,
+        beside=read_beside,
         expires_in=expiry,
     )
     with connected(needs=Profile.REWINDER) as connection:
@@ -262,7 +336,9 @@ def _make_plan(
 def _apply(rewind_id: int) -> Plan:
     with connected(needs=Profile.REWINDER) as connection:
         result = apply_plan(connection, lambda _: kafka_cluster(), find_consumer, rewind_id, by=who())
-    print_note(f"rewind {rewind_id} was already applied; nothing was changed now" if result.already else f"applied rewind {rewind_id}")
+    begun = f"rewind {rewind_id} began; its records are read by: tidemark rewind replay {rewind_id}"
+    applied = begun if result.plan.state is RewindState.BESIDE else f"applied rewind {rewind_id}"
+    print_note(f"rewind {rewind_id} was already applied; nothing was changed now" if result.already else applied)
     return result.plan
 
 

@@ -138,9 +138,8 @@ class ClaimedPartitions(RebalanceListener):
 
     def next_batch(self, max_records: int) -> list[Slice]:
         """The slices to read next, within the operator's flow control (`tidemark.offsets.flow`). Empty if nothing is left."""
-        backfill = self._lookup.backfill
         with transaction(self._connection) as cur:
-            control = flow.read(cur, self._claimant().group_id if backfill is None else backfill.group_id)
+            control = flow.read(cur, self._claimant().group_id)
         open_claims = control.open(self.claims, self._lookup.ends)
         ends = dict(self._lookup.ends)
         if not any(claim.drained for claim in open_claims):  # in a retry topic, timestamps are the relay's

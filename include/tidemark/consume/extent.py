@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from tidemark.consume.claims import LookUp
-from tidemark.consume.lookup import look, look_due, look_skipped
+from tidemark.consume.lookup import look, look_beside, look_due, look_skipped
 from tidemark.db import transaction
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.rewind.backfill import Backfill, ends
+from tidemark.rewind.beside import SideReplay
+from tidemark.rewind.beside import ends as ends_beside
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
@@ -120,6 +122,24 @@ class Skipped(Bounded):
         lookup = membership.claimed.lookup
         lowered = {partition: min(current_ends.get(partition, 0), log.end) for partition, log in lookup.logs.items()}
         membership.update(replace(lookup, ends=lowered))
+
+
+class Beside(Bounded):
+    """Reads a replay beside the live rows, up to where its group is. The group may read on meanwhile: the run follows it."""
+
+    def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, replay: SideReplay) -> None:
+        super().__init__(cluster, spec)
+        self._connection, self._replay = connection, replay
+
+    def begin(self) -> LookUp:
+        return look_beside(self._cluster, self._replay)
+
+    def refresh(self, membership: Membership) -> None:
+        with transaction(self._connection) as cur:
+            current_ends = ends_beside(cur, self._replay)
+        lookup = membership.claimed.lookup
+        ends_now = {partition: min(current_ends.get(partition, 0), log.end) for partition, log in lookup.logs.items()}
+        membership.update(replace(lookup, ends=ends_now))
 
 
 class Drain(Bounded):

@@ -9,8 +9,8 @@ runs the attempt itself if every partition has reached its end. Commits before a
 
 A consumer with one member assigns itself all partitions (`ManualAssignment`). With several, each run is a member of the group
 (`GroupMembership`): between two batches it learns which partitions were assigned or revoked, and it ends when its partitions are read.
-A drain reads the due records of the group's retry topics, a backfill the records that a rewind skipped (`tidemark.consume.extent`). Both
-are bounded and use manual assignment.
+A drain reads the due records of the group's retry topics, a backfill the records that a rewind skipped, a replay beside those that it reads
+again (`tidemark.consume.extent`). They are bounded and use manual assignment.
 
 A continuous run starts the engine first and then takes over from the previous run, which detects this before its next batch and ends. A
 run whose partitions a rewind has moved detects that in the same way, claims them again and continues at the new positions.
@@ -30,7 +30,7 @@ from tidemark.connections import Connections
 from tidemark.consume.batch import Engine, Start, require_same_topics, run_batch
 from tidemark.consume.claims import LookUp, store_deleted_topics
 from tidemark.consume.evolve import evolve_tables
-from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
+from tidemark.consume.extent import Beside, Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
 from tidemark.consume.rewind_watch import RewindWatch
@@ -48,6 +48,7 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker
 from tidemark.retry.order import HeldTooMany
+from tidemark.rewind import beside
 from tidemark.rewind.backfill import Backfill, find, of_attempt
 from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
@@ -93,18 +94,19 @@ def kind(error: BaseException) -> str:
     return next((name for name, base in kinds.items() if isinstance(error, base)), "failed")
 
 
-def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
-    """Writes the attempt's row before its driver starts. ``backfill_of``: the attempt reads the records that this rewind skipped.
+def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, of_rewind: int | None = None) -> int:
+    """Writes the attempt's row before its driver starts. ``of_rewind``: the attempt reads the records that this rewind skipped, or its
+    replay beside.
 
-    Raises `SchemaMismatch`, `RoleLacks`, and `BadInput` if the rewind left the group no backfill.
+    Raises `SchemaMismatch`, `RoleLacks`, and `BadInput` if the rewind has neither for this group.
     """
     with session(database_url) as connection:
         migrations.require_current(connection)
         roles.require(connection, Profile.RUNNER)
         with transaction(connection) as cur:
-            if backfill_of is not None:
-                find(cur, group, backfill_of)
-            return store.new_attempt(cur, store.ensure_group(cur, group), task, backfill_of=backfill_of)
+            if of_rewind is not None and not beside.replays(cur, group, of_rewind):
+                find(cur, group, of_rewind)
+            return store.new_attempt(cur, store.ensure_group(cur, group), task, of_rewind=of_rewind)
 
 
 def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start | None, *, drain: bool = False) -> bool:
@@ -152,13 +154,15 @@ def _run(
     connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start | None, *, drain: bool
 ) -> None:
     with transaction(connection) as cur:
-        backfill = of_attempt(cur, attempt_id)
-        if backfill is not None:
+        replay = beside.of_attempt(cur, attempt_id)
+        backfill = of_attempt(cur, attempt_id) if replay is None else None
+        side = replay or backfill
+        if side is not None:
             if start is None:
                 raise _DriverNeeded
-            spec = _as_backfill(spec, backfill)
+            spec = _as_side_run(spec, side.side)
         group_id = store.ensure_group(cur, spec.group)
-        earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone decide what is left
+        earlier = [] if side is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone decide what is left
         if spec.run is RunMode.CONTINUOUS:  # its ends keep moving, so only the state shows that it is done
             earlier = [attempt for attempt in earlier if attempt["state"] == "COMMITTED"]
         positions = store.positions(cur, spec.group)
@@ -171,6 +175,8 @@ def _run(
     extent: Extent
     if backfill is not None:
         extent = Skipped(cluster, spec, connection, backfill)
+    elif replay is not None:
+        extent = Beside(cluster, spec, connection, replay)
     elif drain:
         extent = Drain(cluster, spec, connection, group_id)
     elif spec.run is RunMode.CONTINUOUS:
@@ -181,15 +187,24 @@ def _run(
         raise _DriverNeeded
     for exposure in of_servers(connections):
         log.warning("%s", exposure)
-    watched_group = spec.group if backfill is None else backfill.group
-    ConsumerRun(connection, Attempt(attempt_id, group_id, spec, connections), cluster, extent, start).read(watched_group)
+    watched_group = spec.group if side is None else side.group
+    ConsumerRun(connection, Attempt(attempt_id, group_id, spec, connections), cluster, extent, start, replay).read(watched_group)
 
 
 class ConsumerRun:
     """An attempt, from the look-ups to the release of its partitions. Owns the engine; the caller owns the session."""
 
-    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, extent: Extent, start: Start | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        attempt: Attempt,
+        cluster: Cluster,
+        extent: Extent,
+        start: Start | None,
+        replay: beside.SideReplay | None = None,
+    ) -> None:
         self._connection, self._attempt, self._cluster, self._extent, self._start = connection, attempt, cluster, extent, start
+        self._replay = replay
         self._spec = attempt.spec
         self._engine: Engine | None = None
         self._interrupt = Interrupt(self._cancel)
@@ -240,8 +255,8 @@ class ConsumerRun:
         return ManualAssignment(self._connection, self._attempt, self._cluster, lookup)
 
     def _sample_lag(self, membership: Membership) -> None:
-        """Samples the lag of the whole group, even if this run reads only some partitions. Drains and backfills take no sample."""
-        if isinstance(self._extent, Drain | Skipped):
+        """Samples the lag of the whole group, even if this run reads only some partitions. Drains, backfills and replays take no sample."""
+        if isinstance(self._extent, Drain | Skipped | Beside):
             return
         topics, new_window = membership.claimed.lookup.topics, self._sampled_at is None
         partitions = [part for topic in topics for part in topic.all() if self._spec.fixed.covers(part)]
@@ -287,7 +302,7 @@ class ConsumerRun:
             engine = self._ensure_engine(membership.claimed.remaining)  # ④
             if self._target is None:
                 layouts = evolve_tables(self._connection, self._attempt.attempt_id, engine.layouts, self._spec.evolving)
-                self._target = _target(self._attempt, layouts, membership.claimed.lookup.backfill)
+                self._target = self._new_target(layouts, membership.claimed.lookup.backfill)
             reading = True
             require_same_topics(self._cluster, membership.claimed, slices)  # ⑤
             where = (self._spec.group, self._attempt.attempt_id)
@@ -304,6 +319,14 @@ class ConsumerRun:
         membership.claimed.advance(receipts)
         self._account_for(receipts)
         return True
+
+    def _new_target(self, layouts: tuple[Layout, ...], backfill: Backfill | None) -> Target:
+        target = _target(self._attempt, layouts, backfill)
+        if self._replay is None:
+            return target
+        with transaction(self._connection) as cur:
+            beside.follow_columns(cur, self._replay, layouts)
+        return self._replay.onto_shadows(replace(target, ladder=replace(target.ladder, group=self._replay.group)))
 
     def _recover(self, membership: Membership, error: TidemarkError) -> None:
         """Continues at the committed positions after an error. Raises the error if this run may not continue.
@@ -332,7 +355,7 @@ class ConsumerRun:
 
     @property
     def _by_pattern(self) -> bool:
-        return bool(self._spec.topic_pattern) and not isinstance(self._extent, Drain | Skipped)
+        return bool(self._spec.topic_pattern) and not isinstance(self._extent, Drain | Skipped | Beside)
 
     def _drop_deleted_topics(self, membership: Membership, error: TidemarkError) -> bool:
         """Drops topics that matched the pattern and were deleted during the run. Returns False if they did not cause the error. A later run
@@ -375,11 +398,11 @@ def _target(attempt: Attempt, layouts: tuple[Layout, ...], backfill: Backfill | 
     return target if backfill is None else replace(target, group_id=backfill.group_id, side_id=backfill.side_id)
 
 
-def _as_backfill(spec: ConsumerSpec, backfill: Backfill) -> ConsumerSpec:
-    """The consumer as a bounded run with manual assignment in the backfill's side group. Never resets to latest, so it skips only records
-    that are gone from the log."""
+def _as_side_run(spec: ConsumerSpec, side: str) -> ConsumerSpec:
+    """The consumer as a bounded run with manual assignment in a side group. Never resets to latest, so it skips only records that are gone
+    from the log."""
     reset = OffsetReset.EARLIEST if spec.offset_reset is OffsetReset.LATEST else spec.offset_reset
-    overrides = {"group": backfill.side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset, "mirror": False}
+    overrides = {"group": side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset, "mirror": False}
     return spec.model_copy(update=overrides)
 
 

@@ -204,13 +204,13 @@ def next_look_s(look_after_s: float) -> float:
 
 
 def attempt_to_follow(
-    connections: Connections, group: str, task: TaskIdentity, on_log: Callable[[str], None], *, backfill_of: int | None = None
+    connections: Connections, group: str, task: TaskIdentity, on_log: Callable[[str], None], *, of_rewind: int | None = None
 ) -> int | None:
     """The group's attempt of an earlier try of this task whose driver still runs on the cluster, or waits there. Raises
     `ClusterUnavailable`."""
     url = connections.database_url
     with session(url) as connection, transaction(connection) as cur:
-        attempt_id = store.running_application(cur, group, task, backfill_of=backfill_of)
+        attempt_id = store.running_application(cur, group, task, of_rewind=of_rewind)
     if attempt_id is None or (driver := progress(url, attempt_id).driver) is None:
         return None
     if not driver.alive:

@@ -29,6 +29,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.store import require_group
 from tidemark.rewind import guards
+from tidemark.rewind.beside import require_none
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.rows.archive import open_archive
 from tidemark.sink import suppressed
@@ -136,12 +137,14 @@ def plan(
 ) -> Planned:
     """Counts the matches and stores the counts, with a salted hash of the condition or key. Removes nothing.
 
-    Raises `BadInput` if Postgres cannot evaluate the condition, or for the key if the sink's rows do not belong to single records.
+    Raises `BadInput` if Postgres cannot evaluate the condition, or for the key if the sink's rows do not belong to single records, and
+    `ReplayExists` while a rewind of the group reads beside.
     """
     sink = _only_sink(spec)
     keyed = None if person.key is None else read_kafka(spec, person.key)
     with _allowed(), transaction(connection) as cur:
         group_id = require_group(cur, spec.group)
+        require_none(cur, {group_id: spec.group})
         cur.execute(SQL["make_found"])
         ids = _add_keyed(cur, group_id, person, keyed)
         salt = secrets.token_bytes(16)
@@ -173,8 +176,8 @@ def apply(
 ) -> Erasure:
     """Removes all current matches, or nothing, and returns the erasure with the actual numbers. Safe to repeat.
 
-    Waits up to one minute for rewinds and drains of the group, and up to ten for its commits. Raises `OtherCondition`, `BadInput`, and
-    `RowsStay` if the sink keeps rows.
+    Waits up to one minute for rewinds and drains of the group, and up to ten for its commits. Raises `OtherCondition`, `BadInput`,
+    `ReplayExists`, and `RowsStay` if the sink keeps rows.
     """
     with _allowed(), transaction(connection) as cur:
         erasure, salt = _locked_erasure(cur, erasure_id, person)
@@ -191,6 +194,7 @@ def apply(
         erasure, salt = _locked_erasure(cur, erasure_id, person)
         if erasure.state is ErasureState.APPLIED:
             return erasure
+        require_none(cur, {erasure.group_id: spec.group})
         cur.execute(SQL["make_found"])
         _add_keyed(cur, erasure.group_id, person, keyed)
         if sink.key:

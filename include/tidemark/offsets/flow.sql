@@ -1,7 +1,12 @@
 -- Statements on an operator's settings for a group's reading.
 
 -- name: read
-SELECT topic, partition, paused, priority, max_ahead FROM tidemark.flow WHERE group_id = %(group_id)s;
+-- The settings of a group; for a side group, those of its group. A group that a replay beside holds (`tidemark.rewind.beside`) is paused.
+SELECT topic, partition, paused, priority, max_ahead FROM tidemark.flow
+ WHERE group_id = (SELECT coalesce(side_of, group_id) FROM tidemark.consumer_group WHERE group_id = %(group_id)s)
+ UNION ALL
+SELECT NULL, NULL, true, 0, NULL FROM tidemark.rewind JOIN tidemark.rewind_group USING (rewind_id)
+ WHERE state = 'BESIDE' AND hold_until > clock_timestamp() AND rewind_group.group_id = %(group_id)s;
 
 -- name: pause
 -- Locks the row if it exists.

@@ -209,7 +209,7 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                   FROM (SELECT *, EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id) AS gone,
                                first_value(coalesce(run_id, attempt_id::text)) OVER (ORDER BY attempt_id DESC) AS last_run
                           FROM tidemark.attempt
-                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                         WHERE attempt.group_id = grp.group_id AND of_rewind IS NULL
                            AND (dag_id = 'drain_retries' OR dag_id IS NULL AND task_id = 'drain') IS NOT TRUE
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  WHERE coalesce(run_id, attempt_id::text) = last_run
@@ -223,7 +223,7 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                                state = 'RUNNING' AND NOT EXISTS (SELECT FROM dead WHERE dead.attempt_id = attempt.attempt_id) AS running,
                                state = 'COMMITTED' AS good
                           FROM tidemark.attempt
-                         WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                         WHERE attempt.group_id = grp.group_id AND of_rewind IS NULL
                            AND (dag_id = 'drain_retries' OR dag_id IS NULL AND task_id = 'drain') IS NOT TRUE
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  GROUP BY run) run) runs ON true

@@ -387,9 +387,10 @@ def mark_whole_batch(cur: Cursor, batch_ids: Sequence[int]) -> None:
     cur.execute(SQL["set_whole_batch"], {"whole_batch_id": whole_batch_id, "batch_ids": list(batch_ids)})
 
 
-def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
-    """Writes the row of a new attempt and returns its id. ``backfill_of``: a rewind, whose skipped ranges it reads."""
-    cur.execute(SQL["new_attempt"], {"group_id": group_id, "backfill_of": backfill_of, **asdict(task)})
+def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity, *, of_rewind: int | None = None) -> int:
+    """Writes the row of a new attempt and returns its id. ``of_rewind``: a rewind, whose skipped ranges or
+    replay beside it reads."""
+    cur.execute(SQL["new_attempt"], {"group_id": group_id, "of_rewind": of_rewind, **asdict(task)})
     return int(scalar(cur))
 
 
@@ -419,9 +420,9 @@ def read_attempt(cur: Cursor, attempt_id: int) -> dict[str, Any] | None:
     return attempts[0] if attempts else None
 
 
-def running_application(cur: Cursor, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int | None:
+def running_application(cur: Cursor, group: str, task: TaskIdentity, *, of_rewind: int | None = None) -> int | None:
     """Finds the group's running attempt of an earlier try of this task whose driver was submitted to a cluster."""
-    cur.execute(SQL["running_application"], {"group": group, "backfill_of": backfill_of, **asdict(task)})
+    cur.execute(SQL["running_application"], {"group": group, "of_rewind": of_rewind, **asdict(task)})
     row = cur.fetchone()
     return None if row is None else int(row[0])
 

@@ -195,8 +195,8 @@ WITH ended AS (
            error = jsonb_build_object('kind', 'fenced', 'type', 'Superseded', 'text', 'A newer try took over before this one had ended.')
      WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s AND task_id = %(task_id)s AND map_index = %(map_index)s AND state = 'RUNNING'
 )
-INSERT INTO tidemark.attempt (group_id, dag_id, run_id, task_id, map_index, try_number, backfill_of)
-VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(task_id)s, %(map_index)s, %(try_number)s, %(backfill_of)s) RETURNING attempt_id;
+INSERT INTO tidemark.attempt (group_id, dag_id, run_id, task_id, map_index, try_number, of_rewind)
+VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(task_id)s, %(map_index)s, %(try_number)s, %(of_rewind)s) RETURNING attempt_id;
 
 -- name: earlier_attempts
 -- Earlier attempts of the same Airflow task, newest first. Locks nothing.
@@ -214,7 +214,7 @@ SELECT EXISTS (SELECT FROM tidemark.attempt me JOIN tidemark.attempt other USING
 -- A later attempt of the same group or backfill. Locks nothing.
 SELECT newer.attempt_id
   FROM tidemark.attempt me JOIN tidemark.attempt newer USING (group_id)
- WHERE me.attempt_id = %(attempt_id)s AND newer.attempt_id > me.attempt_id AND newer.backfill_of IS NOT DISTINCT FROM me.backfill_of
+ WHERE me.attempt_id = %(attempt_id)s AND newer.attempt_id > me.attempt_id AND newer.of_rewind IS NOT DISTINCT FROM me.of_rewind
  LIMIT 1;
 
 -- name: read_attempt
@@ -229,7 +229,7 @@ SELECT attempt_id, state, planned, error, application, extract(epoch FROM clock_
 -- The newest running attempt of the same Airflow task whose driver was submitted to a cluster. Locks nothing.
 SELECT attempt_id FROM tidemark.attempt JOIN tidemark.consumer_group grp USING (group_id)
  WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s AND task_id = %(task_id)s AND map_index = %(map_index)s AND grp.name = %(group)s
-   AND attempt.state = 'RUNNING' AND application IS NOT NULL AND backfill_of IS NOT DISTINCT FROM %(backfill_of)s
+   AND attempt.state = 'RUNNING' AND application IS NOT NULL AND of_rewind IS NOT DISTINCT FROM %(of_rewind)s
  ORDER BY attempt_id DESC LIMIT 1;
 
 -- name: note_application

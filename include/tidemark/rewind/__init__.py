@@ -4,6 +4,8 @@ The package owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, 
 ``backfill*``, and keeps I4. States of a rewind::
 
     PLANNED --apply--> APPLIED --its undo is applied--> UNDONE
+       |                  ^
+       |                  +---swap--- BESIDE --discard--> DISCARDED     (a rewind beside: its apply begins it)
        |
        +--reject--> REJECTED          (an expired plan stays PLANNED; applying it is refused)
 
@@ -15,6 +17,7 @@ Modules::
     apply              applies a plan in one transaction (I4)
     archive_retention  drops old archives
     backfill           reads records that a forward rewind skipped
+    beside             reads records again into tables beside the sinks, and swaps them in
     guards             triggers, rules, row security and foreign keys of the sink
     plan               resolves a scenario to offsets and stores the plan
     plan_model         scenarios and plans as values

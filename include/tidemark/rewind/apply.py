@@ -1,15 +1,18 @@
-"""Applies a planned rewind to a running group, in one transaction (I4).
+"""Applies a planned rewind to a running group, in one transaction (I4). For a rewind beside, this is the swap.
 
     ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind, read the plan that is applied
     ③ lock the positions, in order; an adoption stores them first
     ④ refuse if the plan is stale   ⑤ store the before-image   ⑥ take out superseded rows, failed records and batches
-    ⑦ undo only: put back what the undone rewind took out   ⑧ store the ranges that stay unread, or that a backfill reads
+    ⑦ undo: put back what the undone rewind took out; swap: put in what the replay beside has read
+    ⑧ store the ranges that stay unread, or that a backfill reads
     ⑨ raise epochs, move positions
     ⑩ mark the rewind as applied, notify the members   ⑪ commit
 
 The group keeps running. The rewind waits `GRACE_MS` for a commit in flight on one of its partitions, then ends that commit's session. From
 ③ on, commits on these partitions wait; after ⑪ they are fenced. Other partitions continue meanwhile. Readers of the sink are not locked
 out, unless a table partition is moved whole (`tidemark.rewind.rows.archive`).
+
+A swap needs the replay to be exactly where its group is; `NotCaughtUp` otherwise. The positions stay.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg2.errors
 
 from tidemark.db import REWIND_LOCK, data_error, rows, scalar, single_row, statements, transaction
-from tidemark.errors import Refused
+from tidemark.errors import Refused, Unavailable
 from tidemark.group.wake import notify
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait
 from tidemark.offsets.mirror import republish_or_log
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import adopt, backfill, guards, undo
+from tidemark.rewind import adopt, backfill, beside, guards, undo
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, partial_batches
 from tidemark.rewind.plan_model import GroupPlan, Plan, RewindState
@@ -40,6 +43,7 @@ from tidemark.rewind.scenarios.scenario import to_json
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
 from tidemark.sink.table import on_tables
 from tidemark.spec import ConsumerSpec
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -52,6 +56,8 @@ GRACE_MS = 10_000
 """How long to wait for a commit in flight on a partition before ending its database session."""
 LOCK_MS = 20_000
 """After this wait the log names the blocker: another rewind of the group, or the commit of a drain. Then the rewind keeps waiting."""
+ROUNDS = 5
+"""How often a replay beside reads on before its swap is given up."""
 IDLE_MS = 60_000
 """A process that stalls in the middle of a rewind loses its session and its locks after this time."""
 
@@ -74,9 +80,13 @@ class StalePlan(Refused):
 
     rewind_id: int
     changes: tuple[str, ...]
+    begun: bool = False
+    """Whether it is read beside."""
 
     def __str__(self) -> str:
-        return "\n".join([*self.changes, f"Rewind {self.rewind_id} was not applied. Nothing was changed. Plan again."])
+        discard = f"Discard its replay with tidemark rewind discard {self.rewind_id}, and plan" if self.begun else "Plan"
+        did = "swapped" if self.begun else "applied"
+        return "\n".join([*self.changes, f"Rewind {self.rewind_id} was not {did}. Nothing was changed. {discard} again."])
 
 
 class RewindNotAllowed(Refused):
@@ -100,22 +110,79 @@ class KafkaLogs:
     logs: Mapping[TopicPartition, tuple[int, int]]
 
 
+class NotCaughtUp(Unavailable):
+    """The replay beside is not where its group is."""
+
+    rewind_id: int
+    left: int
+
+    def __str__(self) -> str:
+        return (
+            f"The replay of rewind {self.rewind_id} is {counted(self.left, 'offset')} behind its group. Nothing was changed. "
+            f"Read them first: tidemark rewind replay {self.rewind_id}"
+        )
+
+
 def apply(
     connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, by: str, approved_by: str | None = None
 ) -> Applied:
     """Applies a stored plan, all of it or nothing, and returns it with the actual numbers.
 
+    A rewind beside only begins: its side groups and shadows are made, and the group and its sinks stay as they are (`swap` ends it).
     Repeating the call is safe: an applied rewind is returned unchanged. ``by`` applies it, ``approved_by`` approved it.
     The group may have read on since the plan was made; rows written since then are superseded too.
 
     Raises `StalePlan` with every change, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
-    `RowsStay` if the sink does not let the rows go, `RowsRefused` if it rejects the restored rows (undo), or `RewindNotAllowed`. After
+    `RowsStay` if the sink does not let the rows go, `RowsRefused` if it rejects the restored rows (undo), `RewindNotAllowed`, and for a
+    rewind beside `ReplayExists` or `ShadowRefused`. After
     `SessionNotEnded`, `DatabaseUnavailable` or `BrokerUnavailable` the same call may succeed. Nothing is changed if it raises.
     Waits for other rewinds, drains and sessions that hold a position, for as long as their sessions live.
     """
+    return _apply(connection, cluster_of, spec_of, rewind_id, RewindState.PLANNED, by=by, approved_by=approved_by)
+
+
+def swap(connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, by: str) -> Applied:
+    """Swaps the rows of a replay beside into the sinks: applies the rewind, with what its side groups have read since.
+
+    As `apply`; also raises `NotCaughtUp`, and `AlreadyDecided` if the replay has not begun.
+    """
+    return _apply(connection, cluster_of, spec_of, rewind_id, RewindState.BESIDE, by=by, approved_by=None)
+
+
+def catch_up_and_swap(
+    connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, read_on: Callable[[], object], by: str
+) -> Applied:
+    """Lets a replay beside reach its group, and swaps it. ``read_on`` runs the replay once.
+
+    The group may read meanwhile, until the last round, which holds it. Raises as `swap` does; `NotCaughtUp` after `ROUNDS` rounds.
+    """
+    try:
+        for number in range(ROUNDS):
+            try:
+                return swap(connection, cluster_of, spec_of, rewind_id, by=by)
+            except NotCaughtUp as error:
+                log.info("replay beside reads on rewind=%s left=%s", rewind_id, error.left)
+                if number > 0:
+                    beside.hold(connection, rewind_id, beside.HOLD)
+                read_on()
+        return swap(connection, cluster_of, spec_of, rewind_id, by=by)
+    finally:
+        beside.hold(connection, rewind_id, None)
+
+
+def _apply(
+    connection: Connection,
+    cluster_of: ClusterOf,
+    spec_of: SpecOf,
+    rewind_id: int,
+    state: RewindState,
+    *,
+    by: str,
+    approved_by: str | None,
+) -> Applied:
     plan = read(connection, rewind_id)  # ①
-    if plan.state is not RewindState.PLANNED:
-        return _already_applied(plan)
+    if plan.state is not state:
+        return _already_applied(plan, state)
     specs = {group.group_id: spec_of(group.consumer) for group in plan.groups}
     kafka_logs = {
         group.group_id: _look_up(cluster_of(specs[group.group_id]), [part.partition for part in group.partitions]) for group in plan.groups
@@ -123,33 +190,25 @@ def apply(
     outdated = adopt.outdated(map(cluster_of, specs.values()), plan)
     try:
         with transaction(connection) as cur:
-            key = {"rewind_id": rewind_id, "undo_of": plan.undo_of}
             expired = _lock(cur, plan)  # ②
             plan = read_plan(cur, rewind_id)
-            if plan.state is not RewindState.PLANNED:
-                return _already_applied(plan)
+            if plan.state is not state:
+                return _already_applied(plan, state)
             outdated += adopt.store_positions(cur, plan)
-            positions = {place: _lock_position(cur, *place) for place in _places(plan)}  # ③
-            for side in backfill.to_lock(cur, key):
-                _lock_position(cur, *side)
-            changes = outdated + ([f"The plan expired at {plan.expires_at}."] if expired else []) + _altered(plan)  # ④
-            changes += _spec_mismatches(plan, specs) + _group_changes(cur, plan, specs)
-            changes += _partition_changes(plan, positions, kafka_logs)
-            if not changes:
-                cur.execute(SQL["keep_before_image"], key)  # ⑤
-                images = rows(cur)
-                changes = partial_batches(cur, {"rewind_id": rewind_id})
-            if changes:
-                raise StalePlan(rewind_id=rewind_id, changes=tuple(changes))
-            _take_out(cur, plan, key, images, specs)  # ⑥
-            if plan.undo_of is not None:  # ⑦
-                _put_back(cur, plan, key, specs)
-            cur.execute(SQL["record_lost"], key)  # ⑧
-            backfill.follow(cur, key, make=plan.backfill)
-            cur.execute(SQL["move"], key)  # ⑨
-            overwritten.set_floors(cur, key)
-            cur.execute(SQL["mark_undone"], key)  # ⑩
-            cur.execute(SQL["mark_applied"], {**key, "by": by, "approved_by": approved_by})
+            if expired and state is RewindState.PLANNED:
+                outdated.append(f"The plan expired at {plan.expires_at}.")
+            if plan.beside and state is RewindState.PLANNED:
+                _require_current(cur, plan, specs, kafka_logs, {place: _position(cur, *place) for place in _places(plan)}, outdated)
+                beside.start(cur, plan, by=by, approved_by=approved_by)
+                return Applied(read_plan(cur, rewind_id), already=False)
+            positions = _lock_positions(cur, plan)  # ③
+            _require_current(cur, plan, specs, kafka_logs, positions, outdated)  # ④
+            cur.execute(SQL["keep_before_image"], {"rewind_id": rewind_id, "undo_of": plan.undo_of})  # ⑤
+            images = rows(cur)
+            _require_whole_batches(cur, plan)
+            _change(cur, plan, images, specs)
+            cur.execute(SQL["mark_undone"], {"undo_of": plan.undo_of})  # ⑩
+            cur.execute(SQL["mark_applied"], {"rewind_id": rewind_id, "by": by, "approved_by": approved_by})
             for group in plan.groups:
                 notify(cur, group.group, f"rewind {rewind_id}")
             done = read_plan(cur, rewind_id)
@@ -167,8 +226,66 @@ def apply(
     return Applied(done, already=False)
 
 
-def _already_applied(plan: Plan) -> Applied:
-    if plan.state is not RewindState.APPLIED:
+def _lock_positions(cur: Cursor, plan: Plan) -> dict[Place, int | None]:
+    """Step ③: locks the positions of the groups, and of their backfills or replays."""
+    positions = {place: _lock_position(cur, *place) for place in _places(plan)}
+    sides = (
+        beside.to_lock(cur, plan.rewind_id)
+        if plan.beside
+        else backfill.to_lock(cur, {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of})
+    )
+    for side in sides:
+        _lock_position(cur, *side)
+    return positions
+
+
+def _position(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int | None:
+    """Like `_lock_position`, without the lock."""
+    cur.execute(SQL["position"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})
+    row = cur.fetchone()
+    return None if row is None else int(row[0])
+
+
+def _require_current(
+    cur: Cursor,
+    plan: Plan,
+    specs: Mapping[int, ConsumerSpec],
+    kafka_logs: Mapping[int, KafkaLogs],
+    positions: Mapping[Place, int | None],
+    outdated: Sequence[str],
+) -> None:
+    """Step ④: raises `StalePlan` with ``outdated`` and all other changes since planning, or `NotCaughtUp`."""
+    changes = [*outdated, *_altered(plan), *_spec_mismatches(plan, specs), *_group_changes(cur, plan, specs)]
+    changes += _partition_changes(plan, positions, kafka_logs)
+    if changes:
+        raise StalePlan(rewind_id=plan.rewind_id, changes=tuple(changes), begun=plan.state is RewindState.BESIDE)
+    if plan.state is RewindState.BESIDE and (left := beside.distance(cur, plan.rewind_id)):
+        raise NotCaughtUp(rewind_id=plan.rewind_id, left=left)
+
+
+def _require_whole_batches(cur: Cursor, plan: Plan) -> None:
+    if problems := partial_batches(cur, {"rewind_id": plan.rewind_id}):
+        raise StalePlan(rewind_id=plan.rewind_id, changes=tuple(problems), begun=plan.beside)
+
+
+def _change(cur: Cursor, plan: Plan, images: Sequence[Mapping[str, Any]], specs: Mapping[int, ConsumerSpec]) -> None:
+    """Steps ⑥ to ⑨."""
+    key = {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of}
+    _take_out(cur, plan, key, images, specs)  # ⑥
+    if plan.beside:
+        beside.put_in(cur, plan, {group_id: spec.keys for group_id, spec in specs.items()})  # ⑦, ⑨
+    else:
+        if plan.undo_of is not None:  # ⑦
+            _put_back(cur, plan, key, specs)
+        cur.execute(SQL["record_lost"], key)  # ⑧
+        backfill.follow(cur, key, make=plan.backfill)
+        cur.execute(SQL["move"], key)  # ⑨
+    overwritten.set_floors(cur, key)
+
+
+def _already_applied(plan: Plan, wanted: RewindState) -> Applied:
+    done = {RewindState.APPLIED, *([RewindState.BESIDE] if wanted is RewindState.PLANNED else [])}
+    if plan.state not in done:
         raise AlreadyDecided.of(plan)
     log.info("rewind was already applied rewind=%s by=%s at=%s", plan.rewind_id, plan.applied_by, plan.applied_at)
     return Applied(plan, already=True)
@@ -237,7 +354,7 @@ def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[
 
 def _altered(plan: Plan) -> list[str]:
     """Reports a change of the plan's rows since planning. The digest covers everything that was approved."""
-    if digest_of(to_json(plan.scenario), plan.allow_loss, plan.backfill, plan.groups) == plan.digest:
+    if digest_of(to_json(plan.scenario), (plan.allow_loss, plan.backfill, plan.beside), plan.groups) == plan.digest:
         return []
     return ["The plan was altered: its moves, or the state that it was made from, do not match its digest."]
 
@@ -270,7 +387,8 @@ def _group_changes(cur: Cursor, plan: Plan, specs: Mapping[int, ConsumerSpec]) -
             for name, value in now["spec"].items()
             if was["spec"].get(name) != value
         ]
-        if now["columns"] != was["columns"] and now["spec"]["sink"] == was["spec"]["sink"]:
+        gained = plan.state is RewindState.BESIDE and all(column in now["columns"] for column in was["columns"])
+        if now["columns"] != was["columns"] and not gained and now["spec"]["sink"] == was["spec"]["sink"]:
             before, after = (", ".join(f"{name} {kind}" for name, kind in basis["columns"]) for basis in (was, now))
             changes.append(f"The columns of {group.table} were changed: {before} before, {after} now.")
         if now["last_rewind"] != was["last_rewind"]:
@@ -292,7 +410,7 @@ def _partition_changes(plan: Plan, positions: Mapping[Place, int | None], kafka_
         if position is None:
             changes.append(f"{partition}: the group's position was deleted.")
             continue
-        if part.hold:
+        if part.hold or plan.state is RewindState.BESIDE:  # its records have been read again
             continue
         start, end = kafka.logs[partition]
         if not start <= part.new <= end:
@@ -316,9 +434,9 @@ def _take_out(
         superseded = [image for image in images if image["group_id"] == group.group_id and not image["hold"]]
         superseded.sort(key=lambda image: image["partition"])
         spans = [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in superseded]
-        for sink in reversed(group.tables):  # rows that refer to others were loaded after them
-            take_out(cur, plan.rewind_id, group.group_id, sink, group.tables, spans)
         ids = {**key, "group_id": group.group_id}
+        for sink in reversed(group.tables):  # rows that refer to others were loaded after them
+            take_out(cur, ids, sink, group.tables, spans, whole=not plan.beside)
         for sink, columns in specs[group.group_id].keys.items():
             deletions.park(cur, ids, sink)
             if plan.undo_of is None:  # an undo first restores overwritten rows

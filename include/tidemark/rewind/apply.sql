@@ -25,11 +25,16 @@ SELECT name, (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tide
 SELECT next_offset FROM tidemark.partition_offset
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s FOR NO KEY UPDATE;
 
+-- name: position
+-- Locks nothing.
+SELECT next_offset FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
+
 -- name: keep_before_image
--- Stores the group's actual positions, read under the locks, and the moves that follow from them. Locks the rewind's own rows.
+-- Stores the group's actual positions, read under the locks, and the moves that follow from them: a swap leaves positions where they are.
+-- Locks the rewind's own rows.
 UPDATE tidemark.rewind_partition part
    SET old_offset = pos.next_offset, old_validated_offset = pos.validated_offset,
-       new_offset = CASE WHEN hold THEN pos.next_offset ELSE new_offset END,
+       new_offset = CASE WHEN hold OR (SELECT beside FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s) THEN pos.next_offset ELSE new_offset END,
        superseded_from = CASE WHEN hold THEN pos.next_offset
                               WHEN %(undo_of)s::bigint IS NOT NULL THEN superseded_from
                               ELSE least(target, pos.next_offset) END
@@ -144,7 +149,7 @@ UPDATE tidemark.rewind SET state = 'UNDONE' WHERE rewind_id = %(undo_of)s AND st
 
 -- name: mark_applied
 UPDATE tidemark.rewind
-   SET state = 'APPLIED', applied_by = %(by)s, applied_at = clock_timestamp(), applied_no = nextval('tidemark.rewind_applied'),
+   SET state = 'APPLIED', hold_until = NULL, applied_by = %(by)s, applied_at = clock_timestamp(), applied_no = nextval('tidemark.rewind_applied'),
        decided_by = coalesce(decided_by, %(approved_by)s),
        decided_at = coalesce(decided_at, CASE WHEN %(approved_by)s::text IS NOT NULL THEN clock_timestamp() END)
  WHERE rewind_id = %(rewind_id)s;

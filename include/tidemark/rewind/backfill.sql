@@ -27,7 +27,7 @@ SELECT end_offset FROM tidemark.backfill
 
 -- name: of_attempt
 -- The rewind whose backfill an attempt reads, and the name of its group. Locks nothing.
-SELECT backfill_of, name FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id) WHERE attempt_id = %(attempt_id)s;
+SELECT of_rewind, name FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id) WHERE attempt_id = %(attempt_id)s;
 
 -- name: to_lock
 -- The positions of the backfills whose ends a rewind may lower or restore, in lock order. Locks nothing.

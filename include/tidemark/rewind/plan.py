@@ -25,6 +25,7 @@ from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import adopt, guards, undo
+from tidemark.rewind.beside import require_none
 from tidemark.rewind.plan_model import Adopt, GroupPlan, PartitionPlan, Plan, Scenario, Undo
 from tidemark.rewind.scenarios.scenario import EXPIRES_IN, to_json
 from tidemark.rewind.scenarios.targets import (
@@ -40,7 +41,7 @@ from tidemark.rewind.scenarios.targets import (
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import SinkMissing, on_tables, read_columns
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.model import Deletes, OnFailure, SinkMode
+from tidemark.spec.model import Deletes, OnFailure, RetryOrder, SinkMode
 from tidemark.spec.scope import Scope
 from tidemark.text.problems import check_reason
 
@@ -106,11 +107,13 @@ class MoveRequest:
 @dataclass(frozen=True, slots=True)
 class PlanRequest(MoveRequest):
     """A request for a rewind. ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run. ``backfill``: a separate run reads the
-    skipped records later (`tidemark.rewind.backfill`)."""
+    skipped records later (`tidemark.rewind.backfill`). ``beside``: the records are first read beside the live rows
+    (`tidemark.rewind.beside`)."""
 
     reason: str
     by: str
     backfill: bool = False
+    beside: bool = False
     expires_in: timedelta = EXPIRES_IN
     dag_id: str | None = None
     run_id: str | None = None
@@ -123,19 +126,22 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
 
     Stores nothing if it raises: `TargetsOutOfRange` with every target outside its log, `PlanRefused` with all other obstacles (a topic that
     was created again, rows that can only be taken back together or that the sink does not let go, a later rewind that must be undone
-    first), `CompactedTopics` without ``allow_loss``, `BadInput` for a bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or
-    `BrokerUnavailable`.
+    first), `ReplayExists` for a second replay beside, `CompactedTopics` without ``allow_loss``, `BadInput` for a bad request,
+    `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`.
     """
     reason = check_reason(request.reason)  # ①
     moved, scenario = _resolve_all(connection, cluster_of, request)
     undo_of = _undone(scenario)
     if request.backfill and (undo_of or not any(move.can_be_backfilled for consumer in moved for move in consumer.moves)):
         raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
+    if request.beside:
+        _require_beside(moved, request)
     rewind = {
         "scenario": to_json(scenario),
         "undo_of": undo_of,
         "allow_loss": request.allow_loss,
         "backfill": request.backfill,
+        "beside": request.beside,
         "reason": reason,
         "by": request.by,
         "expires_in": request.expires_in,
@@ -143,10 +149,31 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
         "run_id": request.run_id,
     }
     with transaction(connection) as cur:  # ⑤
+        if request.beside:
+            require_none(cur, {consumer.group_id: consumer.spec.group for consumer in moved})
         stored = _store(cur, rewind, _preview(cur, moved, undo_of, trial=True))
     names = ",".join(spec.name for spec in request.consumers)
     log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, names, request.by)
     return stored
+
+
+def _require_beside(moved: Sequence[Consumer], request: PlanRequest) -> None:
+    """Raises `PlanRefused` if a rewind cannot be read beside the live rows."""
+    problems = []
+    if request.backfill:
+        problems.append("--beside reads records again, and --backfill reads skipped ones. Give one of them.")
+    if isinstance(request.scenario, Undo | Adopt):
+        problems.append("An undo puts rows back at once, and an adoption reads nothing again. Omit --beside.")
+    for consumer in moved:
+        if forward := [str(move.partition) for move in consumer.moves if not move.hold and move.target > move.old]:
+            problems.append(f"{', '.join(forward)}: the target is ahead of the group. --beside reads records again, and skips none.")
+        if consumer.spec.retry.order is RetryOrder.KEY:
+            why = "with retry.order: key, records of the replay would have to wait for records of the group."
+            problems.append(f"{consumer.spec.name} cannot be read beside: {why} Omit --beside.")
+    if not any(not move.hold for consumer in moved for move in consumer.moves):
+        problems.append("No partition moves back, so nothing would be read beside. Omit --beside.")
+    if problems:
+        raise PlanRefused(problems=tuple(problems))
 
 
 def preview(connection: Connection, cluster_of: ClusterOf, request: MoveRequest) -> tuple[GroupPlan, ...]:
@@ -408,7 +435,7 @@ def _group_plan(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPl
 
 
 def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) -> Plan:
-    digest = digest_of(rewind["scenario"], rewind["allow_loss"], rewind["backfill"], groups)
+    digest = digest_of(rewind["scenario"], (rewind["allow_loss"], rewind["backfill"], rewind["beside"]), groups)
     cur.execute(SQL["add_rewind"], {**rewind, "scenario": json.dumps(rewind["scenario"]), "digest": digest})
     rewind_id = scalar(cur)
     for group in groups:
@@ -430,13 +457,14 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) 
     return read_plan(cur, rewind_id)
 
 
-def digest_of(scenario: Mapping[str, Any], allow_loss: bool, backfill: bool, groups: Iterable[GroupPlan]) -> str:
-    """Returns a plan's digest: plans with the same digest make the same moves from the same state."""
+def digest_of(scenario: Mapping[str, Any], options: Sequence[bool], groups: Iterable[GroupPlan]) -> str:
+    """Returns a plan's digest: plans with the same digest make the same moves from the same state. ``options``: whether it allows loss, is
+    backfilled, and is read beside."""
     bases = {group.group_id: group.basis for group in groups}
     moves = [
         [group.group_id, part.topic_id, part.partition.partition, part.hold, part.target, part.new, part.superseded_from]
         for group in groups
         for part in group.partitions
     ]
-    content = [scenario, allow_loss, backfill, sorted(bases.items()), sorted(moves)]
+    content = [scenario, *options, sorted(bases.items()), sorted(moves)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

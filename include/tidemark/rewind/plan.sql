@@ -36,8 +36,8 @@ SELECT topic_id, partition, min(start_offset) AS start_offset
  GROUP BY topic_id, partition;
 
 -- name: add_rewind
-INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, backfill, reason, planned_by, expires_at, digest, dag_id, run_id)
-VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(backfill)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s, %(digest)s,
+INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, backfill, beside, reason, planned_by, expires_at, digest, dag_id, run_id)
+VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(backfill)s, %(beside)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s, %(digest)s,
         %(dag_id)s, %(run_id)s)
 RETURNING rewind_id;
 

@@ -132,6 +132,8 @@ Scenario = (
 class RewindState(StrEnum):
     PLANNED = "PLANNED"
     REJECTED = "REJECTED"
+    BESIDE = "BESIDE"
+    DISCARDED = "DISCARDED"
     APPLIED = "APPLIED"
     UNDONE = "UNDONE"
 
@@ -240,6 +242,11 @@ class Plan:
     run_id: str | None = None
     backfill: bool = False
     """Whether a separate run reads the skipped records later (`tidemark.rewind.backfill`)."""
+    beside: bool = False
+    """Whether the records are first read beside the live rows (`tidemark.rewind.beside`)."""
+    started_by: str | None = None
+    """Who began the replay beside."""
+    started_at: datetime | None = None
 
     def __iter__(self) -> Iterator[tuple[GroupPlan, PartitionPlan]]:
         for group in self.groups:

@@ -78,6 +78,9 @@ def summary_as_json(plan: Plan) -> dict[str, Any]:
         "expires_at": iso(plan.expires_at),
         "allow_loss": plan.allow_loss,
         "backfill": plan.backfill,
+        "beside": plan.beside,
+        "started_by": plan.started_by,
+        "started_at": plan.started_at and iso(plan.started_at),
         "digest": plan.digest,
         "undo_of": plan.undo_of,
         "decided_by": plan.decided_by,
@@ -105,6 +108,16 @@ def totals(groups: Sequence[GroupPlan]) -> dict[str, int]:
         "rows_back": sum(part.rows_back for part in parts),
         "failed_back": sum(part.failed_back for part in parts),
     }
+
+
+def compared_markdown(results: Sequence[Verified]) -> str:
+    """Formats what a swap would change, for Airflow's approval page."""
+    rows = [_row([escaped(result.table), *(f"{number:,}" for number in (result.equal, result.changed, result.gone, result.new))])
+            for result in results]  # fmt: skip
+    heads = _row(["what a swap changes in", "equal", "changed", "gone", "new"])
+    left = sum(result.left for result in results)
+    note = f"\n\n- {counted(left, 'offset')} still to be read beside; the swap reads them first" if left else ""
+    return "\n".join([heads, "|---|" + "---:|" * 4, *rows]) + note
 
 
 def verified_table(results: Sequence[Verified]) -> RenderableType:
@@ -140,6 +153,7 @@ def _difference(example: Example, by: Sequence[str]) -> str:
 
 def _heading(plan: Plan) -> list[str]:
     until = f"; can be applied until {_second(plan.expires_at)}" if plan.state is RewindState.PLANNED else ""
+    begun = [f"Read beside the live rows since {_second(plan.started_at)}, begun by {plan.started_by}."] if plan.started_at else []
     decided = f"{'Rejected' if plan.state is RewindState.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
     loss = ["Records that Kafka no longer has are given up and stored as lost."] if plan.allow_loss else []
     return [
@@ -147,7 +161,8 @@ def _heading(plan: Plan) -> list[str]:
         f"Reason: {plan.reason}",
         f"Planned by {plan.planned_by} at {_second(plan.planned_at)}{until}.",
         *([decided] if plan.decided_by else []),
-        *([f"Applied by {plan.applied_by} at {_second(plan.applied_at)}."] if plan.applied_by else []),
+        *begun,
+        *([f"{'Swapped' if plan.beside else 'Applied'} by {plan.applied_by} at {_second(plan.applied_at)}."] if plan.applied_by else []),
         *loss,
     ]
 
@@ -181,7 +196,8 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
             notes.append("no partition moves")
         unknown = "how long that takes is unknown, because the group has not read yet"
         time = unknown if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {_rate(group.records_per_s or 0)} records/s"
-        notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {time}" if group.lag else "nothing left to read afterwards")
+        later = "read beside" if plan.beside else "lag afterwards"
+        notes.append(f"{later}: {counted(group.lag, 'offset')}; {time}" if group.lag else "nothing left to read afterwards")
     return [*notes, *(f"asset events for {asset} already announced rows that are taken out" for asset in group.announced_assets)]
 
 
@@ -196,6 +212,8 @@ def _closing(plan: Plan) -> list[str]:
     skipped = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
     read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{skipped}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
+    if plan.beside and plan.state is not RewindState.APPLIED:
+        return [f"{read} beside the live rows. The swap takes {rows} and {failed} out, and keeps them for an undo."]
     if plan.undo_of is None:
         return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
     back = f"{counted(sums['rows_back'], 'row')} and {counted(sums['failed_back'], 'failed record')} of rewind {plan.undo_of} come back"

@@ -24,7 +24,7 @@ TOTALS = SQL["read_totals"].replace("{partitions}", SQL["read_partitions"].rstri
 
 
 class AlreadyDecided(Refused):
-    """The rewind was already applied, undone or rejected."""
+    """The rewind is in another state: already applied, undone, rejected or discarded, or its replay beside has not begun or ended."""
 
     rewind_id: int
     state: str
@@ -38,6 +38,12 @@ class AlreadyDecided(Refused):
         return cls(rewind_id=plan.rewind_id, state=plan.state.value, by=by, at=at)
 
     def __str__(self) -> str:
+        if self.state == RewindState.PLANNED:
+            return f"Rewind {self.rewind_id} has no replay beside: it is only planned. Nothing was changed. Apply it to begin one."
+        if self.state == RewindState.BESIDE:
+            return f"The replay of rewind {self.rewind_id} is neither swapped nor discarded. Nothing was changed. Do one of both first."
+        if self.state == RewindState.DISCARDED:
+            return f"The replay of rewind {self.rewind_id} was discarded. Nothing was changed. Make a new plan."
         decision = "rejected" if self.state == RewindState.REJECTED else "applied"
         undone = ", and has been undone since" if self.state == RewindState.UNDONE else ""
         return f"Rewind {self.rewind_id} was {decision} by {self.by} at {self.at}{undone}. Nothing was changed. Make a new plan."
@@ -98,6 +104,14 @@ def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:
     if plan.state is not RewindState.REJECTED:
         raise AlreadyDecided.of(plan)
     return plan
+
+
+def approve(connection: Connection, rewind_id: int, *, by: str) -> None:
+    """Stores who approved the swap of a replay beside. Who approved it first stays. Raises `AlreadyDecided` without a replay beside."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["approve"], {"rewind_id": rewind_id, "by": by})
+        if cur.fetchone() is None:
+            raise AlreadyDecided.of(read_plan(cur, rewind_id))
 
 
 def read_plan(cur: Cursor, rewind_id: int) -> Plan:

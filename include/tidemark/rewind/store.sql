@@ -3,7 +3,7 @@
 -- name: read_rewinds
 -- One rewind, or the newest ones of these consumers (null: of all consumers). Locks nothing.
 SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, planned_at, expires_at, digest, dag_id, run_id,
-       decided_by, decided_at, applied_by, applied_at, backfill
+       decided_by, decided_at, applied_by, applied_at, backfill, beside, started_by, started_at
   FROM tidemark.rewind
  WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
             ELSE %(consumers)s::text[] IS NULL
@@ -47,6 +47,11 @@ SELECT rewind_id, count(partition)::integer AS partitions,
 -- Rejects a plan. Locks its row. Returns no row if it was already decided or does not exist.
 UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at = clock_timestamp()
  WHERE rewind_id = %(rewind_id)s AND state = 'PLANNED' RETURNING rewind_id;
+
+-- name: approve
+-- Stores who approved a swap. Locks the rewind's row. Returns no row without a replay beside.
+UPDATE tidemark.rewind SET decided_by = coalesce(decided_by, %(by)s), decided_at = coalesce(decided_at, clock_timestamp())
+ WHERE rewind_id = %(rewind_id)s AND state = 'BESIDE' RETURNING rewind_id;
 
 -- name: replays
 -- Partitions that are still below the position from which a rewind moved them back. Locks nothing.

@@ -26,7 +26,7 @@ def lock_archives(cur: Cursor, rewind_id: int) -> None:
 def problems(cur: Cursor, plan: Plan, sinks: Mapping[int, Collection[str]]) -> list[str]:
     """Returns why a stored rewind cannot be undone; empty if it can. ``sinks`` are the tables of the requested groups, by group id."""
     rewind_id = plan.rewind_id
-    if plan.state in (RewindState.PLANNED, RewindState.REJECTED):
+    if plan.state not in (RewindState.APPLIED, RewindState.UNDONE):
         return [f"Rewind {rewind_id} is {plan.state}: it was never applied, so there is nothing to undo."]
     if plan.state is RewindState.UNDONE:
         return [f"Rewind {rewind_id} has been undone already. To restore it, undo the undo."]

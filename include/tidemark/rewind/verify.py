@@ -1,19 +1,23 @@
-"""Compares the rows that a rewind took out with the rows of the replay, to show what a fix has changed."""
+"""Compares the rows that a rewind took out with the rows of the replay, to show what a fix has changed.
+
+For a replay beside, before its swap: compares the rows of the sink that the swap would take out with those that it would put in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
+from tidemark.rewind import beside
 from tidemark.rewind.plan_model import GroupPlan, RewindState, Undo
 from tidemark.rewind.rows.archive import archives_of, open_archive
 from tidemark.rewind.rows.overwritten import kept_values
 from tidemark.rewind.store import read_plan
 from tidemark.sink.kept_rows import kept_columns, literal
-from tidemark.sink.table import LINEAGE, on_table, quoted, read_columns
+from tidemark.sink.table import LINEAGE, on_table, quoted, quoted_table, read_columns
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -65,67 +69,111 @@ class NotVerifiable(Refused):
 
 
 def verify(connection: Connection, rewind_id: int, tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Verified]:
-    """Compares the archive of an applied rewind with the current rows of the tables, consumer by consumer and table by table. Changes
-    nothing.
+    """Compares the archive of an applied rewind with the current rows of the tables, consumer by consumer and table by table; or the tables
+    with the shadows of a replay beside. Changes nothing.
 
     ``tables`` are the key columns of each consumer's tables, none for an append sink. Raises `NotVerifiable` if the rewind is not applied,
     is an undo, names a table that is not in ``tables``, or no longer has its archive; `BadInput` if it does not exist.
     """
     with transaction(connection) as cur:
         plan = read_plan(cur, rewind_id)
-        if plan.state is not RewindState.APPLIED:
-            raise NotVerifiable(rewind_id=rewind_id, reason=f"it is {plan.state.lower()}, not applied.")
+        if plan.state not in (RewindState.APPLIED, RewindState.BESIDE):
+            raise NotVerifiable(rewind_id=rewind_id, reason=f"it is {plan.state.lower()}: nothing was read again.")
         if isinstance(plan.scenario, Undo):
             raise NotVerifiable(rewind_id=rewind_id, reason="an undo puts rows back as they were; nothing is read again.")
         for group in plan.groups:  # a role that may rewind can store any table, and a query would run the functions of a view
             if unknown := [table for table in group.tables if table not in tables.get(group.consumer, {})]:
                 raise NotVerifiable(rewind_id=rewind_id, reason=f"{unknown[0]} is not a table of {group.consumer}, by the consumer's file.")
+        compare = _verified_beside if plan.state is RewindState.BESIDE else _verified
         return [
-            _verified(cur, rewind_id, replace(group, tables=(table,)), tuple(tables[group.consumer][table]))
+            compare(cur, rewind_id, replace(group, tables=(table,)), tuple(tables[group.consumer][table]))
             for group in plan.groups
             for table in group.tables
         ]
 
 
 def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...]) -> Verified:
-    ids = {"rewind_id": rewind_id, "group_id": group.group_id}
-    cur.execute(SQL["spans"], ids)
+    """Compares the archives of a rewind with the rows of the group's only table."""
+    cur.execute(SQL["spans"], {"rewind_id": rewind_id, "group_id": group.group_id})
     spans = rows(cur)
-    by = key or _LINEAGE
-    counts = dict.fromkeys(("equal", "changed", "gone", "new"), 0)
-    examples: dict[str, tuple[Example, ...]] = {}
-    if spans:
-        archives = _archives(cur, rewind_id, group)
-        current_columns = [column.name for column in read_columns(cur, group.table)]
-        kinds = kept_columns(cur, group.table) if key else {}
-        hidden = [name for name in current_columns if key and name not in kinds]  # generated columns, not kept of overwritten rows
-        names = [name for name in current_columns if name not in hidden and all(name in columns for columns in archives.values())]
-        overwritten = _overwritten(rewind_id, group, key, names, kinds) if key else None
-        judged = _comparison(group.table, archives, by, names, overwritten)
-        parameters = {
-            "hidden": hidden,
-            "topic_ids": [span["topic_id"] for span in spans],
-            "partitions": [span["partition"] for span in spans],
-            "starts": [span["start"] for span in spans],
-            "untils": [span["until"] for span in spans],
-        }
+    if not spans:
+        return _result(group, key, spans, Comparison())
+    archives = _archives(cur, rewind_id, group)
+    current_columns = [column.name for column in read_columns(cur, group.table)]
+    kinds = kept_columns(cur, group.table) if key else {}
+    hidden = [name for name in current_columns if key and name not in kinds]  # generated columns, not kept of overwritten rows
+    names = [name for name in current_columns if name not in hidden and all(name in columns for columns in archives.values())]
+    overwritten = _overwritten(rewind_id, group, key, names, kinds) if key else None
+    counts = Comparison()
+    counts.judge(cur, _comparison(group.table, archives, key or _LINEAGE, names, overwritten), {"hidden": hidden, **_parameters(spans)})
+    if key:
+        named = {**_parameters(spans), "sink": group.table, "rewind_id": rewind_id}
+        counts.add_deletions(cur, _deletions(group.table, archives, key, kinds), named)
+    return _result(group, key, spans, counts)
+
+
+def _verified_beside(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...]) -> Verified:
+    """Compares the rows of the group's only table with those of its shadow. The shadow may also overwrite or delete older rows."""
+    replay = beside.find(cur, group.group, rewind_id)
+    beside.open_shadows(replay, cur)
+    shadow = replay.shadow(group.table)
+    kinds = kept_columns(cur, shadow)
+    names = [column.name for column in read_columns(cur, group.table) if column.name in kinds]
+    spans = [
+        {"topic_id": part.topic_id, "partition": part.partition.partition, "start": part.start, "until": part.position, "goal": part.end}
+        for part in replay.parts
+    ]
+    live = quoted_table(group.table)
+    others = SQL["outside"].format(columns=", ".join(map(quoted, names)), relation=live).replace("%", "%%") if key else None
+    counts = Comparison()
+    comparison = _comparison(shadow, {live: set(names)}, key or _LINEAGE, names, others)
+    counts.judge(cur, comparison, {"hidden": [], **_parameters(spans)})
+    if key:
+        values = {name: f"(coalesce(was.key, now.key) ->> {literal(name)})::{kinds[name]}".replace("%", "%%") for name in key}
+        statement = SQL["deletions_beside"].replace("{shadow}", shadow).replace("{live}", live.replace("%", "%%"))
+        for relation in ("present", "replayed"):
+            same = " AND ".join(f"{relation}.{_escaped(name)} = {value}" for name, value in values.items())
+            statement = statement.replace(f"{{{relation}_key}}", same)
+        counts.add_deletions(cur, statement, {**_parameters(spans), "sink": group.table, "shadow": shadow})
+    return _result(group, key, spans, counts)
+
+
+@dataclass
+class Comparison:
+    """The verdicts on rows, with examples."""
+
+    numbers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("equal", "changed", "gone", "new"), 0))
+    examples: dict[str, tuple[Example, ...]] = field(default_factory=dict)
+
+    def judge(self, cur: Cursor, judged: str, parameters: Mapping[str, Any]) -> None:
         cur.execute(f"{judged}\n{SQL['counts']}", parameters)
-        counts |= dict(cur.fetchall())
+        self.numbers |= dict(cur.fetchall())
         for verdict in ("changed", "gone", "new"):
-            if counts[verdict]:
+            if self.numbers[verdict]:
                 cur.execute(f"{judged}\n{SQL['examples']}", {**parameters, "verdict": verdict, "limit": EXAMPLES})
-                examples[verdict] = tuple(Example(*row) for row in cur.fetchall())
-        if key:
-            statement = _deletions(group.table, archives, key, kinds)
-            cur.execute(statement, {**parameters, "sink": group.table, "rewind_id": rewind_id, "limit": EXAMPLES})
-            for verdict, count, keys in cur.fetchall():
-                counts[verdict] += count
-                deleted = tuple(Example(None, row) if verdict == "new" else Example(row, None) for row in keys if verdict != "equal")
-                if deleted:
-                    examples[verdict] = (*examples.get(verdict, ()), *deleted)[:EXAMPLES]
+                self.examples[verdict] = tuple(Example(*row) for row in cur.fetchall())
+
+    def add_deletions(self, cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> None:
+        cur.execute(statement, {**parameters, "limit": EXAMPLES})
+        for verdict, count, keys in cur.fetchall():
+            self.numbers[verdict] += count
+            deleted = tuple(Example(None, row) if verdict == "new" else Example(row, None) for row in keys if verdict != "equal")
+            if deleted:
+                self.examples[verdict] = (*self.examples.get(verdict, ()), *deleted)[:EXAMPLES]
+
+
+def _parameters(spans: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    names = {"topic_ids": "topic_id", "partitions": "partition", "starts": "start", "untils": "until"}
+    return {plural: [span[name] for span in spans] for plural, name in names.items()}
+
+
+def _result(group: GroupPlan, key: tuple[str, ...], spans: Sequence[Mapping[str, int]], comparison: Comparison) -> Verified:
     replayed = sum(span["until"] - span["start"] for span in spans)
-    left = sum(span["goal"] - span["until"] for span in spans)
-    return Verified(group.consumer, group.group, group.table, by, replayed, left, **counts, examples=examples)
+    left = sum(max(0, span["goal"] - span["until"]) for span in spans)
+    equal, changed, gone, new = (comparison.numbers[name] for name in ("equal", "changed", "gone", "new"))
+    return Verified(
+        group.consumer, group.group, group.table, key or _LINEAGE, replayed, left, equal, changed, gone, new, examples=comparison.examples
+    )
 
 
 def _archives(cur: Cursor, rewind_id: int, group: GroupPlan) -> dict[str, set[str]]:

@@ -78,3 +78,34 @@ SELECT verdict, count(*), (array_agg(key))[1:%(limit)s] FROM verdict WHERE verdi
 
 -- name: examples
 SELECT to_jsonb(was) - 'taken_out', to_jsonb(now) - 'replayed' - %(hidden)s::text[] FROM judged WHERE verdict = %(verdict)s LIMIT %(limit)s;
+
+-- name: outside
+-- As `written_over`, for the rows of a sink that a swap leaves, unless the replay has their keys. Part of the statements above.
+SELECT {columns} FROM {relation} present
+ WHERE NOT EXISTS (SELECT FROM span WHERE present.kafka_topic_id = span.topic_id AND present.kafka_partition = span.partition
+                      AND present.kafka_offset >= start AND present.kafka_offset < until)
+
+-- name: deletions_beside
+-- As `deletions`, before the swap of a replay beside: the keys that the sink's deletions in force have deleted, and those of the shadow.
+WITH span AS MATERIALIZED (
+    SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[], %(untils)s::bigint[])
+             AS span (topic_id, partition, start, until)
+), deleted AS (
+    SELECT DISTINCT ON (digest, sink) deletion.*, start FROM tidemark.deletion
+      JOIN span ON kafka_topic_id = topic_id AND kafka_partition = partition AND kafka_offset >= start AND kafka_offset < until
+     WHERE sink IN (%(sink)s, %(shadow)s) AND parked_by IS NULL
+     ORDER BY digest, sink, kafka_offset DESC, kafka_seq DESC
+), judged AS (
+    SELECT coalesce(was.key, now.key) AS key, coalesce(was.start, now.start) AS start, was.kept_offset, present.kafka_offset AS there,
+           was.digest IS NOT NULL AND present.kafka_offset IS NULL AS was_deleted,
+           now.digest IS NOT NULL AND replayed.kafka_offset IS NULL AS now_deleted, replayed.kafka_offset IS NOT NULL AS replayed
+      FROM (SELECT * FROM deleted WHERE sink = %(sink)s) was
+      FULL JOIN (SELECT * FROM deleted WHERE sink = %(shadow)s) now USING (digest)
+      LEFT JOIN {live} present ON {present_key}
+      LEFT JOIN {shadow} replayed ON {replayed_key}
+), verdict AS (
+    SELECT CASE WHEN was_deleted AND now_deleted THEN 'equal' WHEN was_deleted AND NOT replayed AND kept_offset < start THEN 'new'
+                WHEN now_deleted AND there < start THEN 'gone' END AS verdict, key
+      FROM judged
+)
+SELECT verdict, count(*), (array_agg(key))[1:%(limit)s] FROM verdict WHERE verdict IS NOT NULL GROUP BY 1;

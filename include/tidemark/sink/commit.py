@@ -257,6 +257,8 @@ def _store(cur: Cursor, target: Target, parts: Sequence[Slice], steps: CommitSte
             return [Receipt(part, twin, twin=True)]
         if twin is not None:
             raise OffsetFenced(partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application)
+    if target.before_rows is not None:
+        target.before_rows(cur)
     steps.lock(cur)
     reached(Step.COPY_ROWS, parts[0])
     steps.copy_rows(cur)

@@ -34,11 +34,12 @@ def records(cur: Cursor, group_id: int, position_of: int, part: Slice) -> frozen
 
 def without_keys(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> str:
     """Returns ``source``, a relation with an upsert sink's rows from ``parts``, without the rows of suppressed keys."""
-    cur.execute(SQL["any_keys"], {"sink": layout.table, **places(parts)})
+    sink = layout.shadow_of or layout.table
+    cur.execute(SQL["any_keys"], {"sink": sink, **places(parts)})
     any_suppressed, salt = cur.fetchone() or (False, None)
     if not any_suppressed:
         return source
-    return SQL["other_keys"].format(source=source, sink=literal(layout.table), digest=digest(layout.key, "newer", bytes(salt)))
+    return SQL["other_keys"].format(source=source, sink=literal(sink), digest=digest(layout.key, "newer", bytes(salt)))
 
 
 def digest(key: Sequence[str], row: str, salt: bytes) -> str:

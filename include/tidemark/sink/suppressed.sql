@@ -2,10 +2,11 @@
 
 -- name: records
 -- The suppressed records of a slice. First waits for an erasure of the group, and blocks new ones until the end of the transaction: so an
--- erasure finds all rows of earlier commits, and later commits find all records that it has suppressed.
+-- erasure finds all rows of earlier commits, and later commits find all records that it has suppressed. A side group loads no record that
+-- is suppressed for its group.
 SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 SELECT record_offset FROM tidemark.suppressed
- WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+ WHERE group_id = (SELECT coalesce(side_of, group_id) FROM tidemark.consumer_group WHERE group_id = %(group_id)s) AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND record_offset >= %(start)s AND record_offset < %(end)s;
 
 -- name: any_keys
@@ -27,5 +28,6 @@ SELECT EXISTS (SELECT FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::int
 -- Staged rows of suppressed records: the records are skipped.
 UPDATE pg_temp.tidemark_staged staged SET disposition = 'skip', error = NULL
   FROM tidemark.suppressed
- WHERE suppressed.group_id = %(group_id)s AND suppressed.topic_id = staged.kafka_topic_id AND suppressed.partition = staged.kafka_partition
+ WHERE suppressed.group_id = (SELECT coalesce(side_of, group_id) FROM tidemark.consumer_group WHERE group_id = %(group_id)s)
+   AND suppressed.topic_id = staged.kafka_topic_id AND suppressed.partition = staged.kafka_partition
    AND suppressed.record_offset = staged.kafka_offset;

@@ -60,6 +60,8 @@ class Layout:
     deletes: Deletes = Deletes.REFUSE
     sink: str = ONLY
     """The sink's name in the spec."""
+    shadow_of: str | None = None
+    """For a shadow of a replay beside: the sink's table."""
 
     @property
     def copy_columns(self) -> list[tuple[str, str]]:

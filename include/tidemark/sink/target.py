@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tidemark.retry.breaker import Breaker
 from tidemark.retry.ladder import NO_LADDER, Ladder
 from tidemark.sink.table import Layout
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
 
 MAX_REJECTED = 1000
 """Default maximum of records per slice that Postgres may reject."""
@@ -30,6 +35,8 @@ class Target:
     """With an order by key: maximum held records per partition. `None`: no order."""
     side_id: int | None = None
     """For a backfill: the side group whose positions move. Ledger, failed records and rows belong to ``group_id``."""
+    before_rows: Callable[[Cursor], None] | None = None
+    """For a replay beside: called in each commit before its first row, to check the tables (`tidemark.rewind.beside.open_shadows`)."""
 
     @property
     def tables(self) -> str:

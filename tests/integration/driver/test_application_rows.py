@@ -69,7 +69,7 @@ def test_next_try_finds_the_attempt_of_its_own_task_and_group_while_it_runs(scen
     call(scenario, store.ensure_group, "news")
     assert call(scenario, store.running_application, "flights", TASK) == attempt
     assert call(scenario, store.running_application, "news", TASK) is None
-    assert call(scenario, store.running_application, "flights", TASK, backfill_of=3) is None
+    assert call(scenario, store.running_application, "flights", TASK, of_rewind=3) is None
     assert call(scenario, store.running_application, "flights", TaskIdentity("d", "other", "consume", -1, 2)) is None
     call(scenario, store.end_attempt, attempt)
     assert call(scenario, store.running_application, "flights", TASK) is None

@@ -28,6 +28,8 @@ from tidemark.profiles import Profile
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
+from tidemark.rewind import beside
+from tidemark.rewind.beside import SidePart, SideReplay
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.staged import promote
 from tidemark.sink.staging import make_staging, stage
@@ -137,10 +139,41 @@ class Lab(ByHand):
     def staged(self, *ends: int, columns: Mapping[str, pa.Array]) -> None:
         """Commits a staged batch of all partitions up to these ends, with rows that do not come from a single record."""
         parts = [self.slice(end, partition) for partition, end in enumerate(ends) if end > self.position(partition)]
-        target = replace(self.target(), layouts=(replace(self.layout, by_record=False),))
+        self._staged(self.target(), parts, columns)
+
+    def staged_beside(self, rewind_id: int, *ends: int, columns: Mapping[str, pa.Array]) -> None:
+        """Like `staged`, for a replay beside."""
+        replay = self.side(rewind_id)
+        parts = [self.side_slice(replay, part, end) for part, end in zip(replay.parts, ends, strict=True) if end > part.position]
+        self._staged(replay.onto_shadows(self.target()), parts, columns)
+
+    def _staged(self, target: Target, parts: Sequence[Slice], columns: Mapping[str, pa.Array]) -> None:
+        target = replace(target, layouts=tuple(replace(layout, by_record=False) for layout in target.layouts))
         table = make_staging(target, 1)
         staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(dict(columns))]), isolate=False)
         promote(target, parts, table, [staged], payloads, isolate=False)
+
+    def side(self, rewind_id: int) -> SideReplay:
+        with self.watch.cursor() as cur:
+            return beside.find(cur, self.spec.group, rewind_id)
+
+    def side_slice(self, replay: SideReplay, part: SidePart, end: int) -> Slice:
+        with session(self.url) as connection, transaction(connection) as cur:
+            owner = store.Owner(store.next_generation(cur), "me")
+            claim = store.claim(cur, replay.side_id, part.topic_id, part.partition, owner)
+        return Slice(part.partition, part.topic_id, claim.position, end, claim.epoch)
+
+    def replay(
+        self, rewind_id: int, outputs: Callable[[Slice], Iterator[TransformOutput]] = of_all_kinds, *, step: int = 1000
+    ) -> SideReplay:
+        """Commits the records of a replay beside up to where the group is."""
+        replay = self.side(rewind_id)
+        target = replay.onto_shadows(self.target())
+        for part in replay.parts:
+            for position in range(part.position, part.end, step):
+                piece = self.side_slice(replay, part, min(part.end, position + step))
+                commit_slice(target, piece, outputs(piece), payloads)
+        return replay
 
     # ---- stored state
 

@@ -98,7 +98,7 @@ class FillLab(Lab):
 
     def run_back(self, rewind_id: int, before: Callable[[Slice], None] = lambda part: None) -> launch.Progress:
         """Runs the backfill as `tidemark backfill` does."""
-        return self.consumer.run(before=before, backfill_of=rewind_id)
+        return self.consumer.run(before=before, of_rewind=rewind_id)
 
     def audit(self) -> list[Any]:
         """Adds the backfills, and the positions of side groups."""
@@ -205,7 +205,7 @@ def test_a_side_group_is_nobodys_group(plain: FillLab) -> None:
     assert side == f"{plain.spec.group} (backfill of rewind {skipped})"
     assert len(plain.plan(ToOffset(10), f"{plain.topic}:0").groups[0].partitions) == 1
     with pytest.raises(BadInput, match=f"rewind {skipped + 77} left no backfill"):
-        run.open_attempt(plain.url, plain.spec.group, TaskIdentity(), backfill_of=skipped + 77)
+        run.open_attempt(plain.url, plain.spec.group, TaskIdentity(), of_rewind=skipped + 77)
 
 
 # ---- rewinds during a backfill

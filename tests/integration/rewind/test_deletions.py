@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from tests.support.sampling import examples
 from tests.support.scenario import Scenario as Consumer
 
 from tidemark.records.outcome import DELETED, TransformOutput, only
+from tidemark.records.ranges import Slice
 from tidemark.rewind.archive_retention import remove_archives
 from tidemark.rewind.plan_model import ToOffset
 from tidemark.rewind.verify import verify
@@ -47,14 +49,18 @@ def read(lab: Lab, end: int, script: Script, step: int = END) -> None:
     target = lab.target()
     while lab.position() < end:
         part = lab.slice(min(end, lab.position() + step))
-        made = [(offset, word) for offset in range(part.start, part.end) for word in script.get(offset, ())]
-        cities = iter([word.lstrip("-") for _, word in made])
-        output = TransformOutput({}, [offset for offset in range(part.start, part.end) if not script.get(offset)])
-        if made:
-            batch = made_rows(part, [offset for offset, _ in made], lambda _, cities=cities: next(cities))
-            batch = batch.append_column(DELETED, pa.array([word.startswith("-") for _, word in made]))
-            output = TransformOutput(only(batch), output.skipped)
-        commit_slice(target, part, iter([output]), payloads)
+        commit_slice(target, part, outputs(part, script), payloads)
+
+
+def outputs(part: Slice, script: Script) -> Iterator[TransformOutput]:
+    words = [(offset, word) for offset in range(part.start, part.end) for word in script.get(offset, ())]
+    cities = iter([word.lstrip("-") for _, word in words])
+    output = TransformOutput({}, [offset for offset in range(part.start, part.end) if not script.get(offset)])
+    if words:
+        batch = made_rows(part, [offset for offset, _ in words], lambda _, cities=cities: next(cities))
+        batch = batch.append_column(DELETED, pa.array([word.startswith("-") for _, word in words]))
+        output = TransformOutput(only(batch), output.skipped)
+    yield output
 
 
 def late(lab: Lab, start: int, end: int, script: Script) -> None:
@@ -88,7 +94,9 @@ def in_order(script: Script, end: int, without: range = range(0)) -> dict[str, i
 def stored(lab: Lab) -> tuple[Any, ...]:
     """The sink, the deletions in force, the position and the ledger."""
     in_force = lab.sql(
-        "SELECT kafka_offset, kafka_seq, key, kept FROM tidemark.deletion WHERE parked_by IS NULL ORDER BY kafka_offset, kafka_seq"
+        "SELECT kafka_offset, kafka_seq, key, kept FROM tidemark.deletion WHERE parked_by IS NULL AND sink = %s"
+        " ORDER BY kafka_offset, kafka_seq",
+        lab.table,
     )
     return sorted(map(str, lab.image().sink)), in_force, lab.position(), lab.ledger()
 
@@ -130,21 +138,27 @@ def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -
     overwritten: set[str] = set()
     skipped = range(0)
     for _ in range(data.draw(st.integers(4, 12))):
-        action = data.draw(st.sampled_from(["read", "read", "rewind", "undo", "skip", "late"]))
+        action = data.draw(st.sampled_from(["read", "read", "rewind", "beside", "undo", "skip", "late"]))
         position = lab.position()
         if action == "read" and position < END:
             read(lab, data.draw(st.integers(position + 1, END)), script, data.draw(st.integers(1, END)))
-        elif action == "rewind" and position:
+        elif action in ("rewind", "beside") and position:
             lowest = skipped.stop if position > skipped.stop and data.draw(st.booleans()) else 0
             point, before = data.draw(st.integers(lowest, position - 1)), stored(lab)
             if point in skipped:
                 continue  # its undo would restore the skipped range
             overwritten |= {word for offset in range(point, position) for word in script.get(offset, ()) if not word.startswith("-")}
-            undoable.append((lab.rewind(ToOffset(point), f"{lab.topic}:0").rewind_id, before, script))
+            rewind_id = lab.rewind(ToOffset(point), f"{lab.topic}:0", beside=action == "beside").rewind_id
+            undoable.append((rewind_id, before, script))
             if skipped and point <= skipped.start:
                 skipped, undoable = range(0), []
             changed = data.draw(scripts)
             script = {offset: (script if offset < point else changed).get(offset, ()) for offset in range(END)}
+            if action == "beside":
+                lab.replay(rewind_id, functools.partial(outputs, script=script), step=data.draw(st.integers(1, END)))
+                assert stored(lab) == before
+                lab.swap(rewind_id)
+                event("swapped")
         elif action == "undo" and undoable:
             rewind_id, before, script = undoable.pop()
             lab.undo(rewind_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.integration.rewind.lab import Lab
+from tests.integration.rewind.lab import Lab, of_all_kinds
 from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.machines import run_machine
 from tests.support.scenario import Scenario as Consumer
 
-from tidemark.records.ranges import TopicPartition
+from tidemark.records.outcome import TransformOutput
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.plan_model import FromFile, Scenario, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset, ToValidated, Undo
 from tidemark.rewind.scenarios.targets import TargetsOutOfRange
@@ -186,6 +187,40 @@ class Rewinds(RuleBasedStateMachine):
             self.read(number, end - self.places[number].position + 4, variant, 11)
         self.undone(self.done[-1])
         assert self.lab.image() == image
+
+    @rule(
+        partitions=CHOSEN,
+        shares=st.lists(st.floats(0, 0.99), min_size=PARTITIONS, max_size=PARTITIONS),
+        variant=st.integers(0, 2),
+        records=st.integers(0, 9),
+        step=st.integers(3, 30),
+    )
+    def swap_beside(self, partitions: set[int], shares: list[float], variant: int, records: int, step: int) -> None:
+        """Reads records again beside, with another transform, while the group reads on. Nothing changes for readers until the swap, after
+        which everything is as after a rewind whose replay has reached the group's positions."""
+        targets = {number: int(self.places[number].position * shares[number]) for number in sorted(partitions)}
+        scenario = FromFile({TopicPartition(self.lab.topic, number): target for number, target in targets.items()})
+        rewind_id = self.lab.rewind(scenario, *self.scope(targets), beside=True).rewind_id
+
+        def outputs(part: Slice) -> Iterator[TransformOutput]:
+            return of_all_kinds(part, cities(part.partition.partition, variant, upsert=self.upsert))
+
+        self.lab.replay(rewind_id, outputs, step=step)
+        for number in targets:
+            self.read(number, records, 0, step)
+        self.lab.replay(rewind_id, outputs, step=step)
+        self.the_sink_holds_what_it_should()
+        self.the_group_is_where_it_should_be()
+        self.every_record_is_accounted_for()
+        self.lab.swap(rewind_id)
+        swapped = Done(rewind_id, len(self.done), {})
+        for number, start in targets.items():
+            place = self.places[number]
+            swapped.before[number] = (place.position, place.validated, start, place.take(start))
+            for offset in range(start, place.position):
+                place.add(offset, rows_of(number, offset, variant, upsert=self.upsert), upsert=self.upsert)
+            place.validated = min(place.validated, start)
+        self.done.append(swapped)
 
     @rule(partition=st.integers(0, PARTITIONS - 1), share=st.floats(0, 0.99), step=st.integers(3, 30))
     def replay(self, partition: int, share: float, step: int) -> None:

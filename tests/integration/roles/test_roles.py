@@ -259,6 +259,7 @@ operator: redrive plan NAME --error Fail WHY; redrive show 1; redrive apply 1; r
 rewinder: rewind plan NAME --to-earliest WHY
 reader: rewind show 1
 rewinder: rewind apply 1; rewind verify 1; rewind undo 1 WHY; rewind apply 2
+rewinder: rewind plan NAME --to-earliest --beside WHY; rewind apply 3; rewind discard 3 WHY
 reader: audit NAME
 rewinder: seek NAME TOPIC/0 5 WHY; maintain
 rewinder: erase plan NAME --where 'kafka_offset = 0' WHY; erase apply 1 --where 'kafka_offset = 0'
@@ -284,9 +285,10 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     with contextlib.closing(Consumer({"bootstrap.servers": story.consumer.topics.servers, "group.id": f"old-{name}"})) as old:
         old.commit(offsets=[TopicPartition(topic, 0, 2)], asynchronous=False)
     do(rewinder, "groups", "adopt", name, "--from-kafka", f"old-{name}")
-    do(rewinder, "rewind", "apply", "4")
-    for words in (("consume", name), ("retries", "drain", name), ("backfill", name)):  # these start Spark
+    do(rewinder, "rewind", "apply", "5")
+    for words in (("consume", name), ("retries", "drain", name), ("backfill", name), ("rewind", "replay", "3")):  # these start Spark
         story.refuse(Profile.RUNNER, *words)
+    story.refuse(rewinder, "rewind", "swap", "3")
     story.refuse(operator, "groups", "remove-member", name, "somebody")
     story.refuse(Profile.READER, "audit-log")
     story.refuse(Profile.READER, "metrics", "serve")  # it would serve until it is stopped
@@ -302,10 +304,11 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
         *((f"REDRIVE {what}", 1, roles[operator]) for what in ("PLANNED", "STARTED", "DONE")),
         *((f"REWIND {what}", plan, roles[rewinder]) for plan in (1, 2) for what in ("PLANNED", "APPLIED")),
         ("REWIND UNDONE", 1, roles[rewinder]),
-        *((f"REWIND {what}", 3, roles[rewinder]) for what in ("PLANNED", "APPLIED")),
+        *((f"REWIND {what}", 3, roles[rewinder]) for what in ("PLANNED", "BESIDE", "DISCARDED")),
+        *((f"REWIND {what}", 4, roles[rewinder]) for what in ("PLANNED", "APPLIED")),
         *((f"ERASURE {what}", plan, roles[rewinder]) for plan in (1, 2) for what in ("PLANNED", "APPLIED")),
         ("GROUP DELETED", None, roles[operator]),
-        *((f"REWIND {what}", 4, roles[rewinder]) for what in ("PLANNED", "APPLIED")),
+        *((f"REWIND {what}", 5, roles[rewinder]) for what in ("PLANNED", "APPLIED")),
     ]
     assert not re.search("bad [123]|good", json.dumps(events)), "values of the records"
     planned, applied = (next(one for one in events if one["kind"] == kind) for kind in ("REWIND PLANNED", "REWIND APPLIED"))

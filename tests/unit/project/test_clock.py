@@ -20,6 +20,7 @@ MAY_READ = {
     "Follow.__init__": "since when Postgres has not answered, in a log line",
     "Follow._poll_session": "since when Postgres has not answered, in a log line",
     "question": "how long Airflow shows the question; an apply is refused by the database's clock",
+    "swap_question": "how long Airflow shows the question; the maintenance discards by the database's clock",
     "clock_ahead_s": "compared with the database's clock, in a finding",
     "describe": "for how long a member was not seen, in a table",
     "now_s": "how long a token is used before the next one is asked for",

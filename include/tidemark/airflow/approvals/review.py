@@ -145,6 +145,9 @@ class ApplyOperator(HITLOperator):
     """
 
     kind: ClassVar[str]
+    asks: ClassVar[str] = "question"
+    acts: ClassVar[str] = "apply"
+    """The functions of `TaskFunctions` that ask and act."""
     template_fields: Sequence[str] = ()  # the task reads the plan when it runs; nothing is templated
 
     def __init__(self, **kwargs: Any) -> None:
@@ -156,9 +159,13 @@ class ApplyOperator(HITLOperator):
     @final_errors_fail
     def execute(self, context: Context) -> Any:
         task = Task(self.kind, context, self.log)
-        if question := _functions(self.kind).question(task):
+        if question := self._function(self.asks)(task):
             self._ask(context, question)
-        return _functions(self.kind).apply(task, None)
+        return self._function(self.acts)(task, None)
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(_functions(self.kind), name)
+        return function
 
     def _ask(self, context: Context, question: Question) -> Never:
         """Asks, and ends this process of the task. No answer in time counts as a rejection.
@@ -194,7 +201,7 @@ class ApplyOperator(HITLOperator):
         deadline = time.monotonic() + WAIT_LIMIT_S
         while True:
             try:
-                return _functions(self.kind).apply(Task(self.kind, context, self.log), answer)
+                return self._function(self.acts)(Task(self.kind, context, self.log), answer)
             except Unavailable as error:
                 if time.monotonic() > deadline:
                     raise

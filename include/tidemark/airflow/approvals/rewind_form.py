@@ -22,7 +22,20 @@ if TYPE_CHECKING:
     from tidemark.rewind.plan import PlanRequest
     from tidemark.rewind.plan_model import Scenario
 
-FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume", "backfill")
+FIELDS = (
+    "consumers",
+    "scope",
+    "scenario",
+    "value",
+    "zone",
+    "offsets",
+    "reason",
+    "allow_loss",
+    "expires_in",
+    "consume",
+    "backfill",
+    "beside",
+)
 """The keys of the form, and of a REST client's conf."""
 ZONES = (
     "UTC",
@@ -62,6 +75,10 @@ def form(specs: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
     )
     expires = "How long the plan waits for approval and can be applied: *30m*, *4h*, *2d*."
     backfill = "If the rewind skips records: read them later into the same table, in a separate run."
+    beside = (
+        "Read the records into tables beside the live rows first, and swap them in when they are complete and valid. Readers see the old "
+        "rows until then, and never a gap."
+    )
     topics = "*all*, *flights* or *flights:0,1,5-9*. Separate several by spaces."
     return {
         **({"consumers": consumers} if own is None else {}),
@@ -82,6 +99,7 @@ def form(specs: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
         "expires_in": field("Expires in", expires, _WHY, "4h", "string"),
         "consume": field("Consume afterwards", "Start a run of each consumer after the rewind.", _WHY, default=True, kind="boolean"),
         "backfill": field("Backfill", backfill, _WHY, default=False, kind="boolean"),
+        "beside": field("Beside", beside, _WHY, default=False, kind="boolean"),
     }
 
 
@@ -111,7 +129,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | Non
     assert scenario is not None
     assert reason is not None
     assert expires_in is not None
-    options: dict[str, Any] = {"allow_loss": params["allow_loss"], "backfill": params["backfill"], "expires_in": expires_in, **run}
+    options: dict[str, Any] = {name: params[name] for name in ("allow_loss", "backfill", "beside")} | {"expires_in": expires_in, **run}
     return PlanRequest(good, scope, scenario, reason, by, **options)
 
 

@@ -1,4 +1,5 @@
-"""The DAG ``rewind``, and ``rewind__<consumer>`` for consumers with ``access``: plan, apply, consume, backfill, verify.
+"""The DAG ``rewind``, and ``rewind__<consumer>`` for consumers with ``access``: plan, apply, then consume, backfill and verify, or for a
+rewind beside replay, approve and swap.
 
     plan     checks the form, also for REST clients; stores a plan and logs it
     apply    asks for approval if one of the consumers requires it; applies an approved plan in one transaction.
@@ -7,6 +8,11 @@
     backfill reads skipped records into the same tables, if requested, alongside the consumers' own runs
     verify   waits until everything is read again, and compares the rows taken out with the rows there now
 
+    replay   for a rewind beside, which `apply` only begins: reads the records beside the live rows, validates and compares them
+    approve  asks for approval of the swap if one of the consumers requires it. A replay that was rejected, or not answered in time, is
+             discarded
+    swap     lets the replay reach the groups, and swaps it into the tables in one transaction
+
 A run has one plan, which its tasks look up by the run's id. They do not rely on XComs, which users can write. Every task can be retried:
 `plan` keeps an existing plan, and no plan is applied twice.
 """
@@ -14,7 +20,8 @@ A run has one plan, which its tasks look up by the run's id. They do not rely on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, ClassVar
 
 from airflow.sdk import DAG, AssetAlias, BaseSensorOperator, Context, PokeReturnValue
 
@@ -53,29 +60,63 @@ class StartConsumerOperator(ConsumerOperator):
         raise start_run(dag_id(CONSUME, self.consumer), f"rewind__{rewind_id}")
 
 
-class BackfillRewindOperator(ConsumeOperator):
-    """Reads the records that the rewind skipped, one consumer after the other, and validates them. Pushes the counts by consumer.
+class _RunsOperator(ConsumeOperator):
+    """Performs runs of several consumers, one after the other, for a rewind. A retry continues where the last try stopped.
 
-    Runs alongside the consumers' own runs, so that a long backfill holds up nothing. A retry continues where the last try stopped.
-    Skipped if no backfill was requested or the rewind was not applied.
+    ``function``: the function in `tidemark.airflow.tasks.rewind`. It gets the task and a function that performs a run.
     """
 
     template_fields: Sequence[str] = ()
+    function: ClassVar[str]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(consumer="", deferrable=False, **kwargs)  # it has several attempts, one after the other
 
     @final_errors_fail
     def execute(self, context: Context) -> dict[str, Any]:
-        from tidemark.airflow.tasks.rewind import backfill
+        tasks = import_module("tidemark.airflow.tasks.rewind")
+        perform = getattr(tasks, self.function)
+        summary: dict[str, Any] = perform(
+            Task(REWIND, context, self.log), lambda spec, rewind_id: self._consume(context, spec, of_rewind=rewind_id)
+        )
+        return summary
 
-        return backfill(Task(REWIND, context, self.log), lambda spec, rewind_id: self._consume(context, spec, backfill_of=rewind_id))
+
+class BackfillRewindOperator(_RunsOperator):
+    """Reads the records that the rewind skipped, and validates them. Pushes the counts by consumer.
+
+    Runs alongside the consumers' own runs, so that a long backfill holds up nothing. Skipped if no backfill was requested or the rewind
+    was not applied.
+    """
+
+    function = "backfill"
+
+
+class ReplayRewindOperator(_RunsOperator):
+    """Reads the records of a rewind beside, validates them, and compares them with the live rows. Pushes how many are equal, changed, gone
+    and new. Skipped for any other rewind."""
+
+    function = "replay"
+
+
+class ApproveSwapOperator(ApplyOperator):
+    """Asks for approval of the swap, if required, and stores the answer with the rewind."""
+
+    kind = REWIND
+    asks = "swap_question"
+    acts = "decide_swap"
+
+
+class SwapRewindOperator(_RunsOperator):
+    """Reads the last records beside, and swaps the replay into the tables. Skipped for a rewind that is not beside."""
+
+    function = "swap"
 
 
 class VerifyRewindOperator(BaseSensorOperator):
     """Waits until the groups are back at their old positions, and compares the rows. Pushes how many are equal, changed, gone and new.
 
-    Skipped if nothing was moved, if the form did not request a run of the consumers, or if the scenario is an undo.
+    Skipped if nothing was moved, if the form did not request a run of the consumers, if the scenario is an undo, or for a rewind beside.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -101,6 +142,14 @@ def _further(apply: ApplyOperator, common: dict[str, Any]) -> None:
     backfill = BackfillRewindOperator(task_id="backfill", doc_md="Reads the skipped records, beside the consumers' own runs.", **common)
     apply >> consume >> verify
     apply >> backfill
+    replay = ReplayRewindOperator(
+        task_id="replay", doc_md="Reads the records beside the live rows, validates them and compares both.", **common
+    )
+    approve = ApproveSwapOperator(task_id="approve", doc_md="Asks for approval of the swap, if required.", **common)
+    swap = SwapRewindOperator(
+        task_id="swap", doc_md="Swaps the replay into the tables, in one transaction.", outlets=list(apply.outlets), **common
+    )
+    apply >> replay >> approve >> swap
 
 
 _DOC = """
@@ -114,10 +163,13 @@ so that the rewind can be undone (scenario `undo`).
 | consume | starts a run of each consumer, if requested |
 | backfill | reads skipped records into the same tables, if requested, alongside the consumers' own runs |
 | verify | waits until everything is read again, and logs which rows have changed |
+| replay | *beside* only: reads the records into tables beside the live rows, validates them, and logs what a swap would change |
+| approve | *beside* only: waits for approval of the swap. A rejected replay is discarded |
+| swap | *beside* only: swaps the replay into the tables in one transaction. Readers see the old rows until then |
 
 **Approval.** No approval is needed if the files of all consumers say `rewind: {approval: none}`. With `own: false`, the requester cannot
 approve the rewind. `apply` refuses a stale plan: one whose basis has changed since. A run has one plan. If you clear `apply`, it asks about
-the same plan again; for another plan, start a new run.
+the same plan again; for another plan, start a new run. A rewind beside asks before its swap, not before `apply`.
 
 **Events.** `apply` emits an asset event with the ranges for each sink whose rows were taken out or put back.
 

@@ -30,7 +30,7 @@ from tidemark.retry.pending import relay_at_end
 from tidemark.spec import ConsumerSpec
 
 
-def run(operator: ConsumeOperator, context: Context, spec: ConsumerSpec, backfill_of: int | None) -> dict[str, Any]:
+def run(operator: ConsumeOperator, context: Context, spec: ConsumerSpec, of_rewind: int | None) -> dict[str, Any]:
     """Runs an attempt to its end, with a driver unless there is nothing to read. Returns the attempt's id and counts.
 
     If the driver of an earlier try still runs on a cluster, follows it instead.
@@ -38,8 +38,8 @@ def run(operator: ConsumeOperator, context: Context, spec: ConsumerSpec, backfil
     die_with_parent()
     log, resolved, task = operator.log, connections.resolve(spec), _identity(context)
     cluster = cluster_settings(spec, resolved)
-    followed = None if cluster is None else attempt_to_follow(resolved, spec.group, task, log.info, backfill_of=backfill_of)
-    attempt_id = followed or open_attempt(resolved.database_url, spec.group, task, backfill_of=backfill_of)
+    followed = None if cluster is None else attempt_to_follow(resolved, spec.group, task, log.info, of_rewind=of_rewind)
+    attempt_id = followed or open_attempt(resolved.database_url, spec.group, task, of_rewind=of_rewind)
     log.info("attempt begins group=%s attempt=%s try=%s", spec.group, attempt_id, context["ti"].try_number)
     waiting.watch()
     with _reported(operator, spec, resolved, attempt_id) as on_progress:

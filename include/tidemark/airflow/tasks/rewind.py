@@ -20,9 +20,9 @@ from tidemark.airflow.version_compat import AirflowFailException, AirflowSkipExc
 from tidemark.db import transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.profiles import Profile
+from tidemark.rewind import beside, plan_text, store, verify
 from tidemark.rewind import plan as plans
-from tidemark.rewind import plan_text, store, verify
-from tidemark.rewind.apply import StalePlan
+from tidemark.rewind.apply import StalePlan, catch_up_and_swap
 from tidemark.rewind.apply import apply as apply_plan
 from tidemark.rewind.backfill import unfinished
 from tidemark.rewind.plan_model import Plan, RewindState, Undo
@@ -63,15 +63,24 @@ def plan(task: Task) -> int:
 
 
 def question(task: Task) -> Question | None:
-    """The approval is required if the file of one of the consumers says so. The answer may come until the plan expires."""
+    """The approval is required if the file of one of the consumers says so. The answer may come until the plan expires. A rewind beside
+    asks before its swap (`swap_question`)."""
     plan, specs = stored(task)
-    if plan.state is not RewindState.PLANNED or all(spec.rewind.approval is not Approval.REQUIRED for spec in specs):
+    if plan.state is not RewindState.PLANNED or plan.beside or not _needs_approval(specs):
         return None
     within = plan.expires_at - datetime.now(UTC)
     if within <= timedelta(0):
         _reject(task, plan, specs, NOBODY)
     _log_table(task, plan_text.table(plan))
-    subject, body = f"Rewind {plan.rewind_id} of {escaped(', '.join(spec.name for spec in specs))}?", plan_text.markdown(plan)
+    return _question(task, plan, specs, "Rewind {} of {}?", plan_text.markdown(plan), within)
+
+
+def _needs_approval(specs: Sequence[ConsumerSpec]) -> bool:
+    return any(spec.rewind.approval is Approval.REQUIRED for spec in specs)
+
+
+def _question(task: Task, plan: Plan, specs: Sequence[ConsumerSpec], subject: str, body: str, within: timedelta) -> Question:
+    subject = subject.format(plan.rewind_id, escaped(", ".join(spec.name for spec in specs)))
     if not all(spec.rewind.own for spec in specs):
         who = escaped(task.requester)
         subject += f" Not by {who}"
@@ -105,6 +114,8 @@ def apply(task: Task, answer: Answer | None) -> list[str]:
     if result.already:
         task.log.info("rewind %s was already applied at %s; nothing was changed now", plan.rewind_id, result.plan.applied_at)
     _log_table(task, plan_text.table(result.plan))
+    if result.plan.beside:
+        return []  # the groups stay where they are
     _emit_events(task.context, result.plan)
     if not task.params["consume"]:
         return []
@@ -158,20 +169,115 @@ def _validate(task: Task, spec: ConsumerSpec) -> None:
         raise AirflowFailException(f"validation of the backfill of {spec.name} is critical; the rows stay: {'; '.join(failing)[:2000]}")
 
 
+def replay(task: Task, consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Calls ``consume`` with each consumer and the rewind's id, validates what it has read beside, and compares it with the live rows.
+    Returns the counts by consumer."""
+    plan, specs = stored(task)
+    if plan.state is not RewindState.BESIDE:
+        raise AirflowSkipException("there is no replay beside to read")
+    _read_beside(task, plan, specs, consume)
+    comparisons = _comparisons(task, plan, specs)
+    _log_table(task, plan_text.verified_table(comparisons))
+    return _counts(comparisons)
+
+
+def _read_beside(task: Task, plan: Plan, specs: Sequence[ConsumerSpec], consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> None:
+    """Reads and validates. A critical verdict fails the task, and the replay stays until somebody swaps or discards it."""
+    for spec in specs:
+        consume(spec, plan.rewind_id)
+        with task.session(spec) as connection, transaction(connection) as cur:
+            side = beside.find(cur, spec.group, plan.rewind_id)
+        reports = beside.validate_replay(connections.database_url(spec), spec, side) if spec.validation is not None else []
+        for report in reports:
+            failing = "; ".join(result.text for result in report.results if not result.success)
+            task.log.info("validated the replay consumer=%s verdict=%s failing=%s", spec.name, report.verdict, failing or "nothing")
+            if quality.reaction(report.verdict, spec.validation) is not quality.Reaction.PUBLISH:
+                raise AirflowFailException(
+                    f"Validation of the replay of {spec.name} is critical: {failing[:2000]}. Nothing was swapped. Discard it: "
+                    f"tidemark rewind discard {plan.rewind_id}, or swap it all the same: tidemark rewind swap {plan.rewind_id}"
+                )
+
+
+def _comparisons(task: Task, plan: Plan, specs: Sequence[ConsumerSpec]) -> list[verify.Verified]:
+    with task.session(specs[0]) as connection:
+        return verify.verify(connection, plan.rewind_id, {spec.name: spec.keys for spec in specs})
+
+
+def _counts(comparisons: Sequence[verify.Verified]) -> dict[str, dict[str, int]]:
+    names = ("equal", "changed", "gone", "new")
+    return {comparison.consumer: {name: getattr(comparison, name) for name in names} for comparison in comparisons}
+
+
+def swap_question(task: Task) -> Question | None:
+    """The question before the swap of a replay beside, with what the swap would change. The answer may come until the replay expires."""
+    plan, specs = stored(task)
+    if plan.state is not RewindState.BESIDE:
+        raise AirflowSkipException("there is no replay beside to swap")
+    if not _needs_approval(specs) or plan.decided_by is not None:
+        return None
+    assert plan.started_at is not None
+    within = plan.started_at + beside.KEEP - datetime.now(UTC)
+    if within <= timedelta(0):
+        _discard(task, plan, specs, NOBODY)
+    body = f"{plan_text.compared_markdown(_comparisons(task, plan, specs))}\n\n{plan_text.markdown(plan)}"
+    return _question(task, plan, specs, "Swap the replay of rewind {} of {}?", body, within)
+
+
+def decide_swap(task: Task, answer: Answer | None) -> None:
+    """Stores who approved the swap. Discards a rejected replay."""
+    plan, specs = stored(task)
+    if answer is None:
+        return
+    answer.require_about(task.identity(plan.rewind_id, plan.digest))
+    if not answer.approved:
+        _discard(task, plan, specs, answer.by or NOBODY)
+    if answer.is_of(task.requester) and not all(spec.rewind.own for spec in specs):
+        raise AirflowFailException(
+            f"The swap of rewind {plan.rewind_id} was approved by {answer.by}, who also requested it; the consumer's file says rewind: "
+            "{own: false}. Nothing was changed. Clear this task, and have someone else approve it."
+        )
+    with task.session(specs[0]) as connection:
+        store.approve(connection, plan.rewind_id, by=str(answer.by))
+
+
+def _discard(task: Task, plan: Plan, specs: Sequence[ConsumerSpec], by: str) -> Never:
+    with task.session(specs[0]) as connection:
+        beside.discard(connection, plan.rewind_id, by=by)
+    raise AirflowSkipException(f"the replay of rewind {plan.rewind_id} was rejected by {by} and discarded; no row was changed")
+
+
+def swap(task: Task, consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> dict[str, Any]:
+    """Reads the last records beside and swaps the replay into the tables. A retry after a committed try finds the rewind applied."""
+    plan, specs = stored(task)
+    if not plan.beside or plan.state not in (RewindState.BESIDE, RewindState.APPLIED):
+        raise AirflowSkipException("there is no replay beside to swap")
+    if _needs_approval(specs) and plan.decided_by is None:
+        raise AirflowFailException(f"The swap of rewind {plan.rewind_id} was not approved. Nothing was changed; clear the task `approve`.")
+
+    def read_on() -> None:
+        _read_beside(task, plan, specs, consume)
+
+    with task.session(specs[0]) as connection:
+        result = catch_up_and_swap(connection, _cluster_of, spec_of, plan.rewind_id, read_on=read_on, by=task.requester)
+    if result.already:
+        task.log.info("rewind %s was already swapped at %s; nothing was changed now", plan.rewind_id, result.plan.applied_at)
+    _log_table(task, plan_text.table(result.plan))
+    _emit_events(task.context, result.plan)
+    return {"rewind": plan.rewind_id}
+
+
 def compare(task: Task) -> dict[str, dict[str, int]] | None:
     """Returns how many rows are equal, changed, gone and new, by consumer. None if not everything is read again yet."""
     plan, specs = stored(task)
-    if plan.state is not RewindState.APPLIED or isinstance(plan.scenario, Undo) or not task.params["consume"]:
+    if plan.state is not RewindState.APPLIED or plan.beside or isinstance(plan.scenario, Undo) or not task.params["consume"]:
         raise AirflowSkipException("there is nothing to compare")
-    with task.session(specs[0]) as connection:
-        comparisons = verify.verify(connection, plan.rewind_id, {spec.name: spec.keys for spec in specs})
+    comparisons = _comparisons(task, plan, specs)
     left = sum(comparison.left for comparison in comparisons)
     if left:
         task.log.info("still to be read again: %s offsets", left)
         return None
     _log_table(task, plan_text.verified_table(comparisons))
-    counts = ("equal", "changed", "gone", "new")
-    return {comparison.consumer: {name: getattr(comparison, name) for name in counts} for comparison in comparisons}
+    return _counts(comparisons)
 
 
 def _emit_events(context: Context, plan: Plan) -> None:

@@ -16,7 +16,7 @@ SELECT topic, partition, paused, priority, max_ahead::text AS max_ahead, reason,
 -- name: attempts
 -- The newest attempts of a group, with what they committed.
 SELECT attempt.attempt_id, dag_id, run_id, task_id, map_index, try_number, state, error ->> 'kind' AS error_kind,
-       error ->> 'type' AS error, error ->> 'text' AS error_text, started_at, ended_at, backfill_of,
+       error ->> 'type' AS error, error ->> 'text' AS error_text, started_at, ended_at, of_rewind,
        made.batches, made.loaded, made.deleted, made.retried, made.failed
   FROM (SELECT * FROM tidemark.attempt WHERE group_id = %(group_id)s ORDER BY attempt_id DESC LIMIT %(limit)s) attempt
  CROSS JOIN LATERAL (SELECT count(*) AS batches, coalesce(sum(loaded), 0)::bigint AS loaded, coalesce(sum(deleted), 0)::bigint AS deleted,

@@ -4,7 +4,7 @@
 -- The last Airflow runs of a group that have committed, newest first.
 SELECT dag_id, run_id, min(started_at) AS started_at
   FROM (SELECT * FROM tidemark.attempt
-         WHERE group_id = (SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s) AND run_id IS NOT NULL AND backfill_of IS NULL
+         WHERE group_id = (SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s) AND run_id IS NOT NULL AND of_rewind IS NULL
            AND EXISTS (SELECT FROM tidemark.batch WHERE batch.attempt_id = attempt.attempt_id AND NOT drained)
          ORDER BY attempt_id DESC LIMIT 30) attempt
  GROUP BY dag_id, run_id ORDER BY max(attempt_id) DESC LIMIT %(limit)s;

@@ -87,23 +87,37 @@ class ArchiveForged(Broken):
         )
 
 
-def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, sinks: Sequence[str], spans: Iterable[Span]) -> None:
-    """Moves the rows of these spans into archives of the rewind and stores their number; does not commit. ``sinks``: the group's tables.
+def take_out(cur: Cursor, key: Mapping[str, Any], sink: str, sinks: Sequence[str], spans: Iterable[Span], *, whole: bool) -> None:
+    """Moves the rows of these spans into archives of the rewind and stores their number; does not commit. ``key`` has the ids of the rewind
+    and the group; ``sinks`` are the group's tables.
 
-    Memory use does not grow with the rows. If every row of a large table partition goes, it is moved whole where possible. Either way the
-    rows of each span are counted before and after. Raises `RowsStay` if some stay, or if rows of other tables would go too.
+    Memory use does not grow with the rows. If every row of a large table partition goes, it is moved whole where possible, and if ``whole``
+    allows it. Either way the rows of each span are counted before and after. Raises `RowsStay` if some stay, or if rows of other tables
+    would go too.
     """
     names, cascaded = guards.hooks(cur, sink, "DELETE"), guards.cascaded(cur, sink, sinks)
-    _take_out(cur, {"rewind_id": rewind_id, "group_id": group_id}, sink, spans, names)
+    leaves = _leaves(cur, sink) if whole else {}
+    _take_out(cur, key, sink, spans, names, leaves)
     guards.require_alone(sink, cascaded, guards.cascaded(cur, sink, sinks))
 
 
-def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Span], names: Sequence[str]) -> None:
+def _leaves(cur: Cursor, sink: str) -> dict[str, Mapping[str, Any]]:
+    """Returns the table partitions that may be moved whole, by their bounds."""
+    cur.execute(SQL["table_partitions"], {"table": quoted_table(sink), "least": SWAP_ROWS})
+    return {row["bound"]: row for row in rows(cur)}
+
+
+def _take_out(
+    cur: Cursor,
+    key: Mapping[str, Any],
+    sink: str,
+    spans: Iterable[Span],
+    names: Sequence[str],
+    leaves: Mapping[str, Mapping[str, Any]],
+) -> None:
     rewind_id = key["rewind_id"]
     cur.execute(SQL["last_number"], key)
     number = int(scalar(cur)) + 1
-    cur.execute(SQL["table_partitions"], {"table": quoted_table(sink), "least": SWAP_ROWS})
-    leaves = {row["bound"]: row for row in rows(cur)}
     remaining = []
     for span in spans:
         before = _count_rows(cur, sink, span)
@@ -118,7 +132,7 @@ def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Sp
             remaining.append((span, before))
     if not remaining:
         return
-    archive, table = _relation(rewind_id, number), quoted_table(sink)
+    archive, table = relation_of(rewind_id, number), quoted_table(sink)
     try:
         cur.execute(SQL["make_archive"].format(archive=archive, table=table))
     except psycopg2.errors.DuplicateTable:
@@ -144,20 +158,21 @@ def archives_of(cur: Cursor, rewind_id: int) -> list[dict[str, Any]]:
     return rows(cur)
 
 
-def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Callable[[str], None]) -> None:
-    """Moves the rows of a rewind's archives back into their sink and drops the archives; does not commit.
+def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Callable[[str], None], *, shadow: bool = False) -> None:
+    """Moves the rows of a rewind's archives back into their sink and drops the archives; does not commit. ``shadow``: moves the rows of its
+    shadow instead (`tidemark.rewind.beside`).
 
     Calls ``give_way`` with each archive first, to move away sink rows with the keys of its rows. Raises `RowsRefused`, for instance for a
     key that another Kafka partition has taken since or rows that a trigger changes, and `ArchiveWrong`.
     """
     names = guards.hooks(cur, sink, "INSERT")
-    cur.execute(SQL["sink_archives"], {"rewind_id": rewind_id, "group_id": group_id, "sink": sink})
+    cur.execute(SQL["sink_archives"], {"rewind_id": rewind_id, "group_id": group_id, "sink": sink, "shadow": shadow})
     for entry in rows(cur):
         archive = open_archive(cur, entry)
         if archive is None:
             raise ArchiveWrong(archive=entry["relation"], stored=entry["rows"], found=0)
         give_way(archive)
-        cur.execute(SQL["columns"], {"archive": archive, "table": quoted_table(sink)})
+        cur.execute(SQL["columns"], {"archive": archive, "table": quoted_table(sink), "shadow": shadow})
         columns = [name for (name,) in cur.fetchall()]
         statement = {"archive": archive, "table": quoted_table(sink), "columns": listed(columns)}
         with rows_refused(sink, archive):
@@ -185,7 +200,7 @@ def rows_changed(sink: str, archive: str, count: int, total: int, names: Sequenc
     return RowsRefused(
         table=sink,
         archive=archive,
-        message=f"{count:,} of {counted(total, 'row was', 'rows were')} dropped or changed by {by}. Disable it for the undo.",
+        message=f"{count:,} of {counted(total, 'row was', 'rows were')} dropped or changed by {by}. Disable it meanwhile.",
     )
 
 
@@ -251,7 +266,7 @@ def _require_gone(cur: Cursor, sink: str, span: Span, before: int, moved: int, n
 
 
 def _store_archive(cur: Cursor, key: Mapping[str, int], sink: str, number: int, count: int, *, table_partition: bool) -> None:
-    relation = _relation(key["rewind_id"], number)
+    relation = relation_of(key["rewind_id"], number)
     entry = {"sink": sink, "number": number, "relation": relation, "rows": count, "table_partition": table_partition}
     cur.execute(SQL["add_archive"], {**key, **entry})
 
@@ -264,7 +279,8 @@ def _name(rewind_id: int, number: int) -> str:
     return f"rewound_{rewind_id}_{number}"
 
 
-def _relation(rewind_id: int, number: int) -> str:
+def relation_of(rewind_id: int, number: int) -> str:
+    """Returns the relation of a rewind's archive, ready for SQL."""
     return f"{ARCHIVE}.{_name(rewind_id, number)}"
 
 
@@ -276,7 +292,7 @@ def open_archive(cur: Cursor, archive: Mapping[str, Any]) -> str | None:
     can change these, and owns the table. Raises `ArchiveForged`.
     """
     rewind_id, number, relation = int(archive["rewind_id"]), int(archive["number"]), str(archive["relation"])
-    expected = _relation(rewind_id, number)
+    expected = relation_of(rewind_id, number)
     if relation != expected:
         problem = f"tidemark.rewind_archive names the relation {relation!r}, not {expected}"
         raise ArchiveForged(rewind_id=rewind_id, number=number, problem=problem)

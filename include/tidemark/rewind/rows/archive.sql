@@ -70,6 +70,7 @@ SELECT count(*) FROM {table} written
 SELECT kept.attname FROM pg_attribute kept JOIN pg_attribute now USING (attname)
  WHERE kept.attrelid = to_regclass(%(archive)s) AND now.attrelid = to_regclass(%(table)s)
    AND kept.attnum > 0 AND NOT kept.attisdropped AND NOT now.attisdropped AND now.attgenerated = ''
+   AND NOT (%(shadow)s AND now.attidentity <> '') -- a shadow has numbers of its own
  ORDER BY kept.attnum;
 
 -- name: put_back
@@ -95,12 +96,13 @@ UPDATE tidemark.rewind_partition SET sink_rows = coalesce(sink_rows, 0) + %(rows
 -- name: archives
 -- The archives of a rewind. Locks nothing.
 SELECT rewind_id, number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed FROM tidemark.rewind_archive
- WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number;
+ WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL AND NOT shadow ORDER BY number;
 
 -- name: sink_archives
 -- The archives of a sink of one group of a rewind. Locks their rows.
 SELECT rewind_id, number, sink, relation, rows FROM tidemark.rewind_archive
- WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number FOR UPDATE;
+ WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND shadow = %(shadow)s
+   AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number FOR UPDATE;
 
 -- name: mark_put_back
 UPDATE tidemark.rewind_archive SET put_back_at = clock_timestamp() WHERE rewind_id = %(rewind_id)s AND number = %(number)s;

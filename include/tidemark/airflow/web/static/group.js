@@ -170,7 +170,7 @@ const outcome = (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }
   takenOver(row) ? "A newer attempt or a rewind took over its partitions; it stored nothing more, and nothing was loaded twice." : row.error_text);
 
 const attempts = (consumer) => [
-  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: takenOver(row) ? "TAKEN OVER" : row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
+  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: takenOver(row) ? "TAKEN OVER" : row.state }), row.of_rewind && h(Muted, null, ` for rewind ${row.of_rewind}`)) },
   { name: "DAG run", cell: (row) => h(RunLink, { row }) },
   { name: "Task log", cell: (row) => row.task_id ? h(A, { to: taskPath(row) }, `try ${row.try_number}`) : null },
   { name: "Started", cell: (row) => h(Ago, { at: row.started_at }) },
