@@ -910,7 +910,8 @@ def test_a_role_has_exactly_its_profiles_whatever_it_had_before(roles: Roles) ->
     tables = "tidemark.deletion, tidemark.lag_group, tidemark.lag_history, tidemark.lag_partition, tidemark.objective"
     roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")
     roles.own(f"GRANT USAGE, CREATE ON SCHEMA tidemark_staging, tidemark_archive TO {roles.run}")
-    roles.own(f"GRANT EXECUTE ON FUNCTION tidemark.take_from_ledger(bigint), tidemark.put_back_in_ledger(bigint) TO {roles.run}")
+    functions = ", ".join(f"tidemark.{name}(bigint)" for name in RIGHTS[Profile.REWINDER].functions)
+    roles.own(f"GRANT EXECUTE ON FUNCTION {functions} TO {roles.run}")
     assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
     for profile in (*Profile, *reversed(Profile)):
         roles.give(roles.run, profile)
