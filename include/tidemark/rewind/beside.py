@@ -226,9 +226,12 @@ def require_none(cur: Cursor, groups: Mapping[int, str]) -> None:
 def open_shadows(replay: SideReplay, cur: Cursor) -> None:
     """Checks that the shadows run no code of their owner, and locks them, so that they stay so until the transaction ends.
 
-    Raises `ArchiveForged`.
+    Raises `ArchiveForged`, and `BadInput` if the replay was swapped or discarded.
     """
-    for entry in _shadows(cur, replay.rewind_id, replay.group_id):
+    entries = _shadows(cur, replay.rewind_id, replay.group_id)
+    if not entries:
+        require(cur, replay.rewind_id, replay.group)
+    for entry in entries:
         _open(cur, entry)
 
 

@@ -23,8 +23,8 @@ from tests.support.records import numbers
 from tests.support.scenario import Scenario as Consumer
 from tests.support.waiting import until
 
-from tidemark.errors import DatabaseUnavailable, TidemarkError
-from tidemark.offsets.store import OffsetFenced
+from tidemark.errors import BadInput, DatabaseUnavailable, TidemarkError
+from tidemark.offsets.store import ClaimRefused, OffsetFenced
 from tidemark.quality import Verdict, validated_view_ddl
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
@@ -269,6 +269,35 @@ def test_swap_ends_commits_in_flight_of_group_and_replay(lab: Lab, monkeypatch: 
     lab.check()
 
 
+def test_second_run_of_a_replay_takes_over(hands: Hands) -> None:
+    consumer, ran = hands.consumer, list[object]()
+    consumer.run()
+    consumer.transform(hands.source("b"))
+    rewind_id = hands.rewind(ToEarliest(), beside=True).rewind_id
+    with pytest.raises((OffsetFenced, ClaimRefused)):
+        consumer.run(of_rewind=rewind_id, before=lambda part: ran or ran.append(consumer.run(of_rewind=rewind_id)))
+    hands.swap(rewind_id)
+    assert all(payload.endswith("b") for payload in consumer.rows())
+    hands.check()
+
+
+def test_run_of_a_replay_that_is_discarded_meanwhile_stores_nothing_more(hands: Hands) -> None:
+    consumer, done = hands.consumer, list[object]()
+    consumer.run()
+    rewind_id = hands.rewind(ToEarliest(), beside=True).rewind_id
+
+    def discard_once(part: Slice) -> None:
+        if not done and part.start > 0:
+            with hands.session() as connection:
+                done.append(beside.discard(connection, rewind_id, by="ann"))
+
+    consumer.run(of_rewind=rewind_id, before=discard_once)
+    assert done
+    assert hands.sql("SELECT DISTINCT name FROM tidemark.batch JOIN tidemark.consumer_group USING (group_id)") == [(hands.group,)]
+    with pytest.raises(BadInput, match=r"left no backfill|no replay beside"):
+        consumer.run(of_rewind=rewind_id)
+
+
 def test_of_swaps_and_discards_at_once_one_wins(lab: Lab) -> None:
     read(lab, 50, 50)
     before = lab.image()
@@ -437,3 +466,17 @@ def test_consumers_of_one_plan_are_swapped_at_once_or_not_at_all(hands: Hands, s
         for each, rows in zip(consumers, before, strict=True):
             assert sorted(each.consumer.rows()) == [row.replace("a", "b") for row in rows]
             each.check()
+
+
+def test_table_evolves_while_a_replay_reads(scenario: Consumer) -> None:
+    """The run of the replay adds the column to the table and to its shadow."""
+    with contextlib.closing(Hands(scenario, sink={"table": scenario.table, "evolve": "add"})) as hands:
+        scenario.run()
+        rewind_id = hands.rewind(ToOffset(10), beside=True).rewind_id
+        noted = hands.source("b").replace("payload: str", "payload: str\n        note: str").replace('b")', 'b", note="new")')
+        scenario.transform(noted)
+        scenario.run(of_rewind=rewind_id)
+        assert set(scenario.rows("note")) == {None}
+        hands.swap(rewind_id)
+        assert hands.sql(f"SELECT note, kafka_offset >= 10 FROM {hands.table} GROUP BY 1, 2 ORDER BY 2") == [(None, False), ("new", True)]
+        hands.check()

@@ -24,11 +24,12 @@ from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
 from tidemark.rewind import beside
 from tidemark.rewind.apply import RewindNotAllowed
-from tidemark.rewind.beside import DiscardNotAllowed, ShadowMissing, ShadowRefused
+from tidemark.rewind.beside import DiscardNotAllowed, ShadowBehind, ShadowMissing, ShadowRefused
 from tidemark.rewind.plan_model import Plan, RewindState, ToOffset, Undo
 from tidemark.rewind.rows.archive import ArchiveForged
 from tidemark.rewind.verify import verify
 from tidemark.sink.commit import commit_slice
+from tidemark.sink.table import Column
 
 RIGHTS = (
     "EXECUTE ON FUNCTION tidemark.take_over_side(bigint)",
@@ -197,6 +198,24 @@ def test_side_group_of_a_stored_rewind_is_its_own_and_stays(lab: Lab, rewinder: 
         for function in ("take_over_side", "discard_side"):
             with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="permission denied"), transaction(connection) as cur:
                 cur.execute(f"SELECT tidemark.{function}(%s)", (second,))
+
+
+def test_new_column_is_added_by_the_role_that_began(lab: Lab, rewinder: str, runner: str) -> None:
+    lab.read(50)
+    rewind_id = begun(lab, rewinder).rewind_id
+    lab.sql(f"ALTER TABLE {lab.table} ADD note text DEFAULT 'new'")
+    layouts = [replace(lab.layout, columns=(*lab.layout.columns, Column("note", "text")))]
+    replay = lab.side(rewind_id)
+    behind = lab.unchanged(ShadowBehind, "the new column note.* as the role that began it")
+    with session(runner) as connection, behind, transaction(connection) as cur:
+        beside.follow_columns(cur, replay, layouts)
+    with session(rewinder) as connection, transaction(connection) as cur:
+        beside.follow_columns(cur, replay, layouts)
+    with session(runner) as connection, transaction(connection) as cur:
+        beside.follow_columns(cur, replay, layouts)
+    lab.replay(rewind_id)
+    lab.swap(rewind_id)
+    assert lab.sql(f"SELECT DISTINCT note FROM {lab.table}") == [("new",)]
 
 
 def test_shadow_that_a_role_has_declared_gone_is_missed(lab: Lab, rewinder: str) -> None:
