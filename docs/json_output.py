@@ -97,6 +97,7 @@ REWIND = {
             "records_per_s": float | None,
             "catch_up_s": float | None,
             "announced_assets": list[str],
+            "shadow_bytes": int | None,
             "partitions": [
                 {
                     **PARTITION,

@@ -59,6 +59,7 @@ CREATE TABLE tidemark.rewind_group (
     -- Since when rows that were overwritten after the rewind are no longer kept; null: they are.
     overwritten_removed_at timestamptz,
     sinks         text[], -- of a consumer with several tables, for which `sink` lists them all; null: only `sink`
+    shadow_bytes  bigint, -- of a rewind beside: about how much space its shadows will take; null: not beside
     side_id       integer UNIQUE, -- of a replay beside: its side group
     PRIMARY KEY (rewind_id, group_id),
     FOREIGN KEY (side_id, group_id) REFERENCES tidemark.consumer_group (group_id, side_of)

@@ -236,6 +236,7 @@ def _rewinds(spec: ConsumerSpec) -> Iterator[str]:
     else:
         who = "a person" if spec.rewind.own else "a person other than its requester"
         yield f"A rewind that is requested in Airflow needs the approval of {who}. `tidemark rewind apply` asks for none."
+    yield f"A rewind beside replaces at most {counted(spec.rewind.max_beside_rows, 'row')}."
 
 
 def _watches(spec: ConsumerSpec) -> Iterator[str]:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, scalar, statements, transaction
+from tidemark.db import rows, scalar, single_row, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster, SettingUnknown
 from tidemark.kafka.failures import NotAllowed
@@ -39,11 +39,12 @@ from tidemark.rewind.scenarios.targets import (
     unvalidated,
 )
 from tidemark.rewind.store import read_plan
-from tidemark.sink.table import SinkMissing, on_tables, read_columns
+from tidemark.sink.table import SinkMissing, on_tables, quoted_table, read_columns
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import Deletes, OnFailure, RetryOrder, SinkMode
 from tidemark.spec.scope import Scope
 from tidemark.text.problems import check_reason
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -151,7 +152,10 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
     with transaction(connection) as cur:  # ⑤
         if request.beside:
             require_none(cur, {consumer.group_id: consumer.spec.group for consumer in moved})
-        stored = _store(cur, rewind, _preview(cur, moved, undo_of, trial=True))
+        groups = _preview(cur, moved, undo_of, trial=True)
+        if request.beside:
+            groups = tuple(_with_shadow(cur, group, consumer.spec) for group, consumer in zip(groups, moved, strict=True))
+        stored = _store(cur, rewind, groups)
     names = ",".join(spec.name for spec in request.consumers)
     log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, names, request.by)
     return stored
@@ -174,6 +178,20 @@ def _require_beside(moved: Sequence[Consumer], request: PlanRequest) -> None:
         problems.append("No partition moves back, so nothing would be read beside. Omit --beside.")
     if problems:
         raise PlanRefused(problems=tuple(problems))
+
+
+def _with_shadow(cur: Cursor, group: GroupPlan, spec: ConsumerSpec) -> GroupPlan:
+    """Returns the plan with the space that its shadows will take. Raises `PlanRefused` if it replaces too many rows."""
+    replaced = sum(part.sink_rows for part in group.partitions)
+    if replaced > spec.rewind.max_beside_rows:
+        problem = (
+            f"{spec.name}: a rewind beside would replace {counted(replaced, 'row')}, which are stored twice until its swap, and "
+            f"rewind.max_beside_rows is {spec.rewind.max_beside_rows:,}. Choose a later target or fewer partitions, or raise the limit."
+        )
+        raise PlanRefused(problems=(problem,))
+    cur.execute(SQL["sink_size"], {"tables": [quoted_table(table) for table in group.tables]})
+    size, rows_there = single_row(cur)
+    return replace(group, shadow_bytes=int(size * replaced / max(rows_there, replaced, 1)))
 
 
 def preview(connection: Connection, cluster_of: ClusterOf, request: MoveRequest) -> tuple[GroupPlan, ...]:
@@ -443,6 +461,7 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) 
             "rewind_id": rewind_id, "group_id": group.group_id, "consumer": group.consumer, "group": group.group, "sink": group.table,
             "sinks": list(group.tables), "basis": json.dumps(group.basis), "state": group.group_state, "in_flight": group.in_flight,
             "lag": group.lag, "records_per_s": group.records_per_s, "announced_assets": list(group.announced_assets),
+            "shadow_bytes": group.shadow_bytes,
         })  # fmt: skip
         cur.execute(SQL["add_partitions"], {
             **_moving([(group.group_id, group.partitions)]),

@@ -35,6 +35,13 @@ SELECT topic_id, partition, min(start_offset) AS start_offset
  WHERE group_id = %(group_id)s AND NOT drained
  GROUP BY topic_id, partition;
 
+-- name: sink_size
+-- Bytes of these tables with their indexes, and about how many rows they have. Locks nothing.
+SELECT coalesce(sum(pg_total_relation_size(part.relid)), 0)::bigint, coalesce(sum(greatest(reltuples, 0)), 0)::bigint
+  FROM unnest(%(tables)s::text[]) AS sink (name)
+ CROSS JOIN LATERAL (SELECT to_regclass(name)::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass(name))) part (relid)
+  JOIN pg_class ON pg_class.oid = part.relid;
+
 -- name: add_rewind
 INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, backfill, beside, reason, planned_by, expires_at, digest, dag_id, run_id)
 VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(backfill)s, %(beside)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s, %(digest)s,
@@ -43,9 +50,9 @@ RETURNING rewind_id;
 
 -- name: add_group
 INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, sinks, basis, group_state, in_flight, lag,
-                                   records_per_s, announced_assets)
+                                   records_per_s, announced_assets, shadow_bytes)
 VALUES (%(rewind_id)s, %(group_id)s, %(consumer)s, %(group)s, %(sink)s, %(sinks)s, %(basis)s, %(state)s, %(in_flight)s, %(lag)s,
-        %(records_per_s)s, %(announced_assets)s);
+        %(records_per_s)s, %(announced_assets)s, %(shadow_bytes)s);
 
 -- name: add_partitions
 INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from,

@@ -207,6 +207,8 @@ class GroupPlan:
     """Assets whose events announced superseded rows."""
     basis: Mapping[str, Any] = field(hash=False)
     """The state whose change makes the plan stale; see `tidemark.rewind.plan.basis_of`."""
+    shadow_bytes: int | None = None
+    """About how much space the shadows of a rewind beside take."""
 
     @property
     def table(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -198,6 +199,8 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
         time = unknown if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {_rate(group.records_per_s or 0)} records/s"
         later = "read beside" if plan.beside else "lag afterwards"
         notes.append(f"{later}: {counted(group.lag, 'offset')}; {time}" if group.lag else "nothing left to read afterwards")
+    if plan.beside and group.shadow_bytes is not None and plan.state in (RewindState.PLANNED, RewindState.BESIDE):
+        notes.append(f"until the swap, the replay takes about {decimal(group.shadow_bytes)} beside {group.table}")
     return [*notes, *(f"asset events for {asset} already announced rows that are taken out" for asset in group.announced_assets)]
 
 
@@ -268,6 +271,7 @@ def _group_json(group: GroupPlan) -> dict[str, Any]:
         "records_per_s": group.records_per_s,
         "catch_up_s": group.catch_up_s,
         "announced_assets": list(group.announced_assets),
+        "shadow_bytes": group.shadow_bytes,
         "partitions": [
             {
                 "topic": part.partition.topic,

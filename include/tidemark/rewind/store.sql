@@ -18,7 +18,7 @@ SELECT rewind_id FROM tidemark.rewind WHERE dag_id = %(dag_id)s AND run_id = %(r
 -- name: read_groups
 -- The consumers of these rewinds. Locks nothing.
 SELECT rewind_id, group_id, consumer, group_name AS group, coalesce(sinks, ARRAY[sink]) AS tables, group_state, in_flight, lag,
-       records_per_s, announced_assets, basis
+       records_per_s, announced_assets, basis, shadow_bytes
   FROM tidemark.rewind_group WHERE rewind_id = ANY (%(rewind_ids)s::bigint[]) ORDER BY rewind_id, consumer;
 
 -- name: read_partitions

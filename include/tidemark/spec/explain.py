@@ -82,6 +82,7 @@ _TEXTS: dict[str, tuple[str, str]] = {
     "run_for": ("is not a duration", "write a number and a unit without a space: 30s, 5m, 1h"),
     "rewind": ("is not a mapping", "write {approval: required}, or remove the key"),
     "rewind.approval": ("is not an approval setting", "write required or none"),
+    "rewind.max_beside_rows": ("is not a number of rows", "write a whole number, 1 or more"),
     "rewind.own": ("is not true or false", "write true or false"),
     "batch": ("is not a mapping", "write {max_records: 500000}, or remove the key"),
     "batch.max_records": ("is not a number of records", "write a whole number from 1 to 10000000"),

@@ -263,12 +263,14 @@ class Objectives(_Part):
 
 
 class RewindSettings(_Part):
-    """Approval of rewinds in Airflow."""
+    """Approval of rewinds in Airflow, and the limit of rewinds beside."""
 
     approval: Annotated[Approval, Field(strict=False)] = Approval.REQUIRED
     """Whether a person must approve a rewind planned in Airflow."""
     own: bool = True
     """Whether the requester of a rewind may approve it."""
+    max_beside_rows: Annotated[int, Field(ge=1)] = 100_000_000
+    """Maximum rows that a rewind beside may replace. Until its swap, they are stored twice."""
 
 
 class Access(_Part):

@@ -169,6 +169,19 @@ def test_rewind_that_reads_nothing_again_is_refused(lab: Lab) -> None:
         lab.plan(ToLatest(), f"{lab.topic}:1", beside=True)
 
 
+def test_plan_says_how_much_space_the_replay_takes_and_is_refused_above_the_limit(lab: Lab) -> None:
+    read(lab, *ENDS)
+    replaced = len([row for row in lab.rows() if row[1] >= TARGET])
+    lab.sql(f"ANALYZE {lab.table}")
+    plan = lab.plan(ToOffset(TARGET), beside=True)
+    ((size,),) = lab.sql("SELECT pg_total_relation_size(%s::regclass)", lab.table)
+    assert plan.groups[0].shadow_bytes == size * replaced // len(lab.rows())
+    assert lab.plan(ToOffset(TARGET)).groups[0].shadow_bytes is None
+    lab.consumer.set(rewind={"max_beside_rows": replaced - 1})
+    with lab.unchanged(PlanRefused, f"would replace {replaced} rows.*max_beside_rows is {replaced - 1}"):
+        lab.plan(ToOffset(TARGET), beside=True)
+
+
 def test_swap_that_dies_after_any_statement_changes_nothing(lab: Lab) -> None:
     read(lab, *ENDS)
     rewind_id = lab.rewind(ToOffset(TARGET), beside=True).rewind_id

@@ -89,6 +89,7 @@ EACH_KEY: dict[str, tuple[Mapping[str, Any], Any]] = {
     "slo.freshness": ({**PLAIN, "slo": {"lag": "10m"}}, "1h"),
     "rewind.approval": (PLAIN, "none"),
     "rewind.own": (PLAIN, False),
+    "rewind.max_beside_rows": (PLAIN, 5),
     "access.edit": ({**PLAIN, "access": {}}, ["team-orders"]),
     "access.view": ({**PLAIN, "access": {}}, ["analysts"]),
     "airflow.retries": (PLAIN, 0),
