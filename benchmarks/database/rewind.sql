@@ -18,3 +18,9 @@ INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_off
 SELECT group_id, topic_id, partition, start, least(start + %(batch)s, next_offset), owner_epoch, %(attempt)s,
        least(start + %(batch)s, next_offset) - start, 0, 0, 0, 0, least(start + %(batch)s, next_offset) - start
   FROM tidemark.partition_offset CROSS JOIN LATERAL generate_series(0, next_offset - 1, %(batch)s) start WHERE group_id = %(group)s
+
+-- name: look
+SELECT count(*) FROM {table} WHERE kafka_topic_id = %(topic)s::smallint AND kafka_partition = 0 AND kafka_offset = 1
+
+-- name: commit
+UPDATE tidemark.partition_offset SET committed_at = clock_timestamp() WHERE group_id = %(group)s AND topic_id = %(topic)s AND partition = 0
