@@ -24,7 +24,7 @@ from benchmarks.harness.turns import Harness
 from benchmarks.measurement import Bench, Measurement
 from benchmarks.retries import failing
 from benchmarks.run import latency, memory, warm
-from benchmarks.throughput import cost_model, encoders, partitions, pinned, ratios
+from benchmarks.throughput import cost_model, encoders, partitions, pinned, ratios, replay
 from benchmarks.throughput.contestants import ALL, BY_NAME, SHARE
 from benchmarks.transforms.bench_arrow import FILE
 
@@ -39,6 +39,7 @@ _MODULES = (
     rebalances,
     latency,
     rewind,
+    replay,
     dag_run,
     fleet,
     failing,

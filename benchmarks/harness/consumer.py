@@ -65,8 +65,8 @@ class Consumer:
         self.spec = self._engine._spec = spec  # noqa: SLF001 - a driver's engine has one consumer for life
         self._engine._decoding = Decoding(spec, self._connections.registry, lambda: spec.topics)  # noqa: SLF001
 
-    def run(self, job: Job, *, drain: bool = False) -> None:
-        attempt = run.open_attempt(self._site.database_url, self.spec.group, TaskIdentity())
+    def run(self, job: Job, *, drain: bool = False, of_rewind: int | None = None) -> None:
+        attempt = run.open_attempt(self._site.database_url, self.spec.group, TaskIdentity(), of_rewind=of_rewind)
         run.consume(self.spec, self._connections, attempt, lambda _records: self._engine, drain=drain)
 
     def close(self) -> None:
