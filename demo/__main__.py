@@ -67,7 +67,7 @@ REWOUND = 6_000
 DAMAGED = "carrier = 'AA' AND scheduled_hour BETWEEN '2013-09-02Z' AND '2013-09-30Z'"
 """Flights whose delays are damaged by hand. September is the last month in the source file."""
 TOTALS = f"SELECT count(*), sum(distance), sum(departure_delay_min) FROM {SINK}"  # noqa: S608
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S, LOOKS_AFTER = 0.2, 5
 WAIT_S = 300
 
 console = Console()
@@ -293,8 +293,9 @@ def rewind_beside(env: dict[str, str], expected: Expected) -> None:
         console.print(f"  tidemark rewind verify {number}: rows that a swap would leave or change: {counts}")
         console.print(f"  tidemark rewind swap {number}")
         _tidemark(env, "rewind", "swap", number, "--output", "json")
-    seen = f"{looks.old:,} times all old rows, then {looks.new:,} times all new rows"
-    console.print(f"  The reader looked {looks.old + looks.new + len(looks.gaps):,} times: {seen}; gaps: {len(looks.gaps)}.\n")
+        _wait("a reader to look after the swap", lambda: looks.new + len(looks.gaps) >= LOOKS_AFTER or None)
+    seen = f"{looks.old:,} saw all old rows, then {looks.new:,} all new rows, and {len(looks.gaps):,} a gap"
+    console.print(f"  Of {looks.old + looks.new + len(looks.gaps):,} looks of the reader, {seen}.\n")
     differences = (
         [f"a reader saw {len(looks.gaps)} times neither the old rows nor the new ones, for example {looks.gaps[0]}"] if looks.gaps else []
     )

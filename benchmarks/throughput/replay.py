@@ -57,13 +57,13 @@ class _Rewound(Consumer):
 
 def measure(bench: Bench, rounds: int) -> Figures:
     """Records/s of both, and their ratio."""
-    job, rates = Job(bench.events()), dict[str, list[float]]()
+    job, rates = Job(bench.events()), dict[str, list[float]]({ORDINARY: [], BESIDE: []})
     with contextlib.closing(_Rewound(bench.site, FORMS["Arrow"])) as consumer:
         for number in range(rounds + 1):
             for what in (ORDINARY, BESIDE) if number % 2 else (BESIDE, ORDINARY):
                 rate = job.topic.records / consumer.replay(bench.stage, job, what)
                 bench.report(f"replay  {what:<40} {rate:>9,.0f} records/s{'' if number else '  (warm-up)'}")
-                rates.setdefault(what, []).extend([rate] if number else [])
+                rates[what] += [rate] if number else []
     ratio = statistics.median(rates[BESIDE]) / statistics.median(rates[ORDINARY])
     rows: list[dict[str, Any]] = [{"what": what, **spread(of)} for what, of in rates.items()]
     return {"records": job.topic.records, "ratio": ratio, "rows": rows}

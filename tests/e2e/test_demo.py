@@ -28,7 +28,7 @@ def test_demo_kills_a_driver_and_accounts_for_every_record() -> None:
     compared = re.search(r"an hour to ([\d,]+) delays.* equal, ([\d,]+) changed, 0 gone, 0 new", text)
     assert compared is not None, text[-3000:]
     assert compared[1] == compared[2], "verify found exactly the damaged rows"
-    looks = re.search(r"looked ([\d,]+) times: ([\d,]+) times all old rows, then ([\d,]+) times all new rows; gaps: 0\.", text)
+    looks = re.search(r"Of ([\d,]+) looks of the reader, ([\d,]+) saw all old rows, then ([\d,]+) all new rows, and 0 a gap\.", text)
     assert looks is not None, text[-3000:]
     total, old, new = (int(number.replace(",", "")) for number in looks.groups())
     assert total == old + new
