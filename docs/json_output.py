@@ -76,6 +76,7 @@ REWIND = {
     "allow_loss": bool,
     "backfill": bool,
     "beside": bool,
+    "transform": str | None,
     "started_by": str | None,
     "started_at": datetime | None,
     "digest": str,

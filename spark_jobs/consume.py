@@ -72,12 +72,12 @@ def _consume(options: argparse.Namespace) -> None:
     import_from(folders)  # a user's assignor is needed before the transform
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
 
-    def start(records: int | None) -> Engine:
+    def start(records: int | None, rehearsed: str | None) -> Engine:
         require_same_version()  # here, where `consume` stores a refusal as the attempt's error
         require(spec.extras)
         from tidemark.spark.engine import SparkEngine
 
-        transform = transform_of(spec, folders)
+        transform = transform_of(spec, folders, rehearsed)
         return SparkEngine(spec, connections, transform, load_permanent(spec, folders), attempt, folders, records)
 
     consume(spec, connections, attempt, start, drain=options.drain)

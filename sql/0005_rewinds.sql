@@ -26,12 +26,14 @@ CREATE TABLE tidemark.rewind (
     backfill    boolean     NOT NULL DEFAULT false, -- what the rewind skips is to be read later
     -- Its records are first read into tables beside the sink (shadows), by a side group. The swap then applies the rewind.
     beside      boolean     NOT NULL DEFAULT false,
+    transform   text CHECK (transform <> ''), -- a rehearsal: the replay beside reads with it, and is never swapped; null: with the consumer's
     started_by  text CHECK (started_by <> ''), -- who began the replay beside
     started_at  timestamptz,
     hold_until  timestamptz, -- until then its groups begin no batch, so that the replay beside reaches their positions
     CHECK (NOT (beside AND (backfill OR undo_of IS NOT NULL))),
     CHECK ((started_at IS NULL) = (started_by IS NULL) AND (beside OR started_at IS NULL)),
     CHECK (state NOT IN ('BESIDE', 'DISCARDED') OR started_at IS NOT NULL),
+    CHECK (transform IS NULL OR (beside AND state NOT IN ('APPLIED', 'UNDONE'))),
     CHECK (undo_of < rewind_id),
     CHECK ((decided_by IS NULL) = (decided_at IS NULL)),
     CHECK (state <> 'REJECTED' OR decided_by IS NOT NULL),

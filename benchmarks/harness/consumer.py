@@ -67,7 +67,7 @@ class Consumer:
 
     def run(self, job: Job, *, drain: bool = False, of_rewind: int | None = None) -> None:
         attempt = run.open_attempt(self._site.database_url, self.spec.group, TaskIdentity(), of_rewind=of_rewind)
-        run.consume(self.spec, self._connections, attempt, lambda _records: self._engine, drain=drain)
+        run.consume(self.spec, self._connections, attempt, lambda *_: self._engine, drain=drain)
 
     def close(self) -> None:
         self._engine.end()

@@ -249,7 +249,7 @@ class Consumer:
         connections = Connections(self.lab.url, {"bootstrap.servers": self.lab.topics.servers}, "local[1]")
         transform = load_transform(spec, [self.lab.folder / "transforms"])
         attempt_id = open_attempt(self.lab.url, spec.group, task or TaskIdentity())
-        consume(spec, connections, attempt_id, lambda _: LocalEngine(spec, transform, connections, ()))
+        consume(spec, connections, attempt_id, lambda *_: LocalEngine(spec, transform, connections, ()))
 
     # The brake
 

@@ -256,8 +256,8 @@ class Scenario:
         attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity(), of_rewind=of_rewind)
         self.engine = None
 
-        def start(_records: int | None) -> LocalEngine:
-            transform, permanent = transform_of(spec, self.folders), load_permanent(spec, self.folders)
+        def start(_records: int | None, rehearsed: str | None) -> LocalEngine:
+            transform, permanent = transform_of(spec, self.folders, rehearsed), load_permanent(spec, self.folders)
             self.engine = LocalEngine(spec, transform, self.connections, permanent, before)
             return self.engine
 

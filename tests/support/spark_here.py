@@ -68,7 +68,7 @@ def run_here(
     spec = scenario.spec
     attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, task or TaskIdentity())
 
-    def start(_records: int) -> Lasting:
+    def start(_records: int | None, _rehearsed: str | None) -> Lasting:
         transform, permanent = transform_of(spec, scenario.folders), load_permanent(spec, scenario.folders)
         lasting = kind(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
         lasting.before = before

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidemark import project
 from tidemark.cli import completion
 from tidemark.cli.common import (
     AnyName,
@@ -45,6 +46,7 @@ from tidemark.rewind.scenarios.scenario import FROM_FILE, SCENARIO_OPTIONS, desc
 from tidemark.rewind.verify import verify as compare_rows
 from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.scope import Scope
+from tidemark.spec.user_transform import require_rehearsable
 from tidemark.text.problems import Problems, check_reason
 from tidemark.text.storable import BIGINT
 from tidemark.text.wording import counted
@@ -121,6 +123,14 @@ def plan(
     read_beside: Annotated[
         bool, typer.Option("--beside", help="Read the records beside the live rows first, and swap them in later: readers never see a gap.")
     ] = False,
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="With --beside: rehearse this transform, for this replay only. Its rows are compared and never swapped in.",
+            show_default=False,
+        ),
+    ] = None,
     expires_in: ExpiresIn = None,
     output: Form = PlanFormat.TABLE,
 ) -> None:
@@ -132,7 +142,7 @@ def plan(
         return parse(name, value, zone=zone, groups=groups, contents=contents)
 
     options = {"allow_loss": allow_loss, "backfill": backfill, "read_beside": read_beside}
-    new_plan = _make_plan(names, topic, parse_scenario, reason, expires_in, **options)
+    new_plan = _make_plan(names, topic, parse_scenario, reason, expires_in, transform=transform, **options)
     _print_new(new_plan, output)
 
 
@@ -187,9 +197,8 @@ def replay(rewind_id: Number, output: Output = OutputFormat.TABLE) -> None:
         print_result(spec.group, result, output)
         behind = left[spec.group]
         print_note(f"{spec.group}: {counted(behind, 'offset')} behind" if behind else f"{spec.group}: level with the group")
-    print_note(
-        f"compare: tidemark rewind verify {rewind_id}; then tidemark rewind swap {rewind_id}, or tidemark rewind discard {rewind_id}"
-    )
+    swap_or = "" if replays[0].transform is not None else f"tidemark rewind swap {rewind_id}, or "
+    print_note(f"compare: tidemark rewind verify {rewind_id}; then {swap_or}tidemark rewind discard {rewind_id}")
 
 
 @app.command()
@@ -305,6 +314,7 @@ def _make_plan(
     allow_loss: bool,
     backfill: bool = False,
     read_beside: bool = False,
+    transform: str | None = None,
 ) -> Plan:
     """Makes and stores a plan. Raises all problems of the arguments at once, before it connects to Postgres or Kafka."""
     problems = Problems()
@@ -313,6 +323,9 @@ def _make_plan(
     scenario = problems.attempt(lambda: parse_scenario([spec.group for spec in specs if spec]))
     checked_reason = problems.attempt(lambda: check_reason(reason))
     expiry = problems.attempt(lambda: parse_expiry(expires_in))
+    for spec in specs:
+        if spec and transform is not None:
+            problems.attempt(lambda spec=spec: require_rehearsable(spec, transform, [project.transforms()]))  # type: ignore[misc]
     problems.end()
     assert chosen is not None
     assert scenario is not None
@@ -327,6 +340,7 @@ def _make_plan(
         allow_loss=allow_loss,
         backfill=backfill,
         beside=read_beside,
+        transform=transform,
         expires_in=expiry,
     )
     with connected(needs=Profile.REWINDER) as connection:

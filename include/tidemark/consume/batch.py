@@ -45,8 +45,8 @@ class Engine(Protocol):
         """Stops everything that was started."""
 
 
-Start = Callable[[int | None], Engine]
-"""Creates the engine of a run that has this many offsets to read; `None`: unknown."""
+Start = Callable[[int | None, str | None], Engine]
+"""Creates the engine of a run that has this many offsets to read (`None`: unknown), with this transform (`None`: the consumer's)."""
 
 
 class SplitPartition(Broken):

@@ -204,7 +204,7 @@ class ConsumerRun:
         replay: beside.SideReplay | None = None,
     ) -> None:
         self._connection, self._attempt, self._cluster, self._extent, self._start = connection, attempt, cluster, extent, start
-        self._replay = replay
+        self._replay, self._rehearsed = replay, None if replay is None else replay.transform
         self._spec = attempt.spec
         self._engine: Engine | None = None
         self._interrupt = Interrupt(self._cancel)
@@ -271,7 +271,7 @@ class ConsumerRun:
             if self._start is None:  # a rewind has moved a position since the look-up
                 raise _DriverNeeded
             with waiting("Spark to start"):
-                self._engine = self._start(records)
+                self._engine = self._start(records, self._rehearsed)
         return self._engine
 
     def _cancel(self) -> None:
@@ -301,7 +301,8 @@ class ConsumerRun:
                 return True
             engine = self._ensure_engine(membership.claimed.remaining)  # ④
             if self._target is None:
-                layouts = evolve_tables(self._connection, self._attempt.attempt_id, engine.layouts, self._spec.evolving)
+                evolving = self._spec.evolving if self._rehearsed is None else ()
+                layouts = evolve_tables(self._connection, self._attempt.attempt_id, engine.layouts, evolving)
                 self._target = self._new_target(layouts, membership.claimed.lookup.backfill)
             reading = True
             require_same_topics(self._cluster, membership.claimed, slices)  # ⑤

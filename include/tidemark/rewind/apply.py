@@ -123,6 +123,20 @@ class NotCaughtUp(Unavailable):
         )
 
 
+class RehearsalNotSwapped(Refused):
+    """The replay beside has read with another transform than the consumer's."""
+
+    rewind_id: int
+    transform: str
+
+    def __str__(self) -> str:
+        return (
+            f"Rewind {self.rewind_id} only rehearses {self.transform}: the group reads on with its own transform, whose rows would replace "
+            "these at the next rewind. Nothing was changed. Deploy the transform, discard this replay (tidemark rewind discard "
+            f"{self.rewind_id}), and plan again."
+        )
+
+
 def apply(
     connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, by: str, approved_by: str | None = None
 ) -> Applied:
@@ -144,7 +158,7 @@ def apply(
 def swap(connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, by: str) -> Applied:
     """Swaps the rows of a replay beside into the sinks: applies the rewind, with what its side groups have read since.
 
-    As `apply`; also raises `NotCaughtUp`, and `AlreadyDecided` if the replay has not begun.
+    As `apply`; also raises `NotCaughtUp`, `RehearsalNotSwapped`, and `AlreadyDecided` if the replay has not begun.
     """
     return _apply(connection, cluster_of, spec_of, rewind_id, RewindState.BESIDE, by=by, approved_by=None)
 
@@ -183,6 +197,8 @@ def _apply(
     plan = read(connection, rewind_id)  # ①
     if plan.state is not state:
         return _already_applied(plan, state)
+    if state is RewindState.BESIDE and plan.transform is not None:
+        raise RehearsalNotSwapped(rewind_id=rewind_id, transform=plan.transform)
     specs = {group.group_id: spec_of(group.consumer) for group in plan.groups}
     kafka_logs = {
         group.group_id: _look_up(cluster_of(specs[group.group_id]), [part.partition for part in group.partitions]) for group in plan.groups
@@ -354,7 +370,7 @@ def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[
 
 def _altered(plan: Plan) -> list[str]:
     """Reports a change of the plan's rows since planning. The digest covers everything that was approved."""
-    if digest_of(to_json(plan.scenario), (plan.allow_loss, plan.backfill, plan.beside), plan.groups) == plan.digest:
+    if digest_of(to_json(plan.scenario), (plan.allow_loss, plan.backfill, plan.beside, plan.transform), plan.groups) == plan.digest:
         return []
     return ["The plan was altered: its moves, or the state that it was made from, do not match its digest."]
 

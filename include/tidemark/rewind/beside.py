@@ -13,6 +13,8 @@ The swap (`tidemark.rewind.apply.swap`) is the rewind itself, in one transaction
 shadows go into the sinks, and the side group's ledger becomes the group's. It needs the side group to be exactly where the group is. For
 the last records, the rewind *holds* its groups: they begin no batch until ``hold_until``.
 
+A *rehearsal* is a replay beside with another transform than the consumer's, for its runs only. It is compared and discarded, never swapped.
+
 Locks: the side groups' positions, after those of the groups themselves.
 """
 
@@ -83,6 +85,8 @@ class SideReplay:
     side_id: int
     parts: tuple[SidePart, ...]
     shadows: Mapping[str, str]
+    transform: str | None = None
+    """A rehearsal's transform: runs of the replay load it instead of the consumer's."""
 
     @property
     def left(self) -> int:
@@ -183,7 +187,7 @@ def replays(cur: Cursor, group: str | None = None, rewind_id: int | None = None)
     result = []
     for _, group_rows in groupby(rows(cur), key=lambda row: (row["rewind_id"], row["group_id"])):
         parts = list(group_rows)
-        ids = {name: parts[0][name] for name in ("rewind_id", "consumer", "group", "group_id", "side", "side_id")}
+        ids = {name: parts[0][name] for name in ("rewind_id", "consumer", "group", "group_id", "side", "side_id", "transform")}
         shadows = {row["sink"]: row["relation"] for row in _shadows(cur, ids["rewind_id"], ids["group_id"])}
         result.append(SideReplay(**ids, parts=tuple(_part(row) for row in parts), shadows=shadows))
     return result

@@ -48,7 +48,7 @@ UPDATE tidemark.rewind
 
 -- name: parts
 -- The partitions of a replay beside: where it began, where it is, and where its group is. Locks nothing.
-SELECT rewind.rewind_id, member.consumer, grp.name AS group, grp.group_id, side.name AS side, side.group_id AS side_id,
+SELECT rewind.rewind_id, rewind.transform, member.consumer, grp.name AS group, grp.group_id, side.name AS side, side.group_id AS side_id,
        topic.name AS topic, topic.kafka_uuid, part.topic_id, part.partition, part.new_offset AS start, at.next_offset AS position,
        pos.next_offset AS end
   FROM tidemark.rewind

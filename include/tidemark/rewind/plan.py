@@ -109,12 +109,13 @@ class MoveRequest:
 class PlanRequest(MoveRequest):
     """A request for a rewind. ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run. ``backfill``: a separate run reads the
     skipped records later (`tidemark.rewind.backfill`). ``beside``: the records are first read beside the live rows
-    (`tidemark.rewind.beside`)."""
+    (`tidemark.rewind.beside`). ``transform``: another function than the consumer's (``module:function``), for a rehearsal."""
 
     reason: str
     by: str
     backfill: bool = False
     beside: bool = False
+    transform: str | None = None
     expires_in: timedelta = EXPIRES_IN
     dag_id: str | None = None
     run_id: str | None = None
@@ -137,12 +138,15 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
         raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
     if request.beside:
         _require_beside(moved, request)
+    elif request.transform is not None:
+        raise PlanRefused(problems=("--transform is for a replay beside the live rows. Add --beside.",))
     rewind = {
         "scenario": to_json(scenario),
         "undo_of": undo_of,
         "allow_loss": request.allow_loss,
         "backfill": request.backfill,
         "beside": request.beside,
+        "transform": request.transform,
         "reason": reason,
         "by": request.by,
         "expires_in": request.expires_in,
@@ -168,6 +172,8 @@ def _require_beside(moved: Sequence[Consumer], request: PlanRequest) -> None:
         problems.append("--beside reads records again, and --backfill reads skipped ones. Give one of them.")
     if isinstance(request.scenario, Undo | Adopt):
         problems.append("An undo puts rows back at once, and an adoption reads nothing again. Omit --beside.")
+    if request.transform is not None and len(request.consumers) > 1:
+        problems.append("--transform replaces the transform of one consumer. Name one.")
     for consumer in moved:
         if forward := [str(move.partition) for move in consumer.moves if not move.hold and move.target > move.old]:
             problems.append(f"{', '.join(forward)}: the target is ahead of the group. --beside reads records again, and skips none.")
@@ -453,7 +459,7 @@ def _group_plan(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPl
 
 
 def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) -> Plan:
-    digest = digest_of(rewind["scenario"], (rewind["allow_loss"], rewind["backfill"], rewind["beside"]), groups)
+    digest = digest_of(rewind["scenario"], (rewind["allow_loss"], rewind["backfill"], rewind["beside"], rewind["transform"]), groups)
     cur.execute(SQL["add_rewind"], {**rewind, "scenario": json.dumps(rewind["scenario"]), "digest": digest})
     rewind_id = scalar(cur)
     for group in groups:
@@ -476,9 +482,9 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) 
     return read_plan(cur, rewind_id)
 
 
-def digest_of(scenario: Mapping[str, Any], options: Sequence[bool], groups: Iterable[GroupPlan]) -> str:
+def digest_of(scenario: Mapping[str, Any], options: Sequence[bool | str | None], groups: Iterable[GroupPlan]) -> str:
     """Returns a plan's digest: plans with the same digest make the same moves from the same state. ``options``: whether it allows loss, is
-    backfilled, and is read beside."""
+    backfilled, is read beside, and with which transform."""
     bases = {group.group_id: group.basis for group in groups}
     moves = [
         [group.group_id, part.topic_id, part.partition.partition, part.hold, part.target, part.new, part.superseded_from]

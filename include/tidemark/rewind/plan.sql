@@ -43,9 +43,9 @@ SELECT coalesce(sum(pg_total_relation_size(part.relid)), 0)::bigint, coalesce(su
   JOIN pg_class ON pg_class.oid = part.relid;
 
 -- name: add_rewind
-INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, backfill, beside, reason, planned_by, expires_at, digest, dag_id, run_id)
-VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(backfill)s, %(beside)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s, %(digest)s,
-        %(dag_id)s, %(run_id)s)
+INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, backfill, beside, transform, reason, planned_by, expires_at, digest, dag_id, run_id)
+VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(backfill)s, %(beside)s, %(transform)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s,
+        %(digest)s, %(dag_id)s, %(run_id)s)
 RETURNING rewind_id;
 
 -- name: add_group

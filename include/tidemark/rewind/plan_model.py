@@ -246,6 +246,8 @@ class Plan:
     """Whether a separate run reads the skipped records later (`tidemark.rewind.backfill`)."""
     beside: bool = False
     """Whether the records are first read beside the live rows (`tidemark.rewind.beside`)."""
+    transform: str | None = None
+    """A rehearsal's transform, which its replay reads with instead of the consumer's."""
     started_by: str | None = None
     """Who began the replay beside."""
     started_at: datetime | None = None

@@ -80,6 +80,7 @@ def summary_as_json(plan: Plan) -> dict[str, Any]:
         "allow_loss": plan.allow_loss,
         "backfill": plan.backfill,
         "beside": plan.beside,
+        "transform": plan.transform,
         "started_by": plan.started_by,
         "started_at": plan.started_at and iso(plan.started_at),
         "digest": plan.digest,
@@ -155,6 +156,7 @@ def _difference(example: Example, by: Sequence[str]) -> str:
 def _heading(plan: Plan) -> list[str]:
     until = f"; can be applied until {_second(plan.expires_at)}" if plan.state is RewindState.PLANNED else ""
     begun = [f"Read beside the live rows since {_second(plan.started_at)}, begun by {plan.started_by}."] if plan.started_at else []
+    rehearsed = [f"Rehearses the transform {plan.transform}; the rows stay as they are."] if plan.transform else []
     decided = f"{'Rejected' if plan.state is RewindState.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
     loss = ["Records that Kafka no longer has are given up and stored as lost."] if plan.allow_loss else []
     return [
@@ -162,6 +164,7 @@ def _heading(plan: Plan) -> list[str]:
         f"Reason: {plan.reason}",
         f"Planned by {plan.planned_by} at {_second(plan.planned_at)}{until}.",
         *([decided] if plan.decided_by else []),
+        *rehearsed,
         *begun,
         *([f"{'Swapped' if plan.beside else 'Applied'} by {plan.applied_by} at {_second(plan.applied_at)}."] if plan.applied_by else []),
         *loss,
@@ -215,6 +218,8 @@ def _closing(plan: Plan) -> list[str]:
     skipped = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
     read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{skipped}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
+    if plan.transform:
+        return [f"{read} beside the live rows. A rehearsal is compared and discarded, never swapped."]
     if plan.beside and plan.state is not RewindState.APPLIED:
         return [f"{read} beside the live rows. The swap takes {rows} and {failed} out, and keeps them for an undo."]
     if plan.undo_of is None:

@@ -3,7 +3,7 @@
 -- name: read_rewinds
 -- One rewind, or the newest ones of these consumers (null: of all consumers). Locks nothing.
 SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, planned_at, expires_at, digest, dag_id, run_id,
-       decided_by, decided_at, applied_by, applied_at, backfill, beside, started_by, started_at
+       decided_by, decided_at, applied_by, applied_at, backfill, beside, transform, started_by, started_at
   FROM tidemark.rewind
  WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
             ELSE %(consumers)s::text[] IS NULL

@@ -20,9 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tidemark.errors import BadInput
+from tidemark.spec import checks
 from tidemark.spec.model import ConsumerSpec, RetryOrder
 from tidemark.spec.problem import KeyPath, SpecInvalid, shown
-from tidemark.text.wording import nearest
+from tidemark.text.wording import nearest, quoted
 
 _ANNOTATE = "annotate it: record: Record, batch: pa.RecordBatch or records: DataFrame"
 _FOREIGN_FRAMES = ("pandas", "pd", "polars", "pl", "pyspark.pandas", "ps", "dask", "modin")
@@ -86,6 +88,35 @@ def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         message = f"retry.order: {spec.transform} has the Spark form, whose rows do not show which key they come from"
         raise _invalid(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
     return Transform(form, function, module_name, name)
+
+
+def load_rehearsed(spec: ConsumerSpec, name: str, folders: Sequence[Path]) -> Transform:
+    """Like `load_transform`, for a function that a rehearsal names instead of the consumer's file. Raises `BadInput`."""
+    require_rehearsable(spec, name, folders)
+    try:
+        return load_transform(spec.model_copy(update={"transform": name}), folders)
+    except SpecInvalid as error:
+        (problem,) = error.problems
+        fix = f"{problem.fix}. Nothing was read. For a function of another name, discard this replay and plan again"
+        raise _not_rehearsed(problem.message.removeprefix("transform: "), fix) from error
+
+
+def require_rehearsable(spec: ConsumerSpec, name: str, folders: Sequence[Path]) -> None:
+    """Checks that a rehearsal may use this function, without importing it. Its module must be in one of the folders: a role that may
+    rewind stores the name, and must not choose among all that Python finds. Raises `BadInput`."""
+    if spec.transform is None:
+        raise _not_rehearsed(f"{spec.name} has none that another one could replace", "Rehearse consumers with a transform")
+    try:
+        module = checks.transform_name(name).partition(":")[0]
+    except checks.InvalidValue as error:
+        raise _not_rehearsed(f"{quoted(name)} {error.clause}", error.fix) from None
+    if _file_in(module, folders) is None:
+        places = ", ".join(shown(folder) for folder in folders)
+        raise _not_rehearsed(f"there is no {module.replace('.', '/')}.py in {places}", "Name a function of a file there")
+
+
+def _not_rehearsed(problem: str, fix: str) -> BadInput:
+    return BadInput(what="transform to rehearse", found=problem, fix=f"{fix[0].upper()}{fix[1:]}.")
 
 
 def load_permanent(spec: ConsumerSpec, folders: Sequence[Path]) -> tuple[type[Exception], ...]:

@@ -20,7 +20,7 @@ from tidemark.sink.types import arrow_type, base_of, postgres_type
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.checks import POSTGRES_NAME_LIMIT
 from tidemark.spec.model import Deletes, Encoding, Envelope
-from tidemark.spec.user_transform import Form, Transform, load_transform
+from tidemark.spec.user_transform import Form, Transform, load_rehearsed, load_transform
 from tidemark.values import connect_json, debezium, json_fields
 from tidemark.values.arrow_values import python_values
 from tidemark.values.conversion import as_column, converts, from_python
@@ -124,8 +124,11 @@ class NameTooLong(Refused):
         )
 
 
-def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
-    """The user's transform, or `Fields` if the consumer has none. Raises what `load_transform` raises."""
+def transform_of(spec: ConsumerSpec, folders: Sequence[Path], rehearsed: str | None = None) -> Transform:
+    """The user's transform, or `Fields` if the consumer has none; ``rehearsed`` is read instead. Raises what `load_transform` and
+    `load_rehearsed` raise."""
+    if rehearsed is not None:
+        return load_rehearsed(spec, rehearsed, folders)
     if spec.transform is not None:
         return load_transform(spec, folders)
     sink = spec.sinks[ONLY]

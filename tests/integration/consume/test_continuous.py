@@ -42,7 +42,7 @@ class Running:
         scenario, spec = self._scenario, self._scenario.spec
         transform = load_transform(spec, scenario.folders)
 
-        def start(_records: int | None) -> LocalEngine:
+        def start(_records: int | None, _rehearsed: str | None) -> LocalEngine:
             return LocalEngine(spec, transform, scenario.connections, (), self._before)
 
         try:

@@ -86,7 +86,7 @@ def test_driver_whose_attempt_was_ended_stops_before_its_next_batch(scenario: Sc
     scenario.topics.produce(scenario.spec.topics[0], [b"d", b"e"])
     engine.before = lambda part: call(scenario, store.end_attempt, attempt, {"kind": "unavailable", "type": "X", "text": "stopped"})
     with pytest.raises(StopRequested):
-        consume(scenario.spec, scenario.connections, attempt, lambda _records: engine)
+        consume(scenario.spec, scenario.connections, attempt, lambda *_: engine)
     assert len(scenario.rows()) == 4
     assert scenario.attempt(attempt)["error"]["type"] == "X"
 

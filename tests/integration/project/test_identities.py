@@ -209,7 +209,7 @@ def test_continuous_run_outlives_its_tokens_and_passwords(
 
     def consume() -> None:
         try:
-            run.consume(consumer.spec, consumer.connections, attempt, lambda _records: engine)
+            run.consume(consumer.spec, consumer.connections, attempt, lambda *_: engine)
         except TidemarkError as error:
             errors.append(error)
 

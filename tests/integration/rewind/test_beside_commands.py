@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from typing import Any
 
 from tests.support.documented import snippets
@@ -30,7 +31,7 @@ def test_commands_of_the_page_replay_compare_and_swap(scenario: Scenario) -> Non
     topic = scenario.feed(numbers(0, 30), TRANSFORM.format(suffix=" old"), DDL)
     scenario.run()
     scenario.transform(TRANSFORM.format(suffix=" new"))
-    (block,) = (code for code in snippets("docs/rewind.md", "sh") if "--beside" in code)
+    (block,) = (code for code in snippets("docs/rewind.md", "sh") if "rewind swap" in code)
     documented = [line.split("#")[0].split() for line in block.replace("\\\n", " ").splitlines()]
     assert [words[:3] for words in documented] == [["tidemark", "rewind", word] for word in ("plan", "apply", "replay", "verify", "swap")]
 
@@ -56,8 +57,18 @@ def test_commands_of_the_page_replay_compare_and_swap(scenario: Scenario) -> Non
     assert scenario.rows() == [*old[:10], *(f"record {number} new" for number in range(10, 34))]
     assert "was already swapped" in done(scenario, "rewind", "swap", "1")
 
-    done(scenario, "rewind", "plan", scenario.name, "--to-earliest", "--beside", "--reason", "one more look at it")
+    (scenario.folders[0] / "rehearsed.py").write_text(textwrap.dedent(TRANSFORM.format(suffix=" maybe")))
+    rehearsal = ("rewind", "plan", scenario.name, "--to-offset", "20", "--beside", "--reason", "what would it do", "--transform")
+    refused = scenario.command(*rehearsal, "rehearse:transform")
+    assert (refused.returncode, "there is no rehearse.py in" in refused.stderr) == (1, True)
+    assert "Rehearses the transform rehearsed:transform" in done(scenario, *rehearsal, "rehearsed:transform")
     done(scenario, "rewind", "apply", "2")
+    replayed = done(scenario, "rewind", "replay", "2")
+    assert "compare: tidemark rewind verify 2; then tidemark rewind discard 2" in replayed
+    (compared,) = json.loads(done(scenario, "rewind", "verify", "2", "-o", "json"))
+    assert {row["now"]["payload"][-5:] for row in compared["examples"]["changed"]} == {"maybe"}
+    refused = scenario.command("rewind", "swap", "2")
+    assert (refused.returncode, "only rehearses rehearsed:transform" in refused.stderr) == (1, True)
     refused = scenario.command("rewind", "plan", scenario.name, "--to-earliest", "--beside", "--reason", "two at the same time")
     assert (refused.returncode, "tidemark rewind discard 2" in refused.stderr) == (1, True)
     done(scenario, "rewind", "discard", "2", "--reason", "nobody needs this replay")

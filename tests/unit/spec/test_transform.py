@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 
 import tidemark.transform
+from tidemark.errors import BadInput
 from tidemark.spec import SpecInvalid, load_consumer
-from tidemark.spec.user_transform import Form, form_of, load_permanent, load_transform
+from tidemark.spec.user_transform import Form, form_of, load_permanent, load_rehearsed, load_transform
 from tidemark.transform import Fail, NoRow, Record, Retry, Skip
 
 _numbers = count()
@@ -183,6 +184,22 @@ def test_any_importable_function_may_be_named(project):
     spec, folder, _ = project("", module="textwrap", function="dedent")
     with pytest.raises(SpecInvalid, match="does not show the form"):
         load_transform(spec, [folder])
+
+
+def test_only_the_projects_own_functions_are_rehearsed(project):
+    """A rehearsal's transform is a stored name: it chooses among the files of the folders, not among all that Python finds."""
+    spec, folder, name = project("def transform(record): ...\ndef other(batch): ...\n")
+    assert load_rehearsed(spec, f"{name}:other", [folder]).form is Form.ARROW
+    for wrong, message in {
+        "textwrap:dedent": f"there is no textwrap.py in {folder}",
+        "air.late:transform": f"there is no air/late.py in {folder}",
+        name: "is not module:function",
+        f"{name}:third": f'has no function "third". Write {name}:other',
+    }.items():
+        with pytest.raises(BadInput, match=re.escape(message)):
+            load_rehearsed(spec, wrong, [folder])
+    with pytest.raises(BadInput, match="departures has none that another one could replace"):
+        load_rehearsed(spec.model_copy(update={"transform": None}), f"{name}:other", [folder])
 
 
 @pytest.mark.parametrize(

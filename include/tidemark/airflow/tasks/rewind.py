@@ -211,7 +211,7 @@ def _counts(comparisons: Sequence[verify.Verified]) -> dict[str, dict[str, int]]
 def swap_question(task: Task) -> Question | None:
     """The question before the swap of a replay beside, with what the swap would change. The answer may come until the replay expires."""
     plan, specs = stored(task)
-    if plan.state is not RewindState.BESIDE:
+    if plan.state is not RewindState.BESIDE or plan.transform is not None:
         raise AirflowSkipException("there is no replay beside to swap")
     if not _needs_approval(specs) or plan.decided_by is not None:
         return None
@@ -249,7 +249,7 @@ def _discard(task: Task, plan: Plan, specs: Sequence[ConsumerSpec], by: str) -> 
 def swap(task: Task, consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> dict[str, Any]:
     """Reads the last records beside and swaps the replay into the tables. A retry after a committed try finds the rewind applied."""
     plan, specs = stored(task)
-    if not plan.beside or plan.state not in (RewindState.BESIDE, RewindState.APPLIED):
+    if not plan.beside or plan.transform is not None or plan.state not in (RewindState.BESIDE, RewindState.APPLIED):
         raise AirflowSkipException("there is no replay beside to swap")
     if _needs_approval(specs) and plan.decided_by is None:
         raise AirflowFailException(f"The swap of rewind {plan.rewind_id} was not approved. Nothing was changed; clear the task `approve`.")

@@ -30,6 +30,7 @@ const TERMS = [
   ["Position", "The next offset to read, `partition_offset.next_offset`."],
   ["Profile", "What a database role may do in Tidemark's schemas: `reader`, `runner`, `stager`, `operator`, `rewinder`."],
   ["Redrive", "Sending failed records through their retries again."],
+  ["Rehearsal", "A rewind beside that reads with another transform than the consumer's. Compared and discarded, never swapped."],
   ["Relay", "Publishes records that were handed off to the retry topics (the outbox pattern)."],
   ["Rewind", "Any deliberate move of a group's positions, back or forward."],
   ["Run", "The work of one attempt. It is bounded by end offsets, or continuous and bounded by time."],
