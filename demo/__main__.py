@@ -62,12 +62,12 @@ OUTAGE = "DEPARTURES_OUTAGE"
 """The transform's environment variable for the file that lists the airlines without an answer."""
 BACK_SOON, BACK_LATE = "OO", "HA"
 """SkyWest and Hawaiian have few flights. The service answers for the first in time for a retry, for the second after the ladder."""
-REWOUND = 6_000
+REWOUND = 3_000
 """Records of each partition that the second act rewinds. All flights of `DAMAGED` are among them."""
-DAMAGED = "carrier = 'AA' AND scheduled_hour BETWEEN '2013-09-02Z' AND '2013-09-30Z'"
+DAMAGED = "carrier = 'AA' AND scheduled_hour BETWEEN '2013-09-17Z' AND '2013-09-30Z'"
 """Flights whose delays are damaged by hand. September is the last month in the source file."""
 TOTALS = f"SELECT count(*), sum(distance), sum(departure_delay_min) FROM {SINK}"  # noqa: S608
-LOOK_EVERY_S, LOOKS_AFTER = 0.2, 5
+LOOK_EVERY_S, LOOKS_AFTER = 0.1, 3
 WAIT_S = 300
 
 console = Console()
