@@ -263,7 +263,8 @@ def list_(
 
 @app.command()
 def verify(rewind_id: Number, output: Output = OutputFormat.TABLE) -> None:
-    """Compare the rows that a rewind took out with those that the replay has written since."""
+    """Compare the rows that a rewind took out with those that the replay has written since; or, before a swap, the live rows with the
+    replay's."""
     with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
         comparisons = compare_rows(connection, rewind_id, {name: find_consumer(name).keys for name in names})
