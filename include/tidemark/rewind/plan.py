@@ -97,25 +97,25 @@ class Consumer:
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
     """What a rewind would move. All ``consumers`` move, or none; they share the database of their sinks. ``allow_loss``: a target before
-    the start of the log becomes the start."""
+    the start of the log becomes the start. ``backfill``: a separate run reads the skipped records later (`tidemark.rewind.backfill`).
+    ``beside``: the records are first read beside the live rows (`tidemark.rewind.beside`). ``transform``: another function than the
+    consumer's (``module:function``), for a rehearsal."""
 
     consumers: Sequence[ConsumerSpec]
     scope: Scope
     scenario: Scenario
     allow_loss: bool = field(default=False, kw_only=True)
+    backfill: bool = field(default=False, kw_only=True)
+    beside: bool = field(default=False, kw_only=True)
+    transform: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest(MoveRequest):
-    """A request for a rewind. ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run. ``backfill``: a separate run reads the
-    skipped records later (`tidemark.rewind.backfill`). ``beside``: the records are first read beside the live rows
-    (`tidemark.rewind.beside`). ``transform``: another function than the consumer's (``module:function``), for a rehearsal."""
+    """A request for a rewind. ``by``: the requester. ``dag_id``, ``run_id``: the Airflow run."""
 
     reason: str
     by: str
-    backfill: bool = False
-    beside: bool = False
-    transform: str | None = None
     expires_in: timedelta = EXPIRES_IN
     dag_id: str | None = None
     run_id: str | None = None
@@ -134,12 +134,6 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
     reason = check_reason(request.reason)  # ①
     moved, scenario = _resolve_all(connection, cluster_of, request)
     undo_of = _undone(scenario)
-    if request.backfill and (undo_of or not any(move.can_be_backfilled for consumer in moved for move in consumer.moves)):
-        raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
-    if request.beside:
-        _require_beside(moved, request)
-    elif request.transform is not None:
-        raise PlanRefused(problems=("--transform is for a replay beside the live rows. Add --beside.",))
     rewind = {
         "scenario": to_json(scenario),
         "undo_of": undo_of,
@@ -154,19 +148,20 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
         "run_id": request.run_id,
     }
     with transaction(connection) as cur:  # ⑤
-        if request.beside:
-            require_none(cur, {consumer.group_id: consumer.spec.group for consumer in moved})
-        groups = _preview(cur, moved, undo_of, trial=True)
-        if request.beside:
-            groups = tuple(_with_shadow(cur, group, consumer.spec) for group, consumer in zip(groups, moved, strict=True))
-        stored = _store(cur, rewind, groups)
+        stored = _store(cur, rewind, _preview(cur, moved, request, trial=True))
     names = ",".join(spec.name for spec in request.consumers)
     log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, names, request.by)
     return stored
 
 
-def _require_beside(moved: Sequence[Consumer], request: PlanRequest) -> None:
-    """Raises `PlanRefused` if a rewind cannot be read beside the live rows."""
+def _require_options(moved: Sequence[Consumer], request: MoveRequest) -> None:
+    """Raises `PlanRefused` if a rewind cannot be backfilled, or read beside the live rows, as requested."""
+    if request.backfill and (_undone(request.scenario) or not any(move.can_be_backfilled for consumer in moved for move in consumer.moves)):
+        raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
+    if not request.beside:
+        if request.transform is not None:
+            raise PlanRefused(problems=("--transform is for a replay beside the live rows. Add --beside.",))
+        return
     problems = []
     if request.backfill:
         problems.append("--beside reads records again, and --backfill reads skipped ones. Give one of them.")
@@ -205,17 +200,21 @@ def preview(connection: Connection, cluster_of: ClusterOf, request: MoveRequest)
 
     Raises the errors of `plan`, except for triggers that keep the rows: only the trial delete of `plan` detects these.
     """
-    moved, scenario = _resolve_all(connection, cluster_of, request)
+    moved, _ = _resolve_all(connection, cluster_of, request)
     with transaction(connection) as cur:
-        return _preview(cur, moved, _undone(scenario), trial=False)
+        return _preview(cur, moved, request, trial=False)
 
 
 def _undone(scenario: Scenario) -> int | None:
     return scenario.rewind_id if isinstance(scenario, Undo) else None
 
 
-def _preview(cur: Cursor, moved: Sequence[Consumer], undo_of: int | None, *, trial: bool) -> tuple[GroupPlan, ...]:
-    """Returns the plans of the groups, with counts. Raises `PlanRefused` if their rows cannot go. ``trial``: see `guards.trial`."""
+def _preview(cur: Cursor, moved: Sequence[Consumer], request: MoveRequest, *, trial: bool) -> tuple[GroupPlan, ...]:
+    """Returns the plans of the groups, with counts. Raises `PlanRefused` if their rows cannot go, and `ReplayExists`. ``trial``: see
+    `guards.trial`."""
+    if request.beside:
+        require_none(cur, {consumer.group_id: consumer.spec.group for consumer in moved})
+    undo_of = _undone(request.scenario)
     groups = tuple(_group_plan(cur, consumer, undo_of) for consumer in moved)
     key, moving = {"undo_of": undo_of, **_moving((group.group_id, group.partitions) for group in groups)}, SQL["moving"]
     problems = partial_batches(cur, key, moving)
@@ -224,7 +223,9 @@ def _preview(cur: Cursor, moved: Sequence[Consumer], undo_of: int | None, *, tri
         problems += guards.problems(*of_group) or (guards.trial(*of_group) if trial else [])
     if problems:
         raise PlanRefused(problems=tuple(problems))
-    return groups
+    if not request.beside:
+        return groups
+    return tuple(_with_shadow(cur, group, consumer.spec) for group, consumer in zip(groups, moved, strict=True))
 
 
 def _resolve_all(connection: Connection, cluster_of: ClusterOf, request: MoveRequest) -> tuple[list[Consumer], Scenario]:
@@ -266,6 +267,7 @@ def _resolve_all(connection: Connection, cluster_of: ClusterOf, request: MoveReq
     moved = [consumer for consumer in requested if consumer.moves]
     if not moved:
         raise PlanRefused(problems=("The scenario has no target for any of the chosen partitions.",))
+    _require_options(moved, request)
     return moved, scenario
 
 

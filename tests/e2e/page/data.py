@@ -1,4 +1,4 @@
-"""Data for the page's tests: six consumers with something to see, from real runs, validations and rewinds in this process."""
+"""Data for the page's tests: seven consumers with something to see, from real runs, validations and rewinds in this process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tidemark.offsets.window import Observation
 from tidemark.quality import ValidatedRun, validate
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
+from tidemark.rewind import beside
 from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import ToOffset
 from tidemark.spec.scope import Scope
@@ -42,6 +43,26 @@ TRANSFORM = """
             raise Retry("the service is busy")
         number = int(word)
         return Delete(number=-number) if number < 0 else {"number": number}
+"""
+DOUBLED = """
+    from tidemark.transform import Record, Skip
+
+
+    def transform(record: Record) -> dict:
+        word = (record.value or b"").decode()
+        if word == "free":
+            raise Skip("costs nothing")
+        return {"number": 2 * int(word)}
+"""
+REPAIRED = """
+    from tidemark.transform import Fail, Record
+
+
+    def transform(record: Record) -> dict:
+        word = (record.value or b"").decode()
+        if word == "13":
+            raise Fail("no such class")
+        return {"number": 0 if word == "free" else int(word)}
 """
 SUITE = {
     "name": "numbers",
@@ -67,14 +88,15 @@ class Data:
             (folder / name).mkdir(exist_ok=True)
         (folder / "expectations" / "numbers.json").write_text(json.dumps(SUITE))
         self.runs = 0
-        self.with_runs: list[str] = []
+        self.with_runs: dict[str, Scenario] = {}
 
     def make(self) -> None:
-        """Six consumers, each with something to see."""
+        """Seven consumers, each with something to see."""
         self.make_orders()
         self.make_rides()
         self.make_fares()
         self.make_trips()
+        self.make_tolls()
         self.consumer("away", 1, connections={"postgres": "elsewhere"}, with_runs=False)
         (self.folder / "consumers" / "bad.yaml").write_text(BAD)
 
@@ -83,6 +105,7 @@ class Data:
         self.make_orders()
         self.make_rides(payload="<none>")
         self.make_fares()
+        self.make_tolls()
         for name, owner in (("departures", "ann"), ("payments", "bob")):
             healthy = self.consumer(name, 2, schedule="*/10 * * * *", airflow={"owner": owner, "tags": ["lake"]})
             for partition in range(2):
@@ -129,12 +152,35 @@ class Data:
         self.topics.produce(topic("trips"), ["3"])
         self.run(trips, failing=True)
 
+    def make_tolls(self) -> None:
+        """A rewind from the command line that is read beside. The group has read one more record since."""
+        tolls = self.consumer("tolls", 2, validation={"suite": "numbers"})
+        tolls.transform(DOUBLED)
+        self.topics.produce(topic("tolls"), ["0", "10", "20", "13", "free"])
+        self.topics.produce(topic("tolls"), ["0", "30", "40"], partition=1)
+        self.run(tolls)
+        tolls.transform(REPAIRED)
+        self.replay(tolls, self.rewind(tolls, "all", 0, beside=True))
+        self.topics.produce(topic("tolls"), ["50"])
+        self.run(tolls)
+
+    def replay(self, one: Scenario, rewind_id: int) -> None:
+        """Reads a replay beside to where the group is, and validates it."""
+        one.run(of_rewind=rewind_id)
+        with session(self.url) as connection, transaction(connection) as cur:
+            replay = beside.find(cur, one.name, rewind_id)
+        suites = {replay.shadow(one.table): self.suite(one)}
+        validate(self.url, ValidatedRun(None, None, one.attempt_id), group=replay.side, suites=suites, upsert=one.spec.upserts)
+
+    def suite(self, one: Scenario) -> Path | None:
+        return self.folder / "expectations" / "numbers.json" if one.spec.validation else None
+
     def consumer(self, name: str, partitions: int, ddl: str = "number bigint", *, with_runs: bool = True, **keys: Any) -> Scenario:
         made = Scenario(self.folder, self.url, self.topics)
         made.name, made.table = name, f"lake.{name}"
         made.write(TRANSFORM, topics=topic(name), **keys)
         if with_runs:
-            self.with_runs.append(name)
+            self.with_runs[name] = made
             self.topics.create(partitions, name=topic(name))
             made.make_sink(ddl)
         return made
@@ -169,8 +215,8 @@ class Data:
         except BadInput:
             assert failing
         else:
-            suite = self.folder / "expectations" / "numbers.json" if one.spec.validation else None
-            validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, suites={one.table: suite}, upsert=one.spec.upserts)
+            suites = {one.table: self.suite(one)}
+            validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, suites=suites, upsert=one.spec.upserts)
 
     def age(self, group: str) -> None:
         """Moves times into the past, as if there were 25 minutes between the runs and 12 between the generations."""
@@ -214,11 +260,13 @@ class Data:
                 }
                 assert samples.store(cur, group_id, seen)
 
-    def rewind(self, one: Scenario, scope: str, offset: int, *, applied: bool = True) -> None:
+    def rewind(self, one: Scenario, scope: str, offset: int, *, applied: bool = True, **options: Any) -> int:
+        """Plans a rewind, applies it (or begins it, if it is read beside), and returns its number."""
         cluster = Cluster(one.connections.kafka)
+        request = PlanRequest([one.spec], Scope.parse([scope]), ToOffset(offset), reason=REASON, by="ann", **options)
         with session(self.url) as connection:
-            made = plan(
-                connection, lambda _: cluster, PlanRequest([one.spec], Scope.parse([scope]), ToOffset(offset), reason=REASON, by="ann")
-            )
+            made = plan(connection, lambda _: cluster, request)
             if applied:
-                applying.apply(connection, lambda _: cluster, lambda _: one.spec, made.rewind_id, by="ann", approved_by="bob")
+                approved_by = None if request.beside else "bob"
+                applying.apply(connection, lambda _: cluster, lambda _: one.spec, made.rewind_id, by="ann", approved_by=approved_by)
+        return made.rewind_id

@@ -13,6 +13,8 @@ from tests.e2e.page.site import Site
 
 from tidemark.db import rows, session, transaction
 from tidemark.kafka.cluster import Cluster
+from tidemark.rewind import beside
+from tidemark.rewind.beside import KEEP
 from tidemark.rewind.plan import MoveRequest
 from tidemark.rewind.plan import preview as planned
 from tidemark.rewind.plan_model import ToDatetime
@@ -31,8 +33,9 @@ def test_groups_are_worst_first_and_say_why(site: Site) -> None:
         ("fares", "blocked"),
         ("rides", "records failed"),
         ("orders", "replaying"),
+        ("tolls", "ok"),
     ]
-    bad, away, trips, _, rides, orders = found["groups"]
+    bad, away, trips, _, rides, orders, _ = found["groups"]
     assert [each["at"] for each in bad["problems"]] == ["bad.yaml:4:11", "bad.yaml:5:1"]
     refused = 'connection to server at "127.0.0.1", port 1 failed: Connection refused'
     assert [(banner["connection"], banner["problem"]) for banner in found["banners"]] == [("elsewhere", refused)]
@@ -106,6 +109,43 @@ def test_rewind_shows_each_partition_and_who_did_what(site: Site) -> None:
     assert site.get(f"api/groups/rides/rewinds/{applied['rewind_id']}").status_code == 404
 
 
+def test_replay_beside_says_how_far_it_is_what_it_found_and_why_no_second_one_can_begin(site: Site) -> None:
+    """On the group's screen and in the view of the rewind. Its batches are not among those of the group."""
+    (listed,) = site.json("api/rewinds?consumer=tolls")["rewinds"]
+    shown = site.json(f"api/groups/tolls/rewinds/{listed['rewind_id']}")["replay_beside"]
+    assert (shown["started_by"], shown["run_id"], shown["held_until"]) == ("ann", None, None)
+    assert datetime.fromisoformat(shown["kept_until"]) - datetime.fromisoformat(shown["started_at"]) == KEEP
+    (replay,) = shown["groups"]
+    assert (replay["read"], replay["left"]) == (8, 1)
+    assert [(part["partition"], part["start"], part["position"], part["end"]) for part in replay["partitions"]] == [
+        (0, 0, 5, 6),
+        (1, 0, 3, 3),
+    ]
+    assert [(one["verdict"], one["sink_rows"], one["failing"]) for one in replay["validations"]] == [("passed", 7, [])]
+    assert [(one["error_type"], one["records"], one["example"]) for one in replay["errors"]] == [("Fail", 1, "no such class")]
+
+    group = site.json("api/groups/tolls")
+    assert group["replay_beside"]["groups"] == [replay | {"partitions": []}]
+    assert len(group["batches"]) == 3, "two runs of the group, of which the first read two partitions"
+    assert [attempt["of_rewind"] for attempt in group["attempts"]] == [None, listed["rewind_id"], None]
+    assert site.json("api/groups/orders")["replay_beside"] is None
+    assert site.json("api/groups/orders/form")["not_beside"] is None
+    assert f"Rewind {listed['rewind_id']} is read beside already." in site.json("api/groups/tolls/form")["not_beside"]
+
+
+def test_group_that_a_swap_holds_is_no_incident(site: Site) -> None:
+    (listed,) = site.json("api/rewinds?consumer=tolls")["rewinds"]
+    before = site.json("api/groups/tolls")["summary"]
+    with session(site.data.url) as connection:
+        beside.hold(connection, listed["rewind_id"], beside.HOLD)
+        try:
+            held = site.json("api/groups/tolls")
+            assert held["replay_beside"]["held_until"] is not None
+            assert [held["summary"][name] for name in ("health", "why", "fix")] == [before[name] for name in ("health", "why", "fix")]
+        finally:
+            beside.hold(connection, listed["rewind_id"], None)
+
+
 def test_audit_log_as_csv(site: Site) -> None:
     """Newest first, as on the page."""
     lines = list(csv.DictReader(io.StringIO(site.get("api/audit.csv?kind=REWIND&consumer=orders").text)))
@@ -145,5 +185,11 @@ def test_preview_says_why_a_plan_would_be_refused_and_what_it_cannot_say(site: S
         assert "the contents of the file are missing" in asked("orders", scenario=name, value="/etc/passwd")["problems"][0]
     assert "there is no rewind 999" in asked("orders", scenario="undo", value="999")["problems"][0]
     assert "does not move rides" in asked("rides", scenario="undo", value="1")["problems"][0]
+    ahead = asked("orders", scenario="to-latest", beside="true")
+    assert ["the target is ahead of the group. --beside" in problem for problem in ahead["problems"]] == [True]
+    assert asked("orders", scenario="to-latest")["problems"] == []
+    assert "An undo puts rows back at once" in asked("orders", scenario="undo", value="1", beside="true")["problems"][0]
+    assert "that is neither swapped nor discarded" in asked("tolls", scenario="to-earliest", beside="true")["problems"][0]
+    assert asked("tolls", scenario="to-earliest")["problems"] == []
     away = asked("away", scenario="to-earliest")
     assert (away["problems"], away["groups"], "refused" in away["unknown"]) == ([], [], True)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sqlite3
 from datetime import datetime
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from tests.e2e.page.data import topic
 from tests.e2e.page.site import Site
 from tests.e2e.page.visitor import Visit, views
+from tests.support.scenario import tidy_imports
+
+from tidemark.db import session
+from tidemark.rewind import beside
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -121,9 +126,15 @@ def test_times_are_in_the_zone_that_the_user_has_chosen_in_airflow(site: Site, v
         page.evaluate("localStorage.removeItem('timezone')")
 
 
+def set_states(site: Site, run: str, **states: str) -> None:
+    """Sets the states of a run's tasks in Airflow's database, as a scheduler would."""
+    with contextlib.closing(sqlite3.connect(site.data.folder / "airflow.db", timeout=30)) as airflow, airflow:
+        for task, state in states.items():
+            assert airflow.execute("UPDATE task_instance SET state = ? WHERE run_id = ? AND task_id = ?", (state, run, task)).rowcount
+
+
 def test_requested_run_is_followed_to_its_end(site: Site, visit: Visit) -> None:
-    """From its request to the approval, and to what was not done; then it asks no more. The tasks' states are set in Airflow's database,
-    as a scheduler would."""
+    """From its request to the approval, and to what was not done; then it asks no more."""
     visitor = visit("uma")
     visitor.page.clock.install()
     page = visitor.open("groups/rides/rewind?scenario=to-earliest", "Where to")
@@ -140,11 +151,7 @@ def test_requested_run_is_followed_to_its_end(site: Site, visit: Visit) -> None:
     assert words is not None
     assert (words["y"], words["x"] > step["x"]) == (pytest.approx(step["y"], abs=4), True), "the words are beside their mark"
 
-    def become(**states: str) -> None:
-        with contextlib.closing(sqlite3.connect(site.data.folder / "airflow.db", timeout=30)) as airflow, airflow:
-            for task, state in states.items():
-                assert airflow.execute("UPDATE task_instance SET state = ? WHERE run_id = ? AND task_id = ?", (state, run, task)).rowcount
-
+    become = functools.partial(set_states, site, run)
     become(plan="success", apply="awaiting_input")
     link = page.get_by_role("link", name="Review and approve it")
     link.wait_for()
@@ -164,3 +171,72 @@ def test_requested_run_is_followed_to_its_end(site: Site, visit: Visit) -> None:
         become(**states)
         page.reload()
         page.get_by_text(shown).wait_for()
+
+
+def test_rewind_beside_is_requested_and_followed_to_its_end(site: Site, visit: Visit) -> None:
+    """What cannot be read beside is refused before it is requested. *Swap* and *Discard* lead to the question of the DAG run."""
+    visitor = visit("uma")
+    page = visitor.open("groups/tolls/rewind?scenario=to-earliest", "Where to")
+    page.get_by_text("It cannot be read beside the live rows. Rewind").wait_for()
+    page = visitor.open("groups/fares/rewind?scenario=to-latest", "Where to")
+    shown, choice = (
+        page.get_by_role("status", name="Preview"),
+        page.get_by_label("Read beside the live rows, compare, then swap: readers never see a gap"),
+    )
+    page.locator("[name=reason]").fill("read everything again")
+    choice.check()
+    shown.get_by_text("No partition moves back, so nothing would be read beside").wait_for()
+    assert page.get_by_role("button", name="Request the rewind …").is_disabled()
+    page.get_by_label("Scenario").select_option("undo")
+    page.get_by_text("It cannot be read beside the live rows. An undo puts rows back at once.").wait_for()
+    assert choice.count() == 0
+    page.get_by_label("Scenario").select_option("to-earliest")
+    shown.get_by_text("6 offsets read beside the live rows; then, with the swap, 4 rows leave lake.fares.").wait_for()
+    assert page.get_by_label("Start a run of the consumer afterwards").count() == 0
+    page.get_by_role("button", name="Request the rewind …").click()
+    page.get_by_text("The records are read into tables beside lake.fares while its readers see the old rows.").wait_for()
+    page.get_by_text("Nothing changes before somebody approves the swap.").wait_for()
+    sent = visitor.requests(page.get_by_role("button", name="Request the rewind", exact=True).click)
+    asked = {"consumers": ["fares"], "scope": "all", "scenario": "to-earliest", "reason": "read everything again"}
+    assert sent["conf"] == asked | {"allow_loss": False, "beside": True, "consume": False}
+    run = sent["dag_run_id"]
+    become = functools.partial(set_states, site, run)
+
+    fares = site.data.with_runs["fares"]
+    rewind_id = site.data.rewind(fares, "all", 0, beside=True, dag_id="rewind", run_id=run)
+    become(plan="success", apply="success", replay="running")
+    steps = page.get_by_label("Progress").get_by_role("listitem")
+    page.get_by_text("Reads beside the live rows: 0 of 6 offsets").wait_for()
+    assert "Begun: nothing has changed yet" in steps.nth(1).inner_text()
+    with tidy_imports():
+        site.data.replay(fares, rewind_id)
+    become(replay="success", approve="awaiting_input")
+    question = page.get_by_role("link", name="Review and approve it")
+    question.wait_for()
+    assert (question.get_attribute("href") or "").endswith("/tasks/approve/required_actions")
+    page.get_by_role("link", name="What a swap would change").click()
+    answers = [page.get_by_role("link", name=name) for name in ("Swap …", "Discard …")]
+    answers[0].wait_for()
+    assert [(one.get_attribute("href") or "").partition("/runs/")[2] for one in answers] == [
+        f"{quote(run)}/tasks/approve/required_actions"
+    ] * 2
+    assert page.locator("main pre").count() == 0, "there is only one way to approve"
+    assert "Failing: expect_column_values_to_be_between" in page.get_by_label("Findings of fares").inner_text()
+    become(approve="failed")
+    page.get_by_text("The task approve of its DAG run has failed").wait_for()
+
+    page = visitor.open(f"groups/fares/rewind?run={quote(run)}", "The swap was not approved. Nothing was swapped.")
+    become(approve="success", swap="running")
+    page.reload()
+    page.get_by_text("Reads the last records, and swaps").wait_for()
+    become(swap="success")
+    page.get_by_text("Swapped: readers see the new rows").wait_for()
+    page.get_by_text("Done", exact=True).wait_for()
+    with session(site.data.url) as connection:
+        beside.discard(connection, rewind_id, by="ann")
+    become(approve="skipped", swap="skipped")
+    page.reload()
+    page.get_by_text("The replay was discarded. No row was changed.").wait_for()
+    page.get_by_role("link", name=f"Rewind {rewind_id}").last.click()
+    page.get_by_role("link", name="The audit log says who discarded it, and why.").click()
+    page.get_by_text("replay of a rewind discarded").wait_for()

@@ -123,7 +123,7 @@ def test_from_a_red_group_to_the_cause_and_to_a_rewind_with_the_keyboard_alone(s
     for name in ("Retries", "Search groups"):
         tab_to(name)
     page.keyboard.type("trips", delay=200)  # at a person's pace: the field keeps the focus while the address changes
-    page.get_by_text("1 of 6").wait_for()
+    page.get_by_text("1 of 7").wait_for()
     assert page.url.endswith("/groups?q=trips")
     tab_to("Filter by health")
     tab_to("trips")
@@ -131,7 +131,7 @@ def test_from_a_red_group_to_the_cause_and_to_a_rewind_with_the_keyboard_alone(s
     page.get_by_text("Effective spec").wait_for()
     assert page.url == f"{site.url}/{HOME}/groups/trips"
     page.go_back()
-    page.get_by_text("1 of 6").wait_for()
+    page.get_by_text("1 of 7").wait_for()
     assert page.get_by_label("Search groups").input_value() == "trips"
     page.go_forward()
     page.reload()
@@ -184,15 +184,15 @@ def test_long_list_is_drawn_in_parts_and_searched_as_a_whole(visit: Visit) -> No
         route.fulfill(response=answer, json=known | {"groups": rows})
 
     visitor.page.route("**/tidemark/api/groups", multiply)
-    page = visitor.open("groups", "50 of 600")
+    page = visitor.open("groups", "50 of 700")
     assert page.get_by_label("Filter by health").get_by_role("option", name="blocked (100)").count() == 1
     consumers = page.get_by_label("Groups", exact=True).get_by_role("link", name=re.compile(r"_\d+$"))
     assert consumers.count() == 50
     page.get_by_role("button", name="Show more").click()
-    page.get_by_text("100 of 600").wait_for()
+    page.get_by_text("100 of 700").wait_for()
     assert consumers.count() == 100
     page.get_by_label("Search groups").fill("orders_99")
-    page.get_by_text("1 of 600").wait_for()
+    page.get_by_text("1 of 700").wait_for()
     assert consumers.all_inner_texts() == ["orders_99"]
 
 
@@ -214,3 +214,42 @@ def test_replay_is_compared_side_by_side_and_rows_are_text(site: Site, visit: Vi
     assert differs.first.inner_text().split("\t") == ["note ≠", EVIL, "null"]
     assert differs.count() == 2
     assert (page.evaluate("globalThis.stolen"), page.locator("main script, main img").count()) == (None, 0)
+
+
+def test_replay_beside_is_compared_with_the_live_rows_and_ends_with_a_command(site: Site, visit: Visit) -> None:
+    """Begun on the command line, so the page shows what to enter there. The group's first screen leads to it."""
+    (rewind_id,) = (row["rewind_id"] for row in site.json("api/rewinds?consumer=tolls")["rewinds"])
+    visitor = visit("uma")
+    page = visitor.open("groups/tolls", "Effective spec")
+    notice = page.get_by_role("status").filter(has_text=f"Rewind {rewind_id} is read beside the live rows: 8 of 9 offsets")
+    notice.get_by_text("Readers see the old rows, and the group reads on, until the swap. Begun by ann").wait_for()
+    assert page.get_by_label("Rewind to before attempt").count() == 2, "no rewind starts from what a replay has read"
+    notice.get_by_role("link", name="Compare, swap or discard …").click()
+    page.get_by_text("It was begun on the command line").wait_for()
+    commands = [f"tidemark rewind swap {rewind_id}", f'tidemark rewind discard {rewind_id} --reason "…"']
+    assert page.locator("main pre").all_inner_texts() == commands
+    assert page.get_by_role("link", name="Swap …").count() == 0
+    assert page.get_by_text("READ BESIDE", exact=True).count() == 1
+    assert page.get_by_role("progressbar").get_attribute("aria-valuenow") == "8"
+    found = page.get_by_label("Findings of tolls").get_by_role("listitem").all_inner_texts()
+    assert [text.split(",")[0] for text in found] == ["Validation passed 7 rows", "1 record not loaded: Fail no such class"]
+    rows = page.get_by_role("table", name="Replay of tolls").get_by_role("row").all_inner_texts()
+    assert [row.split("\t")[1:] for row in rows[1:]] == [["0", "5", "6", "5", "1"], ["0", "3", "3", "3", "0"]]
+
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("table lake.tolls: 8 offsets read beside, 1 still to read").wait_for()
+    counts = {name: page.locator(f"[data-verdict={name}]").inner_text() for name in ("equal", "changed", "gone", "new")}
+    assert counts == {"equal": "2", "changed": "4", "gone": "1", "new": "1"}
+    assert page.get_by_role("table").filter(has_text="changed").first.get_by_role("columnheader").all_inner_texts() == [
+        "Column",
+        "Live",
+        "Replay",
+    ]
+    assert page.locator("[data-differs]").first.inner_text().split("\t") == ["number ≠", "20", "10"]
+    (unseen,) = site.json(f"api/groups/tolls/rewinds/{rewind_id}/verified", "vic")["groups"]
+    assert (unseen["changed"], unseen["examples"]) == (4, [])
+
+    page = visitor.open("rewinds?state=READ%20BESIDE", f"Rewind {rewind_id}")
+    assert page.get_by_label("Filter by state").locator("option:checked").inner_text() == "read beside"
+    assert page.get_by_role("row").count() == 2
+    page = visitor.open("audit?consumer=tolls&kind=REWIND", "rewind begun beside")

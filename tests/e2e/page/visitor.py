@@ -72,6 +72,7 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
         row["validation_id"] for row in site.json("api/validations?consumer=fares")["validations"] if row["verdict"] == "critical"
     )
     applied = next(row["rewind_id"] for row in site.json("api/rewinds?consumer=orders")["rewinds"] if row["state"] == "APPLIED")
+    (begun,) = (row["rewind_id"] for row in site.json("api/rewinds?consumer=tolls")["rewinds"])
     return {
         "groups": ("groups", "blocked"),
         "group": ("groups/orders", "Effective spec"),
@@ -80,6 +81,7 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
         "group-away": ("groups/away", "does not answer"),
         "rewinds": ("rewinds", REASON),
         "rewind": (f"rewinds/orders/{applied}", "Read again"),
+        "rewind-beside": (f"rewinds/tolls/{begun}", "What the swap would change"),
         "rewind-form": ("groups/orders/rewind?scenario=to-offset&value=7", "Where to"),
         "retries": ("retries", "Most frequent error"),
         "retries-of": ("retries/rides", "By error"),

@@ -22,6 +22,7 @@ Modules::
     payload      a record's key, value and headers, within limits
     preview      the effects of a rewind before its plan
     rebalances   the moves of each rebalance of a group
+    replays      replays beside that are neither swapped nor discarded
     retries      waiting and failed records
     source       the file of a consumer's transform
 """

@@ -141,9 +141,15 @@ def matching(consumer: Readable, kind: Literal["redrive", "discard"], record_fil
 
 @app.get("/api/groups/{consumer}/rewind-preview")
 def rewind_preview(
-    consumer: Rewindable, readable: AllReadable, scenario: Text, value: Text = "", scope: Text = "all", allow_loss: bool = False
+    consumer: Rewindable,
+    readable: AllReadable,
+    scenario: Text,
+    value: Text = "",
+    scope: Text = "all",
+    allow_loss: bool = False,
+    beside: bool = False,
 ) -> Response:
-    return _json(preview.preview(consumer, readable, preview.PreviewRequest(scenario, value, scope, allow_loss)))
+    return _json(preview.preview(consumer, readable, preview.PreviewRequest(scenario, value, scope, allow_loss, beside)))
 
 
 @app.get("/api/rewinds")

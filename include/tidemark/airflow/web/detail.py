@@ -12,6 +12,7 @@ from tidemark.airflow.dags.consume import DeclaredConsumer
 from tidemark.airflow.web.consumers import database
 from tidemark.airflow.web.overview import groups, problems
 from tidemark.airflow.web.rebalances import rebalances
+from tidemark.airflow.web.replays import of_group
 from tidemark.airflow.web.retries import open_errors
 from tidemark.airflow.web.source import place
 from tidemark.consume.membership import instance_id
@@ -46,7 +47,7 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
         "source": place(spec),
         "instances": _instances(spec.name, spec.members, ()),
         "queries": {},
-        **dict.fromkeys(("lag", "unvalidated", "membership")),
+        **dict.fromkeys(("lag", "unvalidated", "membership", "replay_beside")),
         **dict.fromkeys(("partitions", "lost", "flow", "attempts", "batches", "rebalances", "history", "rewinds", "failing", "errors"), ()),
     }
     if overview["banners"]:
@@ -65,6 +66,7 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
                 page["failing"] = [row["expectation"] for row in rows(cur)]
             page |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
         page["errors"] = open_errors(connection, [spec.group]).get(spec.group, [])
+        page["replay_beside"] = of_group(connection, spec.group)
     return page | {"membership": membership}
 
 

@@ -25,11 +25,11 @@ SELECT attempt.attempt_id, dag_id, run_id, task_id, map_index, try_number, state
  ORDER BY attempt.attempt_id DESC;
 
 -- name: batches
--- The newest batches of these attempts.
+-- The newest batches of these attempts, without those that a replay beside has read.
 SELECT batch_id, attempt_id, topic.name AS topic, partition, start_offset, end_offset, loaded, skipped, retried, failed, unaccounted,
        batch.sink_rows, batch.deleted, drained, committed_at, validation.verdict
   FROM tidemark.batch JOIN tidemark.topic USING (topic_id) LEFT JOIN tidemark.validation USING (validation_id)
- WHERE attempt_id = ANY (%(attempt_ids)s::bigint[]) ORDER BY batch_id DESC LIMIT %(limit)s;
+ WHERE batch.group_id = %(group_id)s AND attempt_id = ANY (%(attempt_ids)s::bigint[]) ORDER BY batch_id DESC LIMIT %(limit)s;
 
 -- name: failing
 -- The critical expectations that a validation has failed.

@@ -14,6 +14,7 @@ import psycopg2
 
 from tidemark import events
 from tidemark.airflow.dags.consume import DeclaredConsumer
+from tidemark.airflow.web import replays
 from tidemark.airflow.web.consumers import Answers, ask_each, database, declared, first_line, require_moved
 from tidemark.db import Connection, transaction
 from tidemark.errors import DatabaseUnavailable
@@ -44,19 +45,22 @@ def rewinds(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> 
 
 
 def rewind(consumer: DeclaredConsumer, rewind_id: int, readable: Mapping[str, DeclaredConsumer]) -> dict[str, Any]:
-    """Returns a rewind of the consumer, with the partitions of the consumers that the user may see."""
+    """Returns a rewind of the consumer, with the partitions of the consumers that the user may see, and the replay beside, if it has one
+    that is neither swapped nor discarded."""
     with database(consumer.spec) as connection:
         plan = store.read(connection, rewind_id)
         require_moved(consumer, plan)
         with transaction(connection) as cur:
             cur.execute("SELECT clock_timestamp()")
             ((now,),) = cur.fetchall()
+        replay = replays.describe(connection, rewind_id, readable)
     plan_json = plan_text.as_json(plan)
     groups = [group for group in plan_json["groups"] if group["consumer"] in readable]
     return plan_json | {
         "groups": groups,
         "hidden": len(plan_json["groups"]) - len(groups),
         "expired": plan.state == "PLANNED" and plan.expires_at <= now,
+        "replay_beside": replay,
     }
 
 

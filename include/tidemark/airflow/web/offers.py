@@ -13,8 +13,10 @@ from tidemark.errors import TidemarkError
 from tidemark.offsets import store
 from tidemark.retry import admin, redrive
 from tidemark.retry.filter import Filter
+from tidemark.rewind import beside
 from tidemark.rewind.scenarios.scenario import SCENARIO_OPTIONS
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.model import RetryOrder
 from tidemark.text.problems import REASON_CHARACTERS
 
 SQL = statements("tidemark.airflow.web", "offers.sql")
@@ -24,7 +26,8 @@ RUNS = 3
 
 
 def offer(spec: ConsumerSpec) -> dict[str, Any]:
-    """Returns the choices of the forms. If the database does not answer, they lack what the consumer's own runs offer."""
+    """Returns the choices of the forms. If the database does not answer, they lack what the consumer's own runs offer. ``not_beside``: why
+    a rewind cannot be read beside the live rows."""
     offered: dict[str, Any] = {
         "consumer": spec.name,
         "own": spec.access is not None,
@@ -38,6 +41,9 @@ def offer(spec: ConsumerSpec) -> dict[str, Any]:
         "topics": list(spec.topics),
         "runs": [],
         "first_failed_batch": None,
+        "not_beside": "Records of a replay would have to wait for records of the group (retry.order: key)."
+        if spec.retry.order is RetryOrder.KEY
+        else None,
     }
     try:
         with database(spec) as connection, transaction(connection) as cur:
@@ -48,6 +54,8 @@ def offer(spec: ConsumerSpec) -> dict[str, Any]:
             offered["runs"] = rows(cur)
             cur.execute(SQL["first_failed_batch"], of_group)
             offered["first_failed_batch"] = next((batch_id for (batch_id,) in cur.fetchall()), None)
+            for replay in beside.replays(cur, spec.group):
+                offered["not_beside"] = f"Rewind {replay.rewind_id} is read beside already. Swap it or discard it first."
     except (TidemarkError, psycopg2.Error):
         pass  # the form is useful without them
     return offered

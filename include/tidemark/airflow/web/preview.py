@@ -51,6 +51,7 @@ class PreviewRequest:
     value: str
     scope: str
     allow_loss: bool
+    beside: bool = False
 
 
 def preview(consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer], request: PreviewRequest) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _compute(consumer: DeclaredConsumer, readable: Mapping[str, DeclaredConsumer
                 plan = read_plan(cur, chosen.rewind_id)
             require_moved(consumer, plan)
             specs = _specs_of_rewind(readable, plan)
-        moves = planning.MoveRequest(specs, scope, chosen, allow_loss=request.allow_loss)
+        moves = planning.MoveRequest(specs, scope, chosen, allow_loss=request.allow_loss, beside=request.beside)
         groups = planning.preview(connection, _cluster_of, moves)
     undo_of = chosen.rewind_id if isinstance(chosen, Undo) else None
     says = scenario.describe(chosen)

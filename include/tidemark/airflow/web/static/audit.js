@@ -24,8 +24,10 @@ export function Audit() {
     data.events.length >= data.limit && h(Muted, null, `The newest ${data.limit} are shown; the CSV has more.`))));
 }
 
+const WORDS = { "REWIND BESIDE": "rewind begun beside", "REWIND DISCARDED": "replay of a rewind discarded" };
+
 const COLUMNS = [
-  { name: "Action", cell: (row) => h(Text, { as: "span", fontWeight: "semibold" }, row.kind.toLowerCase()) },
+  { name: "Action", cell: (row) => h(Text, { as: "span", fontWeight: "semibold" }, WORDS[row.kind] ?? row.kind.toLowerCase()) },
   { name: "When", cell: (row) => h(Ago, { at: row.at }) },
   { name: "Who", cell: (row) => h(Box, null, row.claimed_by ?? "–", h(Muted, { display: "block" }, `role ${row.database_role}`)) },
   { name: "Consumer", cell: (row) => row.consumer ? h(A, { to: to("groups", row.consumer) }, row.consumer) : row.group ?? h(Muted, null, "whole database") },

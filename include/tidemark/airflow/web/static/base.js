@@ -187,7 +187,7 @@ const COLOURS = {
   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
   replaying: "blue", "records wait": "yellow", running: "cyan", "not validated": "yellow", ok: "green", new: "gray",
   FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",
-  DISCARDED: "gray", PLANNED: "blue", EXPIRED: "gray", REJECTED: "gray", APPLIED: "green", UNDONE: "purple",
+  DISCARDED: "gray", "READ BESIDE": "blue", PLANNED: "blue", EXPIRED: "gray", REJECTED: "gray", APPLIED: "green", UNDONE: "purple",
   passed: "green", warning: "orange", critical: "red",
 };
 
@@ -318,6 +318,9 @@ export function taskPath(row) {
   const mapped = row.map_index !== null && row.map_index >= 0 ? `/mapped/${row.map_index}` : "";
   return `${run}/tasks/${encodeURIComponent(row.task_id)}${mapped}${row.try_number ? `?try_number=${row.try_number}` : ""}`;
 }
+
+// Where the question of a task is answered.
+export const questionPath = (row, task) => `${taskPath({ dag_id: row.dag_id, run_id: row.run_id, task_id: task, map_index: null, try_number: null })}/required_actions`;
 
 export const RunLink = ({ row, children }) => {
   const path = runPath(row);

@@ -26,6 +26,7 @@ function Rewind({ consumer, data, follow }) {
   const [reason, setReason] = useState("");
   const [loss, setLoss] = useState(false);
   const [consume, setConsume] = useState(true);
+  const [wanted, setWanted] = useState(false);
   const choices = data.scenarios.filter((choice) => choice.name !== "from-file");
   const chosen = choices.find((choice) => choice.name === scenario) ?? choices[0];
   const choose = (name, next) => {
@@ -33,7 +34,9 @@ function Rewind({ consumer, data, follow }) {
     setValue(next);
   };
   const complete = !chosen.value || Boolean(value.trim());
-  const preview = usePreview(consumer, complete && { scenario: chosen.name, value: chosen.value ? value.trim() : "", scope, allow_loss: loss });
+  const notBeside = chosen.name === "undo" ? "An undo puts rows back at once." : data.not_beside;
+  const beside = wanted && !notBeside;
+  const preview = usePreview(consumer, complete && { scenario: chosen.name, value: chosen.value ? value.trim() : "", scope, allow_loss: loss, ...(beside ? { beside } : {}) });
   const problems = [
     chosen.value && !value.trim() && `Choose ${chosen.value}.`,
     preview.data?.problems.length > 0 && "The plan would be refused, as the preview says.",
@@ -41,17 +44,20 @@ function Rewind({ consumer, data, follow }) {
   ].filter(Boolean);
   const consumers = preview.data?.consumers ?? [consumer]; // an undo moves all consumers of the rewind
   const conf = { ...(data.own ? {} : { consumers }), scope, scenario: chosen.name, ...(chosen.value ? { value: value.trim() } : {}),
-    reason: reason.trim(), allow_loss: loss, consume };
+    reason: reason.trim(), allow_loss: loss, ...(beside ? { beside, consume: false } : { consume }) };
   const says = [
     `${consumers.join(", ")}, ${scope === "all" ? "all partitions" : scope}: ${preview.data?.says ? zoned(preview.data.says) : inWords(chosen) + (chosen.value ? ` ${value}` : "")}`,
-    `Rows loaded from there on are taken out of ${data.table} and kept in an archive, so that the rewind can be undone.`,
-    data.approval === "required" ? "Somebody has to approve the plan first." : "The plan is applied at once, without an approval.",
+    beside ? `The records are read into tables beside ${data.table} while its readers see the old rows. Then the swap puts the new rows in their place, in one transaction, and keeps the old ones in an archive, so that the rewind can be undone.`
+      : `Rows loaded from there on are taken out of ${data.table} and kept in an archive, so that the rewind can be undone.`,
+    beside ? data.approval === "required" ? "Nothing changes before somebody approves the swap." : "A valid replay is swapped at once, without an approval."
+      : data.approval === "required" ? "Somebody has to approve the plan first." : "The plan is applied at once, without an approval.",
     loss && "Records that Kafka no longer has are recorded as lost.",
-    consume ? "A run of the consumer starts afterwards." : "No run starts afterwards.",
+    !beside && (consume ? "A run of the consumer starts afterwards." : "No run starts afterwards."),
   ];
   return h(Box, { maxW: "64rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Makes a plan first, with the offsets, rows and failed records of each partition. ",
-      data.approval === "required" ? "Nothing changes before somebody approves it in the DAG run." : "This consumer needs no approval: the plan is applied at once."),
+      data.approval === "required" ? `Nothing changes before somebody approves ${beside ? "the swap" : "it"} in the DAG run.`
+        : beside ? "This consumer needs no approval: a valid replay is swapped at once." : "This consumer needs no approval: the plan is applied at once."),
     h(Flex, { direction: "column", gap: 4, mt: 4, maxW: "44rem" },
       h(Presets, { data, choose }),
       h(Field, { label: "Where to" }, h(Select, { label: "Scenario", value: chosen.name, onChange: (name) => choose(name, ""), w: "100%", options: choices.map((choice) => [choice.name, inWords(choice)]) })),
@@ -60,8 +66,10 @@ function Rewind({ consumer, data, follow }) {
         h(Input, { size: "sm", name: "scope", value: scope, onChange: (event) => setScope(event.target.value) })),
       h(Reason, { value: reason, onChange: setReason }),
       h(Check, { value: loss, onChange: setLoss, label: "Allow loss: if Kafka no longer has the records, record the gap as lost" }),
-      h(Check, { value: consume, onChange: setConsume, label: "Start a run of the consumer afterwards" })),
-    h(Preview, { preview, complete }),
+      notBeside ? h(Muted, null, `It cannot be read beside the live rows. ${notBeside}`)
+        : h(Check, { value: wanted, onChange: setWanted, label: "Read beside the live rows, compare, then swap: readers never see a gap" }),
+      !beside && h(Check, { value: consume, onChange: setConsume, label: "Start a run of the consumer afterwards" })),
+    h(Preview, { preview, complete, beside }),
     h(Send, { follow, dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says }));
 }
 

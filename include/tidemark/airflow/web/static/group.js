@@ -2,6 +2,7 @@
 
 import { A, Ago, Banners, Box, Code, Due, Empty, Facts, Flex, Folded, LinkButton, Loaded, Muted, Notice, Query, RunLink, Section, Sized, State, Text,
   Title, api, atMost, coded, counted, discardPath, duration, h, moment, number, query, rate, redrivePath, rewindPath, takenOver, taskPath, to, toneOf, useData } from "./base.js";
+import { BesideNotice } from "./beside.js";
 import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
 
@@ -23,6 +24,7 @@ function View({ consumer, data }) {
     data.problems.length > 0 && h(Notice, { tone: "error", role: "alert", title: `${data.file} has ${counted(data.problems.length, "problem")}` },
       data.problems.map((problem) => h(Text, { key: problem.at }, h(Code, null, problem.at), ` ${problem.message}${problem.fix && `: ${problem.fix}`}`))),
     h(Problem, { consumer, data }),
+    data.replay_beside && h(BesideNotice, { consumer, replay: data.replay_beside }),
     summary.failed > 0 && h(FailedRecords, { consumer, data }),
     h(Figures, { consumer, data }),
     answered && h(Partitions, { data }),
@@ -180,7 +182,7 @@ const attempts = (consumer) => [
   { name: "To retry", end: true, cell: (row) => number(row.retried) },
   { name: "Failed", end: true, cell: (row) => number(row.failed) },
   { name: "Error", cell: (row) => takenOver(row) ? null : row.error },
-  ...(consumer ? [{ name: "Rewind", cell: (row) => row.run_id && row.batches > 0
+  ...(consumer ? [{ name: "Rewind", cell: (row) => row.run_id && row.batches > 0 && row.of_rewind === null
     ? h(A, { to: rewindPath(consumer, "to-batch", `${row.dag_id}/${row.run_id}`), "aria-label": `Rewind to before attempt ${row.attempt_id}` }, "to before it …") : null }] : []),
 ];
 
