@@ -25,10 +25,10 @@ class _Reading(Cursor):
         super().execute("SET LOCAL transaction_read_only TO on")
 
 
-def previewed(lab: Lab, scenario: Scenario, *scope: str, allow_loss: bool = False) -> tuple[GroupPlan, ...]:
+def previewed(lab: Lab, scenario: Scenario, *scope: str, **options: bool) -> tuple[GroupPlan, ...]:
     with lab.session() as connection:
         connection.cursor_factory = _Reading
-        return preview(connection, lambda _: lab.cluster, MoveRequest([lab.spec], Scope.parse(scope), scenario, allow_loss=allow_loss))
+        return preview(connection, lambda _: lab.cluster, MoveRequest([lab.spec], Scope.parse(scope), scenario, **options))
 
 
 def test_preview_has_the_numbers_of_the_plan(lab: Lab) -> None:
@@ -58,13 +58,21 @@ def test_preview_has_the_numbers_of_the_plan(lab: Lab) -> None:
 def test_preview_is_refused_for_the_plans_reasons_and_stores_nothing(lab: Lab) -> None:
     lab.read(80)
     before = lab.audit()
-    for scenario in (ToOffset(5000), ToValidated(), Undo(10**9)):
-        with pytest.raises(Refused) as planned:
-            lab.plan(scenario, f"{lab.topic}:0")
-        with pytest.raises(type(planned.value)) as found:
-            previewed(lab, scenario, f"{lab.topic}:0")
-        assert str(found.value) == str(planned.value)
+    impossible = [(scenario, {}) for scenario in (ToOffset(5000), ToValidated(), Undo(10**9))]
+    unneeded = [(ToOffset(90), {"beside": True}), (ToCurrent(), {"beside": True}), (ToOffset(20), {"backfill": True})]
+    for scenario, options in [*impossible, *unneeded]:
+        refused_alike(lab, scenario, **options)
     assert lab.audit() == before
+    assert previewed(lab, ToOffset(20), f"{lab.topic}:0", beside=True) == lab.rewind(ToOffset(20), f"{lab.topic}:0", beside=True).groups
+    refused_alike(lab, ToOffset(30), beside=True)
+
+
+def refused_alike(lab: Lab, scenario: Scenario, **options: bool) -> None:
+    with pytest.raises(Refused) as planned:
+        lab.plan(scenario, f"{lab.topic}:0", **options)
+    with pytest.raises(type(planned.value)) as found:
+        previewed(lab, scenario, f"{lab.topic}:0", **options)
+    assert str(found.value) == str(planned.value)
 
 
 def test_preview_does_not_wait_long_for_a_kafka_that_is_away(lab: Lab) -> None:

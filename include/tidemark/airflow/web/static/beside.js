@@ -51,19 +51,23 @@ const Findings = ({ group }) => h(Box, { as: "ul", "aria-label": `Findings of ${
 
 // Swap and discard are answers to the question of the DAG run that began the replay. Without one, they are commands.
 function Decide({ replay }) {
-  const tasks = useTasks(replay);
+  const { tasks, error } = useTasks(replay);
   const of = { dag_id: replay.dag_id, run_id: replay.run_id };
-  if (!replay.run_id) return h(Commands, { replay }, "It was begun on the command line, and ends there:");
+  const swap = `tidemark rewind swap ${replay.rewind_id}`, discard = `tidemark rewind discard ${replay.rewind_id} --reason "…"`;
+  if (!replay.run_id) return h(Commands, { commands: [swap, discard] }, "It was begun on the command line, and ends there:");
   if (WAITS.includes(tasks.approve?.state)) {
     return h(Box, { mt: 2 }, h(Flex, { gap: 2, wrap: "wrap" },
       h(LinkButton, { to: questionPath(of, "approve"), variant: "solid", colorPalette: "brand" }, "Swap …"), h(LinkButton, { to: questionPath(of, "approve") }, "Discard …")),
     h(Muted, { display: "block", mt: 1 }, "Both lead to the question of its DAG run: Approve swaps, Reject discards."));
   }
   const failed = ["replay", "approve", "swap"].find((task) => FAILED.includes(tasks[task]?.state));
-  if (failed) return h(Commands, { replay }, "The task ", failed, " of its DAG run has failed: ", h(RunLink, { row: of }), ". Fix the cause and clear the task, or end the replay on the command line:");
+  if (failed) {
+    return h(Commands, { commands: failed === "replay" ? [swap, discard] : [discard] }, `The task ${failed} of its DAG run has failed: `, h(RunLink, { row: of }),
+      `. Fix the cause and clear the task, or ${failed === "replay" ? "end" : "discard"} the replay on the command line:`);
+  }
+  if (error?.status === 404) return h(Commands, { commands: [swap, discard] }, "Its DAG run is no longer in Airflow. End the replay on the command line:");
   return h(Text, { mt: 2 }, "Its DAG run goes on: ", h(RunLink, { row: of }), ". If an approval is required, the run asks for it when everything is read.");
 }
 
-const Commands = ({ replay, children }) => h(Box, { mt: 2 }, h(Text, null, children),
-  [`tidemark rewind swap ${replay.rewind_id}`, `tidemark rewind discard ${replay.rewind_id} --reason "…"`].map((command) =>
-    h(Box, { key: command, as: "pre", fontSize: "xs", bg: "bg.muted", px: 3, py: 1, mt: 1, borderRadius: "md", overflowX: "auto", tabIndex: 0, userSelect: "all" }, command)));
+const Commands = ({ commands, children }) => h(Box, { mt: 2 }, h(Text, null, children), commands.map((command) =>
+  h(Box, { key: command, as: "pre", fontSize: "xs", bg: "bg.muted", px: 3, py: 1, mt: 1, borderRadius: "md", overflowX: "auto", tabIndex: 0, userSelect: "all" }, command)));

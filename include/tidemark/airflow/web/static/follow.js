@@ -7,10 +7,10 @@ const DONE = { rewind: "Rewound", redrive: "Redriven", discard: "Discarded" };
 
 const apiPath = (row) => `api/v2/dags/${encodeURIComponent(row.dag_id)}/dagRuns/${encodeURIComponent(row.run_id)}`;
 
-// The tasks of a run by their ids; none without a run.
+// The tasks of a run by their ids, none without a run, and why they are unknown.
 export function useTasks(row, until) {
-  const { data } = useData(row.run_id ? `${apiPath(row)}/taskInstances` : null, until);
-  return Object.fromEntries((data?.task_instances ?? []).map((task) => [task.task_id, task]));
+  const { data, error } = useData(row.run_id ? `${apiPath(row)}/taskInstances` : null, until);
+  return { tasks: Object.fromEntries((data?.task_instances ?? []).map((task) => [task.task_id, task])), error };
 }
 
 export function Follow({ kind, consumer, dag, run }) {
@@ -19,7 +19,7 @@ export function Follow({ kind, consumer, dag, run }) {
   const [over, setOver] = useState(false);
   const until = { refresh: !over };
   const { data: dagRun } = useData(path, until);
-  const tasks = useTasks(row, until);
+  const { tasks } = useTasks(row, until);
   const did = (task) => kind === "rewind" && tasks[task]?.state === "success";
   const { data: rewinds } = useData(did("plan") ? api("rewinds") + query({ consumer }) : null, until);
   const rewind = rewinds?.rewinds.find((each) => each.dag_id === dag && each.run_id === run);
@@ -98,6 +98,8 @@ function addBeside({ add, at, row, tasks, rewind, replay, consumer }) {
     return;
   }
   if (rewind?.state === "APPLIED" || stateOf("swap") === "success") {
+    add("replay", "done", "Read beside the live rows");
+    if (rewind?.decided_by) add("approve", "done", `Approved by ${rewind.decided_by}`);
     add("swap", "done", "Swapped: readers see the new rows", view("What has changed"));
     return;
   }
