@@ -143,6 +143,7 @@ def running(folder: Path) -> Iterator[YarnCluster]:
             "yarn.nodemanager.vmem-check-enabled": "false",
             "yarn.nodemanager.pmem-check-enabled": "false",
             "yarn.nodemanager.disk-health-checker.enable": "false",
+            "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 100,  # counts at the start all the same
         },
     )
     _write(cluster.conf / "core-site.xml", {"fs.defaultFS": "file:///"})

@@ -112,8 +112,8 @@ class ReplayExists(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.group} has a replay beside, of rewind {self.rewind_id}, that is neither swapped nor discarded. "
-            f"Swap it or discard it first: tidemark rewind swap {self.rewind_id}, or tidemark rewind discard {self.rewind_id}."
+            f"{self.group} has a replay beside, of rewind {self.rewind_id}, that is neither swapped nor discarded. End it first: "
+            f"tidemark rewind swap {self.rewind_id} (a rehearsal is never swapped), or tidemark rewind discard {self.rewind_id}."
         )
 
 

@@ -163,6 +163,7 @@ class Data:
         self.replay(tolls, self.rewind(tolls, "all", 0, beside=True))
         self.topics.produce(topic("tolls"), ["50"])
         self.run(tolls)
+        self.age("tolls")
 
     def replay(self, one: Scenario, rewind_id: int) -> None:
         """Reads a replay beside to where the group is, and validates it."""

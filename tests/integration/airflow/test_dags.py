@@ -268,7 +268,8 @@ def test_objectives_of_consumers_are_watched_by_one_dag_with_a_task_for_each(rea
 
 
 def test_task_that_asks_is_the_one_that_acts_and_needs_no_xcom(read, tmp_path):
-    """No other task runs between an approval and its action. The same task emits the asset event of a rewind."""
+    """No other task runs between an approval and its action, except for a swap, whose approval is stored with the rewind. The task that
+    moves rows emits the asset event."""
     (tmp_path / "flights.yaml").write_text(FULL)
     (rewind,) = read(tmp_path, "rewind.py")["dags"].values()
     assert {name: (task["upstream"], task["outlets"]) for name, task in rewind["tasks"].items()} == {
@@ -277,6 +278,9 @@ def test_task_that_asks_is_the_one_that_acts_and_needs_no_xcom(read, tmp_path):
         "consume": (["apply"], []),
         "verify": (["consume"], []),
         "backfill": (["apply"], []),
+        "replay": (["apply"], []),
+        "approve": (["replay"], []),
+        "swap": (["approve"], ["tidemark_rewound"]),
     }
 
 

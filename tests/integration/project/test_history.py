@@ -21,6 +21,8 @@ from tests.support.kafka_topics import Topics
 from tests.support.ledger import all_loaded, payloads
 
 from tidemark import events, migrations
+from tidemark.airflow.web.detail import group_facts, recent_rewinds
+from tidemark.airflow.web.replays import of_group
 from tidemark.airflow.web.retries import growth, open_errors
 from tidemark.connections import Connections
 from tidemark.consume import run
@@ -281,6 +283,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "the page: groups": within(lambda cur: lag.groups(cur, names=groups)),
         "the page: lines": within(lambda cur: _ask(cur, "overview", "trends", groups=groups, period=timedelta(hours=3))),
         "the page: a group": within(lambda cur: _group(cur, spec.group)),
+        "the page: the replay of a group without any": lambda: of_group(connection, spec.group),
         "the page: rewinds of a consumer without any": lambda: rewinds.summaries(connection, "orders_none", limit=50),
         "the page: retries": lambda: open_errors(connection, groups),
         "the page: retries lately": lambda: growth(connection, groups),
@@ -305,13 +308,5 @@ def _ask(cur: Cursor, module: str, name: str, **values: object) -> list[Any]:
 
 
 def _group(cur: Cursor, name: str) -> None:
-    """Executes the statements of `tidemark.airflow.web.detail`."""
-    group_id = _ask(cur, "detail", "group_id", group=name)[0][0]
-    for asked in ("pauses", "rebalances"):
-        _ask(cur, "detail", asked, group_id=group_id)
-    rewinds.replays(cur, name)
-    lag.group(cur, name)
-    attempts = _ask(cur, "detail", "attempts", group_id=group_id, limit=30)
-    _ask(cur, "detail", "lost", group_id=group_id, limit=50)
-    _ask(cur, "detail", "batches", attempt_ids=[row[0] for row in attempts], limit=300)
-    _ask(cur, "detail", "rewinds", group=name, period=timedelta(days=1))
+    group_facts(cur, name, store.require_group(cur, name), store.positions(cur, name))
+    recent_rewinds(cur, name)

@@ -60,11 +60,11 @@ def group(consumer: DeclaredConsumer) -> dict[str, Any]:
             if group_rows:
                 positions = _newest(store.positions(cur, spec.group))
                 page["unvalidated"] = sum(position.position - position.validated for position in positions)
-                page |= _group_facts(cur, spec.group, group_rows[0]["group_id"], positions) | {"now": group_rows[0]["now"]}
+                page |= group_facts(cur, spec.group, group_rows[0]["group_id"], positions) | {"now": group_rows[0]["now"]}
                 page |= {"instances": _instances(spec.name, spec.members, positions)}
                 cur.execute(SQL["failing"], {"validation_id": page["summary"].get("blocked_by")})
                 page["failing"] = [row["expectation"] for row in rows(cur)]
-            page |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
+            page |= {"history": _history(cur, spec.group), "rewinds": recent_rewinds(cur, spec.group)}
         page["errors"] = open_errors(connection, [spec.group]).get(spec.group, [])
         page["replay_beside"] = of_group(connection, spec.group)
     return page | {"membership": membership}
@@ -76,7 +76,8 @@ def _newest(positions: Sequence[store.Position]) -> list[store.Position]:
     return [position for position in positions if newest[position.partition.topic] == position.topic_id]
 
 
-def _group_facts(cur: Cursor, name: str, group_id: int, positions: Sequence[store.Position]) -> dict[str, Any]:
+def group_facts(cur: Cursor, name: str, group_id: int, positions: Sequence[store.Position]) -> dict[str, Any]:
+    """Returns what the page shows of a group, with the queries that it comes from."""
     queries: dict[str, str] = {}
 
     def query(statement: str, **parameters: Any) -> list[dict[str, Any]]:
@@ -150,7 +151,8 @@ def _history(cur: Cursor, name: str) -> list[dict[str, Any]]:
     return [steps[at] for at in sorted(steps)]
 
 
-def _rewinds(cur: Cursor, name: str) -> list[dict[str, Any]]:
+def recent_rewinds(cur: Cursor, name: str) -> list[dict[str, Any]]:
+    """Returns the rewinds of a group that were applied within the last day."""
     cur.execute(SQL["rewinds"], {"group": name, "period": DAY})
     return rows(cur)
 

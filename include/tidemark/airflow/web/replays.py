@@ -53,6 +53,7 @@ def describe(connection: Connection, rewind_id: int, consumers: Collection[str])
         "rewind_id": rewind_id,
         "dag_id": plan.dag_id,
         "run_id": plan.run_id,
+        "transform": plan.transform,
         "started_by": plan.started_by,
         "started_at": plan.started_at,
         "kept_until": plan.started_at and plan.started_at + beside.KEEP,

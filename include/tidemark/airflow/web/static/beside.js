@@ -54,6 +54,7 @@ function Decide({ replay }) {
   const { tasks, error } = useTasks(replay);
   const of = { dag_id: replay.dag_id, run_id: replay.run_id };
   const swap = `tidemark rewind swap ${replay.rewind_id}`, discard = `tidemark rewind discard ${replay.rewind_id} --reason "…"`;
+  if (replay.transform) return h(Commands, { commands: [discard] }, `It only rehearses the transform ${replay.transform}, and is never swapped:`);
   if (!replay.run_id) return h(Commands, { commands: [swap, discard] }, "It was begun on the command line, and ends there:");
   if (WAITS.includes(tasks.approve?.state)) {
     return h(Box, { mt: 2 }, h(Flex, { gap: 2, wrap: "wrap" },
