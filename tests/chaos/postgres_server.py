@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import psycopg2
+from tests.support.fetching import fetched
 from tests.support.ledger import in_thread
 from tests.support.waiting import until
 
@@ -31,7 +32,7 @@ class PostgresServer:
         """Executes one statement, outside any transaction."""
         with contextlib.closing(self._session()) as session, session.cursor() as cur:
             cur.execute(statement, parameters or None)
-            return cur.fetchall() if cur.description else []
+            return fetched(cur)
 
     def backends(self, application: str) -> list[int]:
         query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s"

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import psutil
 from tests.e2e.statsd import Statsd
 from tests.support.documented import snippets
+from tests.support.fetching import fetched
 from tests.support.kafka_topics import Topics
 from tests.support.points import Point, Points
 from tests.support.scenario import LocalEngine
@@ -432,7 +433,7 @@ class Lab:
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with session(self.url) as connection, transaction(connection) as cursor:
             cursor.execute(statement, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return fetched(cursor)
 
     def family(self) -> list[psutil.Process]:
         """Every process that this Airflow has started, in any session."""

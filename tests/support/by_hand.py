@@ -11,6 +11,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 
+from tests.support.fetching import fetched
 from tests.support.scenario import Scenario as Consumer
 from tidemark.db import Connection, connect
 from tidemark.kafka.cluster import Cluster
@@ -58,7 +59,7 @@ class ByHand:
     def sql(self, statement: str, *parameters: Any, **named: Any) -> list[Any]:
         with self.watch.cursor() as cur:
             cur.execute(statement, named or parameters or None)
-            return cur.fetchall() if cur.description else []
+            return fetched(cur)
 
     @contextlib.contextmanager
     def session(self, cursor: type[PostgresCursor] | None = None) -> Iterator[Connection]:

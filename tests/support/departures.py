@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.fetching import fetched
 from tidemark.offsets import store
 from tidemark.quality import ValidatedRun, ValidationReport, Violation, check_conservation, validate
 
@@ -38,7 +39,7 @@ class Departures:
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with self.connection.cursor() as cursor:
             cursor.execute(statement, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return fetched(cursor)
 
     def insert(self, table: str, **values: Any) -> None:
         add_row(self.sql, table, {"group_id": self.group_id, "topic_id": self.topic_id, **values})

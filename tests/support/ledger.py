@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.support.fetching import fetched
 from tests.support.waiting import until
 from tidemark.db import Connection, Cursor, session, transaction
 from tidemark.offsets import store
@@ -137,7 +138,7 @@ class Group:
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with self.watch.cursor() as cur:
             cur.execute(statement, parameters or None)
-            return cur.fetchall() if cur.description else []
+            return fetched(cur)
 
     def position(self, partition: int = 0) -> tuple[int, int]:
         """The next offset and the epoch."""

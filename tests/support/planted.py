@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg2
 
+from tests.support.fetching import fetched
 from tidemark import project
 
 NOTE = "PERFORM pg_catalog.nextval('planted.calls')"
@@ -58,4 +59,4 @@ def run(url: str, *statements: str) -> list[tuple[Any, ...]]:
     with contextlib.closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cur:
         for statement in statements:
             cur.execute(statement)
-        return cur.fetchall() if cur.description else []
+        return fetched(cur)

@@ -21,6 +21,7 @@ from typing import Any
 import psycopg2
 import yaml
 
+from tests.support.fetching import fetched
 from tests.support.kafka_topics import Topics
 from tests.support.waiting import until
 from tidemark import project
@@ -291,7 +292,7 @@ class Scenario:
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with contextlib.closing(psycopg2.connect(self.database_url)) as connection, connection, connection.cursor() as cur:
             cur.execute(statement, parameters or None)
-            return cur.fetchall() if cur.description else []
+            return fetched(cur)
 
     def rows(self, columns: str = "payload", *, where: str = "true") -> list[Any]:
         """The sink's rows in the order of their lineage; bare values if there is only one column."""

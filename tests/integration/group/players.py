@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.fetching import fetched
 from tests.support.waiting import until
 
 from tidemark.db import Connection, session
@@ -143,7 +144,7 @@ class Scene:
     def sql(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with self.connection, self.connection.cursor() as cur:
             cur.execute(text, parameters or None)
-            return cur.fetchall() if cur.description else []
+            return fetched(cur)
 
     def of_group(self, column: str) -> Any:
         found = self.sql(f"SELECT {column} FROM tidemark.consumer_group WHERE name = %s", self.group)

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import psycopg2
 import pytest
+from tests.support.fetching import fetched
 from tests.support.kafka_topics import Topics
 from tests.support.private_files import assert_own_files
 from tests.support.scenario import Scenario
@@ -94,7 +95,7 @@ def execute(url, statement):
     """Runs one statement in a separate session and returns its rows, if any."""
     with contextlib.closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else []
+        return fetched(cursor)
 
 
 def servers_of(stack):

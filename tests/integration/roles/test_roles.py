@@ -26,6 +26,7 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg2.errors import InsufficientPrivilege
 from tests.support import json_output
 from tests.support.documented import blocks, grants
+from tests.support.fetching import fetched
 from tests.support.forms import REDRIVEN, REWOUND
 from tests.support.kafka_topics import Topics
 from tests.support.planted import Trap
@@ -95,7 +96,7 @@ def query(roles: Roles, role: str, *statements: str) -> list[tuple[Any, ...]]:
         for statement in statements:
             with connection:
                 cur.execute(statement)
-        return cur.fetchall() if cur.description else []
+        return fetched(cur)
 
 
 def refuse(roles: Roles, role: str, *statements: str, match: str | None = None) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.fetching import fetched
 from tests.support.sampling import examples
 
 from tidemark.local import LocalStack
@@ -61,7 +62,7 @@ class Table:
 
     def sql(self, statement: str) -> list[Any]:
         self.cur.execute(statement)
-        return self.cur.fetchall() if self.cur.description else []  # type: ignore[no-any-return]
+        return fetched(self.cur)
 
 
 def plain(value: Any) -> Any:
