@@ -84,12 +84,19 @@ def test_run_names_its_phases_and_says_what_stays_when_it_is_interrupted(gated: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", ["retries drain", "backfill"])
-def test_other_commands_with_a_driver_say_it_too(gated: Scenario, command: str) -> None:
-    tidemark(gated, "rewind", "plan", gated.name, "--to-latest", "--backfill", "--reason", "to have something to backfill")
-    assert tidemark(gated, "rewind", "apply", "1").returncode == 0
-    terminal = Terminal(gated, *command.split(), gated.name)
-    until(lambda: gated.sql("SELECT FROM tidemark.attempt"), what="an attempt")
+def test_backfill_says_it_too(gated: Scenario, tmp_path: Path) -> None:
+    """So do all commands that perform runs: they share `run_with_progress`."""
+    for value in ("first", "second"):
+        (tmp_path / value).touch()
+    gated.run()
+    (tmp_path / "reached").unlink()
+    (topic,) = gated.spec.topics
+    gated.topics.produce(topic, [b"third"], partition=0)
+    reason = ("--reason", "to have something to backfill")
+    for words in (("plan", gated.name, "--to-latest", "--backfill", *reason), ("apply", "1")):
+        assert tidemark(gated, "rewind", *words).returncode == 0
+    terminal = Terminal(gated, "backfill", gated.name)
+    until((tmp_path / "reached").exists, what="the transform is called")
     assert terminal.interrupt() == 130
     assert "Its commits stay; the next run continues from there." in " ".join(terminal.seen.split())
 
