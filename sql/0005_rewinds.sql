@@ -79,7 +79,7 @@ CREATE TABLE tidemark.rewind_partition (
     hold                   boolean  NOT NULL, -- stays where the group is: its epoch is raised, and nothing else
     target                 bigint   NOT NULL CHECK (target >= 0), -- what the scenario comes to
     planned_offset         bigint   NOT NULL, -- where the group was when the plan was made
-    new_offset             bigint   NOT NULL, -- greater than the target only where the log begins behind it
+    new_offset             bigint   NOT NULL, -- greater than the target only where the log begins behind it. Beside: where the replay begins
     superseded_from        bigint   NOT NULL, -- from here on the ledger is another one; rows and failed records go
     planned_sink_rows      bigint   NOT NULL DEFAULT 0,
     planned_failed_records bigint   NOT NULL DEFAULT 0,

@@ -30,10 +30,11 @@ SELECT topic_id, partition, sampled_at, position, log_start, log_end, high_water
   FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
 
 -- name: moves
--- How far rewinds and resets have moved each partition since its last sample; forward is positive. Locks nothing.
+-- How far rewinds and resets have moved each partition since its last sample; forward is positive. A swap moves none. Locks nothing.
 WITH recent AS MATERIALIZED (
     SELECT rewind_id, applied_no FROM tidemark.rewind
      WHERE applied_no > (SELECT min(applied_no) FROM tidemark.lag_partition WHERE group_id = %(group_id)s) AND applied_no <= %(applied_no)s
+       AND NOT beside
 )
 SELECT topic_id, partition, sum(moved)::bigint
   FROM (SELECT part.topic_id, part.partition, part.new_offset - part.old_offset AS moved

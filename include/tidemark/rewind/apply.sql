@@ -30,11 +30,10 @@ SELECT next_offset FROM tidemark.partition_offset
 SELECT next_offset FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
 -- name: keep_before_image
--- Stores the group's actual positions, read under the locks, and the moves that follow from them: a swap leaves positions where they are.
--- Locks the rewind's own rows.
+-- Stores the group's actual positions, read under the locks, and the moves that follow from them. Locks the rewind's own rows.
 UPDATE tidemark.rewind_partition part
    SET old_offset = pos.next_offset, old_validated_offset = pos.validated_offset,
-       new_offset = CASE WHEN hold OR (SELECT beside FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s) THEN pos.next_offset ELSE new_offset END,
+       new_offset = CASE WHEN hold THEN pos.next_offset ELSE new_offset END,
        superseded_from = CASE WHEN hold THEN pos.next_offset
                               WHEN %(undo_of)s::bigint IS NOT NULL THEN superseded_from
                               ELSE least(target, pos.next_offset) END

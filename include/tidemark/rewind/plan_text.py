@@ -216,14 +216,16 @@ def _closing(plan: Plan) -> list[str]:
     may_grow = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
     least = ("At least " if plan.undo_of is None else "at least ") if plan.state is RewindState.PLANNED and may_grow else ""
     skipped = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
-    read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{skipped}"
+    where = " beside the live rows" if plan.beside else f", {sums['skip']:,} skipped{skipped}"
+    read = f"{least}{counted(sums['replay'], 'offset')} read again{where}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
     if plan.transform:
-        return [f"{read} beside the live rows. A rehearsal is compared and discarded, never swapped."]
+        return [f"{read}. A rehearsal is compared and discarded, never swapped."]
     if plan.beside and plan.state is not RewindState.APPLIED:
-        return [f"{read} beside the live rows. The swap takes {rows} and {failed} out, and keeps them for an undo."]
+        return [f"{read}. The swap takes {rows} and {failed} out, and keeps them for an undo."]
     if plan.undo_of is None:
-        return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
+        stayed = "; the positions stayed" if plan.beside else ""
+        return [f"{read}{stayed}; {rows} and {failed} taken out and kept for an undo."]
     back = f"{counted(sums['rows_back'], 'row')} and {counted(sums['failed_back'], 'failed record')} of rewind {plan.undo_of} come back"
     return [
         f"{back}; {least}{rows} and {failed} taken out and kept in case the undo is undone; {counted(sums['replay'], 'offset')} read again."

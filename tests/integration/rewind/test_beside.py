@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from tests.support.records import numbers
 from tests.support.scenario import Scenario as Consumer
 
 from tidemark.maintenance import maintain
-from tidemark.offsets import store
+from tidemark.offsets import samples, store
 from tidemark.offsets.store import OffsetFenced
 from tidemark.quality import check_conservation, suite_files, unjudged, validate
 from tidemark.records.outcome import TransformOutput
@@ -72,6 +72,7 @@ def test_nothing_changes_until_the_swap(lab: Lab) -> None:
     lab.check()
     swapped = lab.swap(plan.rewind_id).plan
     assert swapped.state is RewindState.APPLIED
+    assert [(part.replay, part.lost) for part in swapped.groups[0].partitions] == [(end - TARGET, None) for end in ENDS]
     assert lab.positions() == list(ENDS)
     lab.check()
     assert lab.ledger()[-1][2] == ENDS[1]
@@ -305,6 +306,15 @@ def test_reader_sees_the_old_rows_until_the_swap_and_the_new_ones_after_it(hands
     numbers_of_rows = [number for (number,) in hands.sql(f"SELECT number FROM {hands.table}")]
     assert len(set(numbers_of_rows)) == len(numbers_of_rows)
     hands.check()
+
+
+def test_lag_does_not_take_a_swap_for_a_move(hands: Hands) -> None:
+    hands.consumer.run()
+    hands.catch_up_and_swap(hands.rewind(ToEarliest(), beside=True).rewind_id)
+    with hands.watch.cursor() as cur:
+        group_id = store.require_group(cur, hands.group)
+        cur.execute(samples.SQL["moves"], {"group_id": group_id, "applied_no": 2**62, "at": datetime.now(UTC)})
+        assert cur.fetchall() == []
 
 
 def test_failed_records_and_retries_of_the_replay_become_the_groups(hands: Hands) -> None:
