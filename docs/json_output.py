@@ -2,7 +2,7 @@
 from it, and tests compare it with what commands print.
 
 A shape is a class (a dataclass prints as an object of its fields), a dict with a shape for each key, or a list with the shape of its
-entries. A key in angle brackets stands for any key, a key with ``?`` may be missing. `Nullable` adds null.
+entries. A key in angle brackets stands for any key; a key with ``?`` may be missing. `Nullable` adds null.
 """
 
 from __future__ import annotations
@@ -308,8 +308,8 @@ def plain(shape: Shape) -> Shape:
         return [plain(shape[0])]
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
     if origin in (typing.Union, types.UnionType):
-        known = [plain(one) for one in arguments if one is not types.NoneType]
-        merged = known[0] if len(known) == 1 else "|".join(known)
+        members = [plain(member) for member in arguments if member is not types.NoneType]
+        merged = members[0] if len(members) == 1 else "|".join(members)
         return Nullable(merged) if types.NoneType in arguments else merged
     if origin is not None and issubclass(origin, Mapping):
         return {"<key>": plain(arguments[1])}
@@ -333,8 +333,8 @@ def rows(shape: Shape, path: str = "") -> Iterator[tuple[str, str]]:
             yield path, f"object{null}"
         for key, below in shape.items():
             missing = " (may be missing)" if key.endswith("?") else ""
-            for found, kind in rows(below, f"{path}.{key.removesuffix('?')}" if path else key.removesuffix("?")):
-                yield found, f"{kind}{missing}"
+            name = key.removesuffix("?")
+            yield from ((below_path, f"{kind}{missing}") for below_path, kind in rows(below, f"{path}.{name}" if path else name))
     elif isinstance(shape, list):
         if null:
             yield path, f"list{null}"

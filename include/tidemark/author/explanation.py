@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from tidemark.text.duration import format_duration
 from tidemark.text.wording import counted
 
 _ENCODINGS = {
-    Encoding.BYTES: "bytes, as they are",
+    Encoding.BYTES: "bytes, not decoded",
     Encoding.STRING: "text in UTF-8",
     Encoding.JSON: "JSON",
     Encoding.JSON_SCHEMA: "JSON after the id of its JSON Schema",
@@ -84,9 +85,9 @@ def _reads(spec: ConsumerSpec) -> Iterator[str]:
     if spec.partitions is not None:
         yield f"It reads only the partitions {spec.fixed}, {group}."
     elif spec.topic_pattern is not None:
-        yield f"It reads all topics whose whole names match {spec.topic_pattern}, {group}, also those that are created later."
+        yield f"It reads all topics whose whole names match {spec.topic_pattern}, {group}, including those that are created later."
     else:
-        yield f"It reads {_named('topic', spec.topics)}, {group}, with the partitions that are added later."
+        yield f"It reads {_named('topic', spec.topics)}, {group}, including partitions that are added later."
     yield _STARTS[spec.offset_reset]
     yield from _formats(spec)
 
@@ -101,7 +102,7 @@ def _formats(spec: ConsumerSpec) -> Iterator[str]:
     if spec.format.envelope is Envelope.DEBEZIUM:
         yield "Values are Debezium's change data: their rows are loaded, replaced and deleted as in the source table."
         if spec.format.placeholder:
-            yield f"A value {spec.format.placeholder}, which Debezium writes for one that it does not know, fails its record."
+            yield f"The value {spec.format.placeholder}, which Debezium writes in place of a value that it does not know, fails its record."
 
 
 def _transforms(spec: ConsumerSpec, form: Form | None) -> Iterator[str]:
@@ -115,7 +116,8 @@ def _transforms(spec: ConsumerSpec, form: Form | None) -> Iterator[str]:
     if spec.drop:
         yield _sentence(f"{_named('field', spec.drop)} {'is' if len(spec.drop) == 1 else 'are'} not loaded.")
     if spec.skip_if:
-        conditions = (f"{path} is {_or(map(_value, values))}" for path, values in spec.skip_if.items())
+        written = {path: [json.dumps(value, ensure_ascii=False) for value in values] for path, values in spec.skip_if.items()}
+        conditions = (f"{path} is {_or(values)}" for path, values in written.items())
         yield f"A record is skipped if {_and(conditions)}."
     if spec.flatten is not None:
         yield f'Fields of nested records become columns, with "{spec.flatten}" between the names.'
@@ -185,13 +187,13 @@ def _failures(spec: ConsumerSpec) -> Iterator[str]:
             yield f"No retry starts later than {format_duration(retry.budget)} after the first failure."
         if retry.order is RetryOrder.KEY:
             held = counted(retry.max_held, "record")
-            yield f"While a record waits, later records of its key wait too, at most {held} of a partition. Beyond that the run fails."
+            yield f"While a record waits, later ones with the same key wait too, at most {held} of a partition. Beyond that the run fails."
         else:
-            yield "While a record waits, later records are loaded, also those of its key."
+            yield "While a record waits, later records are loaded, including those with the same key."
         limit = f", at most {counted(retry.per_second, 'record')} per second" if retry.per_second is not None else ""
         yield f"The DAG drain_retries and `tidemark retries drain` try them again{limit}."
     else:
-        yield "A record that cannot be loaded is not tried again: it fails at once."
+        yield "A record that cannot be loaded fails at once, without a retry."
     if retry.permanent:
         yield f"In a plain function, {_or(retry.permanent)} fails the record at once."
     yield "A failed record does not stop the others. It stays in tidemark.failed_record until somebody redrives or discards it."
@@ -275,17 +277,17 @@ def _tables(spec: ConsumerSpec) -> Iterator[str]:
         key = f", and one on {', '.join(sink.key)}" if sink.key else ""
         yield (
             f"The table {sink.table} with the columns of its rows{mark}, the lineage columns {', '.join(LINEAGE_NAMES)}, a unique index on "
-            f"these{key}. `tidemark sink ddl {spec.name}` prints it."
+            f"these{key}. `tidemark sink ddl {spec.name}` prints its DDL."
         )
 
 
 def _rights(spec: ConsumerSpec, form: Form | None) -> Iterator[str]:
-    profiles = [f"the profile {Profile.RUNNER}"]
+    profiles = [str(Profile.RUNNER)]
     if spec.transform is not None and form in (Form.SPARK, None):
-        profiles.append(f"if the transform shuffles also {Profile.STAGER}")
+        profiles.append(f"{Profile.STAGER} (if the transform shuffles)")
     if spec.validation is not None and spec.validation.on_failure is OnFailure.REWIND:
-        profiles.append(f"because a failed validation rewinds also {Profile.REWINDER}")
-    yield f"A role in Postgres with {', '.join(profiles)}."
+        profiles.append(f"{Profile.REWINDER} (because a failed validation rewinds)")
+    yield f"A role in Postgres with {_named('profile', profiles)}."
     for sink in spec.sinks.values():
         owned = ", as its owner or a member of the owner's role, because a run adds columns" if sink.evolve is Evolve.ADD else ""
         yield f"For this role, {_and(_table_rights(sink))} on {sink.table}{owned}."
@@ -336,10 +338,3 @@ def _or(names: Iterable[str]) -> str:
 def _listed(names: Iterable[str], word: str) -> str:
     *others, last = [*names] or [""]
     return f"{', '.join(others)} {word} {last}" if others else last
-
-
-def _value(value: object) -> str:
-    """A value as the file writes it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,7 +1,8 @@
 -- Statements on an operator's settings for a group's reading.
 
 -- name: read
--- The settings of a group; for a side group, those of its group. A group that a replay beside holds (`tidemark.rewind.beside`) is paused.
+-- The settings of a group. A side group has the settings of the group that it belongs to. While a replay beside holds a group
+-- (`tidemark.rewind.beside`), the group is paused.
 SELECT topic, partition, paused, priority, max_ahead FROM tidemark.flow
  WHERE group_id = (SELECT coalesce(side_of, group_id) FROM tidemark.consumer_group WHERE group_id = %(group_id)s)
  UNION ALL

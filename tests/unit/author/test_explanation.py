@@ -188,7 +188,7 @@ def test_upsert_consumer_with_retries_in_words(explain: Any) -> None:
     topics = "orders.retry.5m, orders.retry.1h, orders.retry.now and orders.failed"
     create = "`tidemark retries topics orders --create` creates them, with 1 partition and the broker's default number of replicas"
     assert {
-        "A role in Postgres with the profile runner, because a failed validation rewinds also rewinder.",
+        "A role in Postgres with the profiles runner and rewinder (because a failed validation rewinds).",
         "For this role, SELECT, INSERT, UPDATE and DELETE on shop.orders.",
         f"For retries, the topics {topics}. {create}.",
     } <= set(explanation.needs)
