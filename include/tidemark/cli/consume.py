@@ -167,8 +167,8 @@ class RunBar:
         if not progress.planned:
             return
         self._planned_at = self._planned_at or time.monotonic()
-        ended = progress.state != "RUNNING"
-        self.enter(Phase.DONE if ended else Phase.COMMITTING if progress.records else Phase.READING if progress.driver else Phase.STARTING)
+        done = progress.state == "COMMITTED"
+        self.enter(Phase.DONE if done else Phase.COMMITTING if progress.records else Phase.READING if progress.driver else Phase.STARTING)
         rate = progress.records / max(time.monotonic() - self._planned_at, launch.POLL_S)  # over the whole run, including Spark's start
         lag = f"{progress.total - progress.records:,}"
         self._bar.update(self._task, total=progress.total, completed=progress.records, rate=f"{rate:,.0f}", lag=lag)

@@ -155,7 +155,7 @@ def show(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
 
 @app.command()
 def apply(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
-    """Apply a plan in one transaction while the group runs. A plan that was already applied is only shown. With --beside, only begins."""
+    """Apply a plan in one transaction while the group runs; begin it if it is beside. A plan that was already applied is only shown."""
     _print(_apply(rewind_id), output)
 
 
@@ -351,7 +351,7 @@ def _make_plan(
 def _apply(rewind_id: int) -> Plan:
     with connected(needs=Profile.REWINDER) as connection:
         result = apply_plan(connection, lambda _: kafka_cluster(), find_consumer, rewind_id, by=who())
-    begun = f"rewind {rewind_id} began; its records are read by: tidemark rewind replay {rewind_id}"
+    begun = f"began rewind {rewind_id}; to read its records: tidemark rewind replay {rewind_id}"
     applied = begun if result.plan.state is RewindState.BESIDE else f"applied rewind {rewind_id}"
     print_note(f"rewind {rewind_id} was already applied; nothing was changed now" if result.already else applied)
     return result.plan

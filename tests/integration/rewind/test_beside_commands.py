@@ -39,7 +39,7 @@ def test_commands_of_the_page_replay_compare_and_swap(scenario: Scenario) -> Non
     assert "20 offsets read again beside the live rows" in planned
     assert "read beside: 20 offsets" in planned
     begun = done(scenario, "rewind", "apply", "1")
-    assert "rewind 1 began; its records are read by: tidemark rewind replay 1" in begun
+    assert "began rewind 1; to read its records: tidemark rewind replay 1" in begun
     replayed = done(scenario, "rewind", "replay", "1")
     assert f"{scenario.name}: level with the group" in replayed
     assert "tidemark rewind verify 1; then tidemark rewind swap 1, or tidemark rewind discard 1" in replayed

@@ -44,6 +44,12 @@ def test_driver_on_a_cluster_reads_once_it_has_planned() -> None:
     assert bar.phase is Phase.READING
 
 
+def test_run_that_fails_is_not_done() -> None:
+    bar = RunBar("orders", starts_first=False)
+    bar.show(progress(3, state="FAILED"))
+    assert bar.phase is Phase.COMMITTING
+
+
 @pytest.mark.parametrize("starts_first", [False, True])
 def test_continuous_run_starts_spark_before_it_plans(starts_first: bool) -> None:
     assert RunBar("orders", starts_first=starts_first).phase is (Phase.STARTING if starts_first else Phase.PLANNING)
