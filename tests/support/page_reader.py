@@ -1,8 +1,8 @@
 """Reads a page as a newcomer does: runs its shell blocks in order, in one shell, and compares what they print with what the page shows.
 
-A page has a *script*, a generator that prepares each block: it makes what the page takes for granted, then yields a word of the block that
-comes next and, if the block cannot run here as it stands, the words to replace. It gets back what the block has printed, with standard
-error. A block that no script runs must be in `NOT_RUN`.
+A page has a *script*, a generator that prepares each block: it creates what the page assumes, then yields a word of the next block and, if
+the block cannot run here as it stands, the words to replace. It gets back what the block has printed, including standard error. A block
+that no script runs must be in `NOT_RUN`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/benchmarks.md": {"# everything": _MAKE},
     "docs/deployment/airflow.md": {
-        "python3.12 -m venv": "it needs a bucket of AWS",
-        "aws s3 cp": "it needs a bucket of AWS",
+        "python3.12 -m venv": "it needs a bucket on S3",
+        "aws s3 cp": "it needs a bucket on S3",
     },
     "docs/deployment/index.md": {
         "wheel=": _AIRFLOWS,

@@ -193,7 +193,7 @@ def pip(words: list[str]) -> None:
 
 
 def uv(words: list[str]) -> None:
-    """The constraints are files of a release, or the project has them in ``wheels``."""
+    """The files of constraints are among those of a release (``make dist``)."""
     match words:
         case ["pip", "install", *names]:
             pip(names)
