@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,28 @@ class Terminal:
         self._reader.join()
         return status
 
+    def kill(self) -> None:
+        """For a test that failed before the interrupt."""
+        if self._reader.is_alive():
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        self._reader.join()
+        os.close(self._terminal)
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Terminal]]:
+    """Starts a command in a terminal."""
+    terminals: list[Terminal] = []
+
+    def start(scenario: Scenario, *words: str) -> Terminal:
+        terminals.append(Terminal(scenario, *words))
+        return terminals[-1]
+
+    yield start
+    for terminal in terminals:
+        terminal.kill()
+
 
 @pytest.fixture
 def gated(scenario: Scenario, tmp_path: Path) -> Scenario:
@@ -68,9 +92,11 @@ def gated(scenario: Scenario, tmp_path: Path) -> Scenario:
     return scenario.write(GATED.format(folder=str(tmp_path)), topics=topic).make_sink("payload bytea")
 
 
-def test_run_names_its_phases_and_says_what_stays_when_it_is_interrupted(gated: Scenario, tmp_path: Path) -> None:
+def test_run_names_its_phases_and_says_what_stays_when_it_is_interrupted(
+    gated: Scenario, opened: Callable[..., Terminal], tmp_path: Path
+) -> None:
     """The next run loads the rest."""
-    terminal = Terminal(gated, "consume", gated.name)
+    terminal = opened(gated, "consume", gated.name)
     for phase in ("planning", "starting Spark", "reading"):
         terminal.shows(f"{gated.name}: {phase}")
     (tmp_path / "first").touch()
@@ -84,7 +110,7 @@ def test_run_names_its_phases_and_says_what_stays_when_it_is_interrupted(gated: 
 
 
 @pytest.mark.thorough
-def test_backfill_says_it_too(gated: Scenario, tmp_path: Path) -> None:
+def test_backfill_says_it_too(gated: Scenario, opened: Callable[..., Terminal], tmp_path: Path) -> None:
     """So do all commands that perform runs: they share `run_with_progress`."""
     for value in ("first", "second"):
         (tmp_path / value).touch()
@@ -95,15 +121,15 @@ def test_backfill_says_it_too(gated: Scenario, tmp_path: Path) -> None:
     reason = ("--reason", "to have something to backfill")
     for words in (("plan", gated.name, "--to-latest", "--backfill", *reason), ("apply", "1")):
         assert tidemark(gated, "rewind", *words).returncode == 0
-    terminal = Terminal(gated, "backfill", gated.name)
+    terminal = opened(gated, "backfill", gated.name)
     until((tmp_path / "reached").exists, what="the transform is called")
     assert terminal.interrupt() == 130
     assert "Its commits stay; the next run continues from there." in " ".join(terminal.seen.split())
 
 
-def test_other_commands_say_it_in_general(gated: Scenario, tmp_path: Path) -> None:
+def test_other_commands_say_it_in_general(gated: Scenario, opened: Callable[..., Terminal], tmp_path: Path) -> None:
     """Here while the command waits for the transform."""
-    terminal = Terminal(gated, "try", gated.name)
+    terminal = opened(gated, "try", gated.name)
     until((tmp_path / "reached").exists, what="the transform is called")
     assert terminal.interrupt() == 130
     assert terminal.seen.rstrip().endswith("Interrupted. What was committed stays.")
