@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -62,6 +62,14 @@ def outputs(page: str) -> dict[Block, str]:
         else:
             shown[list(shown)[-1]] += block.code
     return shown
+
+
+def with_words(code: str, instead: Mapping[str, str]) -> str:
+    """A block's code with other words. Each replaced word must be in it."""
+    for old, new in instead.items():
+        assert old in code, f"{old!r} is not in {code}"
+        code = code.replace(old, new)
+    return code
 
 
 VARYING = re.compile(r"…|─+|\s+|\d{4}-\d\d-\d\d|\b\d\d-\d\d\b|\d\d:\d\d(?::\d\d)?|\b\d+(?:\.\d+)? (?:ms|s|min|h)\b")

@@ -12,6 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+def clean_env() -> dict[str, str]:
+    """The variables of this process, without those that may point to a checkout or to another Airflow."""
+    strange = ("TIDEMARK_", "AIRFLOW", "PYTHON", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if not name.startswith(strange) or name == "TIDEMARK_CACHE"}
+
+
 @dataclass(frozen=True)
 class Installed:
     """A virtual environment with the wheel, on top of the packages of the tests' environment."""
@@ -21,8 +27,7 @@ class Installed:
 
     def run(self, *command: str, cwd: Path, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of the environment, as in a shell where no variable points to a checkout."""
-        strange = ("TIDEMARK_", "AIRFLOW", "PYTHON", "VIRTUAL_ENV")
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(strange) or name == "TIDEMARK_CACHE"}
+        variables = clean_env()
         path = os.pathsep.join([str(self.bin), variables.get("PATH", os.defpath)])
         done = subprocess.run(
             command, env=variables | {"PATH": path, "NO_COLOR": "1"} | env, cwd=cwd, capture_output=True, text=True, timeout=300

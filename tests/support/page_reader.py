@@ -11,9 +11,8 @@ import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tests.support.documented import Block, missing_line, outputs
+from tests.support.documented import Block, missing_line, outputs, with_words
 from tests.support.installed import Installed
 from tidemark.jvm.jars import broker_jars
 from tidemark.jvm.java import find_java
@@ -111,19 +110,15 @@ class PageReader:
                 return
             word, instead = step
             assert word in block.code, f"{block} is not the block with {word!r}"
-            code = block.code
-            for old, new in instead.items():
-                assert old in code, f"{block}: {old!r} is not in the block"
-                code = code.replace(old, new)
-            output, errors = self.run(code)
+            output, errors = self.run(with_words(block.code, instead))
             printed = output + errors
             missing = missing_line(shown, output)
             assert missing is None, f"{block}: the page shows a line that is not printed: {missing}\n{printed}"
         assert _next(script, printed) is None, f"{page}: its script has more steps than the page has blocks"
 
 
-def _next(script: Script, printed: Any) -> Step | None:
+def _next(script: Script, printed: str | None) -> Step | None:
     try:
-        return script.send(printed)
+        return next(script) if printed is None else script.send(printed)
     except StopIteration:
         return None

@@ -104,7 +104,7 @@ def test_table_that_lacks_a_field_of_the_schema(orders: Orders) -> None:
     assert found.endswith(f": {refused.value}")
     assert 'ADD COLUMN "total" numeric(12,2);' in found
     scenario.write(SPARK, topics=orders.topic)
-    assert ["columns not compared" in one.found for one in findings(scenario) if one.subject.endswith("check")] == [True]
+    assert ["columns not compared" in finding.found for finding in findings(scenario) if finding.subject.endswith("check")] == [True]
     scenario.set(sink={"table": f"{scenario.table}_missing"})
     ((level, found),) = [(level, found) for level, subject, found in problems(scenario) if subject == "check"]
     assert level is Level.WARNING
@@ -147,7 +147,7 @@ def test_servers_that_do_not_answer(scenario: Scenario):
     url = scenario.folder / "url"
     url.write_text(f"postgresql://x@127.0.0.1:{closed}/x")
     scenario.connections = replace(scenario.connections, database_url=url, kafka=kafka)
-    assert [one.subject for one in findings(scenario) if one.level is not Level.OK] == ["postgres", "kafka"]
+    assert [finding.subject for finding in findings(scenario) if finding.level is not Level.OK] == ["postgres", "kafka"]
     assert unreachable([f"127.0.0.1:{closed}"]) != []
 
 

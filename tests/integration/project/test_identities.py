@@ -266,8 +266,8 @@ def test_driver_and_workers_outlive_ten_tokens_and_leave_none_behind(
     tables = consumer.sql(f"SELECT oid::regclass FROM pg_class WHERE {where}")
     rows = "\n".join(str(consumer.sql(f"SELECT t::text FROM {table} t")) for (table,) in tables)
     everything = "\n".join([done[0], rows, *lines, *(file.read_text() for file in history.iterdir())])
-    found = [secret for secret in (*passwords.used, *(token for tokens in by_process.values() for token in tokens)) if secret in everything]
-    assert found == []
+    secrets = (*passwords.used, *(token for tokens in by_process.values() for token in tokens))
+    assert [secret for secret in secrets if secret in everything] == []
 
 
 def command_lines() -> set[str]:

@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from tests.support.documented import snippets
+from tests.support.documented import snippets, with_words
+from tests.support.installed import clean_env
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
@@ -73,10 +74,7 @@ LATER = """
 def in_the_readme(start: str, instead: Mapping[str, str]) -> str:
     """The README's block that begins like this, with other words."""
     (code,) = (code for code in snippets("README.md", "sh") if code.startswith(start))
-    for old, new in instead.items():
-        assert old in code, old
-        code = code.replace(old, new)
-    return code
+    return with_words(code, instead)
 
 
 class Client:
@@ -110,9 +108,7 @@ class Client:
 
     def run(self, *words: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs a program of the environment."""
-        strange = ("TIDEMARK_", "AIRFLOW", "PYTHON", "VIRTUAL_ENV")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(strange) or name == "TIDEMARK_CACHE"}
-        variables = clean | {"TIDEMARK_PYTHON": str(self.driver), "NO_COLOR": "1"} | env
+        variables = clean_env() | {"TIDEMARK_PYTHON": str(self.driver), "NO_COLOR": "1"} | env
         command = [str(self.python.with_name(words[0])), *words[1:]]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
         assert not check or done.returncode == 0, done.stdout + done.stderr

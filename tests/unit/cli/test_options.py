@@ -42,7 +42,7 @@ def test_json_of_each_command_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "found"),
+    ("printed", "problems"),
     [
         ({"deleted": "orders"}, []),
         ({"deleted": None}, [".deleted is None, not text"]),
@@ -51,8 +51,8 @@ def test_json_of_each_command_is_documented() -> None:
         ([], [" is [], not {'deleted': 'text'}"]),
     ],
 )
-def test_output_that_is_not_as_documented_is_noticed(printed: object, found: list[str]) -> None:
-    assert mismatches("groups delete", json.dumps(printed)) == found
+def test_output_that_is_not_as_documented_is_noticed(printed: object, problems: list[str]) -> None:
+    assert mismatches("groups delete", json.dumps(printed)) == problems
 
 
 def test_list_of_commands_imports_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
