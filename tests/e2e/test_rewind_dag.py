@@ -73,7 +73,7 @@ def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consume
     assert (consumer.rows(), consumer.position()) == (rows, RECORDS)
     assert run.xcom("verify") == {"asked": {"equal": 60, "changed": 0, "gone": 0, "new": 0}}
     assert "60 offsets read again" in run.log("verify")
-    (event,) = [event for event in lab.client.asset_events(consumer.table) if event.source_dag_id == DAG]
+    (event,) = [event for event in lab.client.asset_events(consumer.table) if event.source_run_id == run.run_id]
     (documented,) = (json.loads(code) for code in snippets("docs/rewind.md", "json") if "undo_of" in code)
     assert event.extra == documented | {"group": "asked", "ranges": {"asked/0": [[40, RECORDS]]}, "rewind": number}
 
