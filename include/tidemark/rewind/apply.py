@@ -115,12 +115,15 @@ class NotCaughtUp(Unavailable):
 
     rewind_id: int
     left: int
+    paused: tuple[str, ...] = ()
+    """The consumers that an operator has paused, and their replays with them."""
 
     def __str__(self) -> str:
-        return (
-            f"The replay of rewind {self.rewind_id} is {counted(self.left, 'offset')} behind its group. Nothing was changed. "
-            f"Read them first: tidemark rewind replay {self.rewind_id}"
-        )
+        behind = f"The replay of rewind {self.rewind_id} is {counted(self.left, 'offset')} behind its group"
+        if self.paused:
+            fix = "; ".join(f"tidemark resume {name}" for name in self.paused)
+            return f"{behind}, and cannot read on, because {', '.join(self.paused)} is paused. Nothing was changed. Resume it first: {fix}"
+        return f"{behind}. Nothing was changed. Read them first: tidemark rewind replay {self.rewind_id}"
 
 
 class RehearsalNotSwapped(Refused):
@@ -168,13 +171,16 @@ def catch_up_and_swap(
 ) -> Applied:
     """Lets a replay beside reach its group, and swaps it. ``read_on`` runs the replay once.
 
-    The group may read meanwhile, until the last round, which holds it. Raises as `swap` does; `NotCaughtUp` after `ROUNDS` rounds.
+    The group reads on during the first round; the other rounds hold it. Raises as `swap` does; `NotCaughtUp` after `ROUNDS` rounds, or at
+    once if the consumer is paused.
     """
     try:
         for number in range(ROUNDS):
             try:
                 return swap(connection, cluster_of, spec_of, rewind_id, by=by)
             except NotCaughtUp as error:
+                if error.paused:
+                    raise
                 log.info("replay beside reads on rewind=%s left=%s", rewind_id, error.left)
                 if number > 0:
                     beside.hold(connection, rewind_id, beside.HOLD)
@@ -276,7 +282,7 @@ def _require_current(
     if changes:
         raise StalePlan(rewind_id=plan.rewind_id, changes=tuple(changes), begun=plan.state is RewindState.BESIDE)
     if plan.state is RewindState.BESIDE and (left := beside.distance(cur, plan.rewind_id)):
-        raise NotCaughtUp(rewind_id=plan.rewind_id, left=left)
+        raise NotCaughtUp(rewind_id=plan.rewind_id, left=left, paused=beside.paused(cur, plan.rewind_id))
 
 
 def _require_whole_batches(cur: Cursor, plan: Plan) -> None:
@@ -319,10 +325,12 @@ def _look_up(cluster: Cluster, partitions: Sequence[TopicPartition]) -> KafkaLog
 
 
 def _lock(cur: Cursor, plan: Plan) -> bool:
-    """Locks the plan's groups and its row. Returns whether it has expired."""
+    """Locks the plan's groups and side groups, and its row. Returns whether it has expired."""
     cur.execute(SQL["limits"], {"lock_ms": str(LOCK_MS), "idle_ms": str(IDLE_MS)})
-    for group in _in_lock_order(plan):
-        wait, key = LockWait(f"rewinds of group {group.group}"), {"class": REWIND_LOCK, "group_id": group.group_id}
+    to_lock = [(f"rewinds of group {group.group}", group.group_id) for group in _in_lock_order(plan)]
+    to_lock += [(f"validation of the replay of rewind {plan.rewind_id}", side_id) for side_id in beside.sides(cur, plan.rewind_id)]
+    for what, group_id in to_lock:
+        wait, key = LockWait(what), {"class": REWIND_LOCK, "group_id": group_id}
         while _locked(cur, SQL["lock_group"], key) is None:
             wait.report_holders(cur, {**key, "topic_id": None, "partition": None})
     cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # the rewind's row is never locked for long

@@ -15,7 +15,8 @@ the last records, the rewind *holds* its groups: they begin no batch until ``hol
 
 A *rehearsal* is a replay beside with another transform than the consumer's, for its runs only. It is compared and discarded, never swapped.
 
-Locks: the side groups' positions, after those of the groups themselves.
+Locks: before the rewind's row, the advisory locks of the side groups, which validations of the replay share; the side groups' positions,
+after those of the groups themselves.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
 
-from tidemark.db import data_error, rows, session, set_audit_actor, statements, transaction
+from tidemark.db import REWIND_LOCK, data_error, kept_open, rows, session, set_audit_actor, statements, transaction
 from tidemark.errors import BadInput, Broken, Refused
+from tidemark.offsets import flow
 from tidemark.quality import ValidationReport, suite_files, unjudged, validate
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan_model import Plan, RewindState
@@ -308,7 +310,8 @@ def validate_replay(url: DatabaseUrl, spec: ConsumerSpec, replay: SideReplay) ->
     suites = {replay.shadow(table): suite for table, suite in suite_files(spec).items()}
     with session(url, application="tidemark validate") as connection:
         runs = [each.run for each in unjudged(connection, replay.side) if each.running is None]
-        with transaction(connection) as cur:
+        with kept_open(connection) as cur:
+            cur.execute(SQL["keep_side"], {"class": REWIND_LOCK, "side_id": replay.side_id})
             open_shadows(replay, cur)
             return [validate(url, run, group=replay.side, suites=suites, upsert=spec.upserts) for run in runs]
 
@@ -322,6 +325,12 @@ def hold(connection: Connection, rewind_id: int, duration: timedelta | None) -> 
         cur.execute(SQL["hold"], {"rewind_id": rewind_id, "hold": duration})
 
 
+def sides(cur: Cursor, rewind_id: int) -> list[int]:
+    """Returns the ids of the side groups of a rewind, in lock order."""
+    cur.execute(SQL["sides"], {"rewind_id": rewind_id})
+    return [side_id for (side_id,) in cur.fetchall()]
+
+
 def to_lock(cur: Cursor, rewind_id: int) -> list[tuple[int, int, TopicPartition]]:
     """Returns group id, topic id and partition of each position of the side groups, in lock order."""
     cur.execute(SQL["to_lock"], {"rewind_id": rewind_id})
@@ -331,6 +340,16 @@ def to_lock(cur: Cursor, rewind_id: int) -> list[tuple[int, int, TopicPartition]
 def distance(cur: Cursor, rewind_id: int) -> int:
     """Returns how many offsets the replays of a rewind are away from their groups."""
     return sum(abs(part.end - part.position) for replay in replays(cur, rewind_id=rewind_id) for part in replay.parts)
+
+
+def paused(cur: Cursor, rewind_id: int) -> tuple[str, ...]:
+    """Returns the consumers of a rewind whose replay has records to read in a partition that an operator has paused."""
+    consumers = []
+    for replay in replays(cur, rewind_id=rewind_id):
+        control = flow.read(cur, replay.side_id)
+        if any(part.left and control.is_paused(part.partition) for part in replay.parts):
+            consumers.append(replay.consumer)
+    return tuple(consumers)
 
 
 def put_in(cur: Cursor, plan: Plan, keys: Mapping[int, Mapping[str, Sequence[str]]]) -> None:
@@ -389,6 +408,8 @@ def discard(connection: Connection, rewind_id: int, *, by: str, reason: str = ""
     try:
         with transaction(connection) as cur:
             set_audit_actor(cur, by, reason)
+            for side_id in sides(cur, rewind_id):
+                cur.execute(SQL["end_side"], {"class": REWIND_LOCK, "side_id": side_id})
             cur.execute("SELECT FROM tidemark.rewind WHERE rewind_id = %s FOR UPDATE", (rewind_id,))
             plan = read_plan(cur, rewind_id)
             if plan.state is RewindState.BESIDE:

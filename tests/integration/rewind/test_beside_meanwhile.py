@@ -23,9 +23,12 @@ from tests.support.records import numbers
 from tests.support.scenario import Scenario as Consumer
 from tests.support.waiting import until
 
+from tidemark import quality
 from tidemark.errors import BadInput, DatabaseUnavailable, TidemarkError
+from tidemark.offsets import flow
+from tidemark.offsets.flow import FlowTarget
 from tidemark.offsets.store import ClaimRefused, OffsetFenced
-from tidemark.quality import Verdict, validated_view_ddl
+from tidemark.quality import ValidationReport, Verdict, validated_view_ddl
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
 from tidemark.rewind import beside
@@ -70,7 +73,7 @@ def begun(lab: Lab, target: int = 20, *scope: str, word: str = "city") -> int:
     return rewind_id
 
 
-def discard(lab: Lab, rewind_id: int) -> None:
+def discard(lab: Lab | Hands, rewind_id: int) -> None:
     with lab.session() as connection:
         assert beside.discard(connection, rewind_id, by="ann").state is RewindState.DISCARDED
 
@@ -440,6 +443,55 @@ def validated(hands: Hands, scenario: Consumer, monkeypatch: pytest.MonkeyPatch)
     scenario.set(validation={"suite": "payloads"})
     hands.sql(validated_view_ddl(hands.table, [hands.group]))
     return lambda: [payload for (payload,) in hands.sql(f"SELECT payload FROM {hands.table}_validated")]
+
+
+@pytest.mark.parametrize("end", ["discard", "swap"])
+def test_end_of_a_replay_waits_for_its_validation(
+    hands: Hands, validated: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The validation stores its verdict in a second session, which needs the positions that the end of the replay locks."""
+    assert validated() == []
+    hands.consumer.run()
+    rewind_id = hands.rewind(ToOffset(10), beside=True).rewind_id
+    hands.consumer.run(of_rewind=rewind_id)
+    with hands.watch.cursor() as cur:
+        replay = beside.find(cur, hands.group, rewind_id)
+    stands, go = threading.Event(), threading.Event()
+
+    def validate(*arguments: Any, **options: Any) -> ValidationReport:
+        stands.set()
+        assert go.wait(60)
+        return quality.validate(*arguments, **options)
+
+    monkeypatch.setattr(beside, "validate", validate)
+    act = hands.swap if end == "swap" else functools.partial(discard, hands)
+    waiting = "SELECT FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    with in_thread(lambda: beside.validate_replay(hands.url, hands.spec, replay)) as validation:
+        assert stands.wait(60)
+        with in_thread(lambda: act(rewind_id)) as ending:
+            try:
+                until(lambda: hands.sql(waiting) or ending.done())
+            finally:
+                go.set()
+            (report,) = validation.result(60)
+            ending.result(60)
+    assert report.verdict is Verdict.PASSED
+    hands.check()
+
+
+def test_swap_names_the_pause_that_stops_its_replay(hands: Hands) -> None:
+    """The replay pauses with its consumer, so reading on does not help."""
+    hands.consumer.run()
+    rewind_id = hands.rewind(ToEarliest(), beside=True).rewind_id
+    with hands.watch.cursor() as cur:
+        replay = beside.find(cur, hands.group, rewind_id)
+        flow.pause(cur, replay.group_id, [FlowTarget(hands.topic, 1)], REASON)
+    with pytest.raises(NotCaughtUp, match=rf"is paused.*tidemark resume {hands.spec.name}"):
+        hands.catch_up_and_swap(rewind_id)
+    with hands.watch.cursor() as cur:
+        assert [part.left for part in beside.find(cur, hands.group, rewind_id).parts] == [30, 30]
+        flow.resume(cur, replay.group_id, [FlowTarget()])
+    assert hands.catch_up_and_swap(rewind_id).state is RewindState.APPLIED
 
 
 def test_consumers_of_one_plan_are_swapped_at_once_or_not_at_all(hands: Hands, scenario: Consumer) -> None:
