@@ -295,13 +295,13 @@ def _change(cur: Cursor, plan: Plan, images: Sequence[Mapping[str, Any]], specs:
     key = {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of}
     _take_out(cur, plan, key, images, specs)  # ⑥
     if plan.beside:
-        beside.put_in(cur, plan, {group_id: spec.keys for group_id, spec in specs.items()})  # ⑦, ⑨
+        beside.put_in(cur, plan, {group_id: spec.keys for group_id, spec in specs.items()})  # ⑦
     else:
         if plan.undo_of is not None:  # ⑦
             _put_back(cur, plan, key, specs)
         cur.execute(SQL["record_lost"], key)  # ⑧
         backfill.follow(cur, key, make=plan.backfill)
-        cur.execute(SQL["move"], key)  # ⑨
+    cur.execute(SQL["move"], key)  # ⑨
     overwritten.set_floors(cur, key)
 
 

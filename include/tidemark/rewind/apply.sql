@@ -123,15 +123,21 @@ SELECT part.group_id, part.topic_id, part.partition, ledger.ends, part.new_offse
 
 -- name: move
 -- Raises the epochs, so that batches read before the rewind cannot commit, and moves positions and validated offsets. Owner and generation
--- stay: the owner claims again in the same generation. Needs the positions' locks.
+-- stay: the owner claims again in the same generation. A swap takes the validated offsets of the side groups. Needs the positions' locks.
 WITH moved AS (
     UPDATE tidemark.partition_offset pos
        SET owner_epoch = pos.owner_epoch + 1, next_offset = part.new_offset,
-           leader_epoch = CASE WHEN part.hold THEN pos.leader_epoch END, -- the target applies to the log as it is now
+           -- null without a side group: the target applies to the log as it is now
+           leader_epoch = CASE WHEN part.hold THEN pos.leader_epoch ELSE side.leader_epoch END,
            committed_at = CASE WHEN part.hold THEN pos.committed_at ELSE clock_timestamp() END,
-           validated_offset = CASE WHEN part.hold THEN pos.validated_offset
+           validated_offset = CASE WHEN part.hold OR (grp.side_id IS NOT NULL AND pos.validated_offset < part.superseded_from)
+                                   THEN pos.validated_offset
+                                   WHEN grp.side_id IS NOT NULL THEN side.validated_offset
                                    ELSE greatest(undone.old_validated_offset, least(pos.validated_offset, part.superseded_from)) END
       FROM tidemark.rewind_partition part
+      JOIN tidemark.rewind_group grp USING (rewind_id, group_id)
+      LEFT JOIN tidemark.partition_offset side ON side.group_id = grp.side_id AND side.topic_id = part.topic_id
+           AND side.partition = part.partition
       LEFT JOIN tidemark.rewind_partition undone ON undone.rewind_id = %(undo_of)s AND undone.group_id = part.group_id
            AND undone.topic_id = part.topic_id AND undone.partition = part.partition
      WHERE part.rewind_id = %(rewind_id)s

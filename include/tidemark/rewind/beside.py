@@ -353,7 +353,7 @@ def paused(cur: Cursor, rewind_id: int) -> tuple[str, ...]:
 
 
 def put_in(cur: Cursor, plan: Plan, keys: Mapping[int, Mapping[str, Sequence[str]]]) -> None:
-    """Moves the rows of the shadows into the sinks, and the side groups' ledger to the groups; raises the epochs. Does not commit.
+    """Moves the rows of the shadows into the sinks, and the side groups' ledger to the groups; fences the replay. Does not commit.
 
     ``keys``: the key columns of each table, by group id. What the rewind supersedes must be out of the sinks. Needs the locks of all
     positions. Raises `RowsRefused`, and `RowsStay` for rows that must give way.
@@ -371,7 +371,7 @@ def put_in(cur: Cursor, plan: Plan, keys: Mapping[int, Mapping[str, Sequence[str
         for table, columns in tables.items():
             give_way = functools.partial(overwritten.give_way, cur, key, table, columns)
             put_back(cur, plan.rewind_id, group.group_id, table, give_way, shadow=True)
-    for name in ("take_ledger", "move", "fence"):
+    for name in ("take_ledger", "fence"):
         cur.execute(SQL[name], {"rewind_id": plan.rewind_id})
 
 

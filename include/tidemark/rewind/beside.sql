@@ -142,26 +142,6 @@ UPDATE tidemark.deletion SET sink = %(sink)s, parked_by = %(parked_by)s WHERE si
 -- name: take_ledger
 SELECT tidemark.take_over_side(%(rewind_id)s::bigint);
 
--- name: move
--- Raises the epochs of the groups and of their side groups, and takes the side groups' validated offsets. Needs the positions' locks.
-WITH moved AS (
-    UPDATE tidemark.partition_offset pos
-       SET owner_epoch = pos.owner_epoch + 1, leader_epoch = CASE WHEN part.hold THEN pos.leader_epoch ELSE side.leader_epoch END,
-           committed_at = CASE WHEN part.hold THEN pos.committed_at ELSE clock_timestamp() END,
-           validated_offset = CASE WHEN part.hold OR pos.validated_offset < part.superseded_from THEN pos.validated_offset
-                                   ELSE side.validated_offset END
-      FROM tidemark.rewind_partition part
-      JOIN tidemark.rewind_group grp USING (rewind_id, group_id)
-      LEFT JOIN tidemark.partition_offset side ON side.group_id = grp.side_id AND side.topic_id = part.topic_id AND side.partition = part.partition
-     WHERE part.rewind_id = %(rewind_id)s
-       AND pos.group_id = part.group_id AND pos.topic_id = part.topic_id AND pos.partition = part.partition
-    RETURNING pos.group_id, pos.topic_id, pos.partition, pos.owner_epoch
-)
-UPDATE tidemark.rewind_partition part SET owner_epoch = moved.owner_epoch
-  FROM moved
- WHERE part.rewind_id = %(rewind_id)s
-   AND moved.group_id = part.group_id AND moved.topic_id = part.topic_id AND moved.partition = part.partition;
-
 -- name: fence
 -- Raises the epochs of the side groups, so that no run of the replay commits any more. Locks their positions, in order.
 UPDATE tidemark.partition_offset pos SET owner_epoch = pos.owner_epoch + 1
