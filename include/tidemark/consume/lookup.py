@@ -14,8 +14,9 @@ from tidemark.kafka.cluster import Cluster, Topic
 from tidemark.offsets import store
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.retry import store as retries
-from tidemark.rewind.backfill import Backfill, BackfillPart, SkippedTopicRecreated
-from tidemark.rewind.beside import ReplayTopicRecreated, SidePart, SideReplay
+from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
+from tidemark.rewind.beside import ReplayTopicRecreated, SideReplay
+from tidemark.rewind.side import SidePart
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def look_skipped(cluster: Cluster, backfill: Backfill) -> LookUp:
     return LookUp(topics, logs, {part.partition: part.end for part in unread}, backfill)
 
 
-def _as_they_were(cluster: Cluster, parts: Sequence[BackfillPart | SidePart], recreated: Callable[[str], TidemarkError]) -> Sequence[Topic]:
+def _as_they_were(cluster: Cluster, parts: Sequence[SidePart], recreated: Callable[[str], TidemarkError]) -> Sequence[Topic]:
     """The topics of these parts. Raises `TopicsMissing`, and ``recreated`` for one that was deleted and created again."""
     topics = cluster.topics(sorted({part.partition.topic for part in parts}))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}

@@ -25,6 +25,7 @@ Modules::
     reaction           the rewind after a critical verdict (`on_failure: rewind`)
     rows               the rows of a sink that a rewind takes out
     scenarios          the targets of rewinds
+    side               side groups of backfills and of replays beside
     store              reads, lists and rejects stored rewinds
     undo               checks whether a rewind can be undone
     verify             compares the archive with the replay

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, scalar, statements
+from tidemark.db import scalar, statements
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
+from tidemark.rewind.side import SideGroup, SidePart, by_group, group_fields, part_fields, places
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -29,40 +29,20 @@ SQL = statements("tidemark.rewind", "backfill.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class BackfillPart:
-    """A partition of a backfill. It reads ``[start, end)`` and has reached ``position``.
+class BackfillPart(SidePart):
+    """A partition of a backfill.
 
     ``skipped_to`` is the forward rewind's target. ``end`` is less once a later rewind has gone back into the range.
     """
 
-    partition: TopicPartition
-    topic_id: int
-    kafka_uuid: str
-    start: int
-    position: int
-    end: int
     skipped_to: int
-
-    @property
-    def left(self) -> int:
-        """Offsets still to be read."""
-        return max(0, self.end - self.position)
 
 
 @dataclass(frozen=True, slots=True)
-class Backfill:
+class Backfill(SideGroup):
     """The backfill of one group of a rewind. Batches, rows and failed records belong to ``group``, positions to ``side``."""
 
-    rewind_id: int
-    group: str
-    group_id: int
-    side: str
-    side_id: int
     parts: tuple[BackfillPart, ...]
-
-    @property
-    def left(self) -> int:
-        return sum(part.left for part in self.parts)
 
     @property
     def skipped(self) -> int:
@@ -86,12 +66,7 @@ class SkippedTopicRecreated(Refused):
 def backfills(cur: Cursor, group: str | None = None, rewind_ids: Sequence[int] | None = None) -> list[Backfill]:
     """Returns the backfills of a group, of some rewinds, or of both, ordered by rewind. Includes finished ones."""
     cur.execute(SQL["parts"], {"group": group, "rewind_ids": None if rewind_ids is None else list(rewind_ids)})
-    result = []
-    for _, group_rows in groupby(rows(cur), key=lambda row: (row["rewind_id"], row["group_id"])):
-        parts = list(group_rows)
-        ids = {name: parts[0][name] for name in ("rewind_id", "group", "group_id", "side", "side_id")}
-        result.append(Backfill(**ids, parts=tuple(_part(row) for row in parts)))
-    return result
+    return [Backfill(**group_fields(parts[0]), parts=tuple(map(_part, parts))) for parts in by_group(cur)]
 
 
 def find(cur: Cursor, group: str, rewind_id: int) -> Backfill:
@@ -134,7 +109,7 @@ def end_now(cur: Cursor, backfill: Backfill, topic_id: int, partition: TopicPart
 def to_lock(cur: Cursor, key: Mapping[str, Any]) -> list[tuple[int, int, TopicPartition]]:
     """Returns group id, topic id and partition of each side group position that `follow` may change, in lock order."""
     cur.execute(SQL["to_lock"], key)
-    return [(row["group_id"], row["topic_id"], TopicPartition(row["topic"], row["partition"])) for row in rows(cur)]
+    return places(cur)
 
 
 def follow(cur: Cursor, key: Mapping[str, Any], *, make: bool) -> None:
@@ -152,5 +127,4 @@ def follow(cur: Cursor, key: Mapping[str, Any], *, make: bool) -> None:
 
 
 def _part(row: Mapping[str, Any]) -> BackfillPart:
-    names = ("topic_id", "kafka_uuid", "start", "position", "end", "skipped_to")
-    return BackfillPart(TopicPartition(row["topic"], row["partition"]), **{name: row[name] for name in names})
+    return BackfillPart(**part_fields(row), skipped_to=row["skipped_to"])

@@ -25,7 +25,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
@@ -38,6 +37,7 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan_model import Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
 from tidemark.rewind.rows.archive import ArchiveForged, RowsRefused, open_archive, put_back, relation_of
+from tidemark.rewind.side import SideGroup, SidePart, by_group, group_fields, part_fields, places
 from tidemark.rewind.store import AlreadyDecided, read_plan
 from tidemark.sink import kept_rows
 from tidemark.sink.table import Layout, quoted, quoted_table
@@ -56,43 +56,17 @@ HOLD = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
-class SidePart:
-    """A partition of a replay beside. It began at ``start``, has reached ``position``, and reads to ``end``, where its group is now."""
-
-    partition: TopicPartition
-    topic_id: int
-    kafka_uuid: str
-    start: int
-    position: int
-    end: int
-
-    @property
-    def left(self) -> int:
-        """Offsets still to be read."""
-        return max(0, self.end - self.position)
-
-
-@dataclass(frozen=True, slots=True)
-class SideReplay:
-    """The replay beside of one group of a rewind. ``shadows``: the relations by table of the sink, ready for SQL.
+class SideReplay(SideGroup):
+    """The replay beside of one group of a rewind. Its parts end where the group is now. ``shadows``: the relations by table of the sink,
+    ready for SQL.
 
     They belong to a role that may rewind: use them only after `open_shadows`, in the same transaction.
     """
 
-    rewind_id: int
     consumer: str
-    group: str
-    group_id: int
-    side: str
-    side_id: int
-    parts: tuple[SidePart, ...]
     shadows: Mapping[str, str]
     transform: str | None = None
     """A rehearsal's transform: runs of the replay load it instead of the consumer's."""
-
-    @property
-    def left(self) -> int:
-        return sum(part.left for part in self.parts)
 
     def shadow(self, table: str) -> str:
         """Returns the shadow of a table. Raises `ShadowMissing`."""
@@ -187,11 +161,11 @@ def replays(cur: Cursor, group: str | None = None, rewind_id: int | None = None)
     """Returns the replays beside of a group, of a rewind, or of both, that are neither swapped nor discarded."""
     cur.execute(SQL["parts"], {"group": group, "rewind_id": rewind_id})
     result = []
-    for _, group_rows in groupby(rows(cur), key=lambda row: (row["rewind_id"], row["group_id"])):
-        parts = list(group_rows)
-        ids = {name: parts[0][name] for name in ("rewind_id", "consumer", "group", "group_id", "side", "side_id", "transform")}
-        shadows = {row["sink"]: row["relation"] for row in _shadows(cur, ids["rewind_id"], ids["group_id"])}
-        result.append(SideReplay(**ids, parts=tuple(_part(row) for row in parts), shadows=shadows))
+    for part_rows in by_group(cur):
+        first, parts = part_rows[0], tuple(SidePart(**part_fields(row)) for row in part_rows)
+        shadows = {row["sink"]: row["relation"] for row in _shadows(cur, first["rewind_id"], first["group_id"])}
+        own = {"consumer": first["consumer"], "transform": first["transform"]}
+        result.append(SideReplay(**group_fields(first), **own, parts=parts, shadows=shadows))
     return result
 
 
@@ -300,11 +274,6 @@ def _shadows(cur: Cursor, rewind_id: int, group_id: int | None = None) -> list[d
     return [{**row, "relation": relation_of(rewind_id, row["number"])} for row in rows(cur)]
 
 
-def _part(row: Mapping[str, Any]) -> SidePart:
-    names = ("topic_id", "kafka_uuid", "start", "position", "end")
-    return SidePart(TopicPartition(row["topic"], row["partition"]), **{name: row[name] for name in names})
-
-
 def validate_replay(url: DatabaseUrl, spec: ConsumerSpec, replay: SideReplay) -> list[ValidationReport]:
     """Judges what a replay has read since its last validation, with the suites of the consumer's tables. Raises as `validate` does."""
     suites = {replay.shadow(table): suite for table, suite in suite_files(spec).items()}
@@ -334,7 +303,7 @@ def sides(cur: Cursor, rewind_id: int) -> list[int]:
 def to_lock(cur: Cursor, rewind_id: int) -> list[tuple[int, int, TopicPartition]]:
     """Returns group id, topic id and partition of each position of the side groups, in lock order."""
     cur.execute(SQL["to_lock"], {"rewind_id": rewind_id})
-    return [(row["group_id"], row["topic_id"], TopicPartition(row["topic"], row["partition"])) for row in rows(cur)]
+    return places(cur)
 
 
 def distance(cur: Cursor, rewind_id: int) -> int:

@@ -29,7 +29,8 @@ from tidemark.quality import check_conservation
 from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.rewind import beside
-from tidemark.rewind.beside import SidePart, SideReplay
+from tidemark.rewind.beside import SideReplay
+from tidemark.rewind.side import SidePart
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.staged import promote
 from tidemark.sink.staging import make_staging, stage

@@ -9,7 +9,8 @@ from tidemark.airflow.web.retries import open_errors
 from tidemark.db import Connection, rows, statements, transaction
 from tidemark.quality import stored_verdicts as verdicts
 from tidemark.rewind import beside
-from tidemark.rewind.beside import SidePart, SideReplay
+from tidemark.rewind.beside import SideReplay
+from tidemark.rewind.side import SidePart
 from tidemark.rewind.store import read_plan
 
 SQL = statements("tidemark.airflow.web", "replays.sql")
