@@ -109,7 +109,8 @@ class Expected:
 
 @dataclass(slots=True)
 class Looks:
-    """What a reader has seen, look by look: the rows from before a swap, those from after it, or anything else."""
+    """Counts how often a reader saw the rows from before a swap (``old``) and those from after it (``new``). ``gaps`` are all other
+    totals."""
 
     before: tuple[Any, ...]
     after: tuple[Any, ...]
@@ -270,8 +271,8 @@ def reconcile(url: str, servers: str, expected: Expected) -> None:
 
 
 def rewind_beside(env: dict[str, str], expected: Expected) -> None:
-    """Damages rows by hand, and replaces them with those of a replay, while a reader polls the table. Raises `NotReconciled` if it saw a
-    gap, or if the table is not as before the damage."""
+    """Changes rows with an UPDATE by hand, and repairs them with a rewind beside while a reader polls the table. Raises `NotReconciled` if
+    the reader saw neither the old nor the new rows, or if the table differs from the source afterwards."""
     url = env["TIDEMARK_DATABASE_URL"]
     with session(url) as connection, transaction(connection) as cur:
         cur.execute(f"UPDATE {SINK} SET departure_delay_min = departure_delay_min + 60 WHERE {DAMAGED}")  # noqa: S608
@@ -310,7 +311,7 @@ def rewind_beside(env: dict[str, str], expected: Expected) -> None:
 
 @contextlib.contextmanager
 def _polled(url: str, looks: Looks) -> Iterator[None]:
-    """Reads the totals of the table again and again during the block, each time in a snapshot, and once more after it."""
+    """Polls the totals of the table during the block, and once more after it. Each look is one snapshot."""
     ended = threading.Event()
 
     def poll() -> None:

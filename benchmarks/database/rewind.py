@@ -81,7 +81,7 @@ class _Sink:
 
     def __init__(self, stage: Stage, cur: Any, spec: ConsumerSpec, each: int) -> None:
         self._stage, self._cur, self._spec, self._each = stage, cur, spec, each
-        self._names = ", ".join(name for name, _ in (*COLUMNS, *((one, "") for one in LINEAGE)))
+        self._names = ", ".join([*(name for name, _ in COLUMNS), *LINEAGE])
         self._cluster = Cluster({"bootstrap.servers": stage.servers})
         self._topic = stage.topic(Topic(TOPIC, PARTITIONS, PARTITIONS * each, 0, form="empty")).topic_id
         self._group = store.ensure_group(cur, spec.group)

@@ -7,6 +7,7 @@ types, encodes, copies, and writes the ledger. Both use one transaction per part
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ ROWS_A_BATCH = 10_000
 """Rows per batch, as the reader returns them."""
 
 
-class _InMemory:
+class _InMemory(ABC):
     """Rows of a topic in memory, and the processes that send them, which are forked to share this memory."""
 
     def __init__(self, site: Site) -> None:
@@ -62,14 +63,14 @@ class _InMemory:
             sender.close()
         self._senders.clear()
 
-    def _load(self, topic: Topic, number: int) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _load(self, topic: Topic, number: int) -> Any: ...
 
-    def _tasks(self, job: Job) -> list[Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _tasks(self, job: Job) -> list[Any]: ...
 
-    def send(self, connection: Any, task: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def send(self, connection: Any, task: Any) -> None: ...
 
 
 class _Sender:

@@ -67,6 +67,7 @@ def _discard_overdue(connection: Connection, by: str) -> list[TidemarkError]:
         except AlreadyDecided:  # meanwhile
             continue
         except (beside.DiscardNotAllowed, ArchiveForged) as error:
+            log.warning("replay beside not discarded rewind=%s: %s", rewind_id, error)
             refused.append(error)
             continue
         log.info("replay beside discarded rewind=%s", rewind_id)
