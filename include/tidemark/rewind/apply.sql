@@ -123,10 +123,11 @@ SELECT part.group_id, part.topic_id, part.partition, ledger.ends, part.new_offse
 
 -- name: move
 -- Raises the epochs, so that batches read before the rewind cannot commit, and moves positions and validated offsets. Owner and generation
--- stay: the owner claims again in the same generation. A swap takes the validated offsets of the side groups. Needs the positions' locks.
+-- stay: the owner claims again in the same generation. A swap copies the positions of the side groups, which are where the groups are, and
+-- their validated offsets. Needs the positions' locks.
 WITH moved AS (
     UPDATE tidemark.partition_offset pos
-       SET owner_epoch = pos.owner_epoch + 1, next_offset = part.new_offset,
+       SET owner_epoch = pos.owner_epoch + 1, next_offset = coalesce(side.next_offset, part.new_offset),
            -- null without a side group: the target applies to the log as it is now
            leader_epoch = CASE WHEN part.hold THEN pos.leader_epoch ELSE side.leader_epoch END,
            committed_at = CASE WHEN part.hold THEN pos.committed_at ELSE clock_timestamp() END,
