@@ -133,6 +133,7 @@ CONSUMERS: dict[str, str] = {
     "traced": "members: 2\nvalidation: {suite: numbers}",
     "asked": "",
     "unasked": "rewind: {approval: none}",
+    "unsound": "rewind: {approval: none}\nvalidation: {suite: numbers}",
     "strict": "rewind: {own: false}",
     "live": "run: continuous",
     "followed": "",

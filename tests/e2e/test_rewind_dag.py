@@ -11,7 +11,9 @@ from tests.e2e.lab import Consumer, Lab
 from tests.e2e.rewinds import DAG, RewindRun
 from tests.support.documented import snippets
 
+from tidemark.db import session
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused
+from tidemark.rewind import beside
 
 RECORDS = 100
 APPROVALS = ("asked", "unasked", "strict", "owned")
@@ -109,6 +111,30 @@ def test_rewind_beside_without_approval_is_swapped_when_it_is_valid(consumers, r
     assert run.wait() == "success"
     assert run.stored()[:4] == ("APPLIED", "admin", None, "admin")
     assert (consumer.rows(), consumer.position()) == (rows, RECORDS)
+
+
+@pytest.mark.thorough
+def test_rewind_beside_with_a_critical_verdict_is_not_swapped_however_often_its_tasks_are_cleared(lab, rewind):
+    """Also if a user marks the failed task as success: the swap judges again what is critical."""
+    consumer = lab.consumer("unsound")
+    consumer.produce(*range(RECORDS), 2_000_000)
+    consumer.read_here()
+    lab.client.unpause(consumer.dag)
+    rows = consumer.rows()
+    run = rewind("unsound", beside=True)
+    assert run.wait() == "failed"
+    number = run.stored()[4]
+    assert f"Otherwise discard the replay: tidemark rewind discard {number}, or swap it all the same" in run.log("replay")
+    lab.client.clear(DAG, run.run_id, ["replay"])
+    assert run.wait() == "failed"
+    assert run.tasks()["replay"] == "failed"
+    run.mark_success(lab.client, "replay")
+    lab.client.clear(DAG, run.run_id, ["approve"])
+    assert run.wait() == "failed"
+    assert (run.tasks()["approve"], run.tasks()["swap"]) == ("success", "failed")
+    assert (run.stored()[0], consumer.rows()) == ("BESIDE", rows)
+    with session(lab.url) as connection:
+        beside.discard(connection, number, by="admin")
 
 
 def test_plan_that_is_rejected_or_that_nobody_answers_changes_nothing_and_is_kept_as_rejected(consumers, rewind):

@@ -32,7 +32,7 @@ import psycopg2.errors
 from tidemark.db import REWIND_LOCK, data_error, kept_open, rows, session, set_audit_actor, statements, transaction
 from tidemark.errors import BadInput, Broken, Refused
 from tidemark.offsets import flow
-from tidemark.quality import ValidationReport, suite_files, unjudged, validate
+from tidemark.quality import Reaction, ValidationReport, Verdict, reaction, suite_files, unjudged, validate
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan_model import Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
@@ -275,10 +275,12 @@ def _shadows(cur: Cursor, rewind_id: int, group_id: int | None = None) -> list[d
 
 
 def validate_replay(url: DatabaseUrl, spec: ConsumerSpec, replay: SideReplay) -> list[ValidationReport]:
-    """Judges what a replay has read since its last validation, with the suites of the consumer's tables. Raises as `validate` does."""
+    """Judges what a replay has read since its last validation, with the suites of the consumer's tables. Judges critical rows again, unless
+    the consumer only reports them. Raises as `validate` does."""
+    critical = reaction(Verdict.CRITICAL, spec.validation) is not Reaction.PUBLISH
     suites = {replay.shadow(table): suite for table, suite in suite_files(spec).items()}
     with session(url, application="tidemark validate") as connection:
-        runs = [each.run for each in unjudged(connection, replay.side) if each.running is None]
+        runs = [each.run for each in unjudged(connection, replay.side, critical=critical) if each.running is None]
         with kept_open(connection) as cur:
             cur.execute(SQL["keep_side"], {"class": REWIND_LOCK, "side_id": replay.side_id})
             open_shadows(replay, cur)

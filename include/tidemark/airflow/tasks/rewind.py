@@ -163,10 +163,15 @@ def _validate(task: Task, spec: ConsumerSpec) -> None:
     run = quality.ValidatedRun(**task.run)
     suites = quality.suite_files(spec)
     verdict = quality.validate(connections.database_url(spec), run, group=spec.group, suites=suites, upsert=spec.upserts)
-    failing = [result.text for result in verdict.results if not result.success]
-    task.log.info("validated consumer=%s verdict=%s failing=%s", spec.name, verdict.verdict, "; ".join(failing) or "nothing")
+    failing = _log_failing(task, spec, verdict)
     if quality.reaction(verdict.verdict, spec.validation) is not quality.Reaction.PUBLISH:
-        raise AirflowFailException(f"validation of the backfill of {spec.name} is critical; the rows stay: {'; '.join(failing)[:2000]}")
+        raise AirflowFailException(f"validation of the backfill of {spec.name} is critical; the rows stay: {failing}")
+
+
+def _log_failing(task: Task, spec: ConsumerSpec, report: quality.ValidationReport) -> str:
+    failing = "; ".join(result.text for result in report.results if not result.success)
+    task.log.info("validated consumer=%s verdict=%s failing=%s", spec.name, report.verdict, failing or "nothing")
+    return failing[:2000]
 
 
 def replay(task: Task, consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -182,20 +187,23 @@ def replay(task: Task, consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -
 
 
 def _read_beside(task: Task, plan: Plan, specs: Sequence[ConsumerSpec], consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> None:
-    """Reads and validates. A critical verdict fails the task, and the replay stays until somebody swaps or discards it."""
     for spec in specs:
         consume(spec, plan.rewind_id)
-        with task.session(spec) as connection, transaction(connection) as cur:
-            side = beside.find(cur, spec.group, plan.rewind_id)
-        reports = beside.validate_replay(connections.database_url(spec), spec, side) if spec.validation is not None else []
-        for report in reports:
-            failing = "; ".join(result.text for result in report.results if not result.success)
-            task.log.info("validated the replay consumer=%s verdict=%s failing=%s", spec.name, report.verdict, failing or "nothing")
-            if quality.reaction(report.verdict, spec.validation) is not quality.Reaction.PUBLISH:
-                raise AirflowFailException(
-                    f"Validation of the replay of {spec.name} is critical: {failing[:2000]}. Nothing was swapped. Discard it: "
-                    f"tidemark rewind discard {plan.rewind_id}, or swap it all the same: tidemark rewind swap {plan.rewind_id}"
-                )
+        _validate_replay(task, plan, spec, specs)
+
+
+def _validate_replay(task: Task, plan: Plan, spec: ConsumerSpec, specs: Sequence[ConsumerSpec]) -> None:
+    """Validates what is read beside and was not judged, or was critical. A critical verdict fails the task; the replay stays."""
+    with task.session(spec) as connection, transaction(connection) as cur:
+        side = beside.find(cur, spec.group, plan.rewind_id)
+    for report in beside.validate_replay(connections.database_url(spec), spec, side):
+        failing = _log_failing(task, spec, report)
+        if quality.reaction(report.verdict, spec.validation) is not quality.Reaction.PUBLISH:
+            or_swap = "" if _needs_approval(specs) else f", or swap it all the same: tidemark rewind swap {plan.rewind_id}"
+            raise AirflowFailException(
+                f"Validation of the replay of {spec.name} is critical; nothing was swapped: {failing}. If the suite is wrong, correct it "
+                f"and clear this task. Otherwise discard the replay: tidemark rewind discard {plan.rewind_id}{or_swap}"
+            )
 
 
 def _comparisons(task: Task, plan: Plan, specs: Sequence[ConsumerSpec]) -> list[verify.Verified]:
@@ -247,12 +255,16 @@ def _discard(task: Task, plan: Plan, specs: Sequence[ConsumerSpec], by: str) -> 
 
 
 def swap(task: Task, consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> dict[str, Any]:
-    """Reads the last records beside and swaps the replay into the tables. A retry after a committed try finds the rewind applied."""
+    """Reads the last records beside and swaps the replay into the tables. A retry after a committed try finds the rewind applied. One after
+    a try that only read first validates what that has read."""
     plan, specs = stored(task)
     if not plan.beside or plan.transform is not None or plan.state not in (RewindState.BESIDE, RewindState.APPLIED):
         raise AirflowSkipException("there is no replay beside to swap")
     if _needs_approval(specs) and plan.decided_by is None:
         raise AirflowFailException(f"The swap of rewind {plan.rewind_id} was not approved. Nothing was changed; clear the task `approve`.")
+    if plan.state is RewindState.BESIDE:
+        for spec in specs:
+            _validate_replay(task, plan, spec, specs)
 
     def read_on() -> None:
         _read_beside(task, plan, specs, consume)
