@@ -122,8 +122,8 @@ def test_replay_beside_says_how_far_it_is_what_it_found_and_why_no_second_one_ca
         (0, 0, 5, 6),
         (1, 0, 3, 3),
     ]
-    assert [(one["verdict"], one["sink_rows"], one["failing"]) for one in replay["validations"]] == [("passed", 7, [])]
-    assert [(one["error_type"], one["records"], one["example"]) for one in replay["errors"]] == [("Fail", 1, "no such class")]
+    assert [(each["verdict"], each["sink_rows"], each["failing"]) for each in replay["validations"]] == [("passed", 7, [])]
+    assert [(error["error_type"], error["records"], error["example"]) for error in replay["errors"]] == [("Fail", 1, "no such class")]
 
     group = site.json("api/groups/tolls")
     assert group["replay_beside"]["groups"] == [replay | {"partitions": []}]

@@ -197,8 +197,8 @@ def test_rewind_beside_is_requested_and_followed_to_its_end(site: Site, visit: V
     page.get_by_text("The records are read into tables beside lake.fares while its readers see the old rows.").wait_for()
     page.get_by_text("Nothing changes before somebody approves the swap.").wait_for()
     sent = visitor.requests(page.get_by_role("button", name="Request the rewind", exact=True).click)
-    asked = {"consumers": ["fares"], "scope": "all", "scenario": "to-earliest", "reason": "read everything again"}
-    assert sent["conf"] == asked | {"allow_loss": False, "beside": True, "consume": False}
+    conf = {"consumers": ["fares"], "scope": "all", "scenario": "to-earliest", "reason": "read everything again"}
+    assert sent["conf"] == conf | {"allow_loss": False, "beside": True, "consume": False}
     run = sent["dag_run_id"]
     become = functools.partial(set_states, site, run)
 
@@ -217,15 +217,21 @@ def test_rewind_beside_is_requested_and_followed_to_its_end(site: Site, visit: V
     page.get_by_role("link", name="What a swap would change").click()
     answers = [page.get_by_role("link", name=name) for name in ("Swap …", "Discard …")]
     answers[0].wait_for()
-    assert [(one.get_attribute("href") or "").partition("/runs/")[2] for one in answers] == [
+    assert [(link.get_attribute("href") or "").partition("/runs/")[2] for link in answers] == [
         f"{quote(run)}/tasks/approve/required_actions"
     ] * 2
     assert page.locator("main pre").count() == 0, "there is only one way to approve"
     assert "Failing: expect_column_values_to_be_between" in page.get_by_label("Findings of fares").inner_text()
-    become(approve="failed")
-    page.get_by_text("The task approve of its DAG run has failed").wait_for()
+    for states, failed in (({"approve": "failed"}, "approve"), ({"replay": "failed", "approve": "upstream_failed"}, "replay")):
+        become(**states)
+        page.get_by_text(f"The task {failed} of its DAG run has failed").wait_for()
+        commands = page.locator("main pre").all_inner_texts()
+        assert commands == [f'tidemark rewind discard {rewind_id} --reason "…"'], "nothing leads past the approval"
 
-    page = visitor.open(f"groups/fares/rewind?run={quote(run)}", "The swap was not approved. Nothing was swapped.")
+    page = visitor.open(f"groups/fares/rewind?run={quote(run)}", "The replay was not read to its end, or is not valid.")
+    become(replay="success", approve="failed")
+    page.reload()
+    page.get_by_text("The swap was not approved. Nothing was swapped.").wait_for()
     become(approve="success", swap="running")
     page.reload()
     page.get_by_text("Reads the last records, and swaps").wait_for()

@@ -231,8 +231,8 @@ def test_replay_beside_is_compared_with_the_live_rows_and_ends_with_a_command(si
     assert page.get_by_role("link", name="Swap …").count() == 0
     assert page.get_by_text("READ BESIDE", exact=True).count() == 1
     assert page.get_by_role("progressbar").get_attribute("aria-valuenow") == "8"
-    found = page.get_by_label("Findings of tolls").get_by_role("listitem").all_inner_texts()
-    assert [text.split(",")[0] for text in found] == ["Validation passed 7 rows", "1 record not loaded: Fail no such class"]
+    findings = page.get_by_label("Findings of tolls").get_by_role("listitem").all_inner_texts()
+    assert [text.split(",")[0] for text in findings] == ["Validation passed 7 rows", "1 record not loaded: Fail no such class"]
     rows = page.get_by_role("table", name="Replay of tolls").get_by_role("row").all_inner_texts()
     assert [row.split("\t")[1:] for row in rows[1:]] == [["0", "5", "6", "5", "1"], ["0", "3", "3", "3", "0"]]
 

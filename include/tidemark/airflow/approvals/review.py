@@ -147,7 +147,7 @@ class ApplyOperator(HITLOperator):
     kind: ClassVar[str]
     asks: ClassVar[str] = "question"
     acts: ClassVar[str] = "apply"
-    """The functions of `TaskFunctions` that ask and act."""
+    """The functions of the kind's module that ask and act."""
     template_fields: Sequence[str] = ()  # the task reads the plan when it runs; nothing is templated
 
     def __init__(self, **kwargs: Any) -> None:

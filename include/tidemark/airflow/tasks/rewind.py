@@ -255,8 +255,8 @@ def _discard(task: Task, plan: Plan, specs: Sequence[ConsumerSpec], by: str) -> 
 
 
 def swap(task: Task, consume: Callable[[ConsumerSpec, int], dict[str, Any]]) -> dict[str, Any]:
-    """Reads the last records beside and swaps the replay into the tables. A retry after a committed try finds the rewind applied. One after
-    a try that only read first validates what that has read."""
+    """Reads the last records beside and swaps the replay into the tables. First validates what earlier tries have read. A retry after a
+    committed try finds the rewind applied."""
     plan, specs = stored(task)
     if not plan.beside or plan.transform is not None or plan.state not in (RewindState.BESIDE, RewindState.APPLIED):
         raise AirflowSkipException("there is no replay beside to swap")

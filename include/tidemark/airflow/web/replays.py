@@ -11,7 +11,6 @@ from tidemark.quality import stored_verdicts as verdicts
 from tidemark.rewind import beside
 from tidemark.rewind.beside import SideReplay
 from tidemark.rewind.side import SidePart
-from tidemark.rewind.store import read_plan
 
 SQL = statements("tidemark.airflow.web", "replays.sql")
 
@@ -36,9 +35,8 @@ def describe(connection: Connection, rewind_id: int, consumers: Collection[str])
         running = beside.replays(cur, rewind_id=rewind_id)
         if not running:
             return None
-        plan = read_plan(cur, rewind_id)
-        cur.execute(SQL["held"], {"rewind_id": rewind_id})
-        held_until = next((until for (until,) in cur.fetchall()), None)
+        cur.execute(SQL["rewind"], {"rewind_id": rewind_id, "keep": beside.KEEP})
+        (rewind,) = rows(cur)
     shown = [replay for replay in running if replay.consumer in consumers]
     sides = [replay.side for replay in shown]
     validations = verdicts.newest(connection, sides, of_each=VERDICTS, most=VERDICTS * len(sides))
@@ -51,14 +49,7 @@ def describe(connection: Connection, rewind_id: int, consumers: Collection[str])
         judged = {name: row[name] for name in ("validation_id", "verdict", "validated_at", "sink_rows")}
         of_side.setdefault(row["group"], []).append({**judged, "failing": failing.get(row["validation_id"], [])})
     return {
-        "rewind_id": rewind_id,
-        "dag_id": plan.dag_id,
-        "run_id": plan.run_id,
-        "transform": plan.transform,
-        "started_by": plan.started_by,
-        "started_at": plan.started_at,
-        "kept_until": plan.started_at and plan.started_at + beside.KEEP,
-        "held_until": held_until,
+        **rewind,
         "groups": [
             {**_progress(replay), "validations": of_side.get(replay.side, []), "errors": errors.get(replay.side, [])} for replay in shown
         ],

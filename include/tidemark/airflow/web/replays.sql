@@ -1,8 +1,10 @@
 -- Statements on replays beside. They lock nothing.
 
--- name: held
--- Until when a rewind holds its groups for its swap. No row: it does not.
-SELECT hold_until FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s AND hold_until > clock_timestamp();
+-- name: rewind
+-- Who began the replay beside of a rewind, in which DAG run, and until when it is kept and holds its groups.
+SELECT rewind_id, dag_id, run_id, transform, started_by, started_at, started_at + %(keep)s AS kept_until,
+       CASE WHEN hold_until > clock_timestamp() THEN hold_until END AS held_until
+  FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s;
 
 -- name: failing
 -- The expectations that these validations have failed, as texts.

@@ -63,8 +63,7 @@ function Decide({ replay }) {
   }
   const failed = ["replay", "approve", "swap"].find((task) => FAILED.includes(tasks[task]?.state));
   if (failed) {
-    return h(Commands, { commands: failed === "replay" ? [swap, discard] : [discard] }, `The task ${failed} of its DAG run has failed: `, h(RunLink, { row: of }),
-      `. Fix the cause and clear the task, or ${failed === "replay" ? "end" : "discard"} the replay on the command line:`);
+    return h(Commands, { commands: [discard] }, `The task ${failed} of its DAG run has failed: `, h(RunLink, { row: of }), ". Fix the cause and clear the task, or discard the replay on the command line:");
   }
   if (error?.status === 404) return h(Commands, { commands: [swap, discard] }, "Its DAG run is no longer in Airflow. End the replay on the command line:");
   return h(Text, { mt: 2 }, "Its DAG run goes on: ", h(RunLink, { row: of }), ". If an approval is required, the run asks for it when everything is read.");

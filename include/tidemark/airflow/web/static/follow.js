@@ -111,7 +111,7 @@ function addBeside({ add, at, row, tasks, rewind, replay, consumer }) {
     else add("replay", stateOf("apply") === "success" ? "now" : "later", replay ? `Reads beside the live rows: ${number(read)} of ${counted(read + left, "offset")}` : "Read beside the live rows", replay && view("Progress"));
   }
   if (failed) {
-    add(failed[0], "failed", failed[1], view("Swap or discard it") ?? ["The log says why", at(failed[0])]);
+    add(failed[0], "failed", failed[1], view("How to go on") ?? ["The log says why", at(failed[0])]);
     return;
   }
   if (WAITS.includes(stateOf("approve"))) add("approve", "now", "Waits for approval of the swap.", ["Review and approve it", questionPath(row, "approve")]);
