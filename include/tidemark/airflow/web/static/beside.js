@@ -49,7 +49,8 @@ const Findings = ({ group }) => h(Box, { as: "ul", "aria-label": `Findings of ${
     validation.failing.length > 0 && h(Muted, { display: "block", overflowWrap: "anywhere" }, `Failing: ${validation.failing.join("; ")}`))),
   group.errors.map((error) => h(Box, { as: "li", key: `${error.state}/${error.error_type}`, overflowWrap: "anywhere" }, `${counted(error.records, "record")} not loaded: ${error.error_type}`, error.example && h(Muted, null, ` ${error.example}`))));
 
-// Swap and discard are answers to the question of the DAG run that began the replay. Without one, they are commands.
+// Swap and discard are answers to the question of the DAG run that began the replay; no swap command leads past that question. A replay that
+// was begun on the command line ends there.
 function Decide({ replay }) {
   const { tasks, error } = useTasks(replay);
   const of = { dag_id: replay.dag_id, run_id: replay.run_id };
@@ -65,7 +66,7 @@ function Decide({ replay }) {
   if (failed) {
     return h(Commands, { commands: [discard] }, `The task ${failed} of its DAG run has failed: `, h(RunLink, { row: of }), ". Fix the cause and clear the task, or discard the replay on the command line:");
   }
-  if (error?.status === 404) return h(Commands, { commands: [swap, discard] }, "Its DAG run is no longer in Airflow. End the replay on the command line:");
+  if (error?.status === 404) return h(Commands, { commands: [discard] }, "Its DAG run is no longer in Airflow, and so nobody can approve the swap. Discard the replay on the command line:");
   return h(Text, { mt: 2 }, "Its DAG run goes on: ", h(RunLink, { row: of }), ". If an approval is required, the run asks for it when everything is read.");
 }
 
