@@ -432,6 +432,24 @@ def test_verdicts_of_the_replay_become_the_groups(hands: Hands, validated: Calla
     hands.check()
 
 
+def test_critical_rows_of_a_replay_are_judged_again_until_they_are_right(hands: Hands) -> None:
+    """Otherwise a task that is cleared would find nothing to judge, and swap them."""
+    consumer = hands.consumer
+    consumer.run()
+    rewind_id = hands.rewind(ToOffset(10), beside=True).rewind_id
+    consumer.run(of_rewind=rewind_id)
+    with hands.watch.cursor() as cur:
+        replay = beside.find(cur, hands.group, rewind_id)
+    shadow = replay.shadow(hands.table)
+    hands.sql(f"CREATE TABLE lost AS SELECT * FROM {shadow} LIMIT 1")
+    hands.sql(f"DELETE FROM {shadow} WHERE kafka_offset = (SELECT kafka_offset FROM lost)")
+    for _ in range(2):
+        assert [report.verdict for report in beside.validate_replay(hands.url, hands.spec, replay)] == [Verdict.CRITICAL]
+    hands.sql(f"INSERT INTO {shadow} SELECT * FROM lost")
+    assert [report.verdict for report in beside.validate_replay(hands.url, hands.spec, replay)] == [Verdict.PASSED]
+    assert beside.validate_replay(hands.url, hands.spec, replay) == []
+
+
 @pytest.fixture
 def validated(hands: Hands, scenario: Consumer, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Returns the rows of the view of validated rows, once the consumer has a suite."""
