@@ -17,10 +17,10 @@ FAILING_ROWS = 100
 """Maximum number of rows read for an expectation."""
 
 
-def newest(connection: Connection, groups: Collection[str], *, of_each: int, most: int) -> list[dict[str, Any]]:
-    """Returns the newest validations of these groups, newest first. ``failing`` counts expectations."""
+def newest(connection: Connection, groups: Collection[str], *, of_each: int, most: int, verdict: str | None = None) -> list[dict[str, Any]]:
+    """Returns the newest validations of these groups, with any or this `Verdict`, newest first. ``failing`` counts expectations."""
     with transaction(connection) as cur:
-        cur.execute(SQL["newest"], {"groups": list(groups), "of_each": of_each, "most": most})
+        cur.execute(SQL["newest"], {"groups": list(groups), "of_each": of_each, "most": most, "verdict": verdict})
         return rows(cur)
 
 

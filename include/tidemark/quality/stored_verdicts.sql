@@ -1,7 +1,7 @@
 -- Statements on stored verdicts. They lock nothing.
 
 -- name: newest
--- The newest validations of these groups: a few per group, at most %(most)s in all.
+-- The newest validations of these groups with this verdict (null: any): a few per group, at most %(most)s in all.
 SELECT newest.*,
        (SELECT (detail ->> 'deleted')::bigint FROM tidemark.validation_result result
          WHERE result.validation_id = newest.validation_id AND number = 0) AS deleted,
@@ -9,7 +9,9 @@ SELECT newest.*,
   FROM (SELECT grp.name AS "group", each.*
           FROM tidemark.consumer_group grp
          CROSS JOIN LATERAL (SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, seconds, validated_at
-                               FROM tidemark.validation WHERE group_id = grp.group_id ORDER BY validation_id DESC LIMIT %(of_each)s) each
+                               FROM tidemark.validation
+                              WHERE group_id = grp.group_id AND (%(verdict)s::text IS NULL OR verdict = %(verdict)s)
+                              ORDER BY validation_id DESC LIMIT %(of_each)s) each
          WHERE grp.name = ANY (%(groups)s) ORDER BY validation_id DESC LIMIT %(most)s) newest
  ORDER BY validation_id DESC;
 

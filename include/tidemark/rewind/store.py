@@ -69,10 +69,13 @@ def history(connection: Connection, *consumers: str | None, limit: int = 100) ->
         return _read(cur, None, [name for name in consumers if name is not None] or None, limit)
 
 
-def summaries(connection: Connection, *consumers: str, limit: int) -> list[tuple[Plan, dict[str, int]]]:
-    """Returns the newest rewinds of any of these consumers without partitions: for each, their number, and the sums of `Plan.groups`."""
+def summaries(connection: Connection, *consumers: str, limit: int, state: str | None = None) -> list[tuple[Plan, dict[str, int]]]:
+    """Returns the newest rewinds of any of these consumers without partitions: for each, their number, and the sums of `Plan.groups`.
+
+    ``state``: only those in this `RewindState`, or ``EXPIRED`` for plans that can no longer be applied.
+    """
     with transaction(connection) as cur:
-        rewinds = _rewinds(cur, None, consumers, limit)
+        rewinds = _rewinds(cur, None, consumers, limit, state)
         cur.execute(TOTALS, {"rewind_ids": [row["rewind_id"] for row in rewinds]})
         totals = {row.pop("rewind_id"): row for row in rows(cur)}
         return [(plan, totals[plan.rewind_id]) for plan in _plans(cur, rewinds, {})]
@@ -137,8 +140,11 @@ def _read(cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, l
     return _plans(cur, rewinds, partitions)
 
 
-def _rewinds(cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, limit: int) -> list[dict[str, Any]]:
-    cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumers": None if consumers is None else list(consumers), "limit": limit})
+def _rewinds(
+    cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, limit: int, state: str | None = None
+) -> list[dict[str, Any]]:
+    names = None if consumers is None else list(consumers)
+    cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumers": names, "limit": limit, "state": state})
     return rows(cur)
 
 

@@ -1,14 +1,18 @@
 -- Statements on the rows of rewinds, which are kept permanently.
 
 -- name: read_rewinds
--- One rewind, or the newest ones of these consumers (null: of all consumers). Locks nothing.
+-- One rewind, or the newest ones of these consumers and in this state (null: of all consumers, in any state). A plan that can no longer be
+-- applied is EXPIRED. Locks nothing.
 SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, planned_at, expires_at, digest, dag_id, run_id,
        decided_by, decided_at, applied_by, applied_at, backfill, beside, transform, started_by, started_at
   FROM tidemark.rewind
  WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
-            ELSE %(consumers)s::text[] IS NULL
-                 OR rewind_id = ANY (ARRAY(SELECT DISTINCT rewind_id FROM tidemark.rewind_group WHERE consumer = ANY (%(consumers)s)
-                                           ORDER BY rewind_id DESC LIMIT %(limit)s)) END
+            ELSE rewind_id = ANY (ARRAY(
+                SELECT DISTINCT rewind_id FROM tidemark.rewind JOIN tidemark.rewind_group USING (rewind_id)
+                 WHERE (%(consumers)s::text[] IS NULL OR consumer = ANY (%(consumers)s))
+                   AND (%(state)s::text IS NULL
+                        OR CASE WHEN state = 'PLANNED' AND expires_at <= clock_timestamp() THEN 'EXPIRED' ELSE state END = %(state)s)
+                 ORDER BY rewind_id DESC LIMIT %(limit)s)) END
  ORDER BY rewind_id DESC LIMIT %(limit)s;
 
 -- name: of_run

@@ -69,6 +69,13 @@ def test_validations_say_how_many_rows_were_deleted(site: Site) -> None:
     assert [site.json(f"api/groups/fares/validations/{row['validation_id']}")["deleted"] for row in found] == [1, 0]
 
 
+def test_validations_and_rewinds_are_filtered_among_all_of_them(site: Site) -> None:
+    for verdict in ("critical", "warning", "passed"):
+        of_verdict = site.json(f"api/validations?verdict={verdict}")["validations"]
+        assert of_verdict == [row for row in site.json("api/validations")["validations"] if row["verdict"] == verdict]
+    assert [row["state"] for row in site.json("api/rewinds?consumer=orders&state=APPLIED")["rewinds"]] == ["APPLIED"]
+
+
 def test_retries_say_of_each_error_whether_it_grows(site: Site) -> None:
     """A record that is not settled counts in the hour in which it first failed."""
     assert sorted((one["error_type"], one["last_hour"], one["hour_before"]) for one in site.json("api/groups/rides/retries")["growth"]) == [

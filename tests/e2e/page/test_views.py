@@ -249,7 +249,7 @@ def test_replay_beside_is_compared_with_the_live_rows_and_ends_with_a_command(si
     (unseen,) = site.json(f"api/groups/tolls/rewinds/{rewind_id}/verified", "vic")["groups"]
     assert (unseen["changed"], unseen["examples"]) == (4, [])
 
-    page = visitor.open("rewinds?state=READ%20BESIDE", f"Rewind {rewind_id}")
+    page = visitor.open("rewinds?state=BESIDE", f"Rewind {rewind_id}")
     assert page.get_by_label("Filter by state").locator("option:checked").inner_text() == "read beside"
     assert page.get_by_role("row").count() == 2
     page = visitor.open("audit?consumer=tolls&kind=REWIND", "rewind begun beside")

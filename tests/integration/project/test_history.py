@@ -36,7 +36,7 @@ from tidemark.maintenance import maintain
 from tidemark.metrics.serve import PostgresCollector
 from tidemark.offsets import lag, store
 from tidemark.offsets.store import TaskIdentity
-from tidemark.quality import ValidatedRun, validate
+from tidemark.quality import ValidatedRun, Verdict, validate
 from tidemark.quality import stored_verdicts as verdicts
 from tidemark.quality.validation import unjudged
 from tidemark.records.ranges import Slice, TopicPartition
@@ -48,7 +48,7 @@ from tidemark.rewind import reaction
 from tidemark.rewind import store as rewinds
 from tidemark.rewind.apply import apply
 from tidemark.rewind.plan import PlanRequest, plan
-from tidemark.rewind.plan_model import Scenario, ShiftBy, ToBatch, ToValidated, Undo
+from tidemark.rewind.plan_model import RewindState, Scenario, ShiftBy, ToBatch, ToValidated, Undo
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
@@ -294,6 +294,8 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
             pending.tried(connection, "orders_5"),
             pending.due(connection, "orders_5"),
         ),
+        "the page: rewinds that were undone": lambda: rewinds.summaries(connection, *groups, limit=50, state=RewindState.UNDONE),
+        "the page: critical validations": lambda: verdicts.newest(connection, groups, of_each=20, most=200, verdict=Verdict.CRITICAL),
         "the page: validations": lambda: verdicts.newest(connection, groups, of_each=20, most=200),
         "the page: audit": lambda: events.newest(connection, groups, whole=True, limit=100),
         "the page: audit of a consumer": lambda: events.newest(connection, ["orders_3"], limit=100),

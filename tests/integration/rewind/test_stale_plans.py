@@ -220,6 +220,20 @@ def test_history_is_kept_permanently_newest_first(lab: Lab) -> None:
     assert [(part.old, part.new) for part in found[1].groups[0].partitions] == [(50, 0), (0, 0), (0, 0)]
 
 
+def test_rewinds_of_one_state_are_looked_for_among_all(lab: Lab) -> None:
+    lab.read(50)
+    undone = lab.rewind(ToOffset(20), f"{lab.topic}:0").rewind_id
+    undo = lab.undo(undone).rewind_id
+    expired = lab.plan(ToEarliest()).rewind_id
+    lab.sql("UPDATE tidemark.rewind SET expires_at = clock_timestamp() WHERE rewind_id = %s", expired)
+    planned = lab.plan(ToEarliest()).rewind_id
+    with lab.session() as connection:
+        for state, rewind_id in (("UNDONE", undone), ("APPLIED", undo), ("EXPIRED", expired), ("PLANNED", planned)):
+            newest = store.summaries(connection, lab.spec.name, limit=1, state=state)
+            assert [(plan.rewind_id, totals["partitions"] > 0) for plan, totals in newest] == [(rewind_id, True)]
+        assert store.summaries(connection, "nobody", limit=1, state="PLANNED") == []
+
+
 def test_an_undo_that_a_later_rewind_needs_makes_its_plan_stale(lab: Lab) -> None:
     lab.read(50)
     first = lab.rewind(ToOffset(20), f"{lab.topic}:0")

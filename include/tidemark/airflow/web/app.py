@@ -153,8 +153,8 @@ def rewind_preview(
 
 
 @app.get("/api/rewinds")
-def rewinds(readable: AllReadable, consumer: Text | None = None) -> Response:
-    return _json(history.rewinds(readable, consumer))
+def rewinds(readable: AllReadable, consumer: Text | None = None, state: Text | None = None) -> Response:
+    return _json(history.rewinds(readable, consumer, state))
 
 
 @app.get("/api/groups/{consumer}/rewinds/{rewind_id}")
@@ -190,8 +190,8 @@ def record(consumer: Editable, number: Number, user: GetUserDep) -> Response:
 
 
 @app.get("/api/validations")
-def validations(readable: AllReadable, consumer: Text | None = None) -> Response:
-    return _json(history.validations(readable, consumer))
+def validations(readable: AllReadable, consumer: Text | None = None, verdict: Text | None = None) -> Response:
+    return _json(history.validations(readable, consumer, verdict))
 
 
 @app.get("/api/groups/{consumer}/validations/{validation_id}")

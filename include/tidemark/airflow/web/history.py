@@ -33,12 +33,14 @@ CHARACTERS = 1_000
 VERDICTS = ("equal", "changed", "gone", "new")
 
 
-def rewinds(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> dict[str, Any]:
-    """Returns the newest rewinds of a consumer, or of all: for each, the sums and the consumers that the user may see."""
+def rewinds(consumers: Mapping[str, DeclaredConsumer], consumer: str | None, state: str | None = None) -> dict[str, Any]:
+    """Returns the newest rewinds of a consumer, or of all, in any or this state: for each, the sums and the consumers that the user may
+    see."""
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = {spec.name for spec in specs}
-        return {specs[0].name: [_summary(*each, names) for each in store.summaries(connection, *sorted(names), limit=REWINDS)]}
+        newest = store.summaries(connection, *sorted(names), limit=REWINDS, state=state)
+        return {specs[0].name: [_summary(*each, names) for each in newest]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
     return {"rewinds": [plan for plan in _newest(answers, "planned_at") if plan["consumers"]], "banners": answers.banners, "limit": REWINDS}
@@ -118,13 +120,13 @@ def _browser_text(value: Any) -> str | None:
     return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]} …"
 
 
-def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None) -> dict[str, Any]:
-    """Returns the newest verdicts of a consumer, or a few per consumer."""
+def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None, verdict: str | None = None) -> dict[str, Any]:
+    """Returns the newest validations of a consumer, or a few per consumer, with any or this verdict."""
     per_consumer = VALIDATIONS if consumer else 20
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = {spec.group: spec.name for spec in specs}
-        verdict_rows = verdicts.newest(connection, names, of_each=per_consumer, most=MOST_VALIDATIONS)
+        verdict_rows = verdicts.newest(connection, names, of_each=per_consumer, most=MOST_VALIDATIONS, verdict=verdict)
         return {specs[0].name: [{"consumer": names[row.pop("group")], **row} for row in verdict_rows]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)

@@ -5,24 +5,23 @@ import { A, Ago, Banners, Box, Button, ConsumerPicker, Empty, Facts, Flex, LinkB
 import { Beside } from "./beside.js";
 import { Rows } from "./table.js";
 
-const stateOf = (row) => (row.state === "PLANNED" && (row.expired ?? Date.parse(row.expires_at) < Date.now()) ? "EXPIRED" : row.state === "BESIDE" ? "READ BESIDE" : row.state);
+const STATES = ["PLANNED", "BESIDE", "APPLIED", "UNDONE", "REJECTED", "DISCARDED", "EXPIRED"];
+const shown = (state) => state === "BESIDE" ? "READ BESIDE" : state;
+const stateOf = (row) => (row.state === "PLANNED" && (row.expired ?? Date.parse(row.expires_at) < Date.now()) ? "EXPIRED" : shown(row.state));
 
 export function Rewinds() {
   const [consumer, setConsumer] = useParam("consumer");
   const [only, setOnly] = useParam("state");
-  const state = useData(api("rewinds") + query({ consumer }));
+  const state = useData(api("rewinds") + query({ consumer, state: only }));
   return h(Box, null,
     h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
       h(Select, { label: "Filter by state", value: only, onChange: setOnly,
-        options: [["", "All states"], ...["PLANNED", "READ BESIDE", "APPLIED", "UNDONE", "REJECTED", "DISCARDED", "EXPIRED"].map((name) => [name, name.toLowerCase()])] }),
+        options: [["", "All states"], ...STATES.map((name) => [name, shown(name).toLowerCase()])] }),
       consumer && h(LinkButton, { to: rewindPath(consumer) }, "New rewind …")),
-    h(Loaded, { state }, (data) => {
-      const rows = data.rewinds.filter((row) => !only || stateOf(row) === only);
-      return h(Box, null, h(Banners, { banners: data.banners }), rows.length
-        ? h(Rows, { label: "Rewinds", rows, id: (row) => `${row.consumers[0]}/${row.rewind_id}`, columns: COLUMNS })
-        : h(Empty, { title: "No rewind" }, "Open a group and choose Rewind to read records again."),
-      data.rewinds.length >= data.limit && h(NewestOnly, { consumer }));
-    }));
+    h(Loaded, { state }, (data) => h(Box, null, h(Banners, { banners: data.banners }), data.rewinds.length
+      ? h(Rows, { label: "Rewinds", rows: data.rewinds, id: (row) => `${row.consumers[0]}/${row.rewind_id}`, columns: COLUMNS })
+      : only ? h(Empty, { title: `No rewind is ${shown(only).toLowerCase()}` }) : h(Empty, { title: "No rewind" }, "Open a group and choose Rewind to read records again."),
+    data.rewinds.length >= data.limit && h(NewestOnly, { consumer }))));
 }
 
 const COLUMNS = [

@@ -8,19 +8,19 @@ import { Rows } from "./table.js";
 export function Validations() {
   const [consumer, setConsumer] = useParam("consumer");
   const [only, setOnly] = useParam("verdict");
-  const state = useData(api("validations") + query({ consumer }));
+  const state = useData(api("validations") + query({ consumer, verdict: only }));
   return h(Box, null,
     h(Flex, { gap: 2, mb: 3, wrap: "wrap" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
       h(Select, { label: "Verdict", value: only, onChange: setOnly, options: [["", "All verdicts"], ...["critical", "warning", "passed"].map((verdict) => [verdict, verdict])] })),
     h(Loaded, { state }, (data) => {
-      const rows = data.validations.filter((row) => !only || row.verdict === only);
+      const rows = data.validations;
       return h(Box, null, h(Banners, { banners: data.banners }),
-        data.validations.length > 0 && h(Strip, { verdicts: [...data.validations].reverse().slice(-60) }),
-        data.validations.length > 0 && h(Legend),
+        rows.length > 0 && !only && h(Strip, { verdicts: [...rows].reverse().slice(-60) }),
+        rows.length > 0 && h(Legend, { marks: !only }),
         rows.length ? h(Box, null, table(rows.filter(judged), "Validations"), rows.some((row) => !judged(row)) && h(Folded, { title: "Runs without rows", aside: counted(rows.filter((row) => !judged(row)).length, "validation") },
           table(rows.filter((row) => !judged(row)), "Validations of runs without rows")))
-          : h(Empty, { title: "No validation" }, "Each run of a consumer ends with one: the conservation check, and its suite if it has one."),
-      data.validations.length >= data.limit && h(NewestOnly, { consumer }));
+          : only ? h(Empty, { title: `No validation is ${only}` }) : h(Empty, { title: "No validation" }, "Each run of a consumer ends with one: the conservation check, and its suite if it has one."),
+      rows.length >= data.limit && h(NewestOnly, { consumer }));
     }));
 }
 
@@ -31,8 +31,8 @@ const table = (rows, label) => rows.length > 0 && h(Rows, { label, rows, id: (ro
 
 const MEANINGS = [["passed", "all expectations hold"], ["warning", "some do not, and the validated view shows the rows"], ["critical", "the validated view stops before the rows"]];
 
-const Legend = () => h(Flex, { gap: 4, wrap: "wrap", mb: 3, fontSize: "sm" }, MEANINGS.map(([verdict, meaning]) =>
-  h(Box, { key: verdict }, h(State, { value: verdict }), h(Muted, null, ` ${meaning}`))), h(Muted, null, "One mark each, oldest left."));
+const Legend = ({ marks }) => h(Flex, { gap: 4, wrap: "wrap", mb: 3, fontSize: "sm" }, MEANINGS.map(([verdict, meaning]) =>
+  h(Box, { key: verdict }, h(State, { value: verdict }), h(Muted, null, ` ${meaning}`))), marks && h(Muted, null, "One mark each, oldest left."));
 
 const COLUMNS = [
   { name: "Consumer", cell: (row) => h(A, { to: to("groups", row.consumer), fontWeight: "semibold" }, row.consumer) },
