@@ -49,7 +49,8 @@ from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker
 from tidemark.retry.order import HeldTooMany
 from tidemark.rewind import beside
-from tidemark.rewind.backfill import Backfill, find, of_attempt
+from tidemark.rewind.backfill import Backfill, find
+from tidemark.rewind.side import of_attempt
 from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
@@ -59,7 +60,7 @@ from tidemark.waiting import waiting
 from tidemark.wires import of_servers
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection
+    from tidemark.db import Connection, Cursor
 
 log = logging.getLogger(__name__)
 
@@ -154,9 +155,7 @@ def _run(
     connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start | None, *, drain: bool
 ) -> None:
     with transaction(connection) as cur:
-        replay = beside.of_attempt(cur, attempt_id)
-        backfill = of_attempt(cur, attempt_id) if replay is None else None
-        side = replay or backfill
+        side = _side(cur, attempt_id)
         if side is not None:
             if start is None:
                 raise _DriverNeeded
@@ -173,10 +172,11 @@ def _run(
 
     cluster = Cluster(connections.kafka)
     extent: Extent
-    if backfill is not None:
-        extent = Skipped(cluster, spec, connection, backfill)
-    elif replay is not None:
-        extent = Beside(cluster, spec, connection, replay)
+    replay = None
+    if isinstance(side, Backfill):
+        extent = Skipped(cluster, spec, connection, side)
+    elif side is not None:
+        extent, replay = Beside(cluster, spec, connection, side), side
     elif drain:
         extent = Drain(cluster, spec, connection, group_id)
     elif spec.run is RunMode.CONTINUOUS:
@@ -189,6 +189,15 @@ def _run(
         log.warning("%s", exposure)
     watched_group = spec.group if side is None else side.group
     ConsumerRun(connection, Attempt(attempt_id, group_id, spec, connections), cluster, extent, start, replay).read(watched_group)
+
+
+def _side(cur: Cursor, attempt_id: int) -> Backfill | beside.SideReplay | None:
+    """The backfill or the replay beside that an attempt reads; `None` for an ordinary run."""
+    reads = of_attempt(cur, attempt_id)
+    if reads is None:
+        return None
+    group, rewind_id, is_replay = reads
+    return beside.find(cur, group, rewind_id) if is_replay else find(cur, group, rewind_id)
 
 
 class ConsumerRun:

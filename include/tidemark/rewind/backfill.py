@@ -83,13 +83,6 @@ def unfinished(cur: Cursor, group: str) -> list[int]:
     return [backfill.rewind_id for backfill in backfills(cur, group) if backfill.left]
 
 
-def of_attempt(cur: Cursor, attempt_id: int) -> Backfill | None:
-    """Returns the backfill that an attempt reads; `None` for an ordinary run."""
-    cur.execute(SQL["of_attempt"], {"attempt_id": attempt_id})
-    row = cur.fetchone()
-    return None if row is None or row[0] is None else find(cur, row[1], row[0])
-
-
 def ends(cur: Cursor, backfill: Backfill) -> dict[TopicPartition, int]:
     """Returns the current ends of the backfill's parts. A rewind that lowers an end after this look-up fences earlier claims."""
     cur.execute(SQL["ends"], {"rewind_id": backfill.rewind_id, "group_id": backfill.group_id, "group": backfill.group})

@@ -25,10 +25,6 @@ SELECT topic.name AS topic, fill.partition, fill.end_offset AS end
 SELECT end_offset FROM tidemark.backfill
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
--- name: of_attempt
--- The rewind whose backfill an attempt reads, and the name of its group. Locks nothing.
-SELECT of_rewind, name FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id) WHERE attempt_id = %(attempt_id)s;
-
 -- name: to_lock
 -- The positions of the backfills whose ends a rewind may lower or restore, in lock order. Locks nothing.
 SELECT fill.side_id AS group_id, fill.topic_id, topic.name AS topic, fill.partition

@@ -183,13 +183,6 @@ def find(cur: Cursor, group: str, rewind_id: int) -> SideReplay:
     return require(cur, rewind_id, group)[0]
 
 
-def of_attempt(cur: Cursor, attempt_id: int) -> SideReplay | None:
-    """Returns the replay beside that an attempt reads; `None` for any other attempt."""
-    cur.execute(SQL["of_attempt"], {"attempt_id": attempt_id})
-    row = cur.fetchone()
-    return None if row is None else find(cur, row[1], row[0])
-
-
 def ends(cur: Cursor, replay: SideReplay) -> dict[TopicPartition, int]:
     """Returns where the group of a replay is now. Empty if the replay was swapped or discarded meanwhile."""
     cur.execute(SQL["ends"], {"rewind_id": replay.rewind_id, "group_id": replay.group_id})

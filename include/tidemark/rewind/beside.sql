@@ -77,11 +77,6 @@ SELECT rewind_id, number, sink FROM tidemark.rewind_archive
  WHERE rewind_id = %(rewind_id)s AND (%(group_id)s::integer IS NULL OR group_id = %(group_id)s)
    AND shadow AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number;
 
--- name: of_attempt
--- The replay beside that an attempt reads for, and the name of its group. No row: it reads for none. Locks nothing.
-SELECT attempt.of_rewind, grp.name FROM tidemark.attempt JOIN tidemark.consumer_group grp USING (group_id)
-  JOIN tidemark.rewind ON rewind_id = of_rewind WHERE attempt_id = %(attempt_id)s AND beside;
-
 -- name: running
 -- Rewinds of these groups with a replay beside that is neither swapped nor discarded. Locks nothing.
 SELECT DISTINCT rewind_id FROM tidemark.rewind JOIN tidemark.rewind_group USING (rewind_id)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows
+from tidemark.db import rows, statements
 from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
+
+SQL = statements("tidemark.rewind", "side.sql")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class SideGroup:
     @property
     def left(self) -> int:
         return sum(part.left for part in self.parts)
+
+
+def of_attempt(cur: Cursor, attempt_id: int) -> tuple[str, int, bool] | None:
+    """Returns the group and the rewind for whose side group an attempt reads, and whether that is a replay beside. `None` for an ordinary
+    run."""
+    cur.execute(SQL["of_attempt"], {"attempt_id": attempt_id})
+    return cur.fetchone()
 
 
 def by_group(cur: Cursor) -> list[list[dict[str, Any]]]:

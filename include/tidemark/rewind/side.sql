@@ -1,0 +1,6 @@
+-- name: of_attempt
+-- The group and the rewind of an attempt that reads for a side group, and whether it reads a replay beside. No row: an ordinary run. Locks
+-- nothing.
+SELECT grp.name, of_rewind, beside
+  FROM tidemark.attempt JOIN tidemark.rewind ON rewind_id = of_rewind JOIN tidemark.consumer_group grp USING (group_id)
+ WHERE attempt_id = %(attempt_id)s;
