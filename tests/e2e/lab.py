@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import signal
-import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -21,7 +19,7 @@ from tests.support.fetching import fetched
 from tests.support.kafka_topics import Topics
 from tests.support.points import Point, Points
 from tests.support.scenario import LocalEngine
-from tests.support.waiting import until
+from tests.support.waiting import until, until_scheduler_looped
 
 from tidemark import migrations, project
 from tidemark.author.check import sink_ddl
@@ -205,12 +203,10 @@ class Run:
         self.lab.client.mark(state, self.dag, self.run_id, task)
 
     def question(self, task: str = "apply") -> dict[str, Any]:
-        """Returns the task's question to the user, once the scheduler knows that the task waits. The scheduler loses answers that arrive
-        before its loop has run."""
+        """Returns the task's question to the user, once it can be answered."""
         until(lambda: self.tasks().get(task) in {"awaiting_input", "failed", "upstream_failed"}, what="somebody is asked")
         assert self.tasks()[task] == "awaiting_input", self.log(task)
-        asked = time.time()
-        until(lambda: self.lab.scheduler_at() > asked + 1, what="the scheduler has gone round")
+        until_scheduler_looped(self.lab.client)
         found: dict[str, Any] = self.lab.client.get(f"{self.path}/{task}/-1/hitlDetails")
         return found
 
@@ -426,10 +422,6 @@ class Lab:
 
     def trigger(self, dag: str, conf: dict[str, Any] | None = None, *, client: AirflowClient | None = None) -> Run:
         return Run(self, dag, (client or self.client).trigger(dag, conf))
-
-    def scheduler_at(self) -> float:
-        """When the scheduler's loop last ran."""
-        return datetime.fromisoformat(self.client.health()["scheduler"]["latest_scheduler_heartbeat"] or "").timestamp()
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with session(self.url) as connection, transaction(connection) as cursor:

@@ -18,7 +18,7 @@ import pytest
 from tests.support.documented import snippets, with_words
 from tests.support.installed import clean_env
 from tests.support.scenario import Scenario
-from tests.support.waiting import until
+from tests.support.waiting import until, until_scheduler_looped
 
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL
 from tidemark.local import LocalStack
@@ -183,6 +183,7 @@ def test_people_and_schedules_rewind_and_drain_in_each_airflow(
         run = airflow.trigger("rewind", form)
         question = f"dags/rewind/dagRuns/{quote(run, safe='')}/taskInstances/apply/-1/hitlDetails"
         until(lambda: _states(airflow, "rewind", run).get("apply") in {"awaiting_input", "deferred", "failed"}, "somebody is asked")
+        until_scheduler_looped(airflow)
         assert "b was wrong" in airflow.get(question)["body"]
         airflow.patch(question, {"chosen_options": ["Approve"], "params_input": {}})
         assert airflow.wait("rewind", run, 180) == "success", _states(airflow, "rewind", run)

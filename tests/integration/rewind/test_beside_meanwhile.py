@@ -440,12 +440,11 @@ def test_critical_rows_of_a_replay_are_judged_again_until_they_are_right(hands: 
     consumer.run(of_rewind=rewind_id)
     with hands.watch.cursor() as cur:
         replay = beside.find(cur, hands.group, rewind_id)
-    shadow = replay.shadow(hands.table)
-    hands.sql(f"CREATE TABLE lost AS SELECT * FROM {shadow} LIMIT 1")
-    hands.sql(f"DELETE FROM {shadow} WHERE kafka_offset = (SELECT kafka_offset FROM lost)")
+    shadow, far = replay.shadow(hands.table), 1_000_000
+    hands.sql(f"UPDATE {shadow} SET kafka_offset = kafka_offset + {far} WHERE ctid = (SELECT ctid FROM {shadow} LIMIT 1)")
     for _ in range(2):
         assert [report.verdict for report in beside.validate_replay(hands.url, hands.spec, replay)] == [Verdict.CRITICAL]
-    hands.sql(f"INSERT INTO {shadow} SELECT * FROM lost")
+    hands.sql(f"UPDATE {shadow} SET kafka_offset = kafka_offset - {far} WHERE kafka_offset >= {far}")
     assert [report.verdict for report in beside.validate_replay(hands.url, hands.spec, replay)] == [Verdict.PASSED]
     assert beside.validate_replay(hands.url, hands.spec, replay) == []
 
