@@ -92,9 +92,9 @@ def test_client_that_never_answers_is_an_outage_and_the_next_request_has_another
 
 def test_no_record_of_a_time_is_an_answer_and_an_unknown_offset_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's -1 means that no record is that late. If -1001 were taken for it, a rewind would go to the end."""
-    monkeypatch.setattr(module, "LEADER_WAIT_S", 0.2)
     assert cluster_that_answers(-1).offsets_for_time([PLACE], 1) == {}
     assert cluster_that_answers(-1001, 8).offsets_for_time([PLACE], 1) == {PLACE: 8}
+    monkeypatch.setattr(module, "LEADER_WAIT_S", 0.2)
     with pytest.raises(BrokerUnavailable):
         cluster_that_answers(-1001).offsets_for_time([PLACE], 1)
 

@@ -69,13 +69,13 @@ def test_a_zombie_has_ended():
     """In a container without an init process, a zombie may never be reaped."""
     child = subprocess.Popen(["true"])
     process = psutil.Process(child.pid)
-    assert processes.wait_gone([process], limit_s=5)
+    assert processes.wait_gone([process], limit_s=60)
     assert not processes.alive(child.pid)
     child.wait()
 
 
 def test_a_program_that_fails_is_told_in_its_own_words(tmp_path):
-    def run(*command, limit_s=5.0):
+    def run(*command, limit_s=60.0):
         return processes.run(command, folder=tmp_path, limit_s=limit_s, account=None, environment=os.environ)
 
     assert run("true") is None

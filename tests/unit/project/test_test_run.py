@@ -38,7 +38,7 @@ def test_files_that_share_one_airflow_or_spark_stay_together() -> None:
     assert scope("tests/unit/test_a.py::test_d") == "tests/unit/test_a.py"
 
 
-BURN = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(1)"
+BURN = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(3)"
 
 
 @pytest.mark.parametrize("daemon", [False, True], ids=["child", "daemon"])
