@@ -1,8 +1,11 @@
-"""A broker with ACLs: records for a topic that the relay may not use stay in the outbox, and the message names the missing right."""
+"""A relay with its own broker. Records for a topic that its user may not use stay in the outbox, and the message names the missing right.
+The broker can also be suspended."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +19,20 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import Outbox, outbox_on
+from tests.support.deaths import hooked
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
 from tidemark.connections import BOOTSTRAP_SERVERS, KAFKA_CONFIG
-from tidemark.kafka.producer import Publishers
+from tidemark.errors import BrokerUnavailable
+from tidemark.kafka.producer import ANSWER_S, Publishers
 from tidemark.local import ports
 from tidemark.local.kafka import Kafka
+from tidemark.retry.relay import Relayed
+from tidemark.rewind.apply import GRACE_MS
 
 USER, PASSWORD = "loader", "secret"
 
@@ -123,5 +131,43 @@ def test_what_is_not_allowed_is_named_and_holds_up_nothing_else(outbox: Outbox) 
     assert (done_now.published, done_now.blocked) == ({last: 1}, {first: "WRITE on it is not allowed"})
     allow(outbox, first, AclOperation.WRITE)
     assert outbox.relay().published == {first: 1}
+    assert sorted(outbox.hops()) == numbers
+    outbox.check_published()
+
+
+def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothing(outbox: Outbox, guarded: GuardedKafka) -> None:
+    """Scenario 27: records without an answer stay in the outbox, and no lock is held longer than a rewind waits for it. When the broker is
+    back, every record is registered once."""
+    outbox.kafka = outbox.consumer.connections.kafka
+    outbox.publishers = Publishers(outbox.kafka)
+    assert GRACE_MS / 1000 > ANSWER_S
+    outbox.make_topics()
+    numbers = [outbox.add(f"{number}".encode()) for number in range(8)]
+    broker = guarded.process()
+    assert broker is not None
+    seconds: list[float] = []
+    outbox.relay(limit=2)
+
+    def suspend(_cursor: PostgresCursor, _number: int, query: str) -> None:
+        if "WITH taken" in query:
+            broker.suspend()
+            seconds.append(time.monotonic())
+
+    try:
+        with outbox.session(hooked(suspend)) as connection, pytest.raises(BrokerUnavailable):
+            outbox.relay(connection)
+        assert time.monotonic() - seconds[0] < GRACE_MS / 1000
+        assert len(seconds) == 1
+        assert outbox.waiting() == 6
+    finally:
+        broker.resume()
+
+    def again() -> Relayed | None:
+        with contextlib.suppress(BrokerUnavailable):  # after a pause, the broker is briefly not the cluster's controller
+            return outbox.relay()
+        return None
+
+    until(again)
+    assert outbox.waiting() == 0
     assert sorted(outbox.hops()) == numbers
     outbox.check_published()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +17,6 @@ from tests.support.waiting import until
 
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka.producer import ANSWER_S
-from tidemark.local import LocalStack
 from tidemark.retry import relay as relay_module
 from tidemark.retry.messages import NAMES
 from tidemark.retry.relay import Relayed
@@ -217,7 +214,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
     """Scenarios 21 and 25: it hangs after it has published. Other relays skip its records while they are locked, and publish them once its
     session is terminated, before a rewind gives up waiting for the locks. It can then no longer register anything."""
     assert ANSWER_S * 1000 < relay_module.IDLE_MS < GRACE_MS
-    monkeypatch.setattr(relay_module, "IDLE_MS", 1_500)
+    monkeypatch.setattr(relay_module, "IDLE_MS", 5_000)
     outbox.make_topics()
     numbers = [outbox.add(f"{number}".encode()) for number in range(6)]
     stands, go_on = threading.Event(), threading.Event()
@@ -225,7 +222,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
     def stand_still(_cursor: PostgresCursor, _number: int, query: str) -> None:
         if "SET retry_topic_id = stored" in query:
             stands.set()
-            go_on.wait(30)
+            go_on.wait(300)
 
     def hang() -> None:
         with outbox.session(hooked(stand_still)) as connection, pytest.raises(DatabaseUnavailable):
@@ -233,7 +230,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
 
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(hang)
-        assert stands.wait(20)
+        assert stands.wait(60)
         assert outbox.relay().records == 2
         assert sorted(outbox.hops()) == numbers[4:]
         until(lambda: outbox.relay().records == 4)
@@ -286,42 +283,6 @@ def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
     assert len(pieces) >= 2
     assert outbox.hops() == {}
     assert outbox.relay().records == 3_000
-    outbox.check_published()
-
-
-def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothing(outbox: Outbox, stack: LocalStack) -> None:
-    """Scenario 27: records without an answer stay in the outbox, and no lock is held longer than a rewind waits for it. When the broker is
-    back, every record is registered once."""
-    assert GRACE_MS / 1000 > ANSWER_S
-    outbox.make_topics()
-    numbers = [outbox.add(f"{number}".encode()) for number in range(8)]
-    broker = stack.kafka.process()
-    assert broker is not None
-    seconds: list[float] = []
-    outbox.relay(limit=2)
-
-    def suspend(_cursor: PostgresCursor, _number: int, query: str) -> None:
-        if "WITH taken" in query:
-            broker.suspend()
-            seconds.append(time.monotonic())
-
-    try:
-        with outbox.session(hooked(suspend)) as connection, pytest.raises(BrokerUnavailable):
-            outbox.relay(connection)
-        assert time.monotonic() - seconds[0] < GRACE_MS / 1000
-        assert len(seconds) == 1
-        assert outbox.waiting() == 6
-    finally:
-        broker.resume()
-
-    def again() -> Relayed | None:
-        with contextlib.suppress(BrokerUnavailable):  # after a pause, the broker is briefly not the cluster's controller
-            return outbox.relay()
-        return None
-
-    until(again)
-    assert outbox.waiting() == 0
-    assert sorted(outbox.hops()) == numbers
     outbox.check_published()
 
 
