@@ -86,7 +86,7 @@ def test_followers_get_an_assignment_from_another_leader_at_the_deadline_of_the_
 def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(group: Group, stands: Stands) -> None:
     """Its session ends first, because its heartbeats stop, too, and another leader assigns. Its SyncGroup gets UNKNOWN_MEMBER_ID. It
     joins as a new member and follower, and the assignment that it has computed is dropped."""
-    leader = group.join(stands, session_timeout_ms=1500)
+    leader = group.join(stands, session_timeout_ms=4000)
     group.settle()
     before = leader.member_id
     group.join()
@@ -94,7 +94,7 @@ def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(gr
     wait_for(group, stands.inside.is_set)
     began = time.monotonic()
     wait_for(group, lambda: have_all(group, but=leader))
-    assert time.monotonic() - began < 1.5 + SLACK_S
+    assert time.monotonic() - began < 4 + SLACK_S
     stands.go_on.set()
     group.settle()
     assert leader.member_id != before

@@ -163,9 +163,10 @@ def test_slow_static_consumer_keeps_its_seat_until_its_session_is_over(group: Gr
     assert ("lost", parts(0, 1, 2, 3)) in group.told[slow].calls
 
 
-def test_batch_that_keeps_an_eager_group_waiting_is_interrupted(group: Group) -> None:
+def test_batch_that_keeps_an_eager_group_waiting_is_interrupted(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group cannot continue before this member gives up its partitions. The batch gets part of the rebalance timeout first."""
-    busy = group.join("range", max_poll_interval_ms=5000)
+    monkeypatch.setattr("tidemark.group.member.OVERDUE", 0.2)
+    busy = group.join("range", max_poll_interval_ms=15_000)
     group.settle()
     group.join("range")
     until(lambda: busy in group.interrupted, "interrupted")

@@ -6,6 +6,7 @@ Members with their threads, on a real Postgres and a real Kafka. They get their 
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 import uuid
 from collections import Counter
@@ -28,7 +29,7 @@ from tidemark.kafka.cluster import Cluster
 
 MAX_AGE_MS = 500
 NEVER_MS = 300_000
-NOTICED_S = MAX_AGE_MS / 1000 + QUICK["heartbeat_interval_ms"] / 1000 + 5
+NOTICED_S = MAX_AGE_MS / 1000 + QUICK["heartbeat_interval_ms"] / 1000 + 60
 """The leader checks at its first heartbeat after the metadata have become too old. The rest is slack for a busy machine."""
 LOOKS = 4
 """The number of further checks, during which a second rebalance would show."""
@@ -57,12 +58,15 @@ class Readers(Group):
         """The racks of a topic's replicas from now on, as if its brokers had moved."""
         self.looks: Counter[str] = Counter()
         """How often each client has fetched the metadata."""
+        self.still = threading.Lock()
+        """Held while the metadata change, so that nobody sees half of a change."""
 
     def subscribed(self) -> Collection[str]:
         return self.names or self.cluster.matching(self.pattern)
 
     def look(self, client: str, topics: Collection[str]) -> Metadata:
-        found = metadata_of(self.cluster, topics)
+        with self.still:
+            found = metadata_of(self.cluster, topics)
         self.looks[client] += 1
         return Metadata(
             {name: dataclasses.replace(info, racks=self.racks.get(name, info.racks)) for name, info in found.topics.items()}
@@ -108,7 +112,8 @@ def rebalances_once(group: Readers, joins: list[Sent], change: Callable[[], obje
     group.settle()
     leader, generation = group.leader(), group.described().generation
     joins.clear()
-    change()
+    with group.still:
+        change()
     changed = time.monotonic()
     wait_for(group, lambda: set(group.assignment()) == set(wanted))
     group.settle()

@@ -206,10 +206,10 @@ def test_what_the_old_process_of_a_static_member_asks_does_not_extend_the_new_on
     leader, _ = pair(scene)
     new = next_process(scene, leader)
     new.join()
-    scene.age(new, ms=9_000)
+    scene.age(new, ms=5_000)
     for ask in (leader.heartbeat, leader.sync, leader.joined, leader.join):
         with pytest.raises(FencedInstanceId):
             ask()
-    scene.age(new, ms=1_500)
+    scene.age(new, ms=5_500)
     with pytest.raises(UnknownMemberId):
         new.heartbeat()

@@ -118,7 +118,7 @@ def test_heartbeats_while_the_others_join_say_so_and_keep_the_session(scene: Sce
     scene.finish_sync(a, b)
     a.join()
     for _ in range(4):
-        scene.age(a, b, ms=9_000)
+        scene.age(a, b, ms=6_000)
         with pytest.raises(RebalanceInProgress):
             b.heartbeat()
         assert a.joined() is None
@@ -131,7 +131,7 @@ def test_heartbeats_maintain_the_session_and_a_member_without_them_is_removed(sc
     a = scene.player("a")
     scene.start(a)
     for _ in range(3):
-        scene.age(a, ms=9_000)
+        scene.age(a, ms=6_000)
         a.heartbeat()
     assert scene.state == GroupState.STABLE
     scene.age(a, ms=10_000)
@@ -157,11 +157,11 @@ def test_sync_and_join_count_as_heartbeats(scene: Scene) -> None:
     """Every accepted request of a member restarts its session."""
     a, b = joined_pair(scene)
     for ask in (b.sync, b.sync, b.join, b.joined):
-        scene.age(b, ms=9_000)
+        scene.age(b, ms=6_000)
         ask()
     a.assign()
     for _ in range(2):
-        scene.age(b, ms=9_000)
+        scene.age(b, ms=6_000)
         b.sync()
     assert scene.members() == ["a", "b"]
 

@@ -131,6 +131,7 @@ def test_a_wake_before_the_wait_ends_it_once(wakeups: Wakeups) -> None:
 
 def test_a_lost_connection_costs_time_and_is_made_again(scene: Scene, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait takes its full time. Once the connection is back, the wait returns at once, because notifications may have been missed."""
+    monkeypatch.setattr(wake_module, "RECONNECT_AFTER_S", 60.0)
     scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = ANY (%s)", listeners(scene))
     until(lambda: listeners(scene) == [])
     assert takes_its_time(wakeups)
