@@ -175,14 +175,15 @@ def test_member_that_runs_goes_on_when_another_adds_a_column(orders: Orders) -> 
 
 def test_table_in_use_stops_the_run_and_the_next_one_adds(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other transactions on the table queue behind the run, so it does not wait long. The error names the session that uses the table."""
-    monkeypatch.setattr(evolve, "LOCK_MS", 200)
     scenario = evolving(orders)
     orders.produce(order(2, channel="web"), schema=NEWER)
     before = scenario.positions()
     with contextlib.closing(psycopg2.connect(scenario.database_url, application_name="a report")) as holder, holder.cursor() as cur:
         cur.execute(f"SELECT FROM {scenario.table}")
-        with pytest.raises(TableInUse, match=rf"lacks channel, .* in use by a report \(pid {holder.info.backend_pid}, role "):
-            scenario.run()
+        with monkeypatch.context() as patch:
+            patch.setattr(evolve, "LOCK_MS", 200)
+            with pytest.raises(TableInUse, match=rf"lacks channel, .* in use by a report \(pid {holder.info.backend_pid}, role "):
+                scenario.run()
         assert (scenario.positions(), scenario.attempt()["error"]["kind"]) == (before, "unavailable")
         assert "channel" not in columns(scenario)
         holder.rollback()

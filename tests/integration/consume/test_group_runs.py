@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tidemark.driver import launch
 from tidemark.errors import BadInput, DatabaseUnavailable, Fenced
 from tidemark.group.coordinator import Coordinator
 from tidemark.group.member import Member
-from tidemark.group.requests import Leaving
+from tidemark.group.requests import GroupConfig, Leaving
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 
@@ -74,10 +75,11 @@ def team(scenario: Scenario) -> Team:
     return team
 
 
-def test_members_of_a_run_share_its_partitions_and_keep_them(team: Team) -> None:
-    """They wait briefly for each other, read what they were assigned, and leave. The order in which they join does not matter."""
+def test_members_of_a_run_share_its_partitions_and_keep_them(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for each other, read what they were assigned, and leave. The order in which they join does not matter."""
     seen = []
-    with ThreadPoolExecutor(2) as pool:
+    with monkeypatch.context() as patient, ThreadPoolExecutor(2) as pool:
+        patient.setattr("tidemark.group.coordinator.GroupConfig", partial(GroupConfig, initial_rebalance_delay_ms=60_000))
         for order in ((0, 1), (1, 0)):
             runs = [pool.submit(team.scenario.run, task=team.task(member)) for member in order]
             assert [run.result(180).records for run in runs] == [2 * RECORDS] * 2
@@ -108,7 +110,7 @@ def test_member_that_comes_late_takes_its_share(team: Team) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         first: Future[launch.Progress] = pool.submit(team.scenario.run, task=team.task(0), before=slow)
-        assert stands.wait(30)
+        assert stands.wait(60)
         second = pool.submit(team.scenario.run, task=team.task(1))
         until(lambda: team.describe() == 2, "the second has joined")
         go_on.set()

@@ -13,6 +13,7 @@ from tests.support.raw_records import RawRecord, produce_raw
 from tests.support.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
 from tests.support.scenario import ARROW, PLAIN, Scenario
 from tests.support.transforms import ECHO_COLUMNS, ECHOES, FORMS, JUDGES, arrow, echoed, told, with_column
+from tests.support.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.quality import Violation, check_conservation
@@ -67,6 +68,7 @@ def test_run_stops_before_an_open_transaction(scenario: Scenario, transform: str
         assert scenario.rows() == [b"a", b"b"]
         assert scenario.run().partitions == ()
         producer.commit_transaction(30)
+    until(lambda: len(scenario.records(topic)) == 4, "the marker is in the log")  # the broker responds before it writes it
     scenario.run()
     assert scenario.rows() == [b"a", b"b", b"c", b"d"]
     scenario.check()

@@ -46,9 +46,9 @@ def test_drain_stops_in_front_of_the_first_record_that_is_not_due(lab: Lab) -> N
     lab.make_due(minutes(3))
     lab.produce("c")
     lab.run()
-    lab.make_due(minutes(1.9))
+    lab.make_due(minutes(1))
     assert (lab.drain().records, lab.consumer.engine, lab.drains()) == (0, None, [])
-    lab.age(minutes(0.1))
+    lab.age(minutes(1))
     lab.say({})
     lab.drain()
     assert lab.loaded() == ["a", "b"]
@@ -244,7 +244,7 @@ def test_slow_transform_drains_into_any_sink(scenario: Scenario, topics: Topics,
         words = list(map(str, range(10)))
         lab.read(*words, answers={"*": "retry"})
         lab.say({})
-        monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1000)
+        monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1500)
         assert lab.climb(minutes(5)).records == 10
         assert lab.states() == {"LOADED": 9, "FAILED": 1}
         assert lab.loaded() == [word for word in words if word != "7"]
