@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
+from tests.support.waiting import until
 
 from tidemark.connections import DATABASE_URL
 
@@ -27,8 +28,8 @@ def test_names_of_consumers_topics_and_rewinds_are_completed(scenario: Scenario)
     planned = tidemark(scenario, "rewind", "plan", scenario.name, "--to-earliest", "--reason", "to complete its number", "-o", "json")
     number = str(json.loads(planned.stdout)["rewind_id"])
     assert completed(scenario, f"tidemark consume {scenario.name[:3]}") == [scenario.name]
-    assert completed(scenario, f"tidemark consumers new {topic[:-1]}") == [topic]
-    assert number in completed(scenario, "tidemark rewind apply ")
+    until(lambda: completed(scenario, f"tidemark consumers new {topic[:-1]}") == [topic])  # gives up on a server after 2 s
+    until(lambda: number in completed(scenario, "tidemark rewind apply "))
     scenario.topics = Topics("127.0.0.1:1")
     assert completed(scenario, f"tidemark consumers new {topic[:-1]}") == [], "nothing is offered, and nothing is printed"
 

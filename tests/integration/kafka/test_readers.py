@@ -184,6 +184,7 @@ def test_settings_that_librdkafka_refuses_are_told_in_the_same_words(wrong: dict
 
 def test_settings_that_confluent_kafka_adds_to_are_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
     """confluent-kafka serves librdkafka's own OAuth methods and knows where its plugins are. The message is logged once per process."""
+    compiled._log_uncompiled.cache_clear()
     caplog.set_level(logging.INFO, logger=compiled.__name__)
     assert compiled.library_for({}) is not None
     assert compiled.library_for({"sasl.mechanism": "SCRAM-SHA-256"}) is not None

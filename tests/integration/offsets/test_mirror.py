@@ -36,6 +36,12 @@ from tidemark.offsets.mirror import Drift, Mirror
 from tidemark.records.ranges import TopicPartition
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that has not stored the offsets of any group yet first creates the topic for them."""
+    monkeypatch.setattr(mirror, "FINISH_S", 60.0)
+
+
 @pytest.fixture
 def consumer(scenario: Scenario) -> Scenario:
     """A consumer that mirrors its positions in two partitions, with 10 and 5 records."""
