@@ -68,7 +68,7 @@ class Held:
 
     def worker(self, of: Future[launch.Progress]) -> psutil.Process:
         """Waits until a Python worker of the run blocks at the record, and returns the worker."""
-        until(lambda: list(self.folder.glob("*.worker")) or of.done(), "a worker stands at the record", 60)
+        until(lambda: list(self.folder.glob("*.worker")) or of.done(), "a worker stands at the record")
         assert not of.done(), of.result()
         (found,) = self.folder.glob("*.worker")
         return psutil.Process(int(found.stem))

@@ -100,14 +100,14 @@ class Topics:
         for value in values:
             producer.produce(topic, value=value, key=key, partition=partition, **options)
             producer.poll(0)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
 
     def transaction(self, topic: str, values: Sequence[Value], *, partition: int = 0, commit: bool = True) -> None:
         """Appends records in a transaction and commits or aborts it. Returns when the marker is in the log: the broker responds before it
         writes the marker."""
         start = self._end(topic, partition)
         producer = checked_producer(self.servers, transactional_id=uuid.uuid4().hex)
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, value=value, partition=partition)
@@ -119,10 +119,12 @@ class Topics:
         until(lambda: self._end(topic, partition) > start + len(values))
 
     def alter(self, topic: str, **config: str) -> None:
-        """Sets some of a topic's settings. The others stay unchanged."""
-        entries = [ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()]
+        """Sets some of a topic's settings; the others stay unchanged. Returns when the broker lists them: the controller responds first."""
+        expected = {key.replace("_", "."): value for key, value in config.items()}
+        entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in expected.items()]
         wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         administer(self.servers, lambda admin: admin.incremental_alter_configs([wanted], request_timeout=TRY_S))
+        until(lambda: {name: self._settings(topic)[name].value for name in expected} == expected, f"{topic} has {expected}")
 
     def trim(self, topic: str, before: Mapping[int, int]) -> None:
         """Deletes the records below an offset in each partition, as retention does."""
@@ -175,6 +177,11 @@ class Topics:
 
         (end,) = until(ask, f"the end of {topic}/{partition}", within_s=60)
         return int(end)
+
+    def _settings(self, topic: str) -> Mapping[str, ConfigEntry]:
+        (asked,) = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)], request_timeout=TRY_S).values()
+        found: Mapping[str, ConfigEntry] = asked.result()
+        return found
 
     def _led(self, topic: str, partitions: int) -> bool:
         """Whether the broker knows this many partitions and their leaders. It learns them a moment after the controller's response."""

@@ -350,7 +350,7 @@ class Scenario:
         try:
             consumer.assign([TopicPartition(topic, partition, 0)])
             while True:
-                message = consumer.poll(30)
+                message = consumer.poll(120)
                 assert message is not None, f"{topic}/{partition} is silent"
                 failure = message.error()
                 if failure is not None:
