@@ -104,7 +104,7 @@ def test_a_commit_under_way_is_waited_for_and_superseded(lab: Lab) -> None:
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     slow = Hanging(lab.slice(80))
     with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
-        assert slow.stands.wait(30)
+        assert slow.stands.wait(60)
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
             waiting(lab)
             slow.go.set()
@@ -122,7 +122,7 @@ def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pyte
     planned = lab.plan(ShiftBy(-30), f"{lab.topic}:0,1")
     slow = Hanging(lab.slice(80, 1))
     with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
-        assert slow.stands.wait(30)
+        assert slow.stands.wait(60)
         assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
         slow.go.set()
         with pytest.raises(DatabaseUnavailable):
@@ -193,7 +193,7 @@ def test_members_are_told_when_the_rewind_commits(lab: Lab) -> None:
     listening.poll()
     assert listening.notifies == []
     lab.apply(planned.rewind_id)
-    assert select.select([listening], [], [], 20)[0]
+    assert select.select([listening], [], [], 60)[0]
     listening.poll()
     assert [said.payload for said in listening.notifies] == [f"rewind {planned.rewind_id}"]
     listening.close()

@@ -261,7 +261,7 @@ def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: 
     waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidemark rewind' AND wait_event_type = 'Lock'"
     target_back = plain.target_back(skipped)
     with in_thread(lambda: commit_slice(target_back, held.part, held.judged(), payloads)) as filling:
-        assert held.stands.wait(20)
+        assert held.stands.wait(60)
         with in_thread(lambda: plain.apply(planned.rewind_id)) as rewinding:
             until(lambda: plain.sql(waits) == [(1,)])
             held.go.set()
@@ -308,7 +308,7 @@ def test_of_two_backfills_at_once_the_later_one_reads(plain: FillLab) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(plain.run_back, skipped, hold)
-        assert stands.wait(20)
+        assert stands.wait(60)
         assert plain.run_back(skipped).records == 30
         go.set()
         with pytest.raises(OffsetFenced):
