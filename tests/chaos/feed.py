@@ -83,7 +83,7 @@ class Feed(Log):
         settings: dict[str, Any] = {"bootstrap.servers": servers, "linger.ms": 1, "log_level": 0}
         self._plain = Producer(settings)
         self._transactional = Producer({**settings, "transactional.id": uuid.uuid4().hex})
-        self._transactional.init_transactions(30)
+        self._transactional.init_transactions(60)
 
     def add(self, rounds: int = 1) -> None:
         """Appends ``rounds`` rounds of `PLAIN`, `COMMITTED` and `ABORTED` records. Every other round ends with the aborted ones, so that
@@ -103,9 +103,9 @@ class Feed(Log):
         self._transactional.begin_transaction()
         self._send(self._transactional, kinds, keep=commit)
         if commit:
-            self._transactional.commit_transaction(30)
+            self._transactional.commit_transaction(60)
         else:
-            self._transactional.abort_transaction(30)
+            self._transactional.abort_transaction(60)
         self.ends = [end + 1 for end in self.ends]
         until(lambda: self._stable_ends() == self.ends, "the markers written")  # the broker answers before it writes them
 
@@ -121,7 +121,7 @@ class Feed(Log):
                 producer.produce(
                     self.topic, value=value, partition=partition, on_delivery=lambda error, message: sent.append((error, message))
                 )
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         for error, message in sent:
             self._delivered(error, message, keep=keep)
 

@@ -39,8 +39,9 @@ class PostgresServer:
         return [pid for (pid,) in self.sql(query, application)]
 
     def backend(self, application: str) -> int:
-        (pid,) = self.backends(application)
-        return pid
+        """The only session of this name. One whose slice is committed lives a moment longer than its transaction."""
+        (pid,) = until(lambda: len(found := self.backends(application)) == 1 and found, f"one session of {application}")
+        return int(pid)
 
     def waits(self, pid: int, event: str) -> bool:
         """Whether the session waits for this event, or for one of this type."""

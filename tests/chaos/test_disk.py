@@ -35,7 +35,7 @@ def test_quota_that_is_used_up_at_any_step_fails_the_run_as_unavailable(trial, s
             for pid in server.backends(COMMIT_SESSIONS):  # there are none before ⑦
                 server.limit_files(pid, 0)
             held.point.release()
-            error = held.run.exception(60)
+            error = held.run.exception(180)
             server.up()
         if committed_before(step):
             assert error is None
@@ -72,7 +72,7 @@ def test_full_disk_of_any_table_fails_the_run_as_unavailable(full: Full, trial, 
         server.sql(f"ALTER TABLE {table} SET TABLESPACE small")
         with chaos.held_here(step, rounds=ROUNDS) as held, full(server.backend(COMMIT_SESSIONS)):
             held.point.release()
-            error = held.run.exception(60)
+            error = held.run.exception(180)
             assert isinstance(error, DatabaseUnavailable), step
             assert NO_PAGE in error.cause
             chaos.check_stored(held.mark, committed=False)

@@ -289,9 +289,9 @@ def test_member_that_began_earlier_takes_over_what_another_has_read_further(scen
         """In the first slice, waits until the other member has joined. In the next one, after this member has given back partitions, waits
         until the other has ended."""
         if stands.is_set():
-            assert ended.wait(60)
+            assert ended.wait(2 * BUSY_S)
         stands.set()
-        assert joined.wait(60)
+        assert joined.wait(2 * BUSY_S)
 
     produce("a")
     scenario.write(topics=topic, members=2, batch={"max_records": count}).make_sink("payload bytea")
@@ -300,7 +300,7 @@ def test_member_that_began_earlier_takes_over_what_another_has_read_further(scen
     with ThreadPoolExecutor(2) as pool:
         earlier = pool.submit(run, 0, wait)
         try:
-            assert stands.wait(30)
+            assert stands.wait(BUSY_S)
             produce("b")
             later = pool.submit(run, 1)
             beating = (

@@ -71,7 +71,7 @@ def test_member_that_slept_through_its_session_commits_nothing_of_it_and_takes_o
 
 def test_members_outlive_a_restart_of_the_database(database_url: str, server: PostgresServer) -> None:
     """The members lose their sessions with Postgres, but not their seats: no member joins again, and the next heartbeats succeed."""
-    with Group(database_url) as group:
+    with Group(database_url, seat={"session_timeout_ms": 120_000}) as group:
         first, second = group.join(), group.join()
         group.settle()
         generation, ids = first.generation, {first.member_id, second.member_id}

@@ -47,7 +47,7 @@ def strike_each(steps: Sequence[Step], chaos: Trial, server: PostgresServer, str
             strike(server, server.backend(DRIVER_SESSIONS if step is Step.RECEIPT else COMMIT_SESSIONS))
             held.point.release()
             server.up()
-            assert isinstance(held.run.exception(60), Unavailable), step
+            assert isinstance(held.run.exception(180), Unavailable), step
         chaos.check_stored(held.mark, committed=committed_before(step))
         left = chaos.left()
         assert (left == 0) is committed_before(step)
@@ -85,7 +85,7 @@ def test_commit_whose_answer_is_lost_is_stored_once(trial, server: PostgresServe
             chaos.check_stored(held.mark, committed=False)  # no other session sees it yet
             strike(server, pid)
             server.up()
-        error = held.run.exception(60)
+        error = held.run.exception(180)
     # if the driver's session was lost too, the try fails once it has nothing left to do
     assert error is None if strike is PostgresServer.terminate else isinstance(error, DatabaseUnavailable)
     chaos.check_stored(held.mark, committed=True)

@@ -117,7 +117,7 @@ CONSUMERS: dict[str, str] = {
     "driver-killed": "",
     "marked-failed": "",
     "marked-success": "",
-    "timed-out": "airflow: {retries: 0, execution_timeout: 20s}",
+    "timed-out": "airflow: {retries: 0, execution_timeout: 30s}",
     "critical": "validation: {suite: numbers}",
     "taken-back": "validation: {suite: numbers, on_failure: rewind}",
     "warning": "validation: {suite: numbers}",
@@ -372,7 +372,7 @@ class Lab:
                 if os.getpgid(process.pid) == leader:
                     group.append(process)
         os.killpg(leader, signal.SIGKILL)
-        assert wait_gone(group, 10)
+        assert wait_gone(group, 60)
 
     def start_scheduler(self) -> None:
         """Starts it again. Unlike `LocalAirflow.up`, this leaves its predecessor's processes running."""

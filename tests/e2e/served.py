@@ -101,4 +101,4 @@ def served(
         yield url
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=120)

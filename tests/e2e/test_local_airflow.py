@@ -53,7 +53,7 @@ def test_up_of_a_running_airflow_does_nothing(lab: Lab) -> None:
     before, said = pids(lab.airflow), list[str]()
     lab.airflow.up(said.append)
     assert (pids(lab.airflow), said) == (before, [])
-    assert lab.airflow.status().healthy
+    until(lambda: lab.airflow.status().healthy)
     assert list(before) == list(PROCESSES)
 
 
@@ -87,10 +87,10 @@ def test_up_repairs_what_a_killed_scheduler_has_left(lab: Lab) -> None:
     driver, task = sleeping(lab)
     before = pids(lab.airflow)
     lab.kill_scheduler()
-    assert [process.name for process in lab.airflow.status().processes if not process.healthy] == ["scheduler"]
+    until(lambda: [process.name for process in lab.airflow.status().processes if not process.healthy] == ["scheduler"])
     assert driver.is_running(), "a session of its own is out of the group's reach"
     lab.airflow.up()
-    assert lab.airflow.status().healthy
+    until(lambda: lab.airflow.status().healthy)
     assert [name for name, pid in pids(lab.airflow).items() if before[name] != pid] == ["scheduler"]
     until(lambda: not driver.is_running() and not task.is_running())
 

@@ -242,8 +242,12 @@ def test_page_follows_a_rewind_from_its_request_to_the_records_that_are_read_aga
     page.get_by_role("link", name="Review and approve it").click()
     with page.expect_response(lambda answer: answer.request.method == "PATCH" and answer.ok):
         page.get_by_role("button", name="Approve").click()
-    while "plugin/tidemark" not in page.url:
+
+    def back() -> bool:
         page.go_back()
+        return "plugin/tidemark" in page.url
+
+    until(back, what="back on the page")
     page.get_by_text("6 offsets read again").wait_for(timeout=180_000)
     assert followed.position() == 10
 

@@ -70,7 +70,7 @@ class Attempt:
             process.suspend()
         return tree
 
-    def wait(self, timeout_s: float = 60) -> Progress | TidemarkError | None:
+    def wait(self, timeout_s: float = 180) -> Progress | TidemarkError | None:
         """Waits until the attempt ends, and returns its result."""
         self._thread.join(timeout_s)
         assert not self.running, self.log

@@ -111,11 +111,11 @@ class Topics:
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, value=value, partition=partition)
-        producer.flush(30)
+        producer.flush(120)
         if commit:
-            producer.commit_transaction(30)
+            producer.commit_transaction(60)
         else:
-            producer.abort_transaction(30)
+            producer.abort_transaction(60)
         until(lambda: self._end(topic, partition) > start + len(values))
 
     def alter(self, topic: str, **config: str) -> None:

@@ -59,7 +59,7 @@ def contexts(site: Site) -> Callable[[str], BrowserContext]:
     def of(user: str) -> BrowserContext:
         context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light", timezone_id="UTC")
         context.add_cookies([{"name": "_token", "value": site.token(user), "url": site.url}])
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         return context
 
     return of

@@ -36,7 +36,7 @@ class Site:
 
     def pause(self, dag_id: str, paused: bool) -> None:
         headers = {"Authorization": f"Bearer {self.token('adam')}"}
-        answer = httpx.patch(f"{self.url}/api/v2/dags/{dag_id}", json={"is_paused": paused}, headers=headers, trust_env=False)
+        answer = httpx.patch(f"{self.url}/api/v2/dags/{dag_id}", json={"is_paused": paused}, headers=headers, trust_env=False, timeout=60)
         assert answer.status_code == 200, answer.text
 
     def json(self, path: str, user: str = "adam") -> Any:

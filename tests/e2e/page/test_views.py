@@ -33,7 +33,7 @@ def test_each_view_opens_by_its_address_without_an_error_light_dark_and_on_a_pho
             visitor.look(width, theme)
             for box in ("document.documentElement", "document.querySelector('main')"):
                 fits = f"(() => {{ const box = {box}; return box.scrollWidth <= box.clientWidth }})()"
-                until(lambda page=page, fits=fits: page.evaluate(fits), f"{name} fits into {width} pixels", within_s=5)  # type: ignore[misc]
+                until(lambda page=page, fits=fits: page.evaluate(fits), f"{name} fits into {width} pixels", within_s=60)  # type: ignore[misc]
         links = page.locator("main a[href], nav[aria-label=Tidemark] a[href]").evaluate_all(
             "all => all.map(one => new URL(one.getAttribute('href'), document.baseURI).pathname)"
         )

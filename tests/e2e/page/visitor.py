@@ -40,7 +40,7 @@ class Visitor:
             }""",
             theme,
         )
-        until(lambda: self._is_dark() is (theme == "dark"), f"the theme is {theme}", within_s=20)
+        until(lambda: self._is_dark() is (theme == "dark"), f"the theme is {theme}", within_s=60)
 
     def _is_dark(self) -> bool:
         shade = self.page.evaluate("getComputedStyle(document.querySelector('main')).color")  # the color of the text

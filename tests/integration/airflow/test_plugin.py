@@ -28,7 +28,7 @@ def run(program: str, home: Path, plugins: Path) -> str:
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins),
     }
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120, cwd=home)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300, cwd=home)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

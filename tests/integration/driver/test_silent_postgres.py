@@ -60,7 +60,7 @@ def test_session_has_bounds_by_default_and_the_url_wins(database_url: str) -> No
 
 def test_statement_timeout_of_the_role_is_named(database_url: str) -> None:
     """Not as an outage that only has to be waited for. `doctor` warns of the setting."""
-    limited = with_settings(database_url, "options=-cstatement_timeout%3D50")
+    limited = with_settings(database_url, "options=-cstatement_timeout%3D1000")
     with session(limited) as connection, pytest.raises(StatementTimeout, match="SET statement_timeout = 0"), transaction(connection) as cur:
         cur.execute("SELECT pg_sleep(60)")
 
@@ -118,10 +118,10 @@ def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Grou
 
 def test_server_that_works_is_not_given_up(database_url: str) -> None:
     """While bytes pass, and between two statements, a session does not count as silent."""
-    with session(database_url) as connection, answering(connection, 1.0), transaction(connection) as cur:
+    with session(database_url) as connection, answering(connection, 3.0), transaction(connection) as cur:
         for _ in range(3):
-            cur.execute("SELECT pg_sleep(0.5)")
-        time.sleep(1.5)
+            cur.execute("SELECT pg_sleep(1.1)")
+        time.sleep(3.5)
         cur.execute("SELECT 1")
 
 
@@ -164,12 +164,12 @@ def alter(connection: db.Connection) -> None:
 
 def test_transform_may_take_longer_than_postgres_may_be_silent(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it computes the rows of a COPY, Postgres waits for it."""
-    monkeypatch.setattr(commit_module, "answering", lambda connection, url: answering(connection, 1.0))
+    monkeypatch.setattr(commit_module, "answering", lambda connection, url: answering(connection, 3.0))
     part = group.slice(end=3)
 
     def slow() -> Iterator[TransformOutput]:
         for offset in range(part.start, part.end):
-            time.sleep(2.5)
+            time.sleep(3.5)
             yield TransformOutput(only(rows(part, [offset], "x")))
 
     group.commit(part, slow())

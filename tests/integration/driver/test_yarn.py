@@ -135,7 +135,7 @@ def wait_for(gate: Path, cluster: YarnCluster) -> None:
 
 def ended(cluster: YarnCluster) -> str:
     """Waits until the newest application has ended; its final state."""
-    return until(lambda: (state := cluster.applications()[-1]["finalStatus"]) != "UNDEFINED" and state, "the application ends", 120)
+    return until(lambda: (state := cluster.applications()[-1]["finalStatus"]) != "UNDEFINED" and state, "the application ends")
 
 
 # ---- runs
@@ -181,7 +181,7 @@ def test_secrets_are_in_no_argument_no_environment_no_log_and_no_answer_of_yarn(
     assert MARK not in output
     assert password not in output
     assert ended(cluster) == "SUCCEEDED"
-    until(lambda: not list((cluster.folder / "staging").rglob("*.json")), "the staging folder is removed", 30)
+    until(lambda: not list((cluster.folder / "staging").rglob("*.json")), "the staging folder is removed")
     held.check()
 
 
@@ -218,7 +218,7 @@ def test_driver_or_its_node_is_killed_and_the_next_run_loads_every_record_once(
         assert "ended without a result: application application_" in output
     assert ended(cluster) == "FAILED"
     assert held.rows() == []
-    until(lambda: not list((cluster.folder / "staging").rglob("*.json")), "the staging folder is removed", 30)
+    until(lambda: not list((cluster.folder / "staging").rglob("*.json")), "the staging folder is removed")
     for name, process in list(cluster.processes.items()):
         if process.poll() is not None:
             cluster.start_node(name)
@@ -254,7 +254,7 @@ def test_task_is_killed_while_it_submits_and_its_next_try_loads_every_record_onc
 
     (gate / "open").touch()
     with started(held, dict(os.environ), sys.executable, "-c", TASK, held.name) as task:
-        until(lambda: held.sql("SELECT FROM tidemark.attempt WHERE application IS NOT NULL"), "the submission begins", 60)
+        until(lambda: held.sql("SELECT FROM tidemark.attempt WHERE application IS NOT NULL"), "the submission begins")
         task.kill()
     assert ConsumeOperator(task_id="consume", consumer=held.name).execute(context())["loaded"] == 2
     held.check()
@@ -297,7 +297,7 @@ def test_interrupted_command_kills_its_application(cluster: YarnCluster, held: S
     with started(held, held.env() | env_of(cluster)) as caller:
         wait_for(gate, cluster)
         caller.send_signal(signal.SIGINT)
-        caller.communicate(timeout=120)
+        caller.communicate(timeout=240)
     assert ended(cluster) == "KILLED"
     assert [state for state, _, _ in attempts(held)] == ["FAILED"]
     assert held.rows() == []

@@ -268,7 +268,7 @@ def test_an_interrupted_up_stops_what_it_has_started(folder):
     asked = begun(folder)
     until((folder / "kafka" / "log.txt").exists)  # its JVM needs a second or more before it answers
     asked.send_signal(signal.SIGINT)
-    assert asked.wait(60) != 0
+    assert asked.wait(180) != 0
     until(lambda: processes_of(folder) == [])
 
 

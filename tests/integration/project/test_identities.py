@@ -128,7 +128,7 @@ def numbers(count: int) -> list[str]:
 @pytest.mark.parametrize("source", ["function", "command"])
 def test_each_kind_of_client_logs_in_with_a_token(source: str, consumer: Scenario, broker: TokenKafka) -> None:
     """Admin clients, the consumers of look-ups, the producer, and both readers. Without a token, no broker answers."""
-    maker = maker_of(consumer, 60)
+    maker = maker_of(consumer, 3600)
     named = {"token": f"{maker.module.stem}:token"} if source == "function" else {"token_command": f"{sys.executable} {maker.module}"}
     settings = checked(kafka_of(broker, **named))
     (topic,) = consumer.spec.topics

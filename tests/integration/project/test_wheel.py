@@ -63,8 +63,10 @@ def test_wheel_brings_the_compiled_library_for_its_machine(installed: Installed,
     source = library.with_name("encoder.c")
     original = source.read_text()
     source.write_text(original + "/* edited */")
-    edited = installed.run(python, "-c", LIBRARY, cwd=tmp_path, **env)
-    source.write_text(original)
+    try:
+        edited = installed.run(python, "-c", LIBRARY, cwd=tmp_path, **env)
+    finally:
+        source.write_text(original)
     assert (edited.stdout, "there is no C compiler" in edited.stderr) == ("None\n", True)
 
 

@@ -31,6 +31,8 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step
 
 FORMS = {"function": PLAIN, "arrow": ARROW, "spark": SPARK}
+CREDENTIALS = ("AIRFLOW_CONN_TIDEMARK_POSTGRES", "AIRFLOW__API_AUTH__JWT_SECRET", "AIRFLOW__API__SECRET_KEY", "SOMEBODYS_TOKEN")
+SECRET = "s3cr3t"
 
 
 @contextlib.contextmanager
@@ -41,13 +43,16 @@ def own_keepers() -> Iterator[None]:
         yield
         running = tree()
         keeper_client.stop_keepers()
-        until(lambda: all_gone(running), "the keeper and what it has started are gone", 30)
+        until(lambda: all_gone(running), "the keeper and what it has started are gone")
         shutil.rmtree(keeper_client._folder())
 
 
 @pytest.fixture(scope="module", autouse=True)
 def keepers() -> Iterator[None]:
-    with own_keepers():
+    """They are started by tasks with `CREDENTIALS`."""
+    with own_keepers(), pytest.MonkeyPatch.context() as patch:
+        for name in CREDENTIALS:
+            patch.setenv(name, SECRET)
         yield
 
 
@@ -73,7 +78,7 @@ def points(scenario: Scenario) -> Iterator[Points]:
 def kept() -> list[psutil.Process]:
     """The keepers of these runs, without their forks, which have the same command line."""
     mine = [process for process in psutil.process_iter() if str(keeper_client._folder()) in " ".join(command(process)[-1:])]
-    return [process for process in mine if process.ppid() not in {other.pid for other in mine}]
+    return [process for process in mine if parent(process) not in {other.pid for other in mine}]
 
 
 def command(process: psutil.Process) -> list[str]:
@@ -83,12 +88,46 @@ def command(process: psutil.Process) -> list[str]:
         return []
 
 
+def name(process: psutil.Process) -> str:
+    """Empty if the process has ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def parent(process: psutil.Process) -> int:
+    """0 if the process has ended."""
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    """None if the process has ended."""
+    try:
+        return process.children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []
+
+
 def tree() -> list[psutil.Process]:
-    return [process for top in kept() for process in (top, *top.children(recursive=True))]
+    return [process for top in kept() for process in (top, *children(top, recursive=True))]
 
 
 def jvms() -> list[psutil.Process]:
-    return [process for process in tree() if process.name() == "java"]
+    return [process for process in tree() if name(process) == "java"]
+
+
+def unreaped() -> list[psutil.Process]:
+    """The zombies among the forks of the keepers."""
+    found = []
+    for fork in (fork for top in kept() for fork in children(top)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if fork.status() == psutil.STATUS_ZOMBIE:
+                found.append(fork)
+    return found
 
 
 def started(scenario: Scenario) -> Attempt:
@@ -98,7 +137,7 @@ def started(scenario: Scenario) -> Attempt:
 def run(scenario: Scenario) -> Progress:
     attempt = started(scenario)
     try:
-        done = attempt.wait(180)
+        done = attempt.wait()
     finally:
         attempt.end()
     assert isinstance(done, Progress), f"{done}\n{attempt.log}"
@@ -158,7 +197,7 @@ def test_small_run_gets_a_core_as_soon_as_a_long_one_has_ended_a_task(
     first.release()
     until(lambda: not attempt.running or sum(point.is_reached for point in held) == 3, "the next task runs")
     second.release()  # by now, the small run's job is waiting
-    done = attempt.wait(120)
+    done = attempt.wait()
     assert isinstance(done, Progress), attempt.log
     for point in held:
         point.release()
@@ -199,15 +238,14 @@ def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once
     before = kept()
     struck.kill()
     ended = attempt.wait()
-    until(lambda: all_gone(ends), f"{[process.pid for process in ends]} gone", 30)
+    until(lambda: all_gone(ends), f"{[process.pid for process in ends]} gone")
     assert isinstance(ended, TidemarkError), ended
     assert ended.retriable, ended
     assert scenario.positions() == {(scenario.spec.topics[0], 0): 0}
     assert run(scenario).counts["loaded"] == 3
     assert (kept() == before) == (victim != "keeper"), "the keeper outlives what it has started"
     if victim != "keeper":
-        forks = [each for top in kept() for each in top.children()]
-        assert [each for each in forks if each.status() == psutil.STATUS_ZOMBIE] == []
+        until(lambda: not unreaped(), "the keeper has waited for its forks")
     scenario.check()
 
 
@@ -257,7 +295,7 @@ def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points
         if stopped:
             driver.suspend()
         task.kill()
-    until(lambda: all_gone([driver, worker]), "driver and worker gone", 30)
+    until(lambda: all_gone([driver, worker]), "driver and worker gone")
     assert run(scenario).counts["loaded"] == 3
     scenario.check()
 
@@ -378,18 +416,17 @@ def test_avro_is_decoded_in_forks_of_the_daemon(orders: Orders) -> None:
     assert len(jvms()) == 1
 
 
-def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenario) -> None:
     """They get only what they need of a task's environment: a variable that nobody has thought of is not passed on."""
-    for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", "AIRFLOW__API_AUTH__JWT_SECRET", "AIRFLOW__API__SECRET_KEY", "SOMEBODYS_TOKEN"):
-        monkeypatch.setenv(name, "s3cr3t")
+    assert {os.environ[variable] for variable in CREDENTIALS} == {SECRET}
     run(consumer(scenario))
     looked_at = set()
     for top in kept():
-        for process in (top, *(child for child in top.children(recursive=True) if child.name() in ("tidemark spark", "java", "python"))):
+        for process in (top, *(child for child in children(top, recursive=True) if name(child) in ("tidemark spark", "java", "python"))):
             with contextlib.suppress(psutil.NoSuchProcess):  # a fork that has just ended, or a zombie
                 found = process.environ()
-                assert "s3cr3t" not in found.values()
-                assert not [name for name in (DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, *FILES.values()) if found.get(name)], process
+                assert SECRET not in found.values()
+                assert not [known for known in (DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, *FILES.values()) if found.get(known)], process
                 looked_at.add(process.name())
     assert {"tidemark spark", "java"} <= looked_at
 
@@ -402,9 +439,6 @@ def test_call_of_one_consumer_finds_no_environment_of_another_in_its_memory(monk
     for name in ("AIRFLOW_CONN_TIDEMARK_POSTGRES", DATABASE_URL, KAFKA_CONFIG, "SPARK_DB_PASSWORD", "PYTHON_TOKEN"):
         monkeypatch.delenv(name)
     assert keeper_client.call_in_fork(secrets_in_memory) == set()
-
-
-SECRET = "s3cr3t"
 
 
 def secrets_in_memory() -> set[bytes]:
@@ -438,7 +472,7 @@ def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, po
     point.release()
     for attempt in (second, other):
         attempt.wait()
-    until(lambda: first not in jvms(), "the first application is gone", 30)
+    until(lambda: first not in jvms(), "the first application is gone")
     scenario.check()
 
 
@@ -450,7 +484,7 @@ def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:
     running = tree()
     for path in keeper_client._folder().glob("*.sock"):
         path.unlink()
-    until(lambda: all_gone(running), "the keeper is gone", 60)
+    until(lambda: all_gone(running), "the keeper is gone")
     run(scenario)
     scenario.check()
 
@@ -463,6 +497,6 @@ def test_task_that_can_have_no_keeper_starts_its_driver_itself(scenario: Scenari
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     consumer(scenario)
     attempt = started(scenario)
-    assert isinstance(attempt.wait(180), Progress), attempt.log
+    assert isinstance(attempt.wait(), Progress), attempt.log
     assert f"no keeper, starting the driver without one: {folder} is not a folder of this user alone" in attempt.log
     scenario.check()
