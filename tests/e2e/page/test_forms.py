@@ -121,9 +121,7 @@ def test_times_are_in_the_zone_that_the_user_has_chosen_in_airflow(site: Site, v
         page.get_by_role("button", name="before the run of").first.click()
         assert page.get_by_label("Scenario").input_value() == "to-batch"
         page = visitor.open("groups/orders", "Effective spec")
-        titles = page.locator("svg[aria-label^='Lag over time'] circle title").all_text_contents()
-        assert titles
-        assert all("+09:00" in each for each in titles)
+        assert all("+09:00" in each for each in visitor.titles("aria-label^='Lag over time'", "circle"))
     finally:
         page.evaluate("localStorage.removeItem('timezone')")
 

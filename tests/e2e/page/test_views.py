@@ -75,11 +75,11 @@ def test_group_shows_rates_rebalances_the_fenced_try_and_deletes(site: Site, vis
     assert {"In / s", "Out / s", "Owner", "Epoch", "Validated to", "End"} <= set(
         page.get_by_label("Partitions").get_by_role("columnheader").all_inner_texts()
     )
-    titles = page.locator("svg[aria-label^='Lag over time'] title").all_text_contents()
+    titles = visitor.titles("aria-label^='Lag over time'")
     assert sum("a member leaves" in each and each.startswith("generation ") for each in titles) == 2
     assert sum(each.startswith("rewind ") for each in titles) == 1
     assert sum(" failed" in each for each in titles) == 0, "a takeover is no failed run"
-    assert sum("took over" in each for each in page.locator("svg[aria-label*='batches of'] title").all_text_contents()) == 1
+    assert sum("took over" in each for each in visitor.titles("aria-label*='batches of'")) == 1
     page.get_by_label("Attempts").get_by_text("nothing was loaded twice").wait_for()
     for name in ("About this group", "Members", "Rebalances"):
         page.get_by_role("heading", name=name).click()
@@ -91,7 +91,7 @@ def test_group_shows_rates_rebalances_the_fenced_try_and_deletes(site: Site, vis
 
     page = visitor.open("groups/fares", "Effective spec")
     assert page.get_by_label("Attempts").get_by_text("delete").all_inner_texts() == ["1 delete"]
-    titles = page.locator("svg[aria-label*='batches of'] title").all_text_contents()
+    titles = visitor.titles("aria-label*='batches of'")
     assert [title.partition("; ")[2] for title in titles] == ["4 loaded, 0 to retry, 0 failed, 1 delete", "2 loaded, 0 to retry, 0 failed"]
 
 

@@ -48,6 +48,13 @@ class Visitor:
         assert lightness, shade
         return float(lightness[1]) > 0.5
 
+    def titles(self, chart: str, mark: str = "") -> list[str]:
+        """The titles of the marks in a chart with this attribute. A chart is drawn a moment after its view has opened, when its width is
+        known."""
+        found = self.page.locator(f"svg[{chart}] {mark} title")
+        found.first.wait_for(state="attached")
+        return found.all_text_contents()
+
     def requests(self, press: Callable[[], None]) -> Any:
         """Presses the last button of a form, and returns the Airflow run that it has started."""
         with self.page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
