@@ -343,11 +343,11 @@ class Lab:
                 **self.points.env,
                 **self.statsd.env,
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(["admin:admin", *(f"{name}:user" for name in USERS)]),
-                # Airflow detects a killed supervisor or scheduler after 10 s.
-                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
+                # Airflow takes a supervisor or scheduler for dead after 20 s. On a busy machine, a heartbeat may be 10 s late.
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
                 "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "2",
-                "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
+                "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "20",
                 "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "0.5",  # tells the tests when the scheduler's loop has run again
                 "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
                 # The files do not change, and parsing them every 10 s takes an eighth of a core.

@@ -152,7 +152,7 @@ class ChangeSource:
             self.worker.delete(followed.name)
             until(lambda: not self.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", followed.name))
             self.execute(f"DROP PUBLICATION IF EXISTS {followed.name}")
-            topics = [topic for topic in self._admin.list_topics(timeout=10).topics if topic.startswith(f"{followed.name}.")]
+            topics = [topic for topic in self._admin.list_topics(timeout=60).topics if topic.startswith(f"{followed.name}.")]
             if topics:
                 delete_topics(self.servers, topics)
 

@@ -156,7 +156,7 @@ class Topics:
     def delete(self, topic: str) -> None:
         delete_topics(self.servers, [topic])
         self._made.remove(topic)
-        until(lambda: topic not in self._admin.list_topics(timeout=10).topics)
+        until(lambda: topic not in self._admin.list_topics(timeout=60).topics)
 
     def adopt(self, names: Iterable[str]) -> None:
         """Takes over topics that something else created, so that they are deleted after the test."""
@@ -185,7 +185,7 @@ class Topics:
 
     def _led(self, topic: str, partitions: int) -> bool:
         """Whether the broker knows this many partitions and their leaders. It learns them a moment after the controller's response."""
-        metadata = self._admin.list_topics(timeout=10).topics.get(topic)
+        metadata = self._admin.list_topics(timeout=60).topics.get(topic)
         if metadata is None or metadata.error is not None:
             return False
         return len(metadata.partitions) == partitions and all(part.leader >= 0 for part in metadata.partitions.values())

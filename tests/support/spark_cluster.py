@@ -53,7 +53,7 @@ class SparkCluster:
     def state(self) -> dict[str, Any]:
         """The state that the master reports: ``workers``, ``activeapps``, ``completedapps``."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{self.host}:{self.web_port}/json/", timeout=5) as answer:
+        with opener.open(f"http://{self.host}:{self.web_port}/json/", timeout=60) as answer:
             return json.load(answer)
 
     def family(self) -> list[psutil.Process]:

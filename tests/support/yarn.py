@@ -51,7 +51,7 @@ class YarnCluster:
     def get(self, path: str) -> Any:
         """An answer of the resource manager's REST API."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{ports.HOST}:{self.web_port}/ws/v1/cluster/{path}", timeout=5) as answer:
+        with opener.open(f"http://{ports.HOST}:{self.web_port}/ws/v1/cluster/{path}", timeout=60) as answer:
             return json.load(answer)
 
     def applications(self) -> list[dict[str, Any]]:

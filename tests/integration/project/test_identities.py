@@ -174,7 +174,7 @@ def test_reader_whose_source_fails_reads_on_until_its_token_expires(
     consumer: Scenario, broker: TokenKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Then the read ends as an outage, and the log says why no token came. With a token, the next read works."""
-    monkeypatch.setattr(reader, "SILENCE_S", 3)
+    monkeypatch.setattr(reader, "SILENCE_S", 10)
     maker = maker_of(consumer, 2)
     source = maker.module.read_text()
     (topic,) = consumer.spec.topics
