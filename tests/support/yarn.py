@@ -71,7 +71,12 @@ class YarnCluster:
     def drivers(self) -> list[psutil.Process]:
         """The JVMs of application masters, which run the drivers."""
         mark = "org.apache.spark.deploy.yarn.ApplicationMaster"
-        return [process for process in self.family() if process.name() == "java" and mark in process.cmdline()]
+        found = []
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "java" and mark in process.cmdline():
+                    found.append(process)
+        return found
 
     def node_of(self, process: psutil.Process) -> str:
         """The node manager that has started this process of a container."""
