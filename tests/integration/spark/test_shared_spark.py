@@ -176,6 +176,7 @@ def test_consumer_with_settings_of_its_own_has_its_own_application(scenario: Sce
     assert jvm in psutil.Process(attempt.driver.pid).children(recursive=True)
     point.release()
     assert isinstance(attempt.wait(), Progress), attempt.log
+    until(lambda: all_gone([jvm]), "its JVM is gone")
     scenario.check()
 
 
