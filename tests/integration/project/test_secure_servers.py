@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 import psycopg2
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -126,8 +127,10 @@ class SecureKafka(Kafka):
         admin.alter_user_scram_credentials([UserScramCredentialUpsertion(USER, info, password.encode())])[USER].result(ANSWER_S)
 
         def known() -> bool:
-            infos = admin.describe_user_scram_credentials([USER])[USER].result(ANSWER_S).scram_credential_infos
-            return [one.iterations for one in infos] == [self._iterations]
+            with contextlib.suppress(KafkaException):  # it does not know the user yet
+                infos = admin.describe_user_scram_credentials([USER])[USER].result(ANSWER_S).scram_credential_infos
+                return [one.iterations for one in infos] == [self._iterations]
+            return False
 
         until(known, "the broker knows the new password")
 
