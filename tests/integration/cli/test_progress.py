@@ -41,6 +41,7 @@ class Terminal:
         self.seen = ""
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # pytest may have been started by a shell that ignores it
             os.execve(sys.executable, [sys.executable, "-m", "tidemark.cli.main", *words], scenario.env() | {"COLUMNS": "150"})
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
