@@ -73,6 +73,7 @@ def test_encoder_touches_no_byte_outside_of_its_buffers(tmp_path: Path) -> None:
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "PYTHONMALLOC": "malloc",
     }
+    env.pop("TIDEMARK_TEST_SHARD", None)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/unit/sink/test_encoders.py"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
