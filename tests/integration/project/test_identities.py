@@ -26,7 +26,7 @@ from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, KAFKA_CONFIG, 
 from tidemark.consume import extent, run
 from tidemark.db import connect, kept_open, session
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable, TidemarkError
-from tidemark.kafka import reader
+from tidemark.kafka import contact, reader
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import checked
 from tidemark.kafka.producer import DeliveryStatus, Outgoing, Publisher
@@ -147,8 +147,9 @@ def test_each_kind_of_client_logs_in_with_a_token(source: str, consumer: Scenari
         Cluster(plain, timeout_s=2).topics([topic])
 
 
-def test_advertised_addresses_that_accept_no_connection_are_named(broker: TokenKafka) -> None:
+def test_advertised_addresses_that_accept_no_connection_are_named(broker: TokenKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker answers at the given address, and sends its clients to another one."""
+    monkeypatch.setattr(contact, "PATIENCE_S", 10.0)  # on a busy machine, the broker may take longer than a user should wait
     servers = f"{ports.HOST}:{broker.misleading_port}"
     message = rf"{servers} answers, but names brokers that accept no connection: {CLOSED} \(Connection refused\)\. Look at advertised"
     with pytest.raises(BrokerUnavailable, match=message):
@@ -183,8 +184,8 @@ def test_reader_whose_source_fails_reads_on_until_its_token_expires(
     with contextlib.closing(Reader(settings)) as client:
         assert sum(chunk.num_rows for chunk in client.read(TopicPartition(topic, 0), 0, 10)) == 10
         maker.module.write_text("raise SystemExit('no role')")
-        until(lambda: "token not renewed" in caplog.text, "the warning")
-        assert "tidemark.token.command: " in caplog.text
+        own = "token not renewed cause=tidemark.token.command: "  # clients of earlier tests may also still renew their tokens
+        until(lambda: own in caplog.text, "the warning")
         assert "ended with status 1: no role. Nothing was connected." in caplog.text
     with pytest.raises(TokenUnavailable, match="ended with status 1: no role"):  # no client of this process has a fresh one
         list(reader.read(settings, TopicPartition(topic, 0), 0, 10))
