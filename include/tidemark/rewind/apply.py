@@ -33,7 +33,7 @@ from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait
 from tidemark.offsets.mirror import republish_or_log
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import adopt, backfill, beside, guards, undo
+from tidemark.rewind import adopt, backfill, beside, guards, side, undo
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, partial_batches
 from tidemark.rewind.plan_model import GroupPlan, Plan, RewindState
@@ -122,7 +122,8 @@ class NotCaughtUp(Unavailable):
         behind = f"The replay of rewind {self.rewind_id} is {counted(self.left, 'offset')} behind its group"
         if self.paused:
             fix = "; ".join(f"tidemark resume {name}" for name in self.paused)
-            return f"{behind}, and cannot read on, because {', '.join(self.paused)} is paused. Nothing was changed. Resume it first: {fix}"
+            names = f"{' and '.join(self.paused)} {'is' if len(self.paused) == 1 else 'are'}"
+            return f"{behind}, and cannot read on, because {names} paused. Nothing was changed. First: {fix}"
         return f"{behind}. Nothing was changed. Read them first: tidemark rewind replay {self.rewind_id}"
 
 
@@ -256,8 +257,8 @@ def _lock_positions(cur: Cursor, plan: Plan) -> dict[Place, int | None]:
         if plan.beside
         else backfill.to_lock(cur, {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of})
     )
-    for side in sides:
-        _lock_position(cur, *side)
+    for position in sides:
+        _lock_position(cur, *position)
     return positions
 
 
@@ -331,7 +332,7 @@ def _lock(cur: Cursor, plan: Plan) -> bool:
     to_lock += [(f"validation of the replay of rewind {plan.rewind_id}", side_id) for side_id in beside.sides(cur, plan.rewind_id)]
     for what, group_id in to_lock:
         wait, key = LockWait(what), {"class": REWIND_LOCK, "group_id": group_id}
-        while _locked(cur, SQL["lock_group"], key) is None:
+        while _locked(cur, side.SQL["lock_group"], key) is None:
             wait.report_holders(cur, {**key, "topic_id": None, "partition": None})
     cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # the rewind's row is never locked for long
     cur.execute(SQL["lock_rewind"], {"rewind_id": plan.rewind_id})

@@ -6,10 +6,6 @@
 SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true),
        set_config('row_security', 'off', true);
 
--- name: lock_group
--- One rewind per group at a time. A transaction-level advisory lock: the group's row stays free, so members can join and leave.
-SELECT pg_advisory_xact_lock(%(class)s, %(group_id)s);
-
 -- name: lock_rewind
 -- Locks the rewind's row, and returns whether the plan has expired.
 SELECT expires_at <= clock_timestamp() FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;

@@ -15,8 +15,8 @@ the last records, the rewind *holds* its groups: they begin no batch until ``hol
 
 A *rehearsal* is a replay beside with another transform than the consumer's, for its runs only. It is compared and discarded, never swapped.
 
-Locks: before the rewind's row, the advisory locks of the side groups, which validations of the replay share; the side groups' positions,
-after those of the groups themselves.
+Locks: first the advisory locks of the side groups, which validations of the replay share; then the rewind's row; then the positions of the
+groups, and after them the positions of the side groups.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from tidemark.errors import BadInput, Broken, Refused
 from tidemark.offsets import flow
 from tidemark.quality import Reaction, ValidationReport, Verdict, reaction, suite_files, unjudged, validate
 from tidemark.records.ranges import TopicPartition
+from tidemark.retry.store import lock_out_rewinds
 from tidemark.rewind.plan_model import Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
 from tidemark.rewind.rows.archive import ArchiveForged, RowsRefused, open_archive, put_back, relation_of
+from tidemark.rewind.side import SQL as SIDE
 from tidemark.rewind.side import SideGroup, SidePart, by_group, group_fields, part_fields, places
 from tidemark.rewind.store import AlreadyDecided, read_plan
 from tidemark.sink import kept_rows
@@ -275,7 +277,7 @@ def validate_replay(url: DatabaseUrl, spec: ConsumerSpec, replay: SideReplay) ->
     with session(url, application="tidemark validate") as connection:
         runs = [each.run for each in unjudged(connection, replay.side, critical=critical) if each.running is None]
         with kept_open(connection) as cur:
-            cur.execute(SQL["keep_side"], {"class": REWIND_LOCK, "side_id": replay.side_id})
+            lock_out_rewinds(cur, replay.side_id)  # the verdict is stored by another session, which needs the positions
             open_shadows(replay, cur)
             return [validate(url, run, group=replay.side, suites=suites, upsert=spec.upserts) for run in runs]
 
@@ -373,7 +375,7 @@ def discard(connection: Connection, rewind_id: int, *, by: str, reason: str = ""
         with transaction(connection) as cur:
             set_audit_actor(cur, by, reason)
             for side_id in sides(cur, rewind_id):
-                cur.execute(SQL["end_side"], {"class": REWIND_LOCK, "side_id": side_id})
+                cur.execute(SIDE["lock_group"], {"class": REWIND_LOCK, "group_id": side_id})
             cur.execute("SELECT FROM tidemark.rewind WHERE rewind_id = %s FOR UPDATE", (rewind_id,))
             plan = read_plan(cur, rewind_id)
             if plan.state is RewindState.BESIDE:

@@ -98,15 +98,6 @@ UPDATE tidemark.rewind SET hold_until = clock_timestamp() + %(hold)s WHERE rewin
 -- The side groups of a rewind, in lock order. Locks nothing.
 SELECT side_id FROM tidemark.rewind_group WHERE rewind_id = %(rewind_id)s AND side_id IS NOT NULL ORDER BY side_id;
 
--- name: keep_side
--- A validation reads the shadows in one session and stores its verdict in another, which needs the positions: until it has ended, no swap
--- or discard begins.
-SELECT pg_advisory_xact_lock_shared(%(class)s, %(side_id)s);
-
--- name: end_side
--- Waits for validations of a replay. A swap takes the same lock.
-SELECT pg_advisory_xact_lock(%(class)s, %(side_id)s);
-
 -- name: to_lock
 -- The positions of the side groups of a rewind, in lock order. Locks nothing.
 SELECT pos.group_id, pos.topic_id, topic.name AS topic, pos.partition

@@ -57,7 +57,7 @@ def of_attempt(cur: Cursor, attempt_id: int) -> tuple[str, int, bool] | None:
 
 
 def by_group(cur: Cursor) -> list[list[dict[str, Any]]]:
-    """Returns the rows of a statement ``parts``, those of each group of a rewind together."""
+    """Returns the rows of a statement ``parts``, a list for each group of a rewind."""
     return [list(group_rows) for _, group_rows in groupby(rows(cur), key=lambda row: (row["rewind_id"], row["group_id"]))]
 
 

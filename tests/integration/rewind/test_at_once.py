@@ -22,6 +22,7 @@ from tidemark.offsets.reset import Log
 from tidemark.offsets.store import OffsetFenced
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import apply as applying
+from tidemark.rewind import side
 from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.plan_model import RewindState, ShiftBy, ToCurrent, ToOffset
 from tidemark.sink.commit import commit_slice
@@ -142,7 +143,7 @@ def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
     log = Log(partition, 0, 100)
     found = claims.LookUp([Topic(lab.topic, uuid, 3)], {partition: log}, {partition: 100})
     with session(lab.url, application="tidemark rewind") as other, transaction(other) as cur, session(lab.url) as mine:
-        cur.execute(applying.SQL["lock_group"], {"class": REWIND_LOCK, "group_id": lab.group_id})
+        cur.execute(side.SQL["lock_group"], {"class": REWIND_LOCK, "group_id": lab.group_id})
         cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s FOR NO KEY UPDATE", (lab.group_id,))
         with transaction(mine) as read:
             generation = store.next_generation(read)
