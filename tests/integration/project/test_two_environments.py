@@ -3,17 +3,19 @@ installs them, from the files of a release."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
+import psutil
 import pytest
 from tests.support.documented import snippets, with_words
 from tests.support.installed import clean_env
@@ -116,8 +118,14 @@ class Client:
 
 
 @pytest.fixture(scope="module", params=AIRFLOW)
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Client:
-    return Client(tmp_path_factory.mktemp("environments"), request.param)
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = Client(tmp_path_factory.mktemp("environments"), request.param)
+    yield client
+    keepers = [process for process in psutil.process_iter(["cmdline"]) if str(client.driver) in (process.info["cmdline"] or [])]
+    for keeper in keepers:  # they would wait for another task for ten minutes
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in (*keeper.children(recursive=True), keeper):
+                process.kill()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.support.departures import DDL, GROUP, TABLE
 from tests.support.departures import Departures as Scenario
 from tests.support.waiting import until
 
+from tidemark.db import session
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality import (
     ExpectationError,
@@ -27,6 +28,7 @@ from tidemark.quality import (
     validated_view_ddl,
 )
 from tidemark.quality.merged_ranges import merge_ranges, predicate
+from tidemark.quality.stored_verdicts import newest
 
 UNEXPECTED = "unexpected_rows_expectation"
 
@@ -412,6 +414,9 @@ def test_a_critical_run_holds_back_what_comes_after_until_it_is_repaired(departu
     assert [item.success for item in verdicts[1].results] == [True, False, True]
     assert departures.stored_rows(1) == [(0, 15, 0)]
     assert departures.validated() == 10
+    with session(departures.url) as connection:
+        (critical,) = newest(connection, [GROUP], of_each=1, most=1, verdict=Verdict.CRITICAL)
+    assert critical["validation_id"] == verdicts[1].validation_id, "though a newer one has passed"
     departures.sql(f"UPDATE {TABLE} SET carrier = 'UA' WHERE kafka_offset = 15")
     verdict = departures.validate("run1", CARRIER)
     assert departures.validated() == 30
