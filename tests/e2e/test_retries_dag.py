@@ -162,10 +162,10 @@ def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_els
     lab.answer({})
     last = last_attempt(lab)
     make_due(lab, sound, rotten)
-    asked = lab.trigger(DRAINS)
+    triggered = lab.trigger(DRAINS)
     run = drained_in(lab, sound, after=last)
     assert run.wait() == "failed"
-    asked.wait()  # if another run has drained them, it must not drain those of the next test
+    triggered.wait()  # another run may have drained these records; this one must not drain the next test's
     found = lab.client.task_instances(DRAINS, run.run_id)
     names = {task.map_index: task.rendered_map_index for task in found if task.task_id == "drain"}
     tasks = {(task.task_id, names.get(task.map_index)): task.state for task in found}

@@ -159,7 +159,7 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
 
     if _table_exists(table := spec.sinks[ONLY].table):
         fix = f"Compare it with the latest records: tidemark consumers check {spec.name}. To derive the columns again, drop the table."
-        raise BadInput(what=table, found="the table exists already; as JSON has no schema, its columns are those of the table", fix=fix)
+        raise BadInput(what=table, found="the table exists already. JSON has no schema, so the table defines the columns", fix=fix)
     function = transform_of(spec, ()).function
     assert isinstance(function, Fields)
     cluster = Cluster(kafka_config())

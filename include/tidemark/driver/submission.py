@@ -83,8 +83,8 @@ class ClusterSettings:
 def cluster_settings(spec: ConsumerSpec, connections: Connections) -> ClusterSettings | None:
     """The consumer's settings for drivers on a cluster; `None` if its drivers run beside their caller.
 
-    The consumer's settings override those of the connection, and these override Spark's own configuration. Raises `BadInput` for settings
-    with which a submission would fail.
+    The consumer's file overrides the connection, which overrides Spark's own configuration. Raises `BadInput` for settings with which a
+    submission would fail.
     """
     own = {**connections.spark_conf, **spec.spark.conf}
     if not on_cluster(connections.spark_master, own):

@@ -29,7 +29,7 @@ class RetryMachine(RuleBasedStateMachine):
 
     def start(self, lab: Lab) -> None:
         self.lab = lab
-        lab.calls()  # those of the example before, which had the same folder
+        lab.calls()  # removes what the previous example has left in the same folder
         self.rewinds: list[int] = []
 
     @precondition(lambda self: self.open())

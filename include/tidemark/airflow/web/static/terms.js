@@ -39,7 +39,7 @@ const TERMS = [
   ["Sink", "The user's table into which a consumer loads rows."],
   ["Slice", "The part of one partition that one task reads and one transaction commits."],
   ["Staged batch", "A batch whose rows are first copied into an unlogged table, then committed as a whole by the driver."],
-  ["Swap", "The transaction that replaces a sink's rows with those of a shadow."],
+  ["Swap", "The transaction that replaces rows of a sink with the rows of a shadow."],
   ["Tier", "The retry topic that a record is in or goes to: a delay, `now`, `failed`, or `held`."],
   ["Unaccounted", "Offsets that left neither a row nor a failed record: compaction gaps, transaction markers, filtered rows."],
   ["Validated offset", "The offset up to which validation has passed without a gap. The view `<table>_validated` ends there."],
