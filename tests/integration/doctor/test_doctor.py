@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from dataclasses import replace
 
 import pytest
 from tests.support.orders import Orders, order
+from tests.support.ports import closed_port
 from tests.support.scenario import SPARK, Scenario
 from tests.support.shell import tidemark
 
@@ -140,14 +140,13 @@ def test_database_that_is_not_migrated(stack: LocalStack, scenario: Scenario):
 
 def test_servers_that_do_not_answer(scenario: Scenario):
     """Both servers are reported, and no check asks them again. Neither finding hides the other."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        closed = taken.getsockname()[1]
     scenario.write(topics="flights")
-    kafka = {"bootstrap.servers": f"127.0.0.1:{closed}", "socket.connection.setup.timeout.ms": "1000"}
     url = scenario.folder / "url"
-    url.write_text(f"postgresql://x@127.0.0.1:{closed}/x")
-    scenario.connections = replace(scenario.connections, database_url=url, kafka=kafka)
-    assert [finding.subject for finding in findings(scenario) if finding.level is not Level.OK] == ["postgres", "kafka"]
+    with closed_port() as closed:
+        kafka = {"bootstrap.servers": f"127.0.0.1:{closed}", "socket.connection.setup.timeout.ms": "1000"}
+        url.write_text(f"postgresql://x@127.0.0.1:{closed}/x")
+        scenario.connections = replace(scenario.connections, database_url=url, kafka=kafka)
+        assert [finding.subject for finding in findings(scenario) if finding.level is not Level.OK] == ["postgres", "kafka"]
     assert unreachable([f"127.0.0.1:{closed}"]) != []
 
 

@@ -10,6 +10,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import psutil
 import pytest
+from tests.support.ports import closed_port
 from tests.support.private_files import assert_own_files
 
 from tidemark.jvm.errors import JarsUnavailable
@@ -65,9 +66,8 @@ def test_registry_runs_alone_on_loopback_and_keeps_its_schemas(alone):
 def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkeypatch):
     """A real Ivy, a mirror that refuses connections, and an empty cache. Nothing is started."""
     monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound but not listening, so it refuses connections
-        monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", f"http://127.0.0.1:{closed.getsockname()[1]}/maven")
+    with closed_port() as port:
+        monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", f"http://127.0.0.1:{port}/maven")
         stack = LocalStack(tmp_path / "state")
         with pytest.raises(JarsUnavailable, match=r"jars of the schema registry are not in .*(?s:.)*TIDEMARK_MAVEN_MIRROR"):
             stack.start(stack.registry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import pytest
 from tests.integration.sink.conftest import AtStep
 from tests.support.black_hole import CommitCut
 from tests.support.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, in_thread, never, of_all_kinds, payloads, rows, slice_of
+from tests.support.ports import closed_port
 from tests.support.waiting import until
 
 from tidemark import db
@@ -434,9 +434,7 @@ def test_a_rewind_that_holds_the_row_is_waited_for_as_long_as_it_lives(
 
 def test_a_database_that_is_not_there_is_an_outage(group: Group) -> None:
     """Nothing listens at its address."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(DatabaseUnavailable):
+    with closed_port() as port, pytest.raises(DatabaseUnavailable):
         group.commit(group.slice(), never(), url=f"postgresql://postgres@127.0.0.1:{port}/x")
 
 

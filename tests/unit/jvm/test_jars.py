@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import pickle
 import shutil
+import signal
 
 import pytest
 from tests.support.waiting import until
@@ -132,11 +134,12 @@ def test_two_processes_at_once_fetch_once(ivy):
 
 def test_a_killed_fetch_leaves_nothing_that_counts(ivy):
     """Its temporary folder is not part of the cache. The next process removes it and fetches the jars again."""
-    runs = ivy(pause=5)
-    process = multiprocessing.get_context("fork").Process(target=jars.broker_jars)
+    runs = ivy(pause=60)
+    process = multiprocessing.get_context("fork").Process(target=lambda: (os.setsid(), jars.broker_jars()))
     process.start()
     until(lambda: list(jars.cache().glob("jars/.fetch-*/broker/*.jar")))
-    process.kill()
+    assert process.pid is not None
+    os.killpg(process.pid, signal.SIGKILL)
     process.join()
     ivy()
     assert names(jars.spark_jars()) == ["connector-4.2.0.jar"]
