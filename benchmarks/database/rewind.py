@@ -49,7 +49,7 @@ EVERY_S = 0.02
 
 
 def measure(bench: Bench, rows: int, rounds: int) -> Figures:
-    """Seconds of all four, and the two ratios."""
+    """Seconds of all four, and the three ratios."""
     with _sink(bench.stage, rows) as sink:
         acts: dict[str, Callable[[], dict[str, float]]] = {PLAIN: sink.plain, APPLY: sink.apply, INSERT: sink.insert, SWAP: sink.swap}
         taken: dict[str, list[dict[str, float]]] = {what: [] for what in acts}
@@ -64,6 +64,7 @@ def measure(bench: Bench, rows: int, rounds: int) -> Figures:
         "superseded": rows,
         "ratio": medians[APPLY] / medians[PLAIN],
         "swap_ratio": medians[SWAP] / (medians[APPLY] + medians[INSERT]),
+        "wait_ratio": _waits(counted[SWAP])["commit"] / _waits(counted[APPLY])["commit"],
         "rows": table,
     }
 
@@ -211,6 +212,7 @@ MEASUREMENT = Measurement(
     bars=[
         Bar("supersede/delete_returning", lambda of: of["ratio"], at_most=1.5),
         Bar("swap/(supersede + insert)", lambda of: of["swap_ratio"], at_most=1.5),
+        Bar("wait of a commit, swap/supersede", lambda of: of["wait_ratio"], at_most=1.0),
     ],
     full={"rows": 1_000_000, "rounds": 5},
     quick={"rows": 40_000, "rounds": 1},

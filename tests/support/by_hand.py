@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg2
@@ -88,6 +88,11 @@ class ByHand:
     def swap(self, rewind_id: int, *, cursor: type[PostgresCursor] | None = None) -> Applied:
         with self.session(cursor) as used:
             return applying.swap(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, by="bob")
+
+    def catch_up_and_swap(self, rewind_id: int, read_on: Callable[[], object]) -> Plan:
+        of = (lambda _: self.cluster, lambda _: self.spec)
+        with self.session() as connection:
+            return applying.catch_up_and_swap(connection, *of, rewind_id, read_on=read_on, by="bob").plan
 
     def rewind(self, scenario: Scenario, *scope: str, **options: Any) -> Plan:
         """Makes a plan and applies it at once."""

@@ -1,7 +1,7 @@
 """Applies a planned rewind to a running group, in one transaction (I4). For a rewind beside, this is the swap.
 
     ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind, read the plan that is applied
-    ③ lock the positions, in order; an adoption stores them first
+    ③ lock the positions, in order; an adoption stores them first; a swap first moves most rows, and waits until its replay is level
     ④ refuse if the plan is stale   ⑤ store the before-image   ⑥ take out superseded rows, failed records and batches
     ⑦ undo: put back what the undone rewind took out; swap: put in what the replay beside has read
     ⑧ store the ranges that stay unread, or that a backfill reads
@@ -12,21 +12,38 @@ The group keeps running. The rewind waits `GRACE_MS` for a commit in flight on o
 ③ on, commits on these partitions wait; after ⑪ they are fenced. Other partitions continue meanwhile. Readers of the sink are not locked
 out, unless a table partition is moved whole (`tidemark.rewind.rows.archive`).
 
-A swap needs the replay to be exactly where its group is; `NotCaughtUp` otherwise. The positions stay.
+A swap needs the replay to be exactly where its group is; `NotCaughtUp` otherwise. The positions stay. So that commits wait only for the
+last rows, it does ⑥ and ⑦ before ② and ③ for the rows that the replay has read by then. Then the group is *held*: it begins no batch while
+the replay reads on and the others move. Tables with keys, triggers, foreign keys or unique columns are exchanged as a whole after ③: their
+new rows might meet old rows that go only then, or a commit and the swap might wait for each other's rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
 
-from tidemark.db import REWIND_LOCK, data_error, rows, scalar, single_row, statements, transaction
-from tidemark.errors import Refused, Unavailable
+from tidemark.db import (
+    RELEASE_IF_LOST,
+    REWIND_LOCK,
+    UNLIMITED,
+    Session,
+    data_error,
+    rows,
+    scalar,
+    session,
+    single_row,
+    statements,
+    transaction,
+)
+from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
 from tidemark.group.wake import notify
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -38,7 +55,7 @@ from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, partial_batches
 from tidemark.rewind.plan_model import GroupPlan, Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
-from tidemark.rewind.rows.archive import Span, put_back, take_out
+from tidemark.rewind.rows.archive import RowsRefused, Span, put_back, take_out
 from tidemark.rewind.scenarios.scenario import to_json
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
 from tidemark.sink.table import on_tables
@@ -57,7 +74,9 @@ GRACE_MS = 10_000
 LOCK_MS = 20_000
 """After this wait the log names the blocker: another rewind of the group, or the commit of a drain. Then the rewind keeps waiting."""
 ROUNDS = 5
-"""How often a replay beside reads on before its swap is given up."""
+"""How often a replay beside reads on, with its group held, before its swap is given up."""
+READ_ON_MS = 15 * 60_000
+"""How long one run of the replay may take while its swap waits."""
 IDLE_MS = 60_000
 """A process that stalls in the middle of a rewind loses its session and its locks after this time."""
 
@@ -65,6 +84,7 @@ Place = tuple[int, int, TopicPartition]
 """The ids of a group and a topic, and the partition: a position."""
 SpecOf = Callable[[str], ConsumerSpec]
 """Returns the current spec of the consumer with this name."""
+Exchange = Callable[["Cursor", Plan, Mapping[int, ConsumerSpec], Mapping[int, "KafkaLogs"]], dict[int, list[Span]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +176,7 @@ def apply(
     `SessionNotEnded`, `DatabaseUnavailable` or `BrokerUnavailable` the same call may succeed. Nothing is changed if it raises.
     Waits for other rewinds, drains and sessions that hold a position, for as long as their sessions live.
     """
-    return _apply(connection, cluster_of, spec_of, rewind_id, RewindState.PLANNED, by=by, approved_by=approved_by)
+    return _apply(connection, cluster_of, spec_of, rewind_id, by=by, approved_by=approved_by)
 
 
 def swap(connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, by: str) -> Applied:
@@ -164,7 +184,7 @@ def swap(connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_
 
     As `apply`; also raises `NotCaughtUp`, `RehearsalNotSwapped`, and `AlreadyDecided` if the replay has not begun.
     """
-    return _apply(connection, cluster_of, spec_of, rewind_id, RewindState.BESIDE, by=by, approved_by=None)
+    return _apply(connection, cluster_of, spec_of, rewind_id, by=by, exchange=_exchange_early)
 
 
 def catch_up_and_swap(
@@ -172,23 +192,32 @@ def catch_up_and_swap(
 ) -> Applied:
     """Lets a replay beside reach its group, and swaps it. ``read_on`` runs the replay once.
 
-    The group reads on during the first round; the other rounds hold it. Raises as `swap` does; `NotCaughtUp` after `ROUNDS` rounds, or at
-    once if the consumer is paused.
+    The group reads on during the first run and while most rows move, and is held during the others. Raises as `swap` does; `NotCaughtUp`
+    after `ROUNDS` runs, or at once if the consumer is paused.
     """
+    assert isinstance(connection, Session)
+    url = connection.url
+
+    def hold(duration: timedelta | None) -> None:
+        with session(url, application="tidemark rewind") as other:  # the swap's transaction is open, or its session lost
+            beside.hold(other, rewind_id, duration)
+
+    def read_on_held() -> None:
+        hold(beside.HOLD)
+        read_on()
+
+    with transaction(connection) as cur:
+        behind = _behind(cur, rewind_id)
+    if behind is not None:
+        if behind.paused:
+            raise behind
+        read_on()
     try:
-        for number in range(ROUNDS):
-            try:
-                return swap(connection, cluster_of, spec_of, rewind_id, by=by)
-            except NotCaughtUp as error:
-                if error.paused:
-                    raise
-                log.info("replay beside reads on rewind=%s left=%s", rewind_id, error.left)
-                if number > 0:
-                    beside.hold(connection, rewind_id, beside.HOLD)
-                read_on()
-        return swap(connection, cluster_of, spec_of, rewind_id, by=by)
+        exchange = functools.partial(_exchange_early, read_on=read_on_held)
+        return _apply(connection, cluster_of, spec_of, rewind_id, by=by, exchange=exchange)
     finally:
-        beside.hold(connection, rewind_id, None)
+        with contextlib.suppress(DatabaseUnavailable):  # then it ends by itself
+            hold(None)
 
 
 def _apply(
@@ -196,11 +225,13 @@ def _apply(
     cluster_of: ClusterOf,
     spec_of: SpecOf,
     rewind_id: int,
-    state: RewindState,
     *,
     by: str,
-    approved_by: str | None,
+    approved_by: str | None = None,
+    exchange: Exchange | None = None,
 ) -> Applied:
+    """``exchange``: what a swap does before ② and ③."""
+    state = RewindState.PLANNED if exchange is None else RewindState.BESIDE
     plan = read(connection, rewind_id)  # ①
     if plan.state is not state:
         return _already_applied(plan, state)
@@ -213,7 +244,9 @@ def _apply(
     outdated = adopt.outdated(map(cluster_of, specs.values()), plan)
     try:
         with transaction(connection) as cur:
-            expired = _lock(cur, plan)  # ②
+            _lock_groups(cur, plan)  # ②
+            tails = exchange(cur, plan, specs, kafka_logs) if exchange is not None else {}
+            expired = _lock_rewind(cur, plan)
             plan = read_plan(cur, rewind_id)
             if plan.state is not state:
                 return _already_applied(plan, state)
@@ -221,15 +254,17 @@ def _apply(
             if expired and state is RewindState.PLANNED:
                 outdated.append(f"The plan expired at {plan.expires_at}.")
             if plan.beside and state is RewindState.PLANNED:
-                _require_current(cur, plan, specs, kafka_logs, {place: _position(cur, *place) for place in _places(plan)}, outdated)
+                _require_current(cur, plan, specs, kafka_logs, _positions(cur, plan), outdated)
                 beside.start(cur, plan, by=by, approved_by=approved_by)
                 return Applied(read_plan(cur, rewind_id), already=False)
             positions = _lock_positions(cur, plan)  # ③
             _require_current(cur, plan, specs, kafka_logs, positions, outdated)  # ④
+            if (behind := _behind(cur, rewind_id)) is not None:
+                raise behind
             cur.execute(SQL["keep_before_image"], {"rewind_id": rewind_id, "undo_of": plan.undo_of})  # ⑤
             images = rows(cur)
             _require_whole_batches(cur, plan)
-            _change(cur, plan, images, specs)
+            _change(cur, plan, images, specs, tails)
             cur.execute(SQL["mark_undone"], {"undo_of": plan.undo_of})  # ⑩
             cur.execute(SQL["mark_applied"], {"rewind_id": rewind_id, "by": by, "approved_by": approved_by})
             for group in plan.groups:
@@ -249,17 +284,88 @@ def _apply(
     return Applied(done, already=False)
 
 
+def _exchange_early(
+    cur: Cursor,
+    plan: Plan,
+    specs: Mapping[int, ConsumerSpec],
+    kafka_logs: Mapping[int, KafkaLogs],
+    *,
+    read_on: Callable[[], object] | None = None,
+) -> dict[int, list[Span]]:
+    """Exchanges the rows that a replay has read already, then locks all that its swap locks (② and ③). While the replay is not where its
+    group is, ``read_on`` runs it again.
+
+    Returns what is left to exchange, by group id, for the groups whose rows were exchanged. Raises `StalePlan` and `NotCaughtUp`.
+    """
+    if read_plan(cur, plan.rewind_id).state is not RewindState.BESIDE:
+        return {}
+    _require_current(cur, plan, specs, kafka_logs, _positions(cur, plan), ())
+    if read_on is None and (behind := _behind(cur, plan.rewind_id)) is not None:
+        raise behind
+    tails = _move_early(cur, plan, specs)
+    _lock_level(cur, plan, read_on)
+    return tails
+
+
+def _move_early(cur: Cursor, plan: Plan, specs: Mapping[int, ConsumerSpec]) -> dict[int, list[Span]]:
+    """Exchanges the rows of groups whose commits do not touch them: in tables without keys, triggers, foreign keys and unique columns.
+    The lock of a group keeps its retries away. A group with an unfinished backfill in these partitions waits, too, and so does one whose
+    table refuses a row: it may accept the row together with the others."""
+    tails = {}
+    for group in _in_lock_order(plan):
+        ids = {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of, "group_id": group.group_id}
+        if any(specs[group.group_id].keys.values()) or not guards.stand_alone(cur, group.tables):
+            continue
+        if backfill.to_lock(cur, ids) or guards.problems(cur, ids, group.tables):
+            continue
+        spans = beside.read_again(cur, group, plan.rewind_id)
+        cur.execute("SAVEPOINT early")
+        try:
+            for sink in group.tables:
+                take_out(cur, ids, sink, group.tables, spans, whole=False)
+            beside.put_in_early(cur, plan.rewind_id, group, spans)
+        except RowsRefused:
+            cur.execute("ROLLBACK TO SAVEPOINT early")
+            continue
+        tails[group.group_id] = [Span(span.topic_id, span.partition, span.end) for span in spans]
+    return tails
+
+
+def _lock_level(cur: Cursor, plan: Plan, read_on: Callable[[], object] | None) -> None:
+    """Locks all that a swap locks (② and ③) once the replay is where its group is. Until then it releases these locks again, and lets the
+    replay read on. Raises `NotCaughtUp`."""
+    for number in range(ROUNDS + 1):
+        cur.execute("SAVEPOINT level")
+        _lock_rewind(cur, plan)
+        _lock_positions(cur, plan)
+        if (behind := _behind(cur, plan.rewind_id)) is None:
+            return
+        if read_on is None or behind.paused or number == ROUNDS:
+            raise behind
+        log.info("replay beside reads on rewind=%s left=%s", plan.rewind_id, behind.left)
+        cur.execute(f"ROLLBACK TO SAVEPOINT level; {RELEASE_IF_LOST}; {UNLIMITED}")
+        cur.execute(SQL["limits"], {"lock_ms": str(GRACE_MS), "idle_ms": str(READ_ON_MS)})
+        read_on()
+
+
+def _behind(cur: Cursor, rewind_id: int) -> NotCaughtUp | None:
+    """Returns the error for a replay that is not where its group is. `None` if it is there, or if the rewind has no replay."""
+    left = beside.distance(cur, rewind_id)
+    return NotCaughtUp(rewind_id=rewind_id, left=left, paused=beside.paused(cur, rewind_id)) if left else None
+
+
 def _lock_positions(cur: Cursor, plan: Plan) -> dict[Place, int | None]:
-    """Step ③: locks the positions of the groups, and of their backfills or replays."""
+    """Step ③: locks the positions of the groups, and of their backfills and replays."""
     positions = {place: _lock_position(cur, *place) for place in _places(plan)}
-    sides = (
-        beside.to_lock(cur, plan.rewind_id)
-        if plan.beside
-        else backfill.to_lock(cur, {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of})
-    )
-    for position in sides:
+    sides = [*beside.to_lock(cur, plan.rewind_id), *backfill.to_lock(cur, {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of})]
+    for position in sorted(sides, key=lambda place: (*place[:2], place[2].partition)):
         _lock_position(cur, *position)
     return positions
+
+
+def _positions(cur: Cursor, plan: Plan) -> dict[Place, int | None]:
+    """Returns the positions of the groups. Locks nothing."""
+    return {place: _position(cur, *place) for place in _places(plan)}
 
 
 def _position(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int | None:
@@ -277,13 +383,11 @@ def _require_current(
     positions: Mapping[Place, int | None],
     outdated: Sequence[str],
 ) -> None:
-    """Step ④: raises `StalePlan` with ``outdated`` and all other changes since planning, or `NotCaughtUp`."""
+    """Step ④: raises `StalePlan` with ``outdated`` and all other changes since planning."""
     changes = [*outdated, *_altered(plan), *_spec_mismatches(plan, specs), *_group_changes(cur, plan, specs)]
     changes += _partition_changes(plan, positions, kafka_logs)
     if changes:
         raise StalePlan(rewind_id=plan.rewind_id, changes=tuple(changes), begun=plan.state is RewindState.BESIDE)
-    if plan.state is RewindState.BESIDE and (left := beside.distance(cur, plan.rewind_id)):
-        raise NotCaughtUp(rewind_id=plan.rewind_id, left=left, paused=beside.paused(cur, plan.rewind_id))
 
 
 def _require_whole_batches(cur: Cursor, plan: Plan) -> None:
@@ -291,17 +395,23 @@ def _require_whole_batches(cur: Cursor, plan: Plan) -> None:
         raise StalePlan(rewind_id=plan.rewind_id, changes=tuple(problems), begun=plan.beside)
 
 
-def _change(cur: Cursor, plan: Plan, images: Sequence[Mapping[str, Any]], specs: Mapping[int, ConsumerSpec]) -> None:
-    """Steps ⑥ to ⑨."""
+def _change(
+    cur: Cursor,
+    plan: Plan,
+    images: Sequence[Mapping[str, Any]],
+    specs: Mapping[int, ConsumerSpec],
+    tails: Mapping[int, Sequence[Span]],
+) -> None:
+    """Steps ⑥ to ⑨. ``tails``: what a swap still exchanges in the groups of `_move_early`."""
     key = {"rewind_id": plan.rewind_id, "undo_of": plan.undo_of}
-    _take_out(cur, plan, key, images, specs)  # ⑥
+    _take_out(cur, plan, key, images, specs, tails)  # ⑥
     if plan.beside:
-        beside.put_in(cur, plan, {group_id: spec.keys for group_id, spec in specs.items()})  # ⑦
+        beside.put_in(cur, plan, {group_id: spec.keys for group_id, spec in specs.items()}, tails)  # ⑦
     else:
         if plan.undo_of is not None:  # ⑦
             _put_back(cur, plan, key, specs)
         cur.execute(SQL["record_lost"], key)  # ⑧
-        backfill.follow(cur, key, make=plan.backfill)
+    backfill.follow(cur, key, make=plan.backfill)
     cur.execute(SQL["move"], key)  # ⑨
     overwritten.set_floors(cur, key)
 
@@ -325,15 +435,23 @@ def _look_up(cluster: Cluster, partitions: Sequence[TopicPartition]) -> KafkaLog
     )
 
 
-def _lock(cur: Cursor, plan: Plan) -> bool:
-    """Locks the plan's groups and side groups, and its row. Returns whether it has expired."""
+def _lock_groups(cur: Cursor, plan: Plan) -> None:
+    """Locks the plan's groups: no other rewind, no drain and no change of failed records."""
+    for group in _in_lock_order(plan):
+        _lock_group(cur, group.group_id, f"rewinds of group {group.group}")
+
+
+def _lock_group(cur: Cursor, group_id: int, what: str) -> None:
     cur.execute(SQL["limits"], {"lock_ms": str(LOCK_MS), "idle_ms": str(IDLE_MS)})
-    to_lock = [(f"rewinds of group {group.group}", group.group_id) for group in _in_lock_order(plan)]
-    to_lock += [(f"validation of the replay of rewind {plan.rewind_id}", side_id) for side_id in beside.sides(cur, plan.rewind_id)]
-    for what, group_id in to_lock:
-        wait, key = LockWait(what), {"class": REWIND_LOCK, "group_id": group_id}
-        while _locked(cur, side.SQL["lock_group"], key) is None:
-            wait.report_holders(cur, {**key, "topic_id": None, "partition": None})
+    wait, key = LockWait(what), {"class": REWIND_LOCK, "group_id": group_id}
+    while _locked(cur, side.SQL["lock_group"], key) is None:
+        wait.report_holders(cur, {**key, "topic_id": None, "partition": None})
+
+
+def _lock_rewind(cur: Cursor, plan: Plan) -> bool:
+    """Locks the plan's side groups and its row. Returns whether it has expired."""
+    for side_id in beside.sides(cur, plan.rewind_id):
+        _lock_group(cur, side_id, f"validation of the replay of rewind {plan.rewind_id}")
     cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # the rewind's row is never locked for long
     cur.execute(SQL["lock_rewind"], {"rewind_id": plan.rewind_id})
     expired = bool(scalar(cur))
@@ -449,7 +567,12 @@ def _partition_changes(plan: Plan, positions: Mapping[Place, int | None], kafka_
 
 
 def _take_out(
-    cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]], specs: Mapping[int, ConsumerSpec]
+    cur: Cursor,
+    plan: Plan,
+    key: Mapping[str, Any],
+    images: Sequence[Mapping[str, Any]],
+    specs: Mapping[int, ConsumerSpec],
+    tails: Mapping[int, Sequence[Span]],
 ) -> None:
     groups = _in_lock_order(plan)
     for group in groups:
@@ -458,7 +581,7 @@ def _take_out(
     for group in groups:
         superseded = [image for image in images if image["group_id"] == group.group_id and not image["hold"]]
         superseded.sort(key=lambda image: image["partition"])
-        spans = [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in superseded]
+        spans = tails.get(group.group_id) or [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in superseded]
         ids = {**key, "group_id": group.group_id}
         for sink in reversed(group.tables):  # rows that refer to others were loaded after them
             take_out(cur, ids, sink, group.tables, spans, whole=not plan.beside)

@@ -22,22 +22,22 @@ groups, and after them the positions of the side groups.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
 
-from tidemark.db import REWIND_LOCK, data_error, kept_open, rows, session, set_audit_actor, statements, transaction
+from tidemark.db import REWIND_LOCK, data_error, kept_open, limit_lock_waits, rows, session, set_audit_actor, statements, transaction
 from tidemark.errors import BadInput, Broken, Refused
 from tidemark.offsets import flow
 from tidemark.quality import Reaction, ValidationReport, Verdict, reaction, suite_files, unjudged, validate
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry.store import lock_out_rewinds
-from tidemark.rewind.plan_model import Plan, RewindState
+from tidemark.rewind.plan_model import GroupPlan, Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
-from tidemark.rewind.rows.archive import ArchiveForged, RowsRefused, open_archive, put_back, relation_of
+from tidemark.rewind.rows.archive import ArchiveForged, RowsRefused, Span, copy_in, end, open_archive, put_back, relation_of
 from tidemark.rewind.side import SQL as SIDE
 from tidemark.rewind.side import SideGroup, SidePart, by_group, group_fields, part_fields, places
 from tidemark.rewind.store import AlreadyDecided, read_plan
@@ -55,6 +55,8 @@ KEEP = timedelta(days=7)
 """How long a replay beside may wait for its swap. Then `tidemark maintain` discards it."""
 HOLD = timedelta(minutes=2)
 """How long a hold lasts, if nobody ends it."""
+LOCK_MS = 10_000
+"""How long a new column waits for a shadow that a swap is moving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,7 @@ def open_shadows(replay: SideReplay, cur: Cursor) -> None:
 
 def follow_columns(cur: Cursor, replay: SideReplay, layouts: Sequence[Layout]) -> None:
     """Adds to the shadows the columns of these layouts that the sinks have got since. Raises `ShadowBehind` and `ArchiveForged`."""
+    limit_lock_waits(cur, LOCK_MS)
     open_shadows(replay, cur)
     for layout in layouts:
         table, shadow = layout.table, replay.shadow(layout.table)
@@ -291,6 +294,12 @@ def hold(connection: Connection, rewind_id: int, duration: timedelta | None) -> 
         cur.execute(SQL["hold"], {"rewind_id": rewind_id, "hold": duration})
 
 
+def groups(cur: Cursor, rewind_id: int) -> list[int]:
+    """Returns the ids of the groups of a rewind, in lock order."""
+    cur.execute(SQL["groups"], {"rewind_id": rewind_id})
+    return [group_id for (group_id,) in cur.fetchall()]
+
+
 def sides(cur: Cursor, rewind_id: int) -> list[int]:
     """Returns the ids of the side groups of a rewind, in lock order."""
     cur.execute(SQL["sides"], {"rewind_id": rewind_id})
@@ -318,19 +327,43 @@ def paused(cur: Cursor, rewind_id: int) -> tuple[str, ...]:
     return tuple(consumers)
 
 
-def put_in(cur: Cursor, plan: Plan, keys: Mapping[int, Mapping[str, Sequence[str]]]) -> None:
+def read_again(cur: Cursor, group: GroupPlan, rewind_id: int) -> list[Span]:
+    """Returns what the replay of a group has read and the group has passed, by partition, from the rewind's target on. The replay is ahead
+    of the group where retention has passed both."""
+    targets = {(part.topic_id, part.partition): part.target for part in group.partitions}
+    (replay,) = require(cur, rewind_id, group.group)
+    return [
+        Span(part.topic_id, part.partition.partition, targets[part.topic_id, part.partition], min(part.position, part.end))
+        for part in replay.parts
+    ]
+
+
+def put_in_early(cur: Cursor, rewind_id: int, group: GroupPlan, spans: Sequence[Span]) -> None:
+    """Copies the rows of these spans from the shadows into the sinks of a group, which have no keys; does not commit.
+
+    What the rewind supersedes there must be out of the sinks. Needs no lock of a position. Raises `RowsRefused`.
+    """
+    shadows = _shadows_of(cur, rewind_id, group.group_id, group.tables)
+    for table in group.tables:
+        copy_in(cur, table, _open(cur, shadows[table]), spans)
+
+
+def put_in(cur: Cursor, plan: Plan, keys: Mapping[int, Mapping[str, Sequence[str]]], tails: Mapping[int, Sequence[Span]]) -> None:
     """Moves the rows of the shadows into the sinks, and the side groups' ledger to the groups; fences the replay. Does not commit.
 
-    ``keys``: the key columns of each table, by group id. What the rewind supersedes must be out of the sinks. Needs the locks of all
-    positions. Raises `RowsRefused`, and `RowsStay` for rows that must give way.
+    ``keys``: the key columns of each table, by group id. ``tails``: what `put_in_early` has left, for its groups. What the rewind
+    supersedes must be out of the sinks. Needs the locks of all positions. Raises `RowsRefused`, and `RowsStay` for rows that must give way.
     """
     for group in sorted(plan.groups, key=lambda group: group.group_id):
         key = {"rewind_id": plan.rewind_id, "undo_of": -plan.rewind_id, "group_id": group.group_id}
-        shadows = {row["sink"]: row for row in _shadows(cur, plan.rewind_id, group.group_id)}
         tables = keys[group.group_id]
+        shadows = _shadows_of(cur, plan.rewind_id, group.group_id, tables)
+        if group.group_id in tails:
+            for table in tables:
+                copy_in(cur, table, _open(cur, shadows[table]), tails[group.group_id])
+                end(cur, shadows[table])
+            continue
         for table in tables:
-            if table not in shadows:
-                raise ShadowMissing(rewind_id=plan.rewind_id, table=table)
             _prepare(cur, key, shadows[table], tables[table])
         for table, columns in reversed([*tables.items()]):
             deletions.bring_back(cur, key, table, columns)
@@ -339,6 +372,15 @@ def put_in(cur: Cursor, plan: Plan, keys: Mapping[int, Mapping[str, Sequence[str
             put_back(cur, plan.rewind_id, group.group_id, table, give_way, shadow=True)
     for name in ("take_ledger", "fence"):
         cur.execute(SQL[name], {"rewind_id": plan.rewind_id})
+
+
+def _shadows_of(cur: Cursor, rewind_id: int, group_id: int, tables: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns the shadows of a group's tables. Raises `ShadowMissing`."""
+    shadows = {row["sink"]: row for row in _shadows(cur, rewind_id, group_id)}
+    for table in tables:
+        if table not in shadows:
+            raise ShadowMissing(rewind_id=rewind_id, table=table)
+    return shadows
 
 
 def _prepare(cur: Cursor, key: Mapping[str, int], entry: Mapping[str, Any], columns: Sequence[str]) -> None:
@@ -374,8 +416,8 @@ def discard(connection: Connection, rewind_id: int, *, by: str, reason: str = ""
     try:
         with transaction(connection) as cur:
             set_audit_actor(cur, by, reason)
-            for side_id in sides(cur, rewind_id):
-                cur.execute(SIDE["lock_group"], {"class": REWIND_LOCK, "group_id": side_id})
+            for group_id in [*groups(cur, rewind_id), *sides(cur, rewind_id)]:
+                cur.execute(SIDE["lock_group"], {"class": REWIND_LOCK, "group_id": group_id})
             cur.execute("SELECT FROM tidemark.rewind WHERE rewind_id = %s FOR UPDATE", (rewind_id,))
             plan = read_plan(cur, rewind_id)
             if plan.state is RewindState.BESIDE:

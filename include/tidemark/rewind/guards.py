@@ -62,6 +62,19 @@ def _problems(cur: Cursor, key: Mapping[str, Any], sink: str, sinks: Sequence[st
     return [text for reference in _references(cur, sink, sinks) if (text := _blocking(cur, key, sink, moving, reference)) is not None]
 
 
+def stand_alone(cur: Cursor, sinks: Sequence[str]) -> bool:
+    """Whether no trigger, rule, foreign key or unique index connects the rows of these tables that come or go with other rows."""
+    return not any(
+        hooks(cur, sink, "DELETE") or hooks(cur, sink, "INSERT") or _references(cur, sink, sinks) or _meets_others(cur, sink)
+        for sink in sinks
+    )
+
+
+def _meets_others(cur: Cursor, sink: str) -> bool:
+    cur.execute(SQL["meets_others"], {"table": quoted_table(sink)})
+    return bool(scalar(cur))
+
+
 def trial(cur: Cursor, key: Mapping[str, Any], sinks: Sequence[str], moving: str) -> list[str]:
     """If a sink has triggers or rules, deletes one row of the rewind, rolls that back, and returns what keeps the row. Skips sinks that
     another sink refers to, because the referring rows would have to go first. Parameters as in `problems`."""

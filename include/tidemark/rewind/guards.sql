@@ -43,6 +43,22 @@ SELECT con.conrelid::bigint AS relid, format('%%I.%%I', space.nspname, child.rel
    AND confrelid IN (SELECT to_regclass(%(table)s)::oid UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)))
  ORDER BY name, conname;
 
+-- name: meets_others
+-- Whether a row of a table may conflict with a row of another record, or refers to a row of another table, which its insert locks. Identity
+-- and serial columns have a new value in each row.
+WITH relation AS (
+    SELECT to_regclass(%(table)s)::oid AS relid UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))
+)
+SELECT EXISTS (SELECT FROM pg_constraint WHERE contype = 'f' AND conrelid IN (SELECT relid FROM relation))
+    OR EXISTS (
+        SELECT FROM pg_index index JOIN pg_class ON pg_class.oid = indexrelid
+         CROSS JOIN LATERAL (SELECT coalesce(array_agg(attname::text), '{}') AS names,
+                                    coalesce(bool_or(attidentity <> '' OR pg_get_expr(adbin, adrelid) LIKE 'nextval(%%'), false) AS numbered
+                               FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+                              WHERE attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1])) key
+         WHERE indrelid IN (SELECT relid FROM relation) AND NOT relispartition AND (indisunique OR indisexclusion)
+           AND NOT numbered AND NOT names @> ARRAY['kafka_topic_id', 'kafka_partition', 'kafka_offset']);
+
 -- name: referring
 -- Counts the rows of another table that refer to rows that the rewind takes out of the sink.
 SELECT count(*) FROM {child} child

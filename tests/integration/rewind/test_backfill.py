@@ -482,6 +482,23 @@ class Backfills(RuleBasedStateMachine):
             self.positions[number] = target
         self.steps.append(done)
 
+    @rule(moves=st.dictionaries(st.integers(0, 1), st.integers(1, 40), min_size=1), filled=st.integers(0, 25))
+    def rewind_beside(self, moves: dict[int, int], filled: int) -> None:
+        """``filled``: the records of a backfill that are read before the swap."""
+        targets = {number: self.positions[number] - move for number, move in moves.items() if move <= self.positions[number]}
+        if not targets:
+            return
+        file = FromFile({TopicPartition(self.lab.topic, number): target for number, target in targets.items()})
+        done = Step(self.lab.rewind(file, beside=True).rewind_id, {})
+        if filled and (waiting := self.waiting()):
+            self.fill(*waiting[0], filled)
+        self.lab.replay(done.rewind_id)
+        self.lab.swap(done.rewind_id)
+        for number, target in targets.items():
+            self.take(done, number, target)
+            self.offsets[number] |= dict.fromkeys(range(target, self.positions[number]), READ)
+        self.steps.append(done)
+
     @precondition(lambda self: self.steps)
     @rule(which=st.integers(1, 3))
     def undo(self, which: int) -> None:
@@ -520,14 +537,17 @@ class Backfills(RuleBasedStateMachine):
         assert left == Counter(name for of_one in self.offsets for name in of_one.values() if name not in (LOST, READ))
 
     @precondition(lambda self: self.waiting())
-    @rule(data=st.data(), records=st.integers(1, 25), again=st.booleans())
-    def go_back_into_a_backfill_and_undo_it(self, data: Any, records: int, again: bool) -> None:
+    @rule(data=st.data(), records=st.integers(1, 25), beside=st.booleans(), again=st.booleans())
+    def go_back_into_a_backfill_and_undo_it(self, data: Any, records: int, beside: bool, again: bool) -> None:
         """Backfills a piece in between. ``again``: also undoes the undo, with another piece before it."""
         number, name = data.draw(st.sampled_from(self.waiting()))
         offset = data.draw(st.sampled_from(sorted(offset for offset, whose in self.offsets[number].items() if whose == name)))
         if offset == self.positions[number]:
             return
-        self.rewind({number: offset - self.positions[number]}, False)
+        if beside:
+            self.rewind_beside({number: self.positions[number] - offset}, 0)
+        else:
+            self.rewind({number: offset - self.positions[number]}, False)
         for _ in range(2 if again else 1):
             if (number, name) in self.waiting():
                 self.fill(number, name, records)
@@ -549,6 +569,23 @@ class Backfills(RuleBasedStateMachine):
         waiting = sorted(offset for offset, name in self.offsets[partition].items() if name == rewind_id)[:records]
         self.lab.fill(int(rewind_id), records, partition)
         self.offsets[partition] |= dict.fromkeys(waiting, READ)
+
+
+def test_swap_ends_a_backfill_whose_range_its_replay_has_read(lab: FillLab) -> None:
+    """An undo of the swap gives the range back to the backfill."""
+    skipped = lab.skip().rewind_id
+    lab.read(END)
+    lab.fill(skipped, 10)
+    rewind_id = lab.rewind(ToOffset(OLD - 5), f"{lab.topic}:0", beside=True).rewind_id
+    lab.fill(skipped, 10)
+    lab.replay(rewind_id)
+    lab.swap(rewind_id)
+    assert lab.left(skipped) == 0
+    lab.check_once(END)
+    lab.undo(rewind_id)
+    assert lab.left(skipped) == NEW - OLD - 20
+    lab.fill(skipped)
+    lab.check_once(END)
 
 
 def test_rewinds_undos_and_backfills_in_any_order_read_each_record_once(database_url: str, topics: Topics, project_dir: Path) -> None:

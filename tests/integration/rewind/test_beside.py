@@ -25,7 +25,7 @@ from tidemark.quality import check_conservation, suite_files, unjudged, validate
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.rewind import beside
-from tidemark.rewind.apply import NotCaughtUp, StalePlan, catch_up_and_swap
+from tidemark.rewind.apply import NotCaughtUp, StalePlan
 from tidemark.rewind.beside import ReplayExists
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.plan_model import Plan, RewindState, ToEarliest, ToLatest, ToOffset
@@ -267,11 +267,8 @@ class Hands(ByHand):
         group = "SELECT group_id FROM tidemark.consumer_group WHERE name = %s"
         return self.sql(f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = ({group}) ORDER BY 1, 2", self.group)
 
-    def catch_up_and_swap(self, rewind_id: int) -> Plan:
-        with self.session() as connection:
-            read_on = functools.partial(self.consumer.run, of_rewind=rewind_id)
-            applied = catch_up_and_swap(connection, lambda _: self.cluster, lambda _: self.spec, rewind_id, read_on=read_on, by="bob")
-        return applied.plan
+    def catch_up_and_swap(self, rewind_id: int, read_on: Callable[[], object] | None = None) -> Plan:
+        return super().catch_up_and_swap(rewind_id, read_on or functools.partial(self.consumer.run, of_rewind=rewind_id))
 
 
 @pytest.fixture

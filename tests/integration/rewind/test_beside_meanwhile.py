@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from psycopg2.extensions import STATUS_IN_TRANSACTION
 from tests.integration.retry.lab import Lab as RetryLab
 from tests.integration.rewind.lab import Hanging, Lab, lab_on, of_all_kinds
 from tests.integration.rewind.test_beside import Hands
@@ -50,6 +51,7 @@ def lab(request: pytest.FixtureRequest, scenario: Consumer, topics: Topics) -> I
         yield lab
 
 
+append_only = pytest.mark.parametrize("lab", ["append"], indirect=True)
 upsert_only = pytest.mark.parametrize("lab", ["upsert"], indirect=True)
 
 
@@ -67,8 +69,8 @@ def read(lab: Lab, *ends: int, word: str = "city") -> None:
             commit_slice(target, piece, cities(lab, word)(piece), payloads)
 
 
-def begun(lab: Lab, target: int = 20, *scope: str, word: str = "city") -> int:
-    rewind_id = lab.rewind(ToOffset(target), *scope, beside=True).rewind_id
+def begun(lab: Lab, target: int = 20, *scope: str, word: str = "city", **options: Any) -> int:
+    rewind_id = lab.rewind(ToOffset(target), *scope, beside=True, **options).rewind_id
     lab.replay(rewind_id, cities(lab, word), step=9)
     return rewind_id
 
@@ -243,6 +245,91 @@ def test_continuous_reading_does_not_keep_a_swap_from_its_end(hands: Hands) -> N
     assert hands.sql("SELECT hold_until FROM tidemark.rewind") == [(None,)]
 
 
+@append_only
+def test_group_commits_while_a_swap_moves_its_rows(lab: Lab) -> None:
+    """Only the last rows move under the locks of the positions. Readers see none of it until the end."""
+    read(lab, 50, 50)
+    rewind_id = begun(lab, word="town")
+    read(lab, 60)
+    ends, looks = iter([(70, 55), (80,)]), []
+
+    def read_on() -> None:
+        lab.replay(rewind_id, cities(lab, "town"))
+        read(lab, *next(ends, ()))
+        looks.append({row[3].split()[0] for row in lab.rows()})
+
+    plan = lab.catch_up_and_swap(rewind_id, read_on)
+    assert looks == [{"city"}] * 3
+    assert lab.positions() == [80, 55]
+    assert {row[3].split()[0] for row in lab.rows() if row[1] >= 20} == {"town"}
+    lab.check()
+    archives = lab.sql("SELECT rows FROM tidemark.rewind_archive WHERE NOT shadow ORDER BY number")
+    assert sum(rows for (rows,) in archives) == sum(part.sink_rows for _, part in plan)
+    assert len(archives) == 2, "the last rows were moved apart from the others"
+    lab.undo(rewind_id)
+    assert {row[3].split()[0] for row in lab.rows()} == {"city"}
+    assert lab.offsets() == [offset for offset in range(80) if offset % 10 > 2]
+    lab.check()
+
+
+@append_only
+def test_locks_of_a_swap_whose_process_vanishes_while_it_reads_on_end_soon(lab: Lab) -> None:
+    """The server's keepalives detect it, long before the transaction has been idle for too long."""
+    read(lab, 50)
+    rewind_id, settings = begun(lab, 20, f"{lab.topic}:0", word="town"), []
+    with lab.session() as connection, connection.cursor() as cur:
+
+        def read_on() -> None:
+            if connection.status == STATUS_IN_TRANSACTION:
+                cur.execute("SHOW tcp_user_timeout")
+                settings.extend(cur.fetchall())
+            lab.replay(rewind_id, cities(lab, "town"))
+            read(lab, 60)
+
+        read(lab, 55)
+        applying.catch_up_and_swap(connection, lambda _: lab.cluster, lambda _: lab.spec, rewind_id, read_on=read_on, by="bob")
+    assert settings == [("60000",)]
+    lab.check()
+
+
+@append_only
+def test_swap_that_loses_its_session_changes_nothing_and_holds_nobody(lab: Lab) -> None:
+    read(lab, 50)
+    rewind_id = begun(lab, 20, f"{lab.topic}:0", word="town")
+    held = []
+
+    def read_on() -> None:
+        held.extend(lab.sql("SELECT FROM tidemark.rewind WHERE hold_until IS NOT NULL"))
+        lab.replay(rewind_id, cities(lab, "town"))
+        if held:
+            mine = "datname = current_database() AND application_name = %s"
+            lab.sql(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {mine}", lab.application)
+        else:
+            read(lab, 60)
+
+    read(lab, 55)
+    with pytest.raises(DatabaseUnavailable):
+        lab.catch_up_and_swap(rewind_id, read_on)
+    assert held
+    assert lab.sql("SELECT state, hold_until FROM tidemark.rewind") == [("BESIDE", None)]
+    assert {row[3].split()[0] for row in lab.rows()} == {"city"}
+    lab.swap(rewind_id)
+    lab.check()
+
+
+@append_only
+def test_group_commits_records_that_retention_has_taken_from_its_replay(lab: Lab, topics: Topics) -> None:
+    """A commit in flight ends while the swap moves rows, where the replay has nothing to read any more."""
+    read(lab, 50, 50)
+    topics.trim(lab.topic, {0: 60, 1: 60})
+    rewind_id = begun(lab, allow_loss=True)
+    assert [part.position for part in lab.side(rewind_id).parts] == [60, 60]
+    runs = iter([lambda: None, lambda: read(lab, 60, 60)])
+    lab.catch_up_and_swap(rewind_id, lambda: next(runs)())
+    assert {row[1] for row in lab.rows()} == {offset for offset in range(20) if offset % 10 > 2}
+    lab.check()
+
+
 @upsert_only
 def test_swap_ends_commits_in_flight_of_group_and_replay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are waited for, then their sessions are ended: nothing of them is stored."""
@@ -261,14 +348,13 @@ def test_swap_ends_commits_in_flight_of_group_and_replay(lab: Lab, monkeypatch: 
             act = functools.partial(commit_slice, target, hanging.part, hanging.judged(), payloads)
             commits.append(stack.enter_context(in_thread(act)))
             assert hanging.stands.wait(60)
-        with pytest.raises(NotCaughtUp):
-            lab.swap(rewind_id)
+        runs = iter([lambda: None])  # the first one reads nothing
+        lab.catch_up_and_swap(rewind_id, lambda: next(runs, lambda: lab.replay(rewind_id, cities(lab, "town")))())
         for (_, hanging), commit in zip(both, commits, strict=True):
             hanging.go.set()
             with pytest.raises((DatabaseUnavailable, OffsetFenced)):
                 commit.result()
-    lab.replay(rewind_id, cities(lab, "town"))
-    lab.swap(rewind_id)
+    assert lab.positions() == [60, 50]
     lab.check()
 
 

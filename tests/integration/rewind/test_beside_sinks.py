@@ -104,6 +104,31 @@ def test_row_that_breaks_a_constraint_of_the_table_refuses_the_swap(make_lab: Ma
             beside.discard(connection, rewind_id, by="ann")
 
 
+@pytest.mark.parametrize(
+    "column",
+    ["text UNIQUE", "text UNIQUE DEFAULT nextval('lake.numbers')", "text REFERENCES lake.places"],
+    ids=["unique", "given-serial", "refers"],
+)
+def test_rows_that_meet_other_rows_are_swapped_all_at_once(make_lab: MakeLab, scenario: Consumer, column: str) -> None:
+    """While the replay reads on, a new row would meet an old one with its key, or lock the row that it refers to."""
+    scenario.sql("CREATE SCHEMA IF NOT EXISTS lake; CREATE TABLE lake.places (city text PRIMARY KEY); CREATE SEQUENCE lake.numbers")
+    scenario.sql("INSERT INTO lake.places SELECT 'old ' || number FROM generate_series(0, 99) number")
+    with make_lab(f"city {column}, population bigint") as lab:
+        lab.read(40, transform=once("old"))
+        rewind_id = lab.rewind(ToOffset(20), f"{lab.topic}:0", beside=True).rewind_id
+        ends = iter([50, 60])
+
+        def read_on() -> None:
+            lab.replay(rewind_id, lambda part: of_all_kinds(part, lambda offset: [] if offset % 10 == 4 else [f"old {offset + 25}"]))
+            lab.read(next(ends, 60), transform=once("old"))
+            lab.sql("SELECT FROM lake.places FOR UPDATE NOWAIT")
+
+        lab.catch_up_and_swap(rewind_id, read_on)
+        assert {row[3] for row in lab.rows()} == {f"old {offset if offset < 20 else offset + 25}" for offset in lab.offsets()}
+        assert lab.offsets()[-1] == 59
+        lab.check()
+
+
 def once(word: str) -> Callable[[int], list[str]]:
     """As `named`, without records that have several rows."""
     return lambda offset: [] if offset % 10 == 4 else [f"{word} {offset}"]

@@ -194,10 +194,11 @@ class Rewinds(RuleBasedStateMachine):
         variant=st.integers(0, 2),
         records=st.integers(0, 9),
         step=st.integers(3, 30),
+        late=st.integers(0, 3),
     )
-    def swap_beside(self, partitions: set[int], shares: list[float], variant: int, records: int, step: int) -> None:
-        """Reads records again beside, with another transform, while the group reads on. Nothing changes for readers until the swap, after
-        which everything is as after a rewind whose replay has reached the group's positions."""
+    def swap_beside(self, partitions: set[int], shares: list[float], variant: int, records: int, step: int, late: int) -> None:
+        """Reads records again beside, with another transform, while the group reads on, ``late`` times during the swap. Nothing changes for
+        readers until the swap, after which everything is as after a rewind whose replay has reached the group's positions."""
         targets = {number: int(self.places[number].position * shares[number]) for number in sorted(partitions)}
         scenario = FromFile({TopicPartition(self.lab.topic, number): target for number, target in targets.items()})
         rewind_id = self.lab.rewind(scenario, *self.scope(targets), beside=True).rewind_id
@@ -205,14 +206,18 @@ class Rewinds(RuleBasedStateMachine):
         def outputs(part: Slice) -> Iterator[TransformOutput]:
             return of_all_kinds(part, cities(part.partition.partition, variant, upsert=self.upsert))
 
-        self.lab.replay(rewind_id, outputs, step=step)
-        for number in targets:
-            self.read(number, records, 0, step)
-        self.lab.replay(rewind_id, outputs, step=step)
-        self.the_sink_holds_what_it_should()
-        self.the_group_is_where_it_should_be()
-        self.every_record_is_accounted_for()
-        self.lab.swap(rewind_id)
+        def read_on() -> None:
+            self.lab.replay(rewind_id, outputs, step=step)
+            if next(reads, None) is not None:
+                for number in targets:
+                    self.read(number, records, 0, step)
+            self.the_sink_holds_what_it_should()
+            self.the_group_is_where_it_should_be()
+            self.every_record_is_accounted_for()
+
+        reads = iter(range(late))
+        read_on()
+        self.lab.catch_up_and_swap(rewind_id, read_on)
         swapped = Done(rewind_id, len(self.done), {})
         for number, start in targets.items():
             place = self.places[number]

@@ -39,16 +39,17 @@ SWAP_WAIT_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows of one Kafka partition from offset ``start`` on."""
+    """The rows of one Kafka partition from offset ``start`` on, or those before ``end``."""
 
     topic_id: int
     partition: int
     start: int
+    end: int = 2**63 - 1
 
     @property
     def key(self) -> dict[str, int]:
         """The span as statement parameters."""
-        return {"topic_id": self.topic_id, "partition": self.partition, "start": self.start}
+        return {"topic_id": self.topic_id, "partition": self.partition, "start": self.start, "end": self.end}
 
 
 class RowsRefused(Refused):
@@ -185,8 +186,23 @@ def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Ca
         if restored != entry["rows"]:
             _require_whole(cur, archive, entry["rows"])
             raise rows_changed(sink, archive, entry["rows"] - restored, entry["rows"], names)
-        cur.execute(SQL["drop_archive"].format(archive=archive))
-        cur.execute(SQL["mark_put_back"], {"rewind_id": rewind_id, "number": entry["number"]})
+        end(cur, entry)
+
+
+def copy_in(cur: Cursor, sink: str, shadow: str, spans: Iterable[Span]) -> None:
+    """Copies the rows of these spans from a shadow into its sink, which has no triggers; does not commit. Raises `RowsRefused`."""
+    cur.execute(SQL["columns"], {"archive": shadow, "table": quoted_table(sink), "shadow": True})
+    columns = listed([name for (name,) in cur.fetchall()])
+    statement = SQL["copy_in"].format(archive=_escaped(shadow), table=_escaped(quoted_table(sink)), columns=_escaped(columns))
+    for span in spans:
+        with rows_refused(sink, shadow):
+            cur.execute(statement, span.key)
+
+
+def end(cur: Cursor, archive: Mapping[str, Any]) -> None:
+    """Drops an archive or a shadow whose rows are in the sink."""
+    cur.execute(SQL["drop_archive"].format(archive=archive["relation"]))
+    cur.execute(SQL["mark_put_back"], {"rewind_id": archive["rewind_id"], "number": archive["number"]})
 
 
 def rows_refused(sink: str, archive: str) -> contextlib.AbstractContextManager[None]:

@@ -1,5 +1,5 @@
--- Statements that move rows between a sink and the archives of rewinds. They need the positions' locks, so that nothing writes these rows
--- meanwhile.
+-- Statements that move rows between a sink and the archives of rewinds. Nothing may write these rows meanwhile: they need the positions'
+-- locks, except for rows that the group no longer writes.
 
 -- name: last_number
 SELECT coalesce(max(number), 0) FROM tidemark.rewind_archive WHERE rewind_id = %(rewind_id)s;
@@ -51,19 +51,20 @@ SELECT 'depends on ' || pg_describe_object(refclassid, refobjid, 0) FROM archive
    AND archive.relowner IS DISTINCT FROM (SELECT relowner FROM sink);
 
 -- name: take_out
--- Moves the rows of a partition from an offset on. Locks these rows; readers see them until the commit.
+-- Moves the rows of a span. Locks these rows; readers see them until the commit.
 WITH gone AS (
     DELETE FROM {table} written
      WHERE written.kafka_topic_id = %(topic_id)s::smallint AND written.kafka_partition = %(partition)s
-       AND written.kafka_offset >= %(start)s
+       AND written.kafka_offset >= %(start)s AND written.kafka_offset < %(end)s
     RETURNING *
 )
 INSERT INTO {archive} SELECT * FROM gone;
 
 -- name: count_span
--- Counts the rows of a partition from an offset on. Locks nothing.
+-- Counts the rows of a span. Locks nothing.
 SELECT count(*) FROM {table} written
- WHERE written.kafka_topic_id = %(topic_id)s::smallint AND written.kafka_partition = %(partition)s AND written.kafka_offset >= %(start)s;
+ WHERE written.kafka_topic_id = %(topic_id)s::smallint AND written.kafka_partition = %(partition)s
+   AND written.kafka_offset >= %(start)s AND written.kafka_offset < %(end)s;
 
 -- name: columns
 -- The columns of an archive, except those that the sink generates. Locks nothing.
@@ -76,6 +77,13 @@ SELECT kept.attname FROM pg_attribute kept JOIN pg_attribute now USING (attname)
 -- name: put_back
 -- Locks no existing rows. Generated columns are computed again.
 INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {archive};
+
+-- name: copy_in
+-- Copies the rows of a span from a shadow into its sink. Locks no existing rows.
+INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE
+SELECT {columns} FROM {archive} newer
+ WHERE newer.kafka_topic_id = %(topic_id)s::smallint AND newer.kafka_partition = %(partition)s
+   AND newer.kafka_offset >= %(start)s AND newer.kafka_offset < %(end)s;
 
 -- name: count_unchanged
 -- Counts the rows of an archive that the sink has with the same values. Compared as text, because not every type has an equality operator.
