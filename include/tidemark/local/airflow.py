@@ -60,7 +60,7 @@ Tasks report their end to the api-server, so it stops last: otherwise the schedu
 within 3 s if its tasks' ``on_kill`` ends them; a task without one keeps running, and so does its scheduler. A triggerer ends within 2 s, or
 within 10 s if it misses the end of its child, which is not worth the wait.
 """
-UP_TIMEOUT_S = 120
+UP_TIMEOUT_S = 300
 """The first start of a fresh installation compiles all of Airflow; later starts take 7 s."""
 KILL_TIMEOUT_S = 10
 LOG_TAIL_LINES = 20

@@ -99,7 +99,7 @@ class AirflowClient:
         self._user = user
         self._password = password
         self._http = httpx.Client(
-            base_url=url, timeout=30, limits=CONNECTION_LIMITS, trust_env=False
+            base_url=url, timeout=60, limits=CONNECTION_LIMITS, trust_env=False
         )  # a proxy from the environment cannot reach loopback
 
     def __enter__(self) -> Self:
