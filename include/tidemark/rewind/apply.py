@@ -202,10 +202,6 @@ def catch_up_and_swap(
         with session(url, application="tidemark rewind") as other:  # the swap's transaction is open, or its session lost
             beside.hold(other, rewind_id, duration)
 
-    def read_on_held() -> None:
-        hold(beside.HOLD)
-        read_on()
-
     with transaction(connection) as cur:
         behind = _behind(cur, rewind_id)
     if behind is not None:
@@ -213,7 +209,7 @@ def catch_up_and_swap(
             raise behind
         read_on()
     try:
-        exchange = functools.partial(_exchange_early, read_on=read_on_held)
+        exchange = functools.partial(_exchange_early, hold=lambda: hold(beside.HOLD), read_on=read_on)
         return _apply(connection, cluster_of, spec_of, rewind_id, by=by, exchange=exchange)
     finally:
         with contextlib.suppress(DatabaseUnavailable):  # then it ends by itself
@@ -249,6 +245,7 @@ def _apply(
             expired = _lock_rewind(cur, plan)
             plan = read_plan(cur, rewind_id)
             if plan.state is not state:
+                assert not tails  # the lock of the group keeps other swaps away
                 return _already_applied(plan, state)
             outdated += adopt.store_positions(cur, plan)
             if expired and state is RewindState.PLANNED:
@@ -290,10 +287,11 @@ def _exchange_early(
     specs: Mapping[int, ConsumerSpec],
     kafka_logs: Mapping[int, KafkaLogs],
     *,
+    hold: Callable[[], object] | None = None,
     read_on: Callable[[], object] | None = None,
 ) -> dict[int, list[Span]]:
-    """Exchanges the rows that a replay has read already, then locks all that its swap locks (② and ③). While the replay is not where its
-    group is, ``read_on`` runs it again.
+    """Exchanges the rows that a replay has read already, then locks all that its swap locks (② and ③). ``hold`` holds the groups before,
+    and ``read_on`` runs the replay again while it is not where its group is.
 
     Returns what is left to exchange, by group id, for the groups whose rows were exchanged. Raises `StalePlan` and `NotCaughtUp`.
     """
@@ -303,7 +301,7 @@ def _exchange_early(
     if read_on is None and (behind := _behind(cur, plan.rewind_id)) is not None:
         raise behind
     tails = _move_early(cur, plan, specs)
-    _lock_level(cur, plan, read_on)
+    _lock_level(cur, plan, hold, read_on)
     return tails
 
 
@@ -331,14 +329,18 @@ def _move_early(cur: Cursor, plan: Plan, specs: Mapping[int, ConsumerSpec]) -> d
     return tails
 
 
-def _lock_level(cur: Cursor, plan: Plan, read_on: Callable[[], object] | None) -> None:
+def _lock_level(cur: Cursor, plan: Plan, hold: Callable[[], object] | None, read_on: Callable[[], object] | None) -> None:
     """Locks all that a swap locks (② and ③) once the replay is where its group is. Until then it releases these locks again, and lets the
     replay read on. Raises `NotCaughtUp`."""
     for number in range(ROUNDS + 1):
+        if hold is not None:
+            hold()
         cur.execute("SAVEPOINT level")
-        _lock_rewind(cur, plan)
-        _lock_positions(cur, plan)
-        if (behind := _behind(cur, plan.rewind_id)) is None:
+        if (behind := _behind(cur, plan.rewind_id)) is None:  # otherwise it would end commits in flight for nothing
+            _lock_rewind(cur, plan)
+            _lock_positions(cur, plan)
+            behind = _behind(cur, plan.rewind_id)
+        if behind is None:
             return
         if read_on is None or behind.paused or number == ROUNDS:
             raise behind

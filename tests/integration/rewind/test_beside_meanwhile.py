@@ -331,29 +331,35 @@ def test_group_commits_records_that_retention_has_taken_from_its_replay(lab: Lab
 
 
 @upsert_only
-def test_swap_ends_commits_in_flight_of_group_and_replay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are waited for, then their sessions are ended: nothing of them is stored."""
-    monkeypatch.setattr(applying, "GRACE_MS", 200)
-    read(lab, 50, 50)
+def test_group_is_held_while_the_rows_of_a_table_with_a_key_move(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So none of its commits waits for them, also if the replay has reached the group before."""
+    read(lab, 60, 50)
     rewind_id = begun(lab, word="town")
-    read(lab, 60)
-    replay = lab.side(rewind_id)
-    both = [
-        (lab.target(), Hanging(lab.slice(70))),
-        (replay.onto_shadows(lab.target()), Hanging(lab.side_slice(replay, replay.parts[0], 60))),
-    ]
-    with contextlib.ExitStack() as stack:
-        commits = []
-        for target, hanging in both:
-            act = functools.partial(commit_slice, target, hanging.part, hanging.judged(), payloads)
-            commits.append(stack.enter_context(in_thread(act)))
-            assert hanging.stands.wait(60)
-        runs = iter([lambda: None])  # the first one reads nothing
-        lab.catch_up_and_swap(rewind_id, lambda: next(runs, lambda: lab.replay(rewind_id, cities(lab, "town")))())
-        for (_, hanging), commit in zip(both, commits, strict=True):
-            hanging.go.set()
-            with pytest.raises((DatabaseUnavailable, OffsetFenced)):
-                commit.result()
+    moved, put_in = list[Any](), beside.put_in
+
+    def watched(*arguments: Any) -> None:
+        moved.extend(lab.sql("SELECT hold_until > clock_timestamp() FROM tidemark.rewind"))
+        put_in(*arguments)
+
+    monkeypatch.setattr(beside, "put_in", watched)
+    lab.catch_up_and_swap(rewind_id, lambda: None)
+    assert moved == [(True,)]
+    assert lab.sql("SELECT hold_until FROM tidemark.rewind") == [(None,)]
+
+
+@upsert_only
+def test_swap_ends_a_commit_in_flight(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for, then its session is ended: nothing of it is stored."""
+    monkeypatch.setattr(applying, "GRACE_MS", 200)
+    read(lab, 60, 50)
+    rewind_id = begun(lab, word="town")
+    hanging = Hanging(lab.slice(70))
+    with in_thread(lambda: commit_slice(lab.target(), hanging.part, hanging.judged(), payloads)) as commit:
+        assert hanging.stands.wait(60)
+        lab.swap(rewind_id)
+        hanging.go.set()
+        with pytest.raises((DatabaseUnavailable, OffsetFenced)):
+            commit.result()
     assert lab.positions() == [60, 50]
     lab.check()
 
