@@ -147,7 +147,7 @@ def test_servers_that_do_not_answer(scenario: Scenario):
         url.write_text(f"postgresql://x@127.0.0.1:{closed}/x")
         scenario.connections = replace(scenario.connections, database_url=url, kafka=kafka)
         assert [finding.subject for finding in findings(scenario) if finding.level is not Level.OK] == ["postgres", "kafka"]
-    assert unreachable([f"127.0.0.1:{closed}"]) != []
+        assert unreachable([f"127.0.0.1:{closed}"]) != []
 
 
 def test_command_exits_with_1_if_something_will_fail(consumer: Scenario):
