@@ -13,7 +13,7 @@ The group keeps running. The rewind waits `GRACE_MS` for a commit in flight on o
 out, unless a table partition is moved whole (`tidemark.rewind.rows.archive`).
 
 A swap needs the replay to be exactly where its group is; `NotCaughtUp` otherwise. The positions stay. So that commits wait only for the
-last rows, it does ⑥ and ⑦ before ② and ③ for the rows that the replay has read by then. Then the group is *held*: it begins no batch while
+last rows, it does ⑥ and ⑦ before ③ for the rows that the replay has read by then. Then the group is *held*: it begins no batch while
 the replay reads on and the others move. Tables with keys, triggers, foreign keys or unique columns are exchanged as a whole after ③: their
 new rows might meet old rows that go only then, or a commit and the swap might wait for each other's rows.
 """
@@ -226,7 +226,7 @@ def _apply(
     approved_by: str | None = None,
     exchange: Exchange | None = None,
 ) -> Applied:
-    """``exchange``: what a swap does before ② and ③."""
+    """``exchange``: what a swap does before ③. It returns with the locks of ② and ③, and the replay is where its group is."""
     state = RewindState.PLANNED if exchange is None else RewindState.BESIDE
     plan = read(connection, rewind_id)  # ①
     if plan.state is not state:
@@ -256,8 +256,6 @@ def _apply(
                 return Applied(read_plan(cur, rewind_id), already=False)
             positions = _lock_positions(cur, plan)  # ③
             _require_current(cur, plan, specs, kafka_logs, positions, outdated)  # ④
-            if (behind := _behind(cur, rewind_id)) is not None:
-                raise behind
             cur.execute(SQL["keep_before_image"], {"rewind_id": rewind_id, "undo_of": plan.undo_of})  # ⑤
             images = rows(cur)
             _require_whole_batches(cur, plan)

@@ -15,8 +15,8 @@ the last records, the rewind *holds* its groups: they begin no batch until ``hol
 
 A *rehearsal* is a replay beside with another transform than the consumer's, for its runs only. It is compared and discarded, never swapped.
 
-Locks: first the advisory locks of the side groups, which validations of the replay share; then the rewind's row; then the positions of the
-groups, and after them the positions of the side groups.
+Locks: first the advisory locks of the groups, then those of the side groups, which validations of the replay share; then the rewind's row;
+then the positions of the groups, and after them the positions of the side groups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.retry.store import lock_out_rewinds
 from tidemark.rewind.plan_model import GroupPlan, Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
-from tidemark.rewind.rows.archive import ArchiveForged, RowsRefused, Span, copy_in, end, open_archive, put_back, relation_of
+from tidemark.rewind.rows.archive import ArchiveForged, RowsRefused, Span, copy_in, drop_restored, open_archive, put_back, relation_of
 from tidemark.rewind.side import SQL as SIDE
 from tidemark.rewind.side import SideGroup, SidePart, by_group, group_fields, part_fields, places
 from tidemark.rewind.store import AlreadyDecided, read_plan
@@ -361,7 +361,7 @@ def put_in(cur: Cursor, plan: Plan, keys: Mapping[int, Mapping[str, Sequence[str
         if group.group_id in tails:
             for table in tables:
                 copy_in(cur, table, _open(cur, shadows[table]), tails[group.group_id])
-                end(cur, shadows[table])
+                drop_restored(cur, shadows[table])
             continue
         for table in tables:
             _prepare(cur, key, shadows[table], tables[table])

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.support.scenario import Scenario as Consumer
 from tests.support.waiting import until
 
 from tidemark import quality
+from tidemark.db import transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, TidemarkError
 from tidemark.offsets import flow
 from tidemark.offsets.flow import FlowTarget
@@ -41,6 +43,7 @@ from tidemark.rewind.store import AlreadyDecided
 from tidemark.sink import commit as committing
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.steps import Step
+from tidemark.sink.table import Column
 from tidemark.spec.scope import Scope
 
 
@@ -345,6 +348,20 @@ def test_group_is_held_while_the_rows_of_a_table_with_a_key_move(lab: Lab, monke
     lab.catch_up_and_swap(rewind_id, lambda: None)
     assert moved == [(True,)]
     assert lab.sql("SELECT hold_until FROM tidemark.rewind") == [(None,)]
+
+
+@append_only
+def test_new_column_does_not_wait_for_a_swap_that_waits_for_the_replay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The swap has locked the shadow, and its transaction lasts until the replay has read on."""
+    monkeypatch.setattr(beside, "LOCK_MS", 200)
+    read(lab, 50, 50)
+    replay = lab.side(begun(lab))
+    lab.sql(f"ALTER TABLE {lab.table} ADD COLUMN note text")
+    wider = replace(lab.layout, columns=(*lab.layout.columns, Column("note", "text")))
+    with lab.session() as swapping, transaction(swapping) as cur:
+        beside.open_shadows(replay, cur)
+        with lab.session() as connection, pytest.raises(DatabaseUnavailable, match="lock timeout"), transaction(connection) as other:
+            beside.follow_columns(other, replay, [wider])
 
 
 @upsert_only

@@ -39,7 +39,7 @@ SWAP_WAIT_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows of one Kafka partition from offset ``start`` on, or those before ``end``."""
+    """The rows of one Kafka partition from offset ``start`` on, up to ``end`` (exclusive) if it is given."""
 
     topic_id: int
     partition: int
@@ -186,7 +186,7 @@ def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Ca
         if restored != entry["rows"]:
             _require_whole(cur, archive, entry["rows"])
             raise rows_changed(sink, archive, entry["rows"] - restored, entry["rows"], names)
-        end(cur, entry)
+        drop_restored(cur, entry)
 
 
 def copy_in(cur: Cursor, sink: str, shadow: str, spans: Iterable[Span]) -> None:
@@ -199,7 +199,7 @@ def copy_in(cur: Cursor, sink: str, shadow: str, spans: Iterable[Span]) -> None:
             cur.execute(statement, span.key)
 
 
-def end(cur: Cursor, archive: Mapping[str, Any]) -> None:
+def drop_restored(cur: Cursor, archive: Mapping[str, Any]) -> None:
     """Drops an archive or a shadow whose rows are in the sink."""
     cur.execute(SQL["drop_archive"].format(archive=archive["relation"]))
     cur.execute(SQL["mark_put_back"], {"rewind_id": archive["rewind_id"], "number": archive["number"]})
