@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks import report
 from benchmarks.airflow import dag_run, fleet, page
 from benchmarks.database import rewind
-from benchmarks.group import assignors, rebalances
+from benchmarks.group import rebalances
 from benchmarks.harness.consumer import TRANSFORMS
 from benchmarks.harness.site import PARTITIONS, ROOT, Site
 from benchmarks.harness.stage import set_up
@@ -24,7 +24,7 @@ from benchmarks.harness.turns import Harness
 from benchmarks.measurement import Bench, Measurement
 from benchmarks.retries import failing
 from benchmarks.run import latency, memory, warm
-from benchmarks.throughput import cost_model, encoders, partitions, pinned, ratios, replay
+from benchmarks.throughput import cost_model, partitions, pinned, ratios, replay
 from benchmarks.throughput.contestants import ALL, BY_NAME, SHARE
 from benchmarks.transforms.bench_arrow import FILE
 
@@ -35,7 +35,6 @@ _MODULES = (
     partitions,
     warm,
     memory,
-    assignors,
     rebalances,
     latency,
     rewind,
@@ -45,7 +44,6 @@ _MODULES = (
     failing,
     cost_model,
     pinned,
-    encoders,
     page,
 )
 MEASUREMENTS: tuple[Measurement, ...] = tuple(module.MEASUREMENT for module in _MODULES)

@@ -1,4 +1,4 @@
-"""The process of a contestant. It gets one line of JSON for each request to prepare or to run. Standard library only.
+"""The process of a contestant. It gets one line of JSON for each request to prepare or to run.
 
     python -m benchmarks.harness.seat module:Class
 

@@ -1,4 +1,4 @@
-"""The messages to a seat: where the servers are, and what to load into which table. Standard library only."""
+"""The messages to a seat: where the servers are, and what to load into which table."""
 
 from __future__ import annotations
 

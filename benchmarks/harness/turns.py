@@ -41,10 +41,10 @@ class SeatFailed(Exception):
 class Seat:
     """A contestant's process."""
 
-    def __init__(self, module: str, site: Site, *, python: Path, log: Path) -> None:
+    def __init__(self, module: str, site: Site, *, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("ab")
-        command = [str(python), "-m", "benchmarks.harness.seat", f"benchmarks.{module}"]
+        command = [sys.executable, "-m", "benchmarks.harness.seat", f"benchmarks.{module}"]
         env = {**os.environ, SITE: site.to_json(), "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
@@ -135,8 +135,6 @@ class Harness:
 
     def __init__(self, stage: Stage, site: Site, *, logs: Path, report: Callable[[str], None]) -> None:
         self._stage, self.site, self._logs, self._report = stage, site, logs, report
-        self.quix: Path | None = None
-        """The interpreter with Quix Streams."""
         self._seats: dict[str, Seat] = {}
 
     def close(self) -> None:
@@ -197,9 +195,7 @@ class Harness:
     def _seat(self, contestant: Contestant) -> Seat:
         seat = contestant.seat
         if seat not in self._seats:
-            python = self.quix if contestant.package == "quix" else Path(sys.executable)
-            assert python is not None
-            self._seats[seat] = Seat(seat, self.site, python=python, log=self._logs / f"{seat.replace(':', '-')}.log")
+            self._seats[seat] = Seat(seat, self.site, log=self._logs / f"{seat.replace(':', '-')}.log")
         return self._seats[seat]
 
 

@@ -45,9 +45,9 @@ class Contestant:
 
     @property
     def package(self) -> str | None:
-        """What has to be installed for it."""
+        """What has to be fetched for it."""
         module = self.seat.partition(":")[0].rpartition(".")[2]
-        return module if module in ("jdbc", "connect", "quix") else None
+        return module if module in ("jdbc", "connect") else None
 
 
 _LIMIT, _WRITER = "throughput.in_memory:Limit", "throughput.in_memory:Writer"
@@ -67,15 +67,14 @@ ALL = (
     Contestant(
         "debezium_tuned", "g", "Debezium JDBC sink, Kafka Connect, tuned", _DEBEZIUM, Reads.WITH_SCHEMA, CONNECT_TABLE, exactly_once="no"
     ),
-    Contestant("quix", "h", "Quix Streams, PostgreSQLSink", f"{_PEERS}quix:Quix", Reads.PART, exactly_once="no"),
-    Contestant("changes", "i", "Tidemark, change data without code", f"{_TIDEMARK}Changes", Reads.CHANGES, ACCOUNTS),
-    Contestant("changes_avro", "i", "Tidemark, change data in Avro without code", f"{_TIDEMARK}AvroChanges", Reads.CHANGES_AVRO, ACCOUNTS),
+    Contestant("changes", "h", "Tidemark, change data without code", f"{_TIDEMARK}Changes", Reads.CHANGES, ACCOUNTS),
+    Contestant("changes_avro", "h", "Tidemark, change data in Avro without code", f"{_TIDEMARK}AvroChanges", Reads.CHANGES_AVRO, ACCOUNTS),
     Contestant(
-        "debezium_changes", "j", "Debezium JDBC sink, change data, tuned", _DEBEZIUM, Reads.CHANGES, CONNECT_ACCOUNTS, exactly_once="no"
+        "debezium_changes", "i", "Debezium JDBC sink, change data, tuned", _DEBEZIUM, Reads.CHANGES, CONNECT_ACCOUNTS, exactly_once="no"
     ),
     Contestant(
         "debezium_changes_avro",
-        "j",
+        "i",
         "Debezium JDBC sink, change data in Avro, tuned",
         _DEBEZIUM,
         Reads.CHANGES_AVRO,

@@ -10,7 +10,7 @@ from benchmarks.harness.site import PARTITIONS, Job, Topic
 from benchmarks.harness.turns import figures
 from benchmarks.measurement import Bar, Bench, Figures, Measurement, Table
 from benchmarks.throughput.contestants import BY_NAME, Contestant, Reads
-from benchmarks.throughput.peers import packages
+from benchmarks.throughput.peers.jars import RECIPES
 
 from tidemark.errors import TidemarkError
 from tidemark.jvm.jars import jars_of
@@ -21,7 +21,6 @@ RATIOS = {
     "arrow_transform/jdbc_tuned": 3.0,
     "arrow_transform/execute_values_2": 7.0,
     "arrow_transform/debezium_tuned": 5.0,
-    "arrow_transform/quix": 15.0,
     "arrow_transform/limit_2": 0.65,
     "avro_without_code/arrow_transform": 1.0,
     "protobuf_without_code/arrow_transform": 1.0,
@@ -49,16 +48,13 @@ def measure(bench: Bench) -> Figures:
 
 
 def _equip(bench: Bench) -> dict[str, str]:
-    """Fetches what the contestants need, and returns those whose packages are unavailable, with reasons."""
+    """Fetches what the contestants need, and returns those whose jars are unavailable, with reasons."""
     skipped: dict[str, str] = {}
     jars: dict[str, list[str]] = {}
     for package in sorted({one.package for one in bench.contestants if one.package}):
         try:
-            if package == "quix":
-                bench.harness.quix = packages.quix_python(bench.report)
-            else:
-                jars[package] = [str(jar) for jar in jars_of(packages.RECIPES[package], package, bench.report)]
-        except (packages.Unobtainable, TidemarkError) as error:
+            jars[package] = [str(jar) for jar in jars_of(RECIPES[package], package, bench.report)]
+        except TidemarkError as error:
             skipped |= {one.name: str(error) for one in bench.contestants if one.package == package}
             bench.report(f"skipped, because {package} is unavailable: {error}")
     registry = bench.stage.start_registry() if any(one.reads.registry for one in bench.contestants) else None
