@@ -85,14 +85,18 @@ class ByHand:
         with contextlib.nullcontext(connection) if connection else self.session(cursor) as used:
             return applying.apply(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, **{"by": "bob", **options})
 
-    def swap(self, rewind_id: int, *, cursor: type[PostgresCursor] | None = None) -> Applied:
-        with self.session(cursor) as used:
-            return applying.swap(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, by="bob")
-
-    def catch_up_and_swap(self, rewind_id: int, read_on: Callable[[], object]) -> Plan:
+    def swap(
+        self,
+        rewind_id: int,
+        read_on: Callable[[], object] = lambda: None,
+        *,
+        connection: Connection | None = None,
+        cursor: type[PostgresCursor] | None = None,
+    ) -> Applied:
+        """Without ``read_on``, only a replay that has reached its group is swapped."""
         of = (lambda _: self.cluster, lambda _: self.spec)
-        with self.session() as connection:
-            return applying.catch_up_and_swap(connection, *of, rewind_id, read_on=read_on, by="bob").plan
+        with contextlib.nullcontext(connection) if connection else self.session(cursor) as used:
+            return applying.catch_up_and_swap(used, *of, rewind_id, read_on=read_on, by="bob")
 
     def rewind(self, scenario: Scenario, *scope: str, **options: Any) -> Plan:
         """Makes a plan and applies it at once."""

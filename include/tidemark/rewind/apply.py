@@ -166,7 +166,7 @@ def apply(
 ) -> Applied:
     """Applies a stored plan, all of it or nothing, and returns it with the actual numbers.
 
-    A rewind beside only begins: its side groups and shadows are made, and the group and its sinks stay as they are (`swap` ends it).
+    A rewind beside only begins: its side groups and shadows are made, and the group and its sinks stay as they are (a swap ends it).
     Repeating the call is safe: an applied rewind is returned unchanged. ``by`` applies it, ``approved_by`` approved it.
     The group may have read on since the plan was made; rows written since then are superseded too.
 
@@ -179,21 +179,15 @@ def apply(
     return _apply(connection, cluster_of, spec_of, rewind_id, by=by, approved_by=approved_by)
 
 
-def swap(connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, by: str) -> Applied:
-    """Swaps the rows of a replay beside into the sinks: applies the rewind, with what its side groups have read since.
-
-    As `apply`; also raises `NotCaughtUp`, `RehearsalNotSwapped`, and `AlreadyDecided` if the replay has not begun.
-    """
-    return _apply(connection, cluster_of, spec_of, rewind_id, by=by, exchange=_exchange_early)
-
-
 def catch_up_and_swap(
     connection: Connection, cluster_of: ClusterOf, spec_of: SpecOf, rewind_id: int, *, read_on: Callable[[], object], by: str
 ) -> Applied:
-    """Lets a replay beside reach its group, and swaps it. ``read_on`` runs the replay once.
+    """Lets a replay beside reach its group, and swaps its rows into the sinks: applies the rewind, with what its side groups have read
+    since. ``read_on`` runs the replay once.
 
-    The group reads on during the first run and while most rows move, and is held during the others. Raises as `swap` does; `NotCaughtUp`
-    after `ROUNDS` runs, or at once if the consumer is paused.
+    The group reads on during the first run and while most rows move, and is held during the others. Raises as `apply` does, and
+    `NotCaughtUp` after `ROUNDS` runs, or at once if the consumer is paused; `RehearsalNotSwapped`, and `AlreadyDecided` if the replay has
+    not begun.
     """
     assert isinstance(connection, Session)
     url = connection.url
@@ -285,8 +279,8 @@ def _exchange_early(
     specs: Mapping[int, ConsumerSpec],
     kafka_logs: Mapping[int, KafkaLogs],
     *,
-    hold: Callable[[], object] | None = None,
-    read_on: Callable[[], object] | None = None,
+    hold: Callable[[], object],
+    read_on: Callable[[], object],
 ) -> dict[int, list[Span]]:
     """Exchanges the rows that a replay has read already, then locks all that its swap locks (② and ③). ``hold`` holds the groups before,
     and ``read_on`` runs the replay again while it is not where its group is.
@@ -296,8 +290,6 @@ def _exchange_early(
     if read_plan(cur, plan.rewind_id).state is not RewindState.BESIDE:
         return {}
     _require_current(cur, plan, specs, kafka_logs, _positions(cur, plan), ())
-    if read_on is None and (behind := _behind(cur, plan.rewind_id)) is not None:
-        raise behind
     tails = _move_early(cur, plan, specs)
     _lock_level(cur, plan, hold, read_on)
     return tails
@@ -327,12 +319,11 @@ def _move_early(cur: Cursor, plan: Plan, specs: Mapping[int, ConsumerSpec]) -> d
     return tails
 
 
-def _lock_level(cur: Cursor, plan: Plan, hold: Callable[[], object] | None, read_on: Callable[[], object] | None) -> None:
+def _lock_level(cur: Cursor, plan: Plan, hold: Callable[[], object], read_on: Callable[[], object]) -> None:
     """Locks all that a swap locks (② and ③) once the replay is where its group is. Until then it releases these locks again, and lets the
     replay read on. Raises `NotCaughtUp`."""
     for number in range(ROUNDS + 1):
-        if hold is not None:
-            hold()
+        hold()
         cur.execute("SAVEPOINT level")
         if (behind := _behind(cur, plan.rewind_id)) is None:  # otherwise it would end commits in flight for nothing
             _lock_rewind(cur, plan)
@@ -340,7 +331,7 @@ def _lock_level(cur: Cursor, plan: Plan, hold: Callable[[], object] | None, read
             behind = _behind(cur, plan.rewind_id)
         if behind is None:
             return
-        if read_on is None or behind.paused or number == ROUNDS:
+        if behind.paused or number == ROUNDS:
             raise behind
         log.info("replay beside reads on rewind=%s left=%s", plan.rewind_id, behind.left)
         cur.execute(f"ROLLBACK TO SAVEPOINT level; {RELEASE_IF_LOST}; {UNLIMITED}")

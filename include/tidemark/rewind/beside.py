@@ -9,7 +9,7 @@ the group is, and readers of the sink notice nothing.
                           │
                           └──discard──▶ DISCARDED      the shadows go, and nothing else was changed
 
-The swap (`tidemark.rewind.apply.swap`) is the rewind itself, in one transaction with the opposite of its taking out: the rows of the
+The swap (`tidemark.rewind.apply`) is the rewind itself, in one transaction with the opposite of its taking out: the rows of the
 shadows go into the sinks, and the side group's ledger becomes the group's. It needs the side group to be exactly where the group is. For
 the last records, the rewind *holds* its groups: they begin no batch until ``hold_until``.
 

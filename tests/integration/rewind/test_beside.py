@@ -267,8 +267,8 @@ class Hands(ByHand):
         group = "SELECT group_id FROM tidemark.consumer_group WHERE name = %s"
         return self.sql(f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = ({group}) ORDER BY 1, 2", self.group)
 
-    def catch_up_and_swap(self, rewind_id: int, read_on: Callable[[], object] | None = None) -> Plan:
-        return super().catch_up_and_swap(rewind_id, read_on or functools.partial(self.consumer.run, of_rewind=rewind_id))
+    def catch_up_and_swap(self, rewind_id: int) -> Plan:
+        return self.swap(rewind_id, functools.partial(self.consumer.run, of_rewind=rewind_id)).plan
 
 
 @pytest.fixture

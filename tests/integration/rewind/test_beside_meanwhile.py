@@ -261,7 +261,7 @@ def test_group_commits_while_a_swap_moves_its_rows(lab: Lab) -> None:
         read(lab, *next(ends, ()))
         looks.append({row[3].split()[0] for row in lab.rows()})
 
-    plan = lab.catch_up_and_swap(rewind_id, read_on)
+    plan = lab.swap(rewind_id, read_on).plan
     assert looks == [{"city"}] * 3
     assert lab.positions() == [80, 55]
     assert {row[3].split()[0] for row in lab.rows() if row[1] >= 20} == {"town"}
@@ -290,7 +290,7 @@ def test_locks_of_a_swap_whose_process_vanishes_while_it_reads_on_end_soon(lab: 
             read(lab, 60)
 
         read(lab, 55)
-        applying.catch_up_and_swap(connection, lambda _: lab.cluster, lambda _: lab.spec, rewind_id, read_on=read_on, by="bob")
+        lab.swap(rewind_id, read_on, connection=connection)
     assert settings == [("60000",)]
     lab.check()
 
@@ -312,7 +312,7 @@ def test_swap_that_loses_its_session_changes_nothing_and_holds_nobody(lab: Lab) 
 
     read(lab, 55)
     with pytest.raises(DatabaseUnavailable):
-        lab.catch_up_and_swap(rewind_id, read_on)
+        lab.swap(rewind_id, read_on)
     assert held
     assert lab.sql("SELECT state, hold_until FROM tidemark.rewind") == [("BESIDE", None)]
     assert {row[3].split()[0] for row in lab.rows()} == {"city"}
@@ -328,7 +328,7 @@ def test_group_commits_records_that_retention_has_taken_from_its_replay(lab: Lab
     rewind_id = begun(lab, allow_loss=True)
     assert [part.position for part in lab.side(rewind_id).parts] == [60, 60]
     runs = iter([lambda: None, lambda: read(lab, 60, 60)])
-    lab.catch_up_and_swap(rewind_id, lambda: next(runs)())
+    lab.swap(rewind_id, lambda: next(runs)())
     assert {row[1] for row in lab.rows()} == {offset for offset in range(20) if offset % 10 > 2}
     lab.check()
 
@@ -345,7 +345,7 @@ def test_group_is_held_while_the_rows_of_a_table_with_a_key_move(lab: Lab, monke
         put_in(*arguments)
 
     monkeypatch.setattr(beside, "put_in", watched)
-    lab.catch_up_and_swap(rewind_id, lambda: None)
+    lab.swap(rewind_id)
     assert moved == [(True,)]
     assert lab.sql("SELECT hold_until FROM tidemark.rewind") == [(None,)]
 
@@ -637,10 +637,10 @@ def test_consumers_of_one_plan_are_swapped_at_once_or_not_at_all(hands: Hands, s
                 each.consumer.transform(each.source("b"))
             hands.consumer.run(of_rewind=rewind_id)
             with pytest.raises(NotCaughtUp, match="30 offsets"):
-                applying.swap(connection, *of, rewind_id, by="bob")
+                applying.catch_up_and_swap(connection, *of, rewind_id, read_on=lambda: None, by="bob")
             assert [sorted(each.consumer.rows()) for each in consumers] == before
-            others.consumer.run(of_rewind=rewind_id)
-            applying.swap(connection, *of, rewind_id, by="bob")
+            read_on = functools.partial(others.consumer.run, of_rewind=rewind_id)
+            applying.catch_up_and_swap(connection, *of, rewind_id, read_on=read_on, by="bob")
         for each, rows in zip(consumers, before, strict=True):
             assert sorted(each.consumer.rows()) == [row.replace("a", "b") for row in rows]
             each.check()

@@ -21,7 +21,6 @@ from tidemark.db import connect, session, transaction
 from tidemark.offsets import store
 from tidemark.profiles import Profile
 from tidemark.records.ranges import Slice
-from tidemark.rewind import apply as applying
 from tidemark.rewind import beside
 from tidemark.rewind.apply import RewindNotAllowed
 from tidemark.rewind.beside import DiscardNotAllowed, ShadowBehind, ShadowMissing, ShadowRefused
@@ -81,7 +80,7 @@ def replay_as(lab: Lab, url: str, rewind_id: int) -> None:
 
 def swap_as(lab: Lab, url: str, rewind_id: int) -> Plan:
     with contextlib.closing(connect(url)) as connection:
-        return applying.swap(connection, lambda _: lab.cluster, lambda _: lab.spec, rewind_id, by="bob").plan
+        return lab.swap(rewind_id, connection=connection).plan
 
 
 def test_one_role_decides_and_another_reads(lab: Lab, rewinder: str, runner: str) -> None:

@@ -123,7 +123,7 @@ def test_rows_that_meet_other_rows_are_swapped_all_at_once(make_lab: MakeLab, sc
             lab.read(next(ends, 60), transform=once("old"))
             lab.sql("SELECT FROM lake.places FOR UPDATE NOWAIT")
 
-        lab.catch_up_and_swap(rewind_id, read_on)
+        lab.swap(rewind_id, read_on)
         assert {row[3] for row in lab.rows()} == {f"old {offset if offset < 20 else offset + 25}" for offset in lab.offsets()}
         assert lab.offsets()[-1] == 59
         lab.check()

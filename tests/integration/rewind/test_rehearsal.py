@@ -16,7 +16,7 @@ from tests.support.scenario import Scenario as Consumer
 
 from tidemark.errors import BadInput
 from tidemark.rewind import beside, plan_text
-from tidemark.rewind.apply import RehearsalNotSwapped, StalePlan, swap
+from tidemark.rewind.apply import RehearsalNotSwapped, StalePlan
 from tidemark.rewind.plan import PlanRefused, PlanRequest, plan
 from tidemark.rewind.plan_model import RewindState, ToEarliest, ToLatest, ToOffset
 from tidemark.rewind.verify import verify
@@ -57,7 +57,7 @@ def test_rehearsal_shows_what_another_transform_does_and_leaves_nothing_behind(h
         assert (compared.equal, compared.changed, compared.gone, compared.new, compared.left) == (0, 16, 0, 4, 3)
         assert sorted(each.now["payload"] for each in compared.examples["new"] if each.now) == ["11", "12", "21", "22"]
         with pytest.raises(RehearsalNotSwapped, match=rf"only rehearses {name}.*tidemark rewind discard {rewind_id}"):
-            swap(connection, lambda _: hands.cluster, lambda _: hands.spec, rewind_id, by="bob")
+            hands.swap(rewind_id)
         with pytest.raises(psycopg2.errors.CheckViolation):
             hands.sql("UPDATE tidemark.rewind SET state = 'APPLIED', applied_by = 'x', applied_at = now(), applied_no = 1")
         assert beside.discard(connection, rewind_id, by="ann").state is RewindState.DISCARDED
