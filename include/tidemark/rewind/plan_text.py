@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ MARKDOWN_ROWS = 200
 NOTED = 20
 """Maximum number of partitions with losses that are named."""
 
+SUMMED = ("replay", "skip", "sink_rows", "failed_records", "rows_back", "failed_back")
+"""Numbers of a partition that are added up; the last two only of an undo."""
 _BACK = ["rows back", "failed back"]
 
 
@@ -50,10 +53,7 @@ def markdown(plan: Plan) -> str:
         undo = plan.undo_of is not None
         rows = [_markdown_row(part, undo=undo) for part in group.partitions[:MARKDOWN_ROWS]]
         if rest := group.partitions[MARKDOWN_ROWS:]:
-            sums = (sum(part.replay for part in rest), sum(part.skip for part in rest))
-            taken = (sum(part.sink_rows for part in rest), sum(part.failed_records for part in rest))
-            back = (sum(part.rows_back for part in rest), sum(part.failed_back for part in rest)) if undo else ()
-            rows.append(_row([f"{len(rest):,} more", "", "", "", *(f"{number:,}" for number in (*sums, *taken, *back))]))
+            rows.append(_row([f"{len(rest):,} more", "", "", "", *_numbers(_sums(rest), undo=undo)]))
         heads = ["topic", "partition", "now", "new", "read again", "skipped", "rows out", "failed out", *(_BACK if undo else [])]
         blocks.append("\n".join([_row(heads), "|---|" + "---:|" * (len(heads) - 1), *rows]))
         if notes := _notes(plan, group):
@@ -68,30 +68,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def summary_as_json(plan: Plan) -> dict[str, Any]:
     """Returns the plan without its groups."""
-    return {
-        "rewind_id": plan.rewind_id,
-        "state": plan.state.value,
-        "scenario": to_json(plan.scenario),
-        "says": describe(plan.scenario),
-        "reason": plan.reason,
-        "planned_by": plan.planned_by,
-        "planned_at": iso(plan.planned_at),
-        "expires_at": iso(plan.expires_at),
-        "allow_loss": plan.allow_loss,
-        "backfill": plan.backfill,
-        "beside": plan.beside,
-        "transform": plan.transform,
-        "started_by": plan.started_by,
-        "started_at": plan.started_at and iso(plan.started_at),
-        "digest": plan.digest,
-        "undo_of": plan.undo_of,
-        "decided_by": plan.decided_by,
-        "decided_at": plan.decided_at and iso(plan.decided_at),
-        "applied_by": plan.applied_by,
-        "applied_at": plan.applied_at and iso(plan.applied_at),
-        "dag_id": plan.dag_id,
-        "run_id": plan.run_id,
-    }
+    values = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "groups"}
+    times = {name: iso(value) for name, value in values.items() if isinstance(value, datetime)}
+    return values | times | {"scenario": to_json(plan.scenario), "says": describe(plan.scenario)}
 
 
 def groups_as_json(groups: Sequence[GroupPlan]) -> dict[str, Any]:
@@ -101,15 +80,12 @@ def groups_as_json(groups: Sequence[GroupPlan]) -> dict[str, Any]:
 
 def totals(groups: Sequence[GroupPlan]) -> dict[str, int]:
     """Returns sums over all partitions: offsets read again and skipped, rows and failed records taken out and, for an undo, put back."""
-    parts = [part for group in groups for part in group.partitions]
-    return {
-        "replay": sum(part.replay for part in parts),
-        "skip": sum(part.skip for part in parts),
-        "sink_rows": sum(part.sink_rows for part in parts),
-        "failed_records": sum(part.failed_records for part in parts),
-        "rows_back": sum(part.rows_back for part in parts),
-        "failed_back": sum(part.failed_back for part in parts),
-    }
+    return _sums(part for group in groups for part in group.partitions)
+
+
+def _sums(partitions: Iterable[PartitionPlan]) -> dict[str, int]:
+    parts = list(partitions)
+    return {name: sum(getattr(part, name) for part in parts) for name in SUMMED}
 
 
 def compared_markdown(results: Sequence[Verified]) -> str:
@@ -258,9 +234,12 @@ def _topic_table(partitions: Sequence[PartitionPlan], *, undo: bool) -> Table:
 
 
 def _markdown_row(part: PartitionPlan, *, undo: bool) -> str:
-    back = (part.rows_back, part.failed_back) if undo else ()
-    numbers = (part.old, part.new, part.replay, part.skip, part.sink_rows, part.failed_records, *back)
-    return _row([escaped(part.partition.topic), str(part.partition.partition), *(f"{number:,}" for number in numbers)])
+    place = [escaped(part.partition.topic), str(part.partition.partition), f"{part.old:,}", f"{part.new:,}"]
+    return _row([*place, *_numbers(_sums([part]), undo=undo)])
+
+
+def _numbers(sums: Mapping[str, int], *, undo: bool) -> list[str]:
+    return [f"{sums[name]:,}" for name in (SUMMED if undo else SUMMED[:-2])]
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -280,21 +259,8 @@ def _group_json(group: GroupPlan) -> dict[str, Any]:
         "announced_assets": list(group.announced_assets),
         "shadow_bytes": group.shadow_bytes,
         "partitions": [
-            {
-                "topic": part.partition.topic,
-                "partition": part.partition.partition,
-                "old": part.old,
-                "new": part.new,
-                "replay": part.replay,
-                "skip": part.skip,
-                "sink_rows": part.sink_rows,
-                "failed_records": part.failed_records,
-                "superseded_from": part.superseded_from,
-                "lost": list(part.lost) if part.lost else None,
-                "backfill_left": part.backfill_left,
-                "rows_back": part.rows_back,
-                "failed_back": part.failed_back,
-            }
+            {"topic": part.partition.topic, "partition": part.partition.partition}
+            | {name: getattr(part, name) for name in ("old", "new", "superseded_from", "lost", "backfill_left", *SUMMED)}
             for part in group.partitions
         ],
     }
