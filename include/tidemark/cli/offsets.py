@@ -16,9 +16,9 @@ from tidemark.offsets import store
 from tidemark.offsets.ends import PartitionEnd, lags, truncations
 from tidemark.offsets.lag import Lag
 from tidemark.offsets.lag import group as lag_of
+from tidemark.offsets.samples import Replay, replays
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
-from tidemark.rewind.store import Replay, replays
 from tidemark.spec import find_consumer
 from tidemark.text.wording import counted
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemark.db import Cursor, rows, statements
 from tidemark.objectives.judge import CountedPartition, Objective, ObjectiveChanges, ObjectiveFacts, PartitionSample, judge, unreported
 from tidemark.offsets import flow
+from tidemark.offsets.samples import replays
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.store import replays
 from tidemark.spec import ConsumerSpec
 
 SQL = statements("tidemark.objectives", "store.sql")

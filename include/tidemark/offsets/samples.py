@@ -11,6 +11,7 @@ from psycopg2.extras import execute_values
 
 from tidemark.db import rows, scalar, single_row, statements
 from tidemark.offsets.window import Mark, Observation, Sample, Trend, advance
+from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -90,10 +91,20 @@ def state(cur: Cursor, group_id: int) -> tuple[datetime, int]:
     return at, applied_no
 
 
-def replays(cur: Cursor, group_id: int) -> dict[Key, int]:
-    """Reads, for partitions still replaying, the position before their last rewind."""
-    cur.execute(SQL["replays"], {"group_id": group_id})
-    return {(topic_id, partition): until for topic_id, partition, until in cur.fetchall()}
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A partition that a rewind moved back and that has not yet reached its old position ``until`` again."""
+
+    partition: TopicPartition
+    topic_id: int
+    rewind_id: int
+    until: int
+
+
+def replays(cur: Cursor, group: str) -> list[Replay]:
+    """Returns the partitions that a group is reading again: their lag is caused by a rewind, not an incident."""
+    cur.execute(SQL["replays"], {"group": group})
+    return [Replay(TopicPartition(topic, partition), *values) for topic, partition, *values in cur.fetchall()]
 
 
 def last(cur: Cursor, group_id: int) -> dict[Key, Sample]:

@@ -10,17 +10,20 @@ SELECT clock_timestamp(),
          WHERE part.group_id = %(group_id)s);
 
 -- name: replays
--- The position of each partition before its last rewind, unless it has been reached again. Locks nothing. OFFSET 0: one index lookup per
+-- Partitions that are still below the position from which their last rewind moved them back. Locks nothing. OFFSET 0: one index lookup per
 -- partition, which finds nothing for most of them.
-SELECT pos.topic_id, pos.partition, old_offset
-  FROM tidemark.partition_offset pos
+SELECT topic.name, pos.partition, pos.topic_id, rewind_id, old_offset
+  FROM tidemark.consumer_group grp
+  JOIN tidemark.partition_offset pos USING (group_id)
  CROSS JOIN LATERAL (SELECT rewind_id, old_offset, applied_no FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
                       WHERE rewind.state = 'APPLIED' AND part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
                         AND part.old_offset > pos.next_offset AND NOT part.hold OFFSET 0) moved
- WHERE pos.group_id = %(group_id)s
+  JOIN tidemark.topic USING (topic_id)
+ WHERE grp.name = %(group)s
    AND moved.applied_no = (SELECT max(rewind.applied_no) FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
                       WHERE part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
-                        AND rewind.state = 'APPLIED' AND NOT part.hold);
+                        AND rewind.state = 'APPLIED' AND NOT part.hold)
+ ORDER BY topic.name, pos.partition;
 
 -- name: last_samples
 -- The last sample of each partition of a group. Locks nothing.

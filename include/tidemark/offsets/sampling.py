@@ -89,7 +89,8 @@ def sample(
         cur.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")  # sees a rewind's moves and its number together
         at, applied_no = samples.state(cur, group_id)
         positions = store.positions(cur, group)
-        replays, before = samples.replays(cur, group_id), samples.last(cur, group_id)
+        replays = {(each.topic_id, each.partition.partition): each.until for each in samples.replays(cur, group)}
+        before = samples.last(cur, group_id)
     logs = cluster.logs(partitions)
     highs = cluster.high_watermarks(partitions)
     uuids = {topic.name: topic.kafka_uuid for topic in topics}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -79,21 +78,6 @@ def summaries(connection: Connection, *consumers: str, limit: int, state: str | 
         cur.execute(TOTALS, {"rewind_ids": [row["rewind_id"] for row in rewinds]})
         totals = {row.pop("rewind_id"): row for row in rows(cur)}
         return [(plan, totals[plan.rewind_id]) for plan in _plans(cur, rewinds, {})]
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A partition that a rewind moved back and that has not yet reached its old position ``until`` again."""
-
-    partition: TopicPartition
-    rewind_id: int
-    until: int
-
-
-def replays(cur: Cursor, group: str) -> list[Replay]:
-    """Returns the partitions that a group is reading again: their lag is caused by a rewind, not an incident."""
-    cur.execute(SQL["replays"], {"group": group})
-    return [Replay(TopicPartition(row["topic"], row["partition"]), row["rewind_id"], row["until"]) for row in rows(cur)]
 
 
 def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:

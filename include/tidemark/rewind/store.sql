@@ -56,18 +56,3 @@ UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at =
 -- Stores who approved a swap. Locks the rewind's row. Returns no row without a replay beside.
 UPDATE tidemark.rewind SET decided_by = coalesce(decided_by, %(by)s), decided_at = coalesce(decided_at, clock_timestamp())
  WHERE rewind_id = %(rewind_id)s AND state = 'BESIDE' RETURNING rewind_id;
-
--- name: replays
--- Partitions that are still below the position from which a rewind moved them back. Locks nothing.
-SELECT topic.name AS topic, pos.partition, rewind_id, old_offset AS until
-  FROM tidemark.consumer_group grp
-  JOIN tidemark.partition_offset pos USING (group_id)
- CROSS JOIN LATERAL (SELECT rewind_id, old_offset, applied_no FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
-                      WHERE rewind.state = 'APPLIED' AND part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
-                        AND part.old_offset > pos.next_offset AND NOT part.hold OFFSET 0) moved
-  JOIN tidemark.topic USING (topic_id)
- WHERE grp.name = %(group)s
-   AND moved.applied_no = (SELECT max(rewind.applied_no) FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
-                      WHERE part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
-                        AND rewind.state = 'APPLIED' AND NOT part.hold)
- ORDER BY topic.name, pos.partition;

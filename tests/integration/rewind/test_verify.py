@@ -8,9 +8,9 @@ from tests.support.kafka_topics import Topics
 from tests.support.scenario import Scenario
 
 from tidemark.db import transaction
+from tidemark.offsets.samples import replays
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan_model import ShiftBy, ToOffset
-from tidemark.rewind.store import Replay, replays
 from tidemark.rewind.verify import NotVerifiable, Verified, verify
 
 
@@ -61,7 +61,8 @@ def test_counts_only_what_has_been_replayed(lab: Lab) -> None:
     assert counts(verified(lab, done.rewind_id)) == (0, 0, 0, 0)
     lab.read(40)
     with lab.session() as connection, transaction(connection) as cur:
-        assert replays(cur, lab.spec.group) == [Replay(TopicPartition(lab.topic, 0), done.rewind_id, 60)]
+        (replay,) = replays(cur, lab.spec.group)
+    assert (replay.partition, replay.rewind_id, replay.until) == (TopicPartition(lab.topic, 0), done.rewind_id, 60)
     found = verified(lab, done.rewind_id)
     assert (found.replayed, found.left) == (20, 20)
     assert counts(found) == (replayed(lab), 0, 0, 0)

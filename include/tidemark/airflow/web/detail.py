@@ -20,8 +20,8 @@ from tidemark.db import Cursor, rows, statements, transaction
 from tidemark.group.coordinator import Coordinator
 from tidemark.offsets import lag, samples, store
 from tidemark.offsets.flow import Flow, FlowTarget
+from tidemark.offsets.samples import replays
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.store import replays
 from tidemark.spec.problem import masked
 from tidemark.spec.scope import spans
 
