@@ -78,9 +78,7 @@ class Filter:
                 raise BadInput(what=what, found=f"nothing lies between {low} and {high}", fix="Write the lower one first.")
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self) if field.name not in _ZERO_COUNTS) or any(
-            getattr(self, name) is not None for name in _ZERO_COUNTS
-        )
+        return bool(self.as_json())
 
     def parameters(self, group: str) -> dict[str, Any]:
         """Returns the parameters of `CONDITION`."""
@@ -103,13 +101,8 @@ class Filter:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the fields that are set, as JSON values; `from_json` restores the filter."""
-        values: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value in (None, (), False) and not (field.name in _ZERO_COUNTS and value is not None):
-                continue
-            values[field.name] = _json_value(value)
-        return values
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _json_value(value) for name, value in values.items() if value is not None and value is not False and value != ()}
 
     @classmethod
     def from_json(cls, stored: Any) -> Filter:
@@ -146,9 +139,6 @@ CONDITION = """(%(numbers)s::bigint[] IS NULL OR record.failed_record_id = ANY (
    AND (%(retry_topic)s::text IS NULL OR record.retry_topic = %(retry_topic)s)
    AND (NOT %(refused)s::boolean OR record.publish_error IS NOT NULL)"""
 """The filter in SQL, on a row ``record`` of ``failed_record``. Replaces ``{where}`` in a statement."""
-
-_ZERO_COUNTS = ("partition", "from_offset", "to_offset", "key", "error_text")
-"""Fields for which zero, or an empty value, counts as set."""
 
 
 def statement(text: str) -> str:
