@@ -294,12 +294,6 @@ def hold(connection: Connection, rewind_id: int, duration: timedelta | None) -> 
         cur.execute(SQL["hold"], {"rewind_id": rewind_id, "hold": duration})
 
 
-def groups(cur: Cursor, rewind_id: int) -> list[int]:
-    """Returns the ids of the groups of a rewind, in lock order."""
-    cur.execute(SQL["groups"], {"rewind_id": rewind_id})
-    return [group_id for (group_id,) in cur.fetchall()]
-
-
 def sides(cur: Cursor, rewind_id: int) -> list[int]:
     """Returns the ids of the side groups of a rewind, in lock order."""
     cur.execute(SQL["sides"], {"rewind_id": rewind_id})
@@ -416,7 +410,8 @@ def discard(connection: Connection, rewind_id: int, *, by: str, reason: str = ""
     try:
         with transaction(connection) as cur:
             set_audit_actor(cur, by, reason)
-            for group_id in [*groups(cur, rewind_id), *sides(cur, rewind_id)]:
+            groups = sorted(group.group_id for group in read_plan(cur, rewind_id).groups)
+            for group_id in [*groups, *sides(cur, rewind_id)]:
                 cur.execute(SIDE["lock_group"], {"class": REWIND_LOCK, "group_id": group_id})
             cur.execute("SELECT FROM tidemark.rewind WHERE rewind_id = %s FOR UPDATE", (rewind_id,))
             plan = read_plan(cur, rewind_id)

@@ -94,10 +94,6 @@ SELECT now.attname, format_type(now.atttypid, now.atttypmod) || coalesce(' DEFAU
 -- Holds the groups of a replay for a while, or ends the hold. Locks the rewind's row.
 UPDATE tidemark.rewind SET hold_until = clock_timestamp() + %(hold)s WHERE rewind_id = %(rewind_id)s AND state = 'BESIDE';
 
--- name: groups
--- The groups of a rewind, in lock order. Locks nothing.
-SELECT group_id FROM tidemark.rewind_group WHERE rewind_id = %(rewind_id)s ORDER BY group_id;
-
 -- name: sides
 -- The side groups of a rewind, in lock order. Locks nothing.
 SELECT side_id FROM tidemark.rewind_group WHERE rewind_id = %(rewind_id)s AND side_id IS NOT NULL ORDER BY side_id;
