@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, scalar, single_row, statements
+from tidemark.db import scalar, single_row, statements
 from tidemark.records.outcome import DELETED
 from tidemark.rewind import guards
 from tidemark.rewind.rows.archive import RowsRefused, rows_changed, rows_refused
@@ -40,11 +40,7 @@ KEPT = "tidemark.rewound_row"
 def problems(cur: Cursor, rewind_id: int) -> list[str]:
     """Returns why the rows overwritten since a rewind cannot be put back; empty if they can."""
     cur.execute(SQL["removed"], {"rewind_id": rewind_id})
-    return [
-        f"The rows of {row['sink']} that were overwritten since rewind {rewind_id} are no longer kept."
-        for row in rows(cur)
-        if row["removed"]
-    ]
+    return [f"The rows of {sink} that were overwritten since rewind {rewind_id} are no longer kept." for (sink,) in cur.fetchall()]
 
 
 def put_back(cur: Cursor, key: Mapping[str, Any], keys: Mapping[str, Sequence[str]]) -> None:

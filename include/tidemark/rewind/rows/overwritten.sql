@@ -93,9 +93,9 @@ UPDATE tidemark.rewound_row SET parked_by = NULL, rewind_id = %(rewind_id)s WHER
 SELECT EXISTS (SELECT FROM tidemark.rewound_row kept WHERE EXISTS (SELECT {since}));
 
 -- name: removed
--- Whether the rows overwritten since a rewind were removed, by group. Locks nothing.
-SELECT group_id, sink, overwritten_removed_at IS NOT NULL AND basis -> 'spec' ->> 'mode' = 'upsert' AS removed
-  FROM tidemark.rewind_group WHERE rewind_id = %(rewind_id)s ORDER BY group_id;
+-- The upsert sinks whose rows overwritten since a rewind were removed. Locks nothing.
+SELECT sink FROM tidemark.rewind_group
+ WHERE rewind_id = %(rewind_id)s AND overwritten_removed_at IS NOT NULL AND basis -> 'spec' ->> 'mode' = 'upsert' ORDER BY group_id;
 
 -- name: note_floors
 -- Stores the floors from before the rewind. Locks its own rows.
