@@ -88,10 +88,10 @@ EXPECTED = """\
         ('flights,0,1\n"flights,1,1\n', "is not CSV"),
         (
             '[\n{"topic": "flights", "partition": 0, "offset": 1},\n{"topic": "flights", "partition": 0, "offset": 2}]',
-            "3:1: flights/0 appears twice",
+            "[1]: flights/0 appears twice: [0] has it too",
         ),
-        ('[\n\n{"topic": "flights", "partition": true, "offset": 1.5}]', "3:"),
-        ('[{"topic": "flights", "partition": 0}]', "the offset is missing"),
+        ('[\n\n{"topic": "flights", "partition": true, "offset": 1.5}]', "[0]: the offset is 1.5"),
+        ('{"groups": [{"group": "g", "partitions": [{}]}]}', "groups[0].partitions[0]: the offset is missing"),
         ('[{"topic": "a",\n "topic": "b"}]', 'the key "topic" appears twice'),
         ('[\n{"topic": "a",,}]', "2:1: is not JSON"),
         ('[{"topic": NaN}]', "NaN is not a JSON number"),
@@ -103,7 +103,7 @@ EXPECTED = """\
         ('[{"topic": "flights", "partition": 0, "offset": ' + "9" * 5000 + "}]", "is not JSON"),
     ],
 )
-def test_what_is_no_file_of_offsets_is_refused_with_its_line(text, told):
+def test_what_is_no_file_of_offsets_is_refused_with_its_place(text, told):
     with pytest.raises(OffsetsFileInvalid) as error:
         parse_offsets(text)
     assert told in str(error.value)

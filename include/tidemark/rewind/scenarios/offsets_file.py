@@ -6,7 +6,7 @@
     [{"topic": "flights", "partition": 0, "offset": 1200}]         with "group" if there are several
     {"groups": [{"group": "departures", "partitions": [...]}]}     the output of ``tidemark rewind plan --output json``: its new offsets
 
-All problems of a file are reported at once, each with its line and what to write instead.
+All problems of a file are reported at once, each with its place and what to write instead.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import csv
 import io
 import json
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from json import scanner
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,8 @@ _ENTRY_FIX = 'write {"topic": "flights", "partition": 0, "offset": 1200}'
 _SHAPE_FIX = 'write a list of {"topic": "flights", "partition": 0, "offset": 1200}, or what `tidemark rewind plan --output json` prints'
 
 Offsets = Mapping[TopicPartition, int]
+At = int | str
+"""A line of CSV, or the path of a JSON value: ``groups[0].partitions[3]``."""
 
 
 class OffsetsFileInvalid(Refused):
@@ -119,26 +120,30 @@ class _ParsedFile:
     lines: list[str]
     offsets: dict[str | None, dict[TopicPartition, int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    _line_of: dict[tuple[str | None, TopicPartition], int] = field(default_factory=dict)
+    _at: dict[tuple[str | None, TopicPartition], At] = field(default_factory=dict)
 
-    def problem(self, line: int, message: str, fix: str, wrong: str = "") -> None:
+    def problem(self, at: At, message: str, fix: str, wrong: str = "") -> None:
         """Adds a problem. Marks ``wrong`` in the line, or the whole line if it does not contain that."""
+        if isinstance(at, str):
+            self.problems.append(Problem(self.path, 1, 1, 0, "", f"{at}: {message}" if at else message, fix, ""))
+            return
         is_shown = len(self.problems) < SHOWN  # do not search a long line for problems that are not shown
-        text = masked(self.lines[line - 1]) if is_shown and 0 < line <= len(self.lines) else ""
+        text = masked(self.lines[at - 1]) if is_shown and 0 < at <= len(self.lines) else ""
         column = max(0, text.find(wrong))
         length = len(wrong) if wrong and wrong in text else len(text.strip())
         column = column if wrong in text and wrong else len(text) - len(text.lstrip())
-        self.problems.append(Problem(self.path, line, column + 1, length, "", message, fix, text))
+        self.problems.append(Problem(self.path, at, column + 1, length, "", message, fix, text))
 
-    def add(self, line: int, group: str | None, topic: str, partition: int, offset: int) -> None:
+    def add(self, at: At, group: str | None, topic: str, partition: int, offset: int) -> None:
         if self.offsets and (group is None) != (next(iter(self.offsets)) is None):
-            self.problem(line, "some entries name a group and others do not", "name it in all entries or in none")
+            self.problem(at, "some entries name a group and others do not", "name it in all entries or in none")
             return
         topic_partition = TopicPartition(topic, partition)
-        first_line = self._line_of.setdefault((group, topic_partition), line)
-        if first_line != line:
+        first = self._at.setdefault((group, topic_partition), at)
+        if first != at:
             of_group = f" of group {group}" if group else ""
-            self.problem(line, f"{topic_partition}{of_group} appears twice: line {first_line} has it too", "remove one of them")
+            also = f"line {first}" if isinstance(first, int) else first
+            self.problem(at, f"{topic_partition}{of_group} appears twice: {also} has it too", "remove one of them")
             return
         self.offsets.setdefault(group, {})[topic_partition] = offset
 
@@ -167,20 +172,20 @@ def _csv_line(cells: list[str], line: int, parsed: _ParsedFile) -> None:
         parsed.add(line, row.get("group"), row["topic"], partition, offset)
 
 
-def _good_name(parsed: _ParsedFile, line: int, what: str, name: Any) -> bool:
+def _good_name(parsed: _ParsedFile, at: At, what: str, name: Any) -> bool:
     if isinstance(name, str) and (_TOPIC.fullmatch(name) if what == "topic" else name):
         return True
     fix = 'letters, digits, ".", "_" and "-", as in Kafka' if what == "topic" else "the group's name"
-    parsed.problem(line, f"the {what} is {_shown_value(name)}", f"write {fix}", name if isinstance(name, str) else "")
+    parsed.problem(at, f"the {what} is {_shown_value(name)}", f"write {fix}", name if isinstance(name, str) else "")
     return False
 
 
-def _number(parsed: _ParsedFile, line: int, what: str, value: Any, most: int) -> int | None:
+def _number(parsed: _ParsedFile, at: At, what: str, value: Any, most: int) -> int | None:
     if isinstance(value, str) and _NUMBER.fullmatch(value) and int(value) <= most:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
         return value
-    parsed.problem(line, f"the {what} is {_shown_value(value)}", f"write a whole number from 0 to {most}", str(value))
+    parsed.problem(at, f"the {what} is {_shown_value(value)}", f"write a whole number from 0 to {most}", str(value))
     return None
 
 
@@ -193,39 +198,11 @@ def _shown_value(value: Any) -> str:
 # ---- JSON
 
 
-class _Object(dict[str, Any]):
-    """A JSON object with the line on which it starts."""
-
-    line: int
-
-
-class _BadJson(Exception):
-    def __init__(self, at: int, message: str) -> None:
-        super().__init__(message)
-        self.at = at
-
-
-class _Decoder(json.JSONDecoder):
-    """Python's decoder, with line numbers. Duplicate keys, NaN and Infinity are refused."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(parse_constant=_no_constant)
-        breaks = [match.end() for match in re.finditer(r"\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", text)]  # as str.splitlines
-        self.line_of: Callable[[int], int] = lambda at: 1 + bisect_right(breaks, at)
-        self.parse_object = self._object
-        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
-
-    def _object(self, s_and_end: tuple[str, int], *rest: Any) -> tuple[_Object, int]:
-        at = s_and_end[1] - 1
-        strict, scan_once = rest[0], rest[1]
-        pairs, end = json.decoder.JSONObject(s_and_end, strict, scan_once, None, lambda pairs: pairs, *rest[4:])  # type: ignore[attr-defined]
-        parsed = _Object(pairs)
-        if len(parsed) < len(pairs):
-            keys: set[str] = set()
-            duplicate = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
-            raise _BadJson(at, f"the key {quoted(duplicate)} appears twice")
-        parsed.line = self.line_of(at)
-        return parsed, end
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {quoted(duplicate)} appears twice")
+    return found
 
 
 def _no_constant(name: str) -> Any:
@@ -233,45 +210,41 @@ def _no_constant(name: str) -> Any:
 
 
 def _read_json(text: str, parsed: _ParsedFile) -> None:
-    decoder = _Decoder(text)
     try:
-        data = decoder.decode(text)
+        data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        parsed.problem(decoder.line_of(error.pos), f"is not JSON ({error.msg})", _SHAPE_FIX)
-        return
-    except _BadJson as error:
-        parsed.problem(decoder.line_of(error.at), str(error), "keep one of them")
+        parsed.problem(error.lineno, f"is not JSON ({error.msg})", _SHAPE_FIX)
         return
     except (ValueError, RecursionError) as error:
-        parsed.problem(1, f"is not JSON ({error})", _SHAPE_FIX)
+        parsed.problem("", f"is not JSON ({error})", _SHAPE_FIX)
         return
     if isinstance(data, list):
-        for entry in data:
-            _entry(entry, parsed, 1, group=None)
+        for number, entry in enumerate(data):
+            _entry(entry, parsed, f"[{number}]", group=None)
         return
     groups = data.get("groups")
     if not isinstance(groups, list):
-        parsed.problem(data.line, 'is an object without "groups"', _SHAPE_FIX)
+        parsed.problem("", 'is an object without "groups"', _SHAPE_FIX)
         return
-    for group in groups:
-        partitions = group.get("partitions") if isinstance(group, _Object) else None
+    for number, group in enumerate(groups):
+        at = f"groups[{number}]"
+        partitions = group.get("partitions") if isinstance(group, dict) else None
         if not isinstance(partitions, list):
-            parsed.problem(getattr(group, "line", data.line), 'a group has no "partitions"', _SHAPE_FIX)
-            continue
-        if _good_name(parsed, group.line, "group", group.get("group")):
-            for entry in partitions:
-                _entry(entry, parsed, group.line, group=group["group"])
+            parsed.problem(at, 'a group has no "partitions"', _SHAPE_FIX)
+        elif _good_name(parsed, at, "group", group.get("group")):
+            for index, entry in enumerate(partitions):
+                _entry(entry, parsed, f"{at}.partitions[{index}]", group=group["group"])
 
 
-def _entry(entry: Any, parsed: _ParsedFile, line: int, *, group: str | None) -> None:
+def _entry(entry: Any, parsed: _ParsedFile, at: str, *, group: str | None) -> None:
     """Reads one partition. Its offset is ``offset``, or ``new`` in a plan's JSON; other keys are ignored."""
-    if not isinstance(entry, _Object):
-        parsed.problem(line, f"{_shown_value(entry)} is not a partition", _ENTRY_FIX)
+    if not isinstance(entry, dict):
+        parsed.problem(at, f"{_shown_value(entry)} is not a partition", _ENTRY_FIX)
         return
     owner = entry.get("group") if group is None and "group" in entry else group
-    good = [_good_name(parsed, entry.line, "group", owner)] if owner is not None or "group" in entry else []
-    good.append(_good_name(parsed, entry.line, "topic", entry.get("topic")))
-    offset = _number(parsed, entry.line, "offset", entry.get("offset", entry.get("new")), BIGINT)
-    partition = _number(parsed, entry.line, "partition", entry.get("partition"), INTEGER)
+    good = [_good_name(parsed, at, "group", owner)] if owner is not None or "group" in entry else []
+    good.append(_good_name(parsed, at, "topic", entry.get("topic")))
+    offset = _number(parsed, at, "offset", entry.get("offset", entry.get("new")), BIGINT)
+    partition = _number(parsed, at, "partition", entry.get("partition"), INTEGER)
     if all(good) and partition is not None and offset is not None:
-        parsed.add(entry.line, owner, entry["topic"], partition, offset)
+        parsed.add(at, owner, entry["topic"], partition, offset)
