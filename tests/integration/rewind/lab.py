@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -137,21 +137,20 @@ class Lab(ByHand):
             receipts.append(commit_slice(target, part, of_all_kinds(part, transform), payloads))
         return receipts
 
-    def staged(self, *ends: int, columns: Mapping[str, pa.Array]) -> None:
-        """Commits a staged batch of all partitions up to these ends, with rows that do not come from a single record."""
-        parts = [self.slice(end, partition) for partition, end in enumerate(ends) if end > self.position(partition)]
-        self._staged(self.target(), parts, columns)
-
-    def staged_beside(self, rewind_id: int, *ends: int, columns: Mapping[str, pa.Array]) -> None:
-        """Like `staged`, for a replay beside."""
-        replay = self.side(rewind_id)
-        parts = [self.side_slice(replay, part, end) for part, end in zip(replay.parts, ends, strict=True) if end > part.position]
-        self._staged(replay.onto_shadows(self.target()), parts, columns)
-
-    def _staged(self, target: Target, parts: Sequence[Slice], columns: Mapping[str, pa.Array]) -> None:
+    def staged(self, *ends: int, beside: int | None = None, **cities: int) -> None:
+        """Commits a staged batch of all partitions up to these ends, of the group or of the replay of a rewind ``beside``. Its rows do not
+        come from single records: ``cities`` with their populations."""
+        if beside is None:
+            target = self.target()
+            parts = [self.slice(end, partition) for partition, end in enumerate(ends) if end > self.position(partition)]
+        else:
+            replay = self.side(beside)
+            target = replay.onto_shadows(self.target())
+            parts = [self.side_slice(replay, part, end) for part, end in zip(replay.parts, ends, strict=True) if end > part.position]
         target = replace(target, layouts=tuple(replace(layout, by_record=False) for layout in target.layouts))
         table = make_staging(target, 1)
-        staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(dict(columns))]), isolate=False)
+        columns = {"city": pa.array(list(cities), pa.string()), "population": pa.array(list(cities.values()), pa.int64())}
+        staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(columns)]), isolate=False)
         promote(target, parts, table, [staged], payloads, isolate=False)
 
     def side(self, rewind_id: int) -> SideReplay:
@@ -201,6 +200,10 @@ class Lab(ByHand):
     def rows(self) -> list[Any]:
         order = "kafka_partition, kafka_offset, kafka_seq"
         return self.sql(f"SELECT {order}, city, population FROM {self.table} ORDER BY {order}")
+
+    def cities(self) -> dict[str, int]:
+        """Returns the population of each city in the sink."""
+        return dict(self.sql(f"SELECT city, population FROM {self.table}"))
 
     def offsets(self, partition: int = 0) -> list[int]:
         """Returns the offsets of records that have rows in the sink."""

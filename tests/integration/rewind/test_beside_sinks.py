@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 
 import psycopg2
-import pyarrow as pa
 import pytest
 from tests.integration.rewind.lab import DDL, Lab, lab_on, of_all_kinds
 from tests.integration.rewind.test_sink_guards import trigger
@@ -247,34 +246,21 @@ def test_readers_are_not_locked_out_of_a_table_partition(scenario: Consumer, top
 # ---- aggregates
 
 
-def totals(lab: Lab, ends: tuple[int, int], rewind_id: int | None = None, **cities: int) -> None:
-    """Commits a staged batch up to these ends, or reads it for a replay, with rows that do not come from a single record."""
-    columns = {"city": pa.array(list(cities), pa.string()), "population": pa.array(list(cities.values()), pa.int64())}
-    if rewind_id is None:
-        lab.staged(*ends, columns=columns)
-    else:
-        lab.staged_beside(rewind_id, *ends, columns=columns)
-
-
-def found(lab: Lab) -> dict[str, int]:
-    return dict(lab.sql(f"SELECT city, population FROM {lab.table}"))
-
-
 @pytest.mark.parametrize("key", [pytest.param((), marks=pytest.mark.thorough), ("city",)])
 def test_aggregates_of_a_replay_replace_those_of_the_group(make_lab: MakeLab, key: tuple[str, ...]) -> None:
     """Whichever partition their batches begin in."""
     with make_lab(key=key) as lab:
-        totals(lab, (0, 10), **({"ulm": 1, "bonn": 1} if key else {"a": 1}))
-        totals(lab, (10, 10), b=1)
-        totals(lab, (20, 20), rom=2, ulm=2)
-        totals(lab, (30, 30), york=3)
+        lab.staged(0, 10, **({"ulm": 1, "bonn": 1} if key else {"a": 1}))
+        lab.staged(10, 10, b=1)
+        lab.staged(20, 20, rom=2, ulm=2)
+        lab.staged(30, 30, york=3)
         before = lab.image()
         rewind_id = lab.rewind(ToOffset(10), beside=True).rewind_id
-        totals(lab, (20, 20), rewind_id, ulm=4, oslo=4)
-        totals(lab, (30, 30), rewind_id, bonn=5)
+        lab.staged(20, 20, beside=rewind_id, ulm=4, oslo=4)
+        lab.staged(30, 30, beside=rewind_id, bonn=5)
         assert lab.image() == before
         lab.swap(rewind_id)
-        assert found(lab) == ({"b": 1, "ulm": 4, "oslo": 4, "bonn": 5} | ({} if key else {"a": 1}))
+        assert lab.cities() == ({"b": 1, "ulm": 4, "oslo": 4, "bonn": 5} | ({} if key else {"a": 1}))
         lab.check()
         lab.undo(rewind_id)
         assert lab.image() == before

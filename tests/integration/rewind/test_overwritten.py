@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 import pytest
 from tests.integration.rewind.lab import Lab, Transform, lab_on, of_all_kinds, role_on
 from tests.support.kafka_topics import Topics
@@ -199,26 +198,17 @@ def test_what_a_late_record_replaced_comes_back_if_its_range_is_taken_back(lab: 
 # ---- staged batches
 
 
-def totals(lab: Lab, *ends: int, cities: dict[str, int]) -> None:
-    """Commits a staged batch up to these ends, with rows that do not come from a single record."""
-    lab.staged(*ends, columns={"city": pa.array(list(cities), pa.string()), "population": pa.array(list(cities.values()), pa.int64())})
-
-
-def found(lab: Lab) -> dict[str, int]:
-    return dict(lab.sql(f"SELECT city, population FROM {lab.table}"))
-
-
 def test_aggregates_come_back_whichever_partitions_they_were_made_of(lab: Lab) -> None:
     """Their lineage is the start of their batch, which may lie in a different partition than the start of the batch that overwrites
     them."""
-    totals(lab, 20, 20, cities={"ulm": 1, "bonn": 2, "rom": 3})
-    totals(lab, 20, 40, cities={"bonn": 4, "york": 5})
+    lab.staged(20, 20, ulm=1, bonn=2, rom=3)
+    lab.staged(20, 40, bonn=4, york=5)
     before = lab.image()
     done = lab.rewind(ToOffset(20))
-    totals(lab, 20, 30, cities={"ulm": 6, "york": 7})
-    totals(lab, 50, 50, cities={"ulm": 8, "rom": 9})
-    totals(lab, 50, 60, cities={"rom": 10, "ulm": 11})
-    assert found(lab) == {"ulm": 11, "rom": 10, "york": 7}
+    lab.staged(20, 30, ulm=6, york=7)
+    lab.staged(50, 50, ulm=8, rom=9)
+    lab.staged(50, 60, rom=10, ulm=11)
+    assert lab.cities() == {"ulm": 11, "rom": 10, "york": 7}
     lab.check()
     repaired = lab.image().sink
     back = lab.undo(done.rewind_id)
@@ -231,27 +221,27 @@ def test_aggregates_come_back_whichever_partitions_they_were_made_of(lab: Lab) -
 @pytest.mark.thorough
 def test_of_aggregates_that_were_written_over_the_last_one_comes_back(lab: Lab) -> None:
     """Offsets of different partitions have no order. A batch outside the rewind is not taken back."""
-    totals(lab, 5, 10, cities={"rom": 1})
-    totals(lab, 5, 25, cities={"ulm": 2})
-    totals(lab, 5, 30, cities={"rom": 3})
+    lab.staged(5, 10, rom=1)
+    lab.staged(5, 25, ulm=2)
+    lab.staged(5, 30, rom=3)
     done = lab.rewind(ToOffset(25), f"{lab.topic}:1")
-    totals(lab, 5, 40, cities={"ulm": 4})
-    totals(lab, 8, 40, cities={"ulm": 5})
-    totals(lab, 8, 50, cities={"ulm": 6})
+    lab.staged(5, 40, ulm=4)
+    lab.staged(8, 40, ulm=5)
+    lab.staged(8, 50, ulm=6)
     lab.undo(done.rewind_id)
-    assert found(lab) == {"ulm": 5, "rom": 3}
+    assert lab.cities() == {"ulm": 5, "rom": 3}
     lab.check()
 
 
 def test_an_aggregate_that_a_batch_outside_the_rewind_has_written_since_refuses_the_undo(lab: Lab) -> None:
     """Nothing shows which of the two is the last one."""
-    totals(lab, 20, 20, cities={"ulm": 1})
-    totals(lab, 20, 40, cities={"ulm": 2})
+    lab.staged(20, 20, ulm=1)
+    lab.staged(20, 40, ulm=2)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:1")
-    totals(lab, 30, 20, cities={"ulm": 3})
+    lab.staged(30, 20, ulm=3)
     with pytest.raises(RowsRefused, match="duplicate key value violates unique constraint"):
         lab.undo(done.rewind_id)
-    assert found(lab) == {"ulm": 3}
+    assert lab.cities() == {"ulm": 3}
 
 
 # ---- changes of the table
