@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.integration.rewind.hands import Hands
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds, one_city
-from tests.support.by_hand import ByHand
 from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads
@@ -21,14 +19,13 @@ from tests.support.scenario import Scenario as Consumer
 from tidemark.maintenance import maintain
 from tidemark.offsets import samples, store
 from tidemark.offsets.store import OffsetFenced
-from tidemark.quality import check_conservation, suite_files, unjudged, validate
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.rewind import beside
 from tidemark.rewind.apply import NotCaughtUp, StalePlan
 from tidemark.rewind.beside import ReplayExists
 from tidemark.rewind.plan import PlanRefused
-from tidemark.rewind.plan_model import Plan, RewindState, ToEarliest, ToLatest, ToOffset
+from tidemark.rewind.plan_model import RewindState, ToEarliest, ToLatest, ToOffset
 from tidemark.rewind.store import AlreadyDecided
 from tidemark.rewind.verify import Verified, verify
 from tidemark.sink.commit import commit_slice
@@ -220,61 +217,6 @@ def test_late_commit_of_a_replay_is_fenced(lab: Lab, act: str) -> None:
 
 
 # ---- by runs
-
-WITH_SUFFIX = """
-    from typing import TypedDict
-
-    from tidemark.transform import Fail, Record, Retry
-
-
-    class Row(TypedDict):
-        payload: str
-
-
-    def transform(record: Record) -> Row:
-        value = record.value.decode().removeprefix("record ")
-        if int(value) % 10 == 1:
-            raise Retry("not yet")
-        if int(value) % 10 == 2:
-            raise Fail("never")
-        return Row(payload=value + "{suffix}")
-"""
-
-
-class Hands(ByHand):
-    """A consumer whose runs are those of the product."""
-
-    def __init__(self, consumer: Consumer, **keys: Any) -> None:
-        self.topic = consumer.feed(numbers(0, 30), self.source("a"), "payload text, number bigint GENERATED ALWAYS AS IDENTITY", **keys)
-        super().__init__(consumer)
-
-    def source(self, suffix: str) -> str:
-        return WITH_SUFFIX.replace("{suffix}", suffix)
-
-    def check(self) -> None:
-        with self.watch.cursor() as cur:
-            assert check_conservation(cur, self.group, [self.table]) == []
-
-    def validate(self) -> None:
-        """Judges what no validation has judged."""
-        with self.session() as connection:
-            runs = unjudged(connection, self.group)
-        for each in runs:
-            validate(self.url, each.run, group=self.group, suites=suite_files(self.spec))
-
-    def failed(self) -> list[Any]:
-        columns = "partition, record_offset, state, error_text, retry_topic"
-        group = "SELECT group_id FROM tidemark.consumer_group WHERE name = %s"
-        return self.sql(f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = ({group}) ORDER BY 1, 2", self.group)
-
-    def catch_up_and_swap(self, rewind_id: int) -> Plan:
-        return self.swap(rewind_id, functools.partial(self.consumer.run, of_rewind=rewind_id)).plan
-
-
-@pytest.fixture
-def hands(scenario: Consumer) -> Iterator[Hands]:
-    with contextlib.closing(Hands(scenario, partitions=2, batch={"max_records": 7}, retry={"delays": ["1h"]})) as hands:
-        yield hands
 
 
 def test_reader_sees_the_old_rows_until_the_swap_and_the_new_ones_after_it(hands: Hands) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from psycopg2.extensions import STATUS_IN_TRANSACTION
 from tests.integration.retry.lab import Lab as RetryLab
+from tests.integration.rewind.hands import Hands
 from tests.integration.rewind.lab import Hanging, Lab, lab_on, of_all_kinds
-from tests.integration.rewind.test_beside import Hands
 from tests.support.by_hand import REASON
 from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
@@ -164,12 +164,6 @@ def test_retry_before_the_swap_is_withdrawn_and_comes_back_with_the_undo(scenari
     lab.undo(rewind_id)
     assert scenario.rows() == [b"a", b"b", b"c"]
     assert scenario.failed("record_offset, state") == [(1, "LOADED"), (2, "LOADED")]
-
-
-@pytest.fixture
-def hands(scenario: Consumer) -> Iterator[Hands]:
-    with contextlib.closing(Hands(scenario, partitions=2, batch={"max_records": 7}, retry={"delays": ["1h"]})) as hands:
-        yield hands
 
 
 def test_erased_records_are_not_read_again_beside(lab: Lab) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import psycopg2.errors
 import pytest
-from tests.integration.rewind.test_beside import Hands
+from tests.integration.rewind.hands import Hands
 from tests.support.by_hand import REASON
 from tests.support.records import numbers
 from tests.support.scenario import ARROW
