@@ -183,8 +183,7 @@ def test_sink_whose_trigger_keeps_the_rows_refuses_the_erasure(lab: Lab) -> None
     """An erasure removes everything or nothing."""
     lab.read(20)
     made = planned(lab, "city = 'city 13'")
-    lab.sql("CREATE FUNCTION lake_keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
-    lab.sql(f"CREATE TRIGGER keep BEFORE DELETE ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake_keep()")
+    lab.trigger("keep", "BEFORE DELETE", "RETURN NULL;")
     with pytest.raises(RowsStay, match="1 rows remain, because of the trigger keep"):
         applied(lab, made, "city = 'city 13'")
     with lab.session() as connection, transaction(connection) as cur:

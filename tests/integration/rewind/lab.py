@@ -175,6 +175,21 @@ class Lab(ByHand):
                 commit_slice(target, piece, outputs(piece), payloads)
         return replay
 
+    def trigger(self, name: str, event: str, body: str) -> None:
+        """Creates a row trigger on the sink that runs this PL/pgSQL."""
+        self.sql(f"CREATE FUNCTION lake.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+        self.sql(f"CREATE TRIGGER {name} {event} ON {self.table} FOR EACH ROW EXECUTE FUNCTION lake.{name}()")
+
+    @contextlib.contextmanager
+    def late(self, start: int, end: int) -> Iterator[None]:
+        """In the block, the group is at ``start`` of partition 0 and may read to ``end``, although it has passed them and stored them as
+        lost: as a backfill does."""
+        ahead = self.position()
+        self.sql("UPDATE tidemark.partition_offset SET next_offset = %s, validated_offset = 0 WHERE partition = 0", start)
+        self.sql("DELETE FROM tidemark.lost_range WHERE partition = 0 AND start_offset = %s AND end_offset = %s", start, end)
+        yield
+        self.sql("UPDATE tidemark.partition_offset SET next_offset = %s WHERE partition = 0", ahead)
+
     # ---- stored state
 
     def position(self, partition: int = 0) -> int:

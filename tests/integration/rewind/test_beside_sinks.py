@@ -8,7 +8,6 @@ from collections.abc import Callable
 import psycopg2
 import pytest
 from tests.integration.rewind.lab import DDL, Lab, lab_on, of_all_kinds
-from tests.integration.rewind.test_sink_guards import trigger
 from tests.integration.rewind.test_sinks import PARTITIONED, archives
 from tests.integration.rewind.test_tables import Till
 from tests.support.by_hand import ByHand
@@ -160,7 +159,7 @@ def test_table_that_has_changed_since_the_begin(make_lab: MakeLab, what: str) ->
 
 def test_trigger_that_changes_rows_refuses_the_swap_by_its_name(make_lab: MakeLab) -> None:
     with make_lab() as lab:
-        trigger(lab, "shouts", "BEFORE INSERT", "NEW.city = upper(NEW.city); RETURN NEW;")
+        lab.trigger("shouts", "BEFORE INSERT", "NEW.city = upper(NEW.city); RETURN NEW;")
         read(lab)
         rewind_id = begun(lab)
         with lab.unchanged(RowsRefused, r"dropped or changed by .*shouts.*Disable it meanwhile"):
@@ -174,8 +173,7 @@ def test_trigger_that_changes_rows_refuses_the_swap_by_its_name(make_lab: MakeLa
 def test_trigger_that_only_watches_sees_each_row_once(make_lab: MakeLab) -> None:
     with make_lab() as lab:
         lab.sql("CREATE TABLE lake.audit (what text, city text)")
-        trigger(
-            lab,
+        lab.trigger(
             "audits",
             "AFTER INSERT OR DELETE",
             "INSERT INTO lake.audit VALUES (TG_OP, CASE TG_OP WHEN 'DELETE' THEN OLD.city ELSE NEW.city END); RETURN NULL;",

@@ -63,15 +63,6 @@ def outputs(part: Slice, script: Script) -> Iterator[TransformOutput]:
     yield output
 
 
-def late(lab: Lab, start: int, end: int, script: Script) -> None:
-    """Reads ``[start, end)`` although the group is past it, as a backfill does."""
-    ahead = lab.position()
-    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s, validated_offset = 0", start)
-    lab.sql("DELETE FROM tidemark.lost_range WHERE start_offset = %s AND end_offset = %s", start, end)
-    read(lab, end, script)
-    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s", ahead)
-
-
 def live(lab: Lab) -> dict[str, int]:
     """The offset of each city whose row is not deleted."""
     where = "WHERE NOT kafka_deleted" if lab.layout.deletes is Deletes.SOFT else ""
@@ -168,7 +159,8 @@ def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -
             skipped, undoable = range(position, data.draw(st.integers(position + 1, END - 1))), []
             lab.rewind(ToOffset(skipped.stop), f"{lab.topic}:0", allow_loss=True)
         elif action == "late" and skipped:
-            late(lab, skipped.start, skipped.stop, script)
+            with lab.late(skipped.start, skipped.stop):
+                read(lab, skipped.stop, script)
             skipped, undoable = range(0), [(rewind_id, None, then) for rewind_id, _, then in undoable]
             event("late")
         expected, found = in_order(script, lab.position(), skipped), live(lab)

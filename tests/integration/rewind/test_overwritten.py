@@ -58,15 +58,6 @@ def noted(lab: Lab) -> None:
     lab.sql(f"UPDATE {lab.table} SET note = 'note of ' || city")
 
 
-def late(lab: Lab, start: int, end: int, transform: Transform) -> None:
-    """Reads ``[start, end)`` of partition 0, which the group has passed and stored as lost, as a backfill does."""
-    ahead = lab.position()
-    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s, validated_offset = 0 WHERE partition = 0", start)
-    lab.sql("DELETE FROM tidemark.lost_range WHERE partition = 0 AND start_offset = %s AND end_offset = %s", start, end)
-    lab.read(end, transform=transform)
-    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s WHERE partition = 0", ahead)
-
-
 # ---- an undo restores everything
 
 
@@ -98,8 +89,7 @@ def test_a_trigger_that_meddles_with_what_was_written_over_refuses_the_undo(lab:
     done = lab.rewind(ToOffset(45), f"{lab.topic}:0")
     lab.read(60, transform=lambda offset: [f"city {offset % 30}"])
     planned = lab.plan(Undo(done.rewind_id))
-    lab.sql(f"CREATE FUNCTION lake.meddles() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
-    lab.sql(f"CREATE TRIGGER meddles BEFORE INSERT ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake.meddles()")
+    lab.trigger("meddles", "BEFORE INSERT", body)
     with lab.unchanged(RowsRefused, r"rewound_row: .* dropped or changed by the trigger meddles"):
         lab.apply(planned.rewind_id)
 
@@ -111,9 +101,7 @@ def test_a_trigger_that_keeps_rows_in_the_way_of_others_refuses_the_undo(lab: La
     lab.read(60, transform=lambda offset: [f"city {offset % 30}"])
     undone = lab.undo(done.rewind_id)
     planned = lab.plan(Undo(undone.rewind_id))
-    lab.sql("CREATE FUNCTION lake.keeps() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " IF OLD.kafka_offset < 45 THEN RETURN NULL; END IF; RETURN OLD; END $$")  # fmt: skip
-    lab.sql(f"CREATE TRIGGER keeps BEFORE DELETE ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake.keeps()")
+    lab.trigger("keeps", "BEFORE DELETE", "IF OLD.kafka_offset < 45 THEN RETURN NULL; END IF; RETURN OLD;")
     with lab.unchanged(RowsStay, "the trigger keeps"):
         lab.apply(planned.rewind_id)
 
@@ -152,7 +140,8 @@ def test_a_late_record_does_not_replace_a_newer_row(lab: Lab) -> None:
     lab.rewind(ToOffset(40), f"{lab.topic}:0")
     lab.read(60, transform=every(6))
     before = lab.rows()
-    late(lab, 20, 40, every(9))
+    with lab.late(20, 40):
+        lab.read(40, transform=every(9))
     assert [row for row in lab.rows() if row[3] in {f"city {number}" for number in range(6)}] == before
     assert {row[3]: row[1] for row in lab.rows() if row not in before} == {"city 6": 33, "city 7": 34, "city 8": 35}
     assert lab.sql("SELECT loaded, sink_rows FROM tidemark.batch WHERE start_offset = 20") == [(14, 18)]
@@ -166,7 +155,8 @@ def test_late_records_are_where_they_belong_after_an_undo(lab: Lab) -> None:
     lab.read(60, transform=every(4))
     done = lab.rewind(ToOffset(50), f"{lab.topic}:0")
     lab.read(80, transform=every(8))
-    late(lab, 20, 40, every(10))
+    with lab.late(20, 40):
+        lab.read(40, transform=every(10))
     lab.check()
     after = lab.image().sink
     back = lab.undo(done.rewind_id)
@@ -188,7 +178,8 @@ def test_what_a_late_record_replaced_comes_back_if_its_range_is_taken_back(lab: 
     skipped = lab.rewind(ToOffset(40), f"{lab.topic}:0")
     lab.read(60, transform=every(4))
     done = lab.rewind(ToOffset(50), f"{lab.topic}:0")
-    late(lab, 20, 40, every(10))
+    with lab.late(20, 40):
+        lab.read(40, transform=every(10))
     lab.read(70, transform=every(5))
     lab.undo(done.rewind_id)
     lab.undo(skipped.rewind_id)

@@ -14,12 +14,6 @@ from tidemark.rewind.plan_model import Plan, RewindState, ToOffset, Undo
 from tidemark.rewind.rows.archive import RowsRefused
 
 
-def trigger(lab: Lab, name: str, event: str, body: str) -> None:
-    """Creates a row trigger on the sink that runs this PL/pgSQL."""
-    lab.sql(f"CREATE FUNCTION lake.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
-    lab.sql(f"CREATE TRIGGER {name} {event} ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake.{name}()")
-
-
 def planned_back(lab: Lab) -> Plan:
     return lab.plan(ToOffset(20), f"{lab.topic}:0")
 
@@ -37,7 +31,7 @@ def test_what_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> None:
         ("BEFORE DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own \(P0001\)\. It has the trigger keeps"),
         ("AFTER DELETE", forbids, r"the function lake.keeps\(\) raised an error of its own \(P0001\)\. It has the trigger keeps"),
     ):
-        trigger(lab, "keeps", event, body)
+        lab.trigger("keeps", event, body)
         with lab.unchanged(PlanRefused, match):
             planned_back(lab)
         lab.sql("DROP FUNCTION lake.keeps() CASCADE")
@@ -58,7 +52,7 @@ def test_rows_that_a_trigger_keeps_refuse_the_rewind(lab: Lab, body: str) -> Non
     """The number of rows in the range is compared with the number taken out."""
     lab.read(50)
     rewind_id = planned_back(lab).rewind_id
-    trigger(lab, "keeps_some", "BEFORE DELETE", body.format(table=lab.table))
+    lab.trigger("keeps_some", "BEFORE DELETE", body.format(table=lab.table))
     with lab.unchanged(RowsStay, "keeps_some"):
         lab.apply(rewind_id)
     lab.sql(f"DROP TRIGGER keeps_some ON {lab.table}")
@@ -71,9 +65,9 @@ def test_harmless_triggers_stand_in_nobodys_way(lab: Lab) -> None:
     lab.read(50)
     before = lab.image()
     lab.sql("CREATE TABLE lake.audit (kafka_offset bigint)")
-    trigger(lab, "audits", "BEFORE DELETE", "INSERT INTO lake.audit VALUES (OLD.kafka_offset); RETURN OLD;")
-    trigger(lab, "audits_after", "AFTER DELETE", "INSERT INTO lake.audit VALUES (OLD.kafka_offset); RETURN NULL;")
-    trigger(lab, "disabled", "BEFORE DELETE", "RETURN NULL;")
+    lab.trigger("audits", "BEFORE DELETE", "INSERT INTO lake.audit VALUES (OLD.kafka_offset); RETURN OLD;")
+    lab.trigger("audits_after", "AFTER DELETE", "INSERT INTO lake.audit VALUES (OLD.kafka_offset); RETURN NULL;")
+    lab.trigger("disabled", "BEFORE DELETE", "RETURN NULL;")
     lab.sql(f"ALTER TABLE {lab.table} DISABLE TRIGGER disabled")
     planned = planned_back(lab)
     assert lab.sql("SELECT count(*) FROM lake.audit") == [(0,)]
@@ -140,7 +134,7 @@ def test_a_row_that_comes_to_refer_to_it_during_the_rewind_refuses_it(lab: Lab) 
     """The row did not exist when the rewind counted, and the cascade deletes it. The rewind notices that and is rolled back."""
     lab.read(50)
     children(lab, "ON DELETE CASCADE")
-    trigger(lab, "slow", "BEFORE DELETE", "IF OLD.kafka_offset = 23 THEN PERFORM pg_advisory_xact_lock(17); END IF; RETURN OLD;")
+    lab.trigger("slow", "BEFORE DELETE", "IF OLD.kafka_offset = 23 THEN PERFORM pg_advisory_xact_lock(17); END IF; RETURN OLD;")
     rewind_id = planned_back(lab).rewind_id
     with psycopg2.connect(lab.url) as other, other.cursor() as cur:
         cur.execute("SELECT pg_advisory_lock(17)")
@@ -170,7 +164,7 @@ def test_rows_that_a_trigger_meddles_with_refuse_the_undo(lab: Lab) -> None:
         ("BEFORE INSERT", "RAISE EXCEPTION 'no more rows';", r"the function lake.meddles\(\) raised an error of its own"),
         ("AFTER INSERT", f"DELETE FROM {lab.table} WHERE kafka_offset = NEW.kafka_offset; RETURN NULL;", changed),
     ):
-        trigger(lab, "meddles", event, body)
+        lab.trigger("meddles", event, body)
         with lab.unchanged(RowsRefused, match):
             lab.apply(planned.rewind_id)
         lab.sql("DROP FUNCTION lake.meddles() CASCADE")
@@ -182,6 +176,6 @@ def test_an_insert_trigger_that_changes_nothing_lets_rows_come_back(lab: Lab) ->
     lab.read(50)
     before = lab.image()
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
-    trigger(lab, "looks", "BEFORE INSERT", "PERFORM 1; RETURN NEW;")
+    lab.trigger("looks", "BEFORE INSERT", "PERFORM 1; RETURN NEW;")
     lab.undo(done.rewind_id)
     assert lab.image() == before

@@ -212,8 +212,7 @@ def test_rows_that_came_while_a_swap_waited_stay(listed: Lab, monkeypatch: pytes
 def test_a_trigger_sees_each_row_of_a_table_partition_that_goes(listed: Lab) -> None:
     """This includes a trigger that keeps the rows. Moving the table partition as a whole would bypass it."""
     planned = listed.plan(ToEarliest(), f"{listed.topic}:0")
-    listed.sql("CREATE FUNCTION lake.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
-    listed.sql(f"CREATE TRIGGER keep BEFORE DELETE ON {listed.table} FOR EACH ROW EXECUTE FUNCTION lake.keep()")
+    listed.trigger("keep", "BEFORE DELETE", "RETURN NULL;")
     with listed.unchanged(RowsStay, "0 of 81 rows were taken out, 81 remain: the trigger keep"):
         listed.apply(planned.rewind_id)
 
