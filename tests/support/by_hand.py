@@ -61,6 +61,11 @@ class ByHand:
             cur.execute(statement, named or parameters or None)
             return fetched(cur)
 
+    def waits(self, application: str = "tidemark rewind") -> bool:
+        """Whether a session of this application (a LIKE pattern) waits for a lock."""
+        query = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s AND wait_event_type = 'Lock'"
+        return bool(self.sql(query, application))
+
     @contextlib.contextmanager
     def session(self, cursor: type[PostgresCursor] | None = None) -> Iterator[Connection]:
         with contextlib.closing(connect(self.url, application=self.application)) as connection:

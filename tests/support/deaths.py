@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
 import psycopg2
+import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 
 from tests.support.ledger import backend_of
 from tests.support.sampling import ALL, SHARE
-from tidemark.db import Connection
+from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable
+from tidemark.sink import commit
 
 END = "SELECT pg_terminate_backend(%s, 5000)"
 
@@ -65,6 +68,20 @@ def deaths(act: Callable[[type[PostgresCursor]], object], watch: Connection) -> 
             yield last
         else:
             return
+
+
+@contextlib.contextmanager
+def commits_on(cursor: type[PostgresCursor]) -> Iterator[None]:
+    """In the block, commits in this process use cursors of this class."""
+
+    def connected(*args: Any, **options: Any) -> Connection:
+        connection = connect(*args, **options)
+        connection.cursor_factory = cursor
+        return connection
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(commit, "connect", connected)
+        yield
 
 
 class LosingAnswers:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import Lab, minutes
-from tests.support.deaths import LosingAnswers, deaths
+from tests.support.deaths import LosingAnswers, commits_on, deaths
 from tests.support.ledger import in_thread
 from tests.support.waiting import until
 
-from tidemark.db import Connection, connect
+from tidemark.db import connect
 from tidemark.errors import DatabaseUnavailable, Fenced
 from tidemark.sink import commit as commit_module
 
@@ -42,18 +42,12 @@ def check_done(lab: Lab) -> None:
     lab.check()
 
 
-def test_drain_that_dies_after_any_statement_of_its_commit_changes_nothing(due: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_that_dies_after_any_statement_of_its_commit_changes_nothing(due: Lab) -> None:
     """Records, rows, ledger and position stay unchanged, and the next drain tries the same records."""
     last, before = 0, None
 
     def drain(cursor: type[PostgresCursor]) -> None:
-        def watched(*args: Any, **named: Any) -> Connection:
-            connection = connect(*args, **named)
-            connection.cursor_factory = cursor
-            return connection
-
-        with monkeypatch.context() as patched:
-            patched.setattr(commit_module, "connect", watched)
+        with commits_on(cursor):
             due.drain()
 
     for last in deaths(drain, due.watch):

@@ -97,11 +97,6 @@ def test_retry_topics_are_no_part_of_a_rewind_or_of_a_run(scenario: Scenario, to
 # ---- races
 
 
-def waiting(lab: Lab, application: str) -> int:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %(name)s"
-    return int(lab.sql(f"{query} AND wait_event_type = 'Lock'", name=application)[0][0])
-
-
 def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mixed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain that has begun to commit ends first. The rewind then finds its rows, and nothing unaccounted stays behind."""
     mixed.make_due(minutes(60))
@@ -118,7 +113,7 @@ def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mi
         assert there.wait(60)
         planned = mixed.plan(ToEarliest())
         with in_thread(lambda: mixed.apply(planned.rewind_id)) as applied:
-            until(lambda: waiting(mixed, "tidemark rewind"))
+            until(mixed.waits)
             assert not applied.done()
             go.set()
             applied.result(180)
@@ -138,7 +133,7 @@ def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_i
         def begin_drain(_cursor: PostgresCursor, _number: int, query: str) -> None:
             if "tidemark.take_from_ledger" in query:
                 drains.append(pool.submit(mixed.drain))
-                until(lambda: waiting(mixed, f"tidemark/{mixed.group_id}/%"))
+                until(lambda: mixed.waits(f"tidemark/{mixed.group_id}/%"))
 
         mixed.apply(planned.rewind_id, cursor=hooked(after=begin_drain))
         drains[0].result(180)

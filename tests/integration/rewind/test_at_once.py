@@ -28,12 +28,6 @@ from tidemark.rewind.plan_model import RewindState, ShiftBy, ToCurrent, ToOffset
 from tidemark.sink.commit import commit_slice
 
 
-def waiting(lab: Lab, count: int = 1) -> None:
-    """Waits until ``count`` rewinds are waiting for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    until(lambda: lab.sql(f"{query} AND application_name = 'tidemark rewind'") == [(count,)])
-
-
 def test_two_applies_of_a_plan_at_once_do_it_once(lab: Lab) -> None:
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
@@ -107,7 +101,7 @@ def test_a_commit_under_way_is_waited_for_and_superseded(lab: Lab) -> None:
     with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
         assert slow.stands.wait(60)
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
-            waiting(lab)
+            until(lab.waits)
             slow.go.set()
             (part,) = applied.result(180).plan.groups[0].partitions
         assert commit.result(180).part == slow.part
@@ -176,7 +170,7 @@ def test_other_partitions_go_on_while_a_rewind_is_applied(lab: Lab) -> None:
     with session(lab.url) as other, transaction(other) as cur:
         cur.execute("SELECT FROM tidemark.partition_offset WHERE partition = 0 FOR UPDATE")
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
-            waiting(lab)
+            until(lab.waits)
             lab.read(100, 1)
             cur.connection.commit()
             assert applied.result(180).plan.state is RewindState.APPLIED

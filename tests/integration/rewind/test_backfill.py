@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.rewind.lab import Hanging, Lab, Transform, of_all_kinds, one_city, role_on
+from tests.support.deaths import commits_on
 from tests.support.erasing import erase
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import in_thread, payloads
@@ -26,7 +27,7 @@ from tests.support.shell import tidemark
 from tests.support.waiting import until
 
 from tidemark.consume import run
-from tidemark.db import connect, session, transaction
+from tidemark.db import session, transaction
 from tidemark.driver import launch
 from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, list_groups
@@ -39,7 +40,6 @@ from tidemark.rewind import backfill
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.plan_model import FromFile, Plan, ToCurrent, ToOffset, Undo
-from tidemark.sink import commit
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.target import Target
 
@@ -258,12 +258,11 @@ def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: 
     plain.read(END)
     held = Hanging(plain.slice_back(skipped, 35))
     planned = plain.plan(ToOffset(target), f"{plain.topic}:0")
-    waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidemark rewind' AND wait_event_type = 'Lock'"
     target_back = plain.target_back(skipped)
     with in_thread(lambda: commit_slice(target_back, held.part, held.judged(), payloads)) as filling:
         assert held.stands.wait(60)
         with in_thread(lambda: plain.apply(planned.rewind_id)) as rewinding:
-            until(lambda: plain.sql(waits) == [(1,)])
+            until(plain.waits)
             held.go.set()
             assert filling.result(180).counts.loaded > 0
             rewinding.result(180)
@@ -373,7 +372,7 @@ def test_a_topic_that_was_created_again_is_refused(plain: FillLab) -> None:
 
 
 @pytest.mark.sampled
-def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab: FillLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab: FillLab) -> None:
     """Position, lost range, ledger and rows are unchanged, and the next backfill reads the same records."""
     skipped = lab.skip().rewind_id
     lab.read(END)
@@ -381,13 +380,7 @@ def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab:
     target, part = lab.target_back(skipped), lab.slice_back(skipped, 15)
 
     def act(cursor: type[PostgresCursor]) -> None:
-        def connected(*args: Any, **options: Any) -> Any:
-            connection = connect(*args, **options)
-            connection.cursor_factory = cursor
-            return connection
-
-        with monkeypatch.context() as patched:
-            patched.setattr(commit, "connect", connected)
+        with commits_on(cursor):
             commit_slice(target, part, of_all_kinds(part), payloads)
 
     assert lab.struck(act) >= 1

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds, one_city
-from tests.support.deaths import LosingAnswers
+from tests.support.deaths import LosingAnswers, commits_on
 from tests.support.kafka_topics import Topics
 from tests.support.ledger import payloads
 from tests.support.scenario import Scenario
 
-from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable
 from tidemark.rewind.plan_model import ShiftBy, ToOffset, Undo
-from tidemark.sink import commit
+from tidemark.sink.commit import commit_slice
 
 
 @pytest.fixture
@@ -57,18 +56,13 @@ def upsert(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: Lab) -> None:
     """The copies are stored in the commit's transaction."""
     part, target = upsert.slice(60), upsert.target()
 
     def act(cursor: type[PostgresCursor]) -> None:
-        def connected(url: str, *, application: str) -> Connection:
-            connection = connect(url, application=application)
-            connection.cursor_factory = cursor
-            return connection
-
-        monkeypatch.setattr(commit, "connect", connected)
-        commit.commit_slice(target, part, of_all_kinds(part, lambda offset: [f"city {offset - 30}"]), payloads)
+        with commits_on(cursor):
+            commit_slice(target, part, of_all_kinds(part, lambda offset: [f"city {offset - 30}"]), payloads)
 
     assert upsert.struck(act) >= 5
     assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
