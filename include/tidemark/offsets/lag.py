@@ -106,14 +106,17 @@ class GroupLag:
     partitions: tuple[Lag, ...] = ()
 
 
-def groups(cur: Cursor, dags: Dags = dict, names: Collection[str] | None = None) -> list[GroupLag]:
-    """Reads all groups (``names``: only these), worst first, without topics and partitions. ``dags`` is called after the queries."""
-    return sorted(each_group(cur, dags, names), key=worst_first)
+def groups(cur: Cursor, names: Collection[str] | None = None) -> list[GroupLag]:
+    """Reads all groups (``names``: only these), worst first, without topics and partitions."""
+    return sorted(each_group(cur, dict, names), key=worst_first)
 
 
-def each_group(cur: Cursor, dags: Dags = dict, names: Collection[str] | None = None) -> Iterator[GroupLag]:
-    """Reads the same groups by name, one after the other. Objects of a thousand groups at once let Python's garbage collector search the
-    whole process more often, which takes an api-server 0.3 s."""
+def each_group(cur: Cursor, dags: Dags, names: Collection[str] | None) -> Iterator[GroupLag]:
+    """Reads the same groups by name, one after the other. ``dags`` is called after the queries.
+
+    Objects of a thousand groups at once let Python's garbage collector search the whole process more often, which takes an api-server
+    0.3 s.
+    """
     return _read(cur, [SQL["sums"], UNSUMMED], dags, names)
 
 
@@ -124,9 +127,9 @@ def everything(cur: Cursor, most_partitions: int) -> list[GroupLag]:
     return list(_read(cur, [DETAILS], dict, None)) if has_details else overview
 
 
-def group(cur: Cursor, name: str, dag: Dag | None = None) -> GroupLag | None:
+def group(cur: Cursor, name: str) -> GroupLag | None:
     """Reads a group with its topics and partitions; `None` if it does not exist."""
-    return next(_read(cur, [DETAILS], lambda: {} if dag is None else {name: dag}, [name]), None)
+    return next(_read(cur, [DETAILS], dict, [name]), None)
 
 
 def worst_first(group: GroupLag) -> tuple[int, float, int, str]:

@@ -451,9 +451,9 @@ def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, An
     cur.execute(SQL["plan_attempt"], {"attempt_id": attempt_id, "planned": json.dumps(list(planned))})
 
 
-def end_abandoned(cur: Cursor, after: timedelta = ABANDONED_AFTER) -> list[int]:
-    """Ends attempts that started longer ago than ``after`` and whose driver is gone; returns their ids."""
-    cur.execute(SQL["end_abandoned"], {"after": after})
+def end_abandoned(cur: Cursor) -> list[int]:
+    """Ends attempts that started longer ago than `ABANDONED_AFTER` and whose driver is gone; returns their ids."""
+    cur.execute(SQL["end_abandoned"], {"after": ABANDONED_AFTER})
     return [attempt_id for (attempt_id,) in cur.fetchall()]
 
 
