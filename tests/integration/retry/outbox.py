@@ -39,12 +39,11 @@ class Outbox(ByHand):
 
     application = "tidemark retries"
 
-    def __init__(self, consumer: Scenario, topics: Topics, *, delays: Sequence[str] = ("5m", "5m", "1h"), **keys: Any) -> None:
+    def __init__(self, consumer: Scenario, topics: Topics) -> None:
         super().__init__(consumer)
         self.topics = topics
         self.topic = topics.create(3)
-        retry = {"retry": {"delays": list(delays)}} if delays else {}
-        consumer.write(topics=self.topic, **{**retry, **keys})
+        consumer.write(topics=self.topic, retry={"delays": ["5m", "5m", "1h"]})
         self.kafka = consumer.connections.kafka
         (described,) = self.cluster.topics([self.topic])
         with self.watch.cursor() as cur:
@@ -89,12 +88,9 @@ class Outbox(ByHand):
         key: bytes | None = None,
         headers: Headers = (),
         partition: int = 0,
-        timestamp: datetime | None = TIME,
         error: tuple[str, str] = ("KeyError", "no such city"),
         number: int = 1,
         failed: bool = False,
-        topic: str | None = None,
-        topic_id: int | None = None,
     ) -> int:
         """Adds a record that waits for retry ``number``, or has failed permanently. It is not published yet. Returns its id."""
         rung = Ladder.of(self.spec).rung(number)
@@ -102,11 +98,11 @@ class Outbox(ByHand):
         written = [[name, None if each is None else base64.b64encode(each).decode()] for name, each in headers]
         belongs = failed_topic(self.group) if failed or rung is None else rung.topic
         values = {
-            "group_id": self.group_id, "topic_id": topic_id or self.topic_id, "partition": partition, "record_offset": offset,
-            "record_timestamp": timestamp, "key": key, "value": value, "headers": json.dumps(written),
+            "group_id": self.group_id, "topic_id": self.topic_id, "partition": partition, "record_offset": offset,
+            "record_timestamp": TIME, "key": key, "value": value, "headers": json.dumps(written),
             "disposition": "fail" if failed else "retry", "error_type": error[0], "error_text": error[1], "attempt_id": self.attempt,
             "state": "FAILED" if failed else "WAITING", "retry_number": number - 1 if failed else number,
-            "due_at": None if failed or rung is None else datetime.now(UTC) + rung.delay, "retry_topic": topic or belongs,
+            "due_at": None if failed or rung is None else datetime.now(UTC) + rung.delay, "retry_topic": belongs,
         }  # fmt: skip
         names = ", ".join(values)
         ((made,),) = self.sql(
@@ -116,17 +112,17 @@ class Outbox(ByHand):
         )
         return int(made)
 
-    def add_many(self, count: int, *, size: int = 100, failed: bool = False) -> None:
+    def add_many(self, count: int, *, failed: bool = False) -> None:
         """Adds ``count`` records at once, spread over the three partitions."""
         self.sql(
             "INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,"
             " disposition, error_type, error_text, attempt_id, state, retry_number, due_at, retry_topic)"
             " SELECT %(group_id)s, %(topic_id)s, number %% 3, %(first)s + number, %(time)s, convert_to('key ' || number %% 1000, 'UTF8'),"
-            " convert_to(rpad('value ' || number, %(size)s, '.'), 'UTF8'), '[[\"trace\", \"YWJj\"]]', %(disposition)s, 'TimeoutError',"
+            " convert_to(rpad('value ' || number, 100, '.'), 'UTF8'), '[[\"trace\", \"YWJj\"]]', %(disposition)s, 'TimeoutError',"
             " 'the service did not answer in time', %(attempt)s, %(state)s, %(number)s,"
             " CASE WHEN NOT %(failed)s THEN clock_timestamp() + interval '5 minutes' END, %(topic)s"
             " FROM generate_series(0, %(count)s - 1) number",
-            group_id=self.group_id, topic_id=self.topic_id, first=self.next_offset, time=TIME, size=size, attempt=self.attempt, count=count,
+            group_id=self.group_id, topic_id=self.topic_id, first=self.next_offset, time=TIME, attempt=self.attempt, count=count,
             failed=failed, disposition="fail" if failed else "retry", state="FAILED" if failed else "WAITING", number=0 if failed else 1,
             topic=failed_topic(self.group) if failed else Ladder.of(self.spec).topics[0],
         )  # fmt: skip
@@ -204,6 +200,6 @@ class Outbox(ByHand):
 
 
 @contextlib.contextmanager
-def outbox_on(consumer: Scenario, topics: Topics, **options: Any) -> Iterator[Outbox]:
-    with contextlib.closing(Outbox(consumer, topics, **options)) as outbox:
+def outbox_on(consumer: Scenario, topics: Topics) -> Iterator[Outbox]:
+    with contextlib.closing(Outbox(consumer, topics)) as outbox:
         yield outbox

@@ -47,9 +47,9 @@ def lab(request: pytest.FixtureRequest, scenario: Consumer, topics: Topics) -> I
         yield lab
 
 
-def read(lab: Lab, *ends: int, factor: int = 1) -> None:
+def read(lab: Lab, *ends: int) -> None:
     for partition, end in enumerate(ends):
-        lab.read(end, partition, keyed(partition, factor) if lab.key else one_city, step=13)
+        lab.read(end, partition, keyed(partition, 1) if lab.key else one_city, step=13)
 
 
 def replay(lab: Lab, rewind_id: int, factor: int = 2, **options: Any) -> None:

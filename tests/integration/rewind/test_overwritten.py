@@ -43,9 +43,9 @@ def lab(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-def every(number: int, shift: int = 0) -> Transform:
+def every(number: int) -> Transform:
     """Maps the offsets to ``number`` cities in turn."""
-    return lambda offset: [f"city {(offset + shift) % number}"]
+    return lambda offset: [f"city {offset % number}"]
 
 
 def kept(lab: Lab) -> list[Any]:
