@@ -4,7 +4,8 @@
   index, in its own transaction. It does not change positions, epochs, failed records or the ledger.
 - *apply*: `tidemark.rewind.apply.apply` of a stored plan, from call to return, including Kafka's answers and the commit.
 - *insert*: ``INSERT INTO ... SELECT``, one statement that copies the same rows from a table without an index into the sink without them.
-- *swap*: `tidemark.rewind.apply.swap` of a replay whose shadow has the same rows again. It takes the old ones out and puts the new ones in.
+- *swap*: `tidemark.rewind.apply.catch_up_and_swap` of a replay that has reached its group, and whose shadow has the same rows again. It
+  takes the old ones out and puts the new ones in.
 
 Before each, the table is filled again and a checkpoint is made. They take turns, also at going first. Some rows of the sink stay, so all
 have to look for those that go. Beside each, one session looks up a row that moves, and one updates the position of a partition that moves,
@@ -29,7 +30,7 @@ from tidemark.db import Connection, connect, statements
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.rewind import beside
-from tidemark.rewind.apply import apply, swap
+from tidemark.rewind.apply import apply, catch_up_and_swap
 from tidemark.rewind.plan import PlanRequest, plan
 from tidemark.rewind.plan_model import ToEarliest
 from tidemark.spec import ConsumerSpec, load_consumer
@@ -131,7 +132,8 @@ class _Sink:
             self._sql(f"INSERT INTO {shadow} ({self._names}) SELECT {self._names} FROM bench.rewound_seed WHERE kafka_partition < {MOVED}")
             self._read(replay.side_id)
             self._sql(f"VACUUM ANALYZE {shadow}")
-            took = self._watched(lambda: swap(connection, lambda _: self._cluster, lambda _: self._spec, planned, by="bench"), {1})
+            of = (lambda _: self._cluster, lambda _: self._spec)
+            took = self._watched(lambda: catch_up_and_swap(connection, *of, planned, read_on=lambda: None, by="bench"), {1})
         self._require(TABLE, self._each * PARTITIONS)
         self._drop(f"tidemark_archive.rewound_{planned}_2")
         return took
