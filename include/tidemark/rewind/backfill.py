@@ -84,9 +84,9 @@ def unfinished(cur: Cursor, group: str) -> list[int]:
 
 
 def ends(cur: Cursor, backfill: Backfill) -> dict[TopicPartition, int]:
-    """Returns the current ends of the backfill's parts. A rewind that lowers an end after this look-up fences earlier claims."""
-    cur.execute(SQL["ends"], {"rewind_id": backfill.rewind_id, "group_id": backfill.group_id, "group": backfill.group})
-    return {TopicPartition(topic, partition): end for topic, partition, end in cur.fetchall()}
+    """Returns the current ends of the backfill's parts; empty if its group was deleted. A rewind that lowers an end after this look-up
+    fences earlier claims."""
+    return {part.partition: part.end for each in backfills(cur, backfill.group, [backfill.rewind_id]) for part in each.parts}
 
 
 def end_now(cur: Cursor, backfill: Backfill, topic_id: int, partition: TopicPartition) -> int:

@@ -15,12 +15,6 @@ SELECT fill.rewind_id, fill.group_id, grp.name AS group, fill.side_id, side.name
  WHERE (%(group)s::text IS NULL OR grp.name = %(group)s) AND (%(rewind_ids)s::bigint[] IS NULL OR rewind_id = ANY (%(rewind_ids)s::bigint[]))
  ORDER BY fill.rewind_id, fill.group_id, topic.name, fill.topic_id, fill.partition;
 
--- name: ends
--- The current ends of a backfill's parts; no rows if its group was deleted. Locks nothing.
-SELECT topic.name AS topic, fill.partition, fill.end_offset AS end
-  FROM tidemark.backfill fill JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
- WHERE fill.rewind_id = %(rewind_id)s AND fill.group_id = %(group_id)s AND grp.name = %(group)s;
-
 -- name: end_now
 SELECT end_offset FROM tidemark.backfill
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;

@@ -189,8 +189,8 @@ def find(cur: Cursor, group: str, rewind_id: int) -> SideReplay:
 
 def ends(cur: Cursor, replay: SideReplay) -> dict[TopicPartition, int]:
     """Returns where the group of a replay is now. Empty if the replay was swapped or discarded meanwhile."""
-    cur.execute(SQL["ends"], {"rewind_id": replay.rewind_id, "group_id": replay.group_id})
-    return {TopicPartition(topic, partition): offset for topic, partition, offset in cur.fetchall()}
+    now = [each for each in replays(cur, rewind_id=replay.rewind_id) if each.group_id == replay.group_id]
+    return {part.partition: part.end for each in now for part in each.parts}
 
 
 def require_none(cur: Cursor, groups: Mapping[int, str]) -> None:

@@ -63,14 +63,6 @@ SELECT rewind.rewind_id, rewind.transform, member.consumer, grp.name AS group, g
    AND (%(group)s::text IS NULL OR grp.name = %(group)s)
  ORDER BY rewind_id, part.group_id, topic.name, part.topic_id, part.partition;
 
--- name: ends
--- Where the group of a replay beside is now. Locks nothing.
-SELECT topic.name AS topic, pos.partition, pos.next_offset
-  FROM tidemark.rewind JOIN tidemark.rewind_partition part USING (rewind_id)
-  JOIN tidemark.partition_offset pos USING (group_id, topic_id, partition)
-  JOIN tidemark.topic USING (topic_id)
- WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND state = 'BESIDE' AND NOT part.hold;
-
 -- name: shadows
 -- The shadows of a rewind that are still there, or those of one of its groups. Locks nothing.
 SELECT rewind_id, number, sink FROM tidemark.rewind_archive
