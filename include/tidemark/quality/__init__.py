@@ -29,22 +29,20 @@ Modules::
     view             the DDL of the view of validated rows
 """
 
-from tidemark.quality.announcements import Announcement, announced, unannounced
+from tidemark.quality.announcements import announced, unannounced
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation
 from tidemark.quality.expectations import ExpectationError
 from tidemark.quality.suite import BadSuite, load_suite, suite_files
-from tidemark.quality.validation import Unjudged, unjudged, validate, validate_with_earlier
+from tidemark.quality.validation import unjudged, validate, validate_with_earlier
 from tidemark.quality.verdict import ExpectationResult, Reaction, Severity, ValidatedRun, ValidationReport, Verdict, reaction
 from tidemark.quality.view import validated_view, validated_view_ddl
 
 __all__ = [
-    "Announcement",
     "BadSuite",
     "ExpectationError",
     "ExpectationResult",
     "Reaction",
     "Severity",
-    "Unjudged",
     "ValidatedRun",
     "ValidationReport",
     "Verdict",

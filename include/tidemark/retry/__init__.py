@@ -32,6 +32,6 @@ Modules::
     topics             creates and checks the retry topics
 """
 
-from tidemark.retry.ladder import Ladder, Rung
+from tidemark.retry.ladder import Ladder
 
-__all__ = ["Ladder", "Rung"]
+__all__ = ["Ladder"]
