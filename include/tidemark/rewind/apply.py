@@ -56,7 +56,6 @@ from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, partial_batches
 from tidemark.rewind.plan_model import GroupPlan, Plan, RewindState
 from tidemark.rewind.rows import deletions, overwritten
 from tidemark.rewind.rows.archive import RowsRefused, Span, put_back, take_out
-from tidemark.rewind.scenarios.scenario import to_json
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
 from tidemark.sink.table import on_tables
 from tidemark.spec import ConsumerSpec
@@ -488,7 +487,7 @@ def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[
 
 def _altered(plan: Plan) -> list[str]:
     """Reports a change of the plan's rows since planning. The digest covers everything that was approved."""
-    if digest_of(to_json(plan.scenario), (plan.allow_loss, plan.backfill, plan.beside, plan.transform), plan.groups) == plan.digest:
+    if digest_of(plan, plan.groups) == plan.digest:
         return []
     return ["The plan was altered: its moves, or the state that it was made from, do not match its digest."]
 

@@ -133,22 +133,9 @@ def plan(connection: Connection, cluster_of: ClusterOf, request: PlanRequest) ->
     """
     reason = check_reason(request.reason)  # ①
     moved, scenario = _resolve_all(connection, cluster_of, request)
-    undo_of = _undone(scenario)
-    rewind = {
-        "scenario": to_json(scenario),
-        "undo_of": undo_of,
-        "allow_loss": request.allow_loss,
-        "backfill": request.backfill,
-        "beside": request.beside,
-        "transform": request.transform,
-        "reason": reason,
-        "by": request.by,
-        "expires_in": request.expires_in,
-        "dag_id": request.dag_id,
-        "run_id": request.run_id,
-    }
+    request = replace(request, scenario=scenario, reason=reason)
     with transaction(connection) as cur:  # ⑤
-        stored = _store(cur, rewind, _preview(cur, moved, request, trial=True))
+        stored = _store(cur, request, _preview(cur, moved, request, trial=True))
     names = ",".join(spec.name for spec in request.consumers)
     log.info("rewind planned rewind=%s consumers=%s by=%s", stored.rewind_id, names, request.by)
     return stored
@@ -460,9 +447,14 @@ def _group_plan(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPl
     )
 
 
-def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) -> Plan:
-    digest = digest_of(rewind["scenario"], (rewind["allow_loss"], rewind["backfill"], rewind["beside"], rewind["transform"]), groups)
-    cur.execute(SQL["add_rewind"], {**rewind, "scenario": json.dumps(rewind["scenario"]), "digest": digest})
+def _store(cur: Cursor, request: PlanRequest, groups: Sequence[GroupPlan]) -> Plan:
+    names = ("allow_loss", "backfill", "beside", "transform", "reason", "by", "expires_in", "dag_id", "run_id")
+    cur.execute(SQL["add_rewind"], {
+        **{name: getattr(request, name) for name in names},
+        "scenario": json.dumps(to_json(request.scenario)),
+        "undo_of": _undone(request.scenario),
+        "digest": digest_of(request, groups),
+    })  # fmt: skip
     rewind_id = scalar(cur)
     for group in groups:
         cur.execute(SQL["add_group"], {
@@ -484,14 +476,14 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], groups: Sequence[GroupPlan]) 
     return read_plan(cur, rewind_id)
 
 
-def digest_of(scenario: Mapping[str, Any], options: Sequence[bool | str | None], groups: Iterable[GroupPlan]) -> str:
-    """Returns a plan's digest: plans with the same digest make the same moves from the same state. ``options``: whether it allows loss, is
-    backfilled, is read beside, and with which transform."""
+def digest_of(rewind: MoveRequest | Plan, groups: Iterable[GroupPlan]) -> str:
+    """Returns the digest of a rewind: plans with the same digest make the same moves from the same state."""
     bases = {group.group_id: group.basis for group in groups}
     moves = [
         [group.group_id, part.topic_id, part.partition.partition, part.hold, part.target, part.new, part.superseded_from]
         for group in groups
         for part in group.partitions
     ]
-    content = [scenario, *options, sorted(bases.items()), sorted(moves)]
+    options = (rewind.allow_loss, rewind.backfill, rewind.beside, rewind.transform)
+    content = [to_json(rewind.scenario), *options, sorted(bases.items()), sorted(moves)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
