@@ -25,6 +25,7 @@ from tidemark.retry import Ladder, admin, redrive
 from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination
 from tidemark.retry.relay import relay
+from tidemark.retry.topics import ensure_topics
 from tidemark.sink import commit as commit_module
 from tidemark.sink.steps import Step
 from tidemark.spec.retry_topics import now_topic
@@ -185,6 +186,10 @@ class Lab(ByHand):
         self.cluster.topics([topic])  # so that its client knows the leaders, even if it has looked before the topic existed
         place = TopicPartition(topic, partition)
         return self.cluster.stable_ends([place])[place]
+
+    def make_topics(self) -> None:
+        """Creates the consumer's retry topics as Tidemark does. They are deleted after the test."""
+        self.topics.adopt(one.topic.name for one in ensure_topics(self.cluster, self.spec, create=True))
 
     def make_topic(self, name: str) -> None:
         """Creates a retry or failed topic if it does not exist. It is deleted after the test."""

@@ -12,12 +12,7 @@ from tests.support.shell import tidemark
 
 from tidemark.db import session
 from tidemark.retry.pending import busy, due, relay_at_end, tried
-from tidemark.retry.topics import ensure_topics
 from tidemark.rewind.plan_model import ToEarliest
-
-
-def make_topics(lab: Lab) -> None:
-    lab.topics.adopt(one.topic.name for one in ensure_topics(lab.cluster, lab.spec, create=True))
 
 
 def state(lab: Lab) -> tuple[bool, bool]:
@@ -101,7 +96,7 @@ def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same
     (silent,) = relay_at_end(away, lab.spec)
     assert silent.startswith("Failed records are not published yet: Postgres cannot be used")
     assert lab.failed("retry_offset") == [(None,)]
-    make_topics(lab)
+    lab.make_topics()
     assert relay_at_end(connections, lab.spec) == []
     assert lab.failed("retry_offset") == [(0,)]
 

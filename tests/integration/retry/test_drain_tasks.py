@@ -10,7 +10,6 @@ from tests.integration.retry.lab import Lab, lab_on, minutes
 from tests.support.scenario import Scenario
 
 from tidemark.retry import pending, relay
-from tidemark.retry.topics import ensure_topics
 
 
 @pytest.fixture
@@ -37,11 +36,6 @@ def relay_and_due(airflow: None) -> Callable[[], Any]:
     return run
 
 
-def make_topics(*labs: Lab) -> None:
-    for lab in labs:
-        lab.topics.adopt(one.topic.name for one in ensure_topics(lab.cluster, lab.spec, create=True))
-
-
 def fail_one(*labs: Lab) -> None:
     for lab in labs:
         lab.read("a", answers={"a": "retry"})
@@ -53,7 +47,7 @@ def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nob
     """Scenario 28: one consumer's topics are missing and must not be created, and another consumer's database does not answer. The third
     consumer's records are published, and found when they are due. The relay fails at the end and reports all problems. It does not look
     at databases in which no consumer has a ladder."""
-    make_topics(lab)
+    lab.make_topics()
     other.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
     fail_one(lab, other)
     folder = lab.consumer.folder / "consumers"
@@ -77,7 +71,8 @@ def test_error_that_nobody_expected_holds_up_no_other_consumer(
 ) -> None:
     """The other consumer's records are published, and found when they are due. The relay fails at the end and names the error. The broken
     consumer gets a drain too, which will show the problem."""
-    make_topics(lab, other)
+    for each in (lab, other):
+        each.make_topics()
     fail_one(lab, other)
 
     def broken_for(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +101,8 @@ def test_consumer_with_a_broken_file_fails_the_drains_while_its_records_wait_and
 ) -> None:
     """Its records cannot be tried without its transform, and would otherwise wait unnoticed. A broken consumer without waiting records is
     not reported."""
-    make_topics(lab, other)
+    for each in (lab, other):
+        each.make_topics()
     fail_one(lab, other)
     for each in (lab, other):
         each.make_due(minutes(5))
