@@ -31,6 +31,7 @@ from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.rewind import beside
 from tidemark.rewind.beside import SideReplay
 from tidemark.rewind.side import SidePart
+from tidemark.rewind.verify import Verified, verify
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.staged import promote
 from tidemark.sink.staging import make_staging, stage
@@ -247,6 +248,12 @@ class Lab(ByHand):
             stored("tidemark.lost_range", "partition, start_offset"),
             self.sql(f"SELECT {place} FROM tidemark.partition_offset WHERE group_id = %s ORDER BY topic_id, partition", self.group_id),
         )
+
+    def verified(self, rewind_id: int) -> Verified:
+        """Returns what the replay of a rewind, or a replay beside, has changed."""
+        with self.session() as connection:
+            (found,) = verify(connection, rewind_id, {self.spec.name: {self.table: self.key}})
+        return found
 
     def audit(self) -> list[Any]:
         """Returns all stored rows about rewinds, and the names of the existing archives."""

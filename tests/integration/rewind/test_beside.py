@@ -27,7 +27,6 @@ from tidemark.rewind.beside import ReplayExists
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.plan_model import RewindState, ToEarliest, ToLatest, ToOffset
 from tidemark.rewind.store import AlreadyDecided
-from tidemark.rewind.verify import Verified, verify
 from tidemark.sink.commit import commit_slice
 
 ENDS = (60, 45)
@@ -84,19 +83,13 @@ def test_comparison_before_the_swap_is_the_comparison_after_it(lab: Lab) -> None
     read(lab, *ENDS)
     rewind_id = lab.rewind(ToOffset(TARGET), beside=True).rewind_id
     replay(lab, rewind_id)
-    before = compared(lab, rewind_id)
+    before = lab.verified(rewind_id)
     lab.swap(rewind_id)
-    after = compared(lab, rewind_id)
+    after = lab.verified(rewind_id)
     assert replace(before, examples={}) == replace(after, examples={})
     assert before.left == 0
     assert before.examples.keys() == after.examples.keys()
     assert before.equal + before.changed + before.new > 0
-
-
-def compared(lab: Lab, rewind_id: int) -> Verified:
-    with lab.session() as connection:
-        (result,) = verify(connection, rewind_id, {lab.spec.name: {lab.table: lab.key}})
-    return result
 
 
 def test_replay_behind_its_group_is_not_swapped(lab: Lab) -> None:

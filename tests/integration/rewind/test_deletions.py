@@ -23,7 +23,6 @@ from tidemark.records.outcome import DELETED, TransformOutput, only
 from tidemark.records.ranges import Slice
 from tidemark.rewind.archive_retention import remove_archives
 from tidemark.rewind.plan_model import ToOffset
-from tidemark.rewind.verify import verify
 from tidemark.sink import deletes
 from tidemark.sink.commit import commit_slice
 from tidemark.spec.model import Deletes
@@ -201,8 +200,7 @@ def test_verify_compares_deletions(lab: Lab) -> None:
     read(lab, 20, script)
     done = lab.rewind(ToOffset(10), f"{lab.topic}:0")
     read(lab, 20, {10: ["-ulm"], 12: ["york"], 13: ["-rom"]})
-    with lab.session() as connection:
-        (found,) = verify(connection, done.rewind_id, {lab.spec.name: {lab.consumer.table: lab.key}})
+    found = lab.verified(done.rewind_id)
     assert (found.equal, found.changed, found.gone, found.new) == (2, 0, 1, 1)
     assert [example.was for example in found.examples["gone"]] == [{"city": "rom"}]
     assert [example.now for example in found.examples["new"]] == [{"city": "bonn"}]

@@ -23,7 +23,6 @@ from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.plan_model import ToOffset, Undo
 from tidemark.rewind.rows.archive import RowsRefused
-from tidemark.rewind.verify import verify
 from tidemark.sink.commit import commit_slice
 
 DAY = timedelta(days=1)
@@ -311,8 +310,7 @@ def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> Non
     lab.read(40)
     done = lab.rewind(ToOffset(30), f"{lab.topic}:0")
     lab.read(60, transform=lambda offset: [f"city {offset - 30}" if offset % 10 < 8 else f"town {offset}"])
-    with lab.session() as connection:
-        (seen,) = verify(connection, done.rewind_id, {lab.spec.name: {lab.consumer.table: lab.key}})
+    seen = lab.verified(done.rewind_id)
     assert (seen.equal, seen.changed, seen.gone, seen.new) == (0, 5, 7, 2)
     assert {(example.was or {})["kafka_offset"] for example in seen.examples["changed"]} == {3, 4, 5, 6, 7}
 

@@ -11,13 +11,7 @@ from tidemark.db import transaction
 from tidemark.offsets.samples import replays
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan_model import ShiftBy, ToOffset
-from tidemark.rewind.verify import NotVerifiable, Verified, verify
-
-
-def verified(lab: Lab, rewind_id: int) -> Verified:
-    with lab.session() as connection:
-        (found,) = verify(connection, rewind_id, {lab.spec.name: {lab.consumer.table: lab.key}})
-    return found
+from tidemark.rewind.verify import NotVerifiable, Verified
 
 
 def counts(found: Verified) -> tuple[int, int, int, int]:
@@ -43,7 +37,7 @@ def test_says_what_is_equal_changed_gone_and_new(lab: Lab) -> None:
     rows = len([row for row in lab.rows() if row[1] >= 20])
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     lab.read(60, transform=fixed)
-    found = verified(lab, done.rewind_id)
+    found = lab.verified(done.rewind_id)
     assert found.by == ("kafka_topic_id", "kafka_partition", "kafka_offset", "kafka_seq")
     assert (found.replayed, found.left) == (40, 0)
     assert counts(found) == (rows - 5, 4, 1, 1)
@@ -58,18 +52,18 @@ def test_counts_only_what_has_been_replayed(lab: Lab) -> None:
     """Rows that are not replayed yet do not count as gone."""
     lab.read(60)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
-    assert counts(verified(lab, done.rewind_id)) == (0, 0, 0, 0)
+    assert counts(lab.verified(done.rewind_id)) == (0, 0, 0, 0)
     lab.read(40)
     with lab.session() as connection, transaction(connection) as cur:
         (replay,) = replays(cur, lab.spec.group)
     assert (replay.partition, replay.rewind_id, replay.until) == (TopicPartition(lab.topic, 0), done.rewind_id, 60)
-    found = verified(lab, done.rewind_id)
+    found = lab.verified(done.rewind_id)
     assert (found.replayed, found.left) == (20, 20)
     assert counts(found) == (replayed(lab), 0, 0, 0)
     lab.read(100)
     with lab.session() as connection, transaction(connection) as cur:
         assert replays(cur, lab.spec.group) == []
-    found = verified(lab, done.rewind_id)
+    found = lab.verified(done.rewind_id)
     assert (found.replayed, found.left) == (40, 0)
     assert counts(found) == (replayed(lab), 0, 0, 0)
 
@@ -81,7 +75,7 @@ def test_rows_of_an_upsert_sink_are_the_same_by_their_key(scenario: Scenario, to
         lab.read(40, transform=five)
         done = lab.rewind(ToOffset(30))
         lab.read(60, transform=lambda offset: [f"city {offset % 5 + (offset % 5 == 3)}"])  # city 3 becomes city 4
-        found = verified(lab, done.rewind_id)
+        found = lab.verified(done.rewind_id)
         assert found.by == ("city",)
         assert (found.gone, found.new) == (1, 0)
         assert [example.was and example.was["city"] for example in found.examples["gone"]] == ["city 3"]
@@ -91,10 +85,10 @@ def test_rows_of_an_upsert_sink_are_the_same_by_their_key(scenario: Scenario, to
 def test_refuses_what_there_is_nothing_to_compare_with(lab: Lab) -> None:
     lab.read(60)
     with pytest.raises(NotVerifiable, match="it is planned"):
-        verified(lab, lab.plan(ShiftBy(-5), f"{lab.topic}:0").rewind_id)
+        lab.verified(lab.plan(ShiftBy(-5), f"{lab.topic}:0").rewind_id)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     back = lab.undo(done.rewind_id)
     with pytest.raises(NotVerifiable, match="it is undone"):
-        verified(lab, done.rewind_id)
+        lab.verified(done.rewind_id)
     with pytest.raises(NotVerifiable, match="an undo puts rows back"):
-        verified(lab, back.rewind_id)
+        lab.verified(back.rewind_id)
