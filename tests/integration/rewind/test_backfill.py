@@ -183,7 +183,7 @@ def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
 
 
 def test_what_is_left_is_read_with_the_plan_and_what_skips_nothing_has_no_backfill(plain: FillLab) -> None:
-    """A rewind that skips nothing has nothing to backfill, and neither has an undo. `tests/unit/rewind/test_backfill.py` has the words."""
+    """A rewind that skips nothing has nothing to backfill, and neither has an undo. `tests/unit/rewind/test_show.py` has the words."""
     for scenario in (ToOffset(OLD - 1), ToCurrent()):
         with pytest.raises(PlanRefused, match="skips nothing"):
             plain.plan(scenario, f"{plain.topic}:0", backfill=True)

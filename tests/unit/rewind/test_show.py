@@ -155,6 +155,24 @@ def test_an_undo_says_what_comes_back_and_what_goes():
     assert (as_json(undo)["rows_back"], as_json(undo)["failed_back"]) == (238_750, 6_250)
 
 
+def test_a_plan_says_what_becomes_of_what_it_skips() -> None:
+    """Records are skipped permanently, or until the backfill. An undo shows none as skipped. An applied plan says how much is left."""
+
+    def plan(move: PartitionPlan, **changes: object) -> Plan:
+        return replace(PLAN, groups=(replace(GROUP, partitions=(move,)),), **changes)  # type: ignore[arg-type]
+
+    skips = part(0, 30, 70)
+    assert "40 skipped permanently;" in markdown(plan(skips))
+    assert "40 skipped, to be read by the backfill;" in markdown(plan(skips, backfill=True))
+    assert "40 skipped" not in markdown(plan(skips, scenario=Undo(3), undo_of=3))
+    assert "0 skipped;" in markdown(plan(part(0, 70, 30), backfill=True))
+    half = plan(replace(skips, backfill_left=25), backfill=True, state=RewindState.APPLIED)
+    assert "backfill: 25 offsets still to read; tidemark backfill departures 7 reads them" in markdown(half)
+    assert (as_json(half)["backfill"], as_json(half)["groups"][0]["partitions"][0]["backfill_left"]) == (True, 25)
+    done = plan(replace(skips, backfill_left=0), backfill=True, state=RewindState.APPLIED)
+    assert "backfill: nothing left to read" in markdown(done)
+
+
 def test_markdown_of_a_very_large_plan_is_cut_and_summed():
     partitions = tuple(part(number, 10, 2, 3, 1, lost=(0, 2)) for number in range(MARKDOWN_ROWS + 5))
     text = markdown(replace(PLAN, groups=(replace(GROUP, partitions=partitions),)))
