@@ -224,7 +224,7 @@ def _stopped(facts: _Facts) -> Judgement | None:
         return Judgement(
             Health.STOPPED, "Records wait, and no run has started yet.", "Start the consumer's DAG, or `tidemark consume NAME`."
         )
-    if _missed(lag.now, runs):
+    if (missed_at := _missed_at(runs)) is not None and lag.now > missed_at:
         return Judgement(Health.STOPPED, _since_last_run(lag.now, runs), "Check in Airflow why no run starts.")
     return None
 
@@ -264,14 +264,10 @@ def _hanging(facts: _Facts) -> Judgement | None:
     return Judgement(Health.STOPPED, text, "Find it with `kafka-transactions.sh find-hanging`, and abort it.")
 
 
-def _missed(now: datetime, runs: Runs) -> bool:
-    has_interval = runs.began_at is not None and runs.longest_pause is not None
-    return has_interval and runs.running_since is None and now > _missed_at(runs)
-
-
-def _missed_at(runs: Runs) -> datetime:
-    assert runs.began_at is not None
-    assert runs.longest_pause is not None
+def _missed_at(runs: Runs) -> datetime | None:
+    """From when on a run is missed. `None` while one is running, and if the interval between runs is unknown."""
+    if runs.began_at is None or runs.longest_pause is None or runs.running_since is not None:
+        return None
     return runs.began_at + MISSED * runs.longest_pause
 
 
@@ -327,7 +323,7 @@ def _unknown(facts: _Facts) -> Judgement | None:
     sample = "Take one: `tidemark lag`."
     if runs.state == "FAILED" and runs.running_since is None and runs.began_at is not None and lag.sampled_at < runs.began_at:
         return Judgement(Health.UNKNOWN, f"Attempt {runs.attempt_id} failed, and there is no sample since.", sample)
-    if _missed(lag.now, runs) and _missed_at(runs) > lag.sampled_at:
+    if (missed_at := _missed_at(runs)) is not None and lag.now > missed_at > lag.sampled_at:
         return Judgement(Health.UNKNOWN, f"{_since_last_run(lag.now, runs)} There is no sample since.", sample)
     return None
 
