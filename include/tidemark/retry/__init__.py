@@ -20,7 +20,7 @@ Modules::
     admin              list, count, show, export, discard and edit failed records
     breaker            aborts a slice in which too many records fail
     filter             selects failed records by state, error, origin, key or time
-    ladder             the next delay of a record that was not loaded
+    ladder             the delays of retries, and their topics
     messages           a failed record as a message, with Tidemark's headers
     order              holds later records of a key while one waits
     payload_retention  removes payloads of settled records

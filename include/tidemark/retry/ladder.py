@@ -1,4 +1,4 @@
-"""Computes the next retry of a record that was not loaded. Pure functions."""
+"""The retries of records that were not loaded: their delays and topics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Rung:
 class Ladder:
     """A group's delays in order, with one topic per distinct delay. Without delays, records that are not loaded fail at once.
 
-    ``budget``: maximum time from hand-off or redrive until the last retry is due. `None`: no limit.
+    The current ladder applies even to a record that began on an older one: its next retry is the one after those that it has had.
+    ``budget``: maximum time from hand-off or redrive until the last retry is due, at least the first delay. `None`: no limit.
     """
 
     group: str
@@ -53,18 +54,10 @@ class Ladder:
         """The topic for permanently failed records. `None` without a ladder: they stay in the table."""
         return failed_topic(self.group) if self.delays else None
 
-    def rung(self, number: int) -> Rung | None:
-        """Returns the ``number``-th retry, counted from 1. `None` beyond the end of the ladder."""
-        return self.rungs[number - 1] if 1 <= number <= len(self.delays) else None
-
-    def after(self, tries: int, age: timedelta) -> Rung | None:
-        """Returns the next retry of a record after a first try and ``tries`` retries, ``age`` after its hand-off. `None`: it has failed.
-
-        The current ladder applies even to a record that began on an older one: its next rung is number ``tries + 1``.
-        """
-        rung = self.rung(tries + 1)
-        over_budget = rung is not None and self.budget is not None and age + rung.delay > self.budget
-        return None if over_budget else rung
+    @property
+    def first(self) -> Rung | None:
+        """A record's first retry. `None` without a ladder."""
+        return next(iter(self.rungs), None)
 
 
 NO_LADDER = Ladder("")

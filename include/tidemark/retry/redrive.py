@@ -334,10 +334,9 @@ def _target(cluster: Cluster, spec: ConsumerSpec, redrive: Redrive) -> dict[str,
     if redrive.destination is Destination.NOW:
         ensure_topics(cluster, spec, now=True, only=[now_topic(spec.group)], missing_ok=spec.retry.topics.create)
         return {"number": len(ladder.delays), "delay": timedelta(0), "topic": now_topic(spec.group)}
-    first = ladder.rung(1)
-    if first is None:
+    if ladder.first is None:
         raise NoLadder(consumer=spec.name)
-    return {"number": first.number, "delay": first.delay, "topic": first.topic}
+    return {"number": ladder.first.number, "delay": ladder.first.delay, "topic": ladder.first.topic}
 
 
 def _preview(cur: Cursor, redrive_id: int) -> Preview:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tidemark.errors import Broken
@@ -63,7 +63,7 @@ def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Rej
     """
     if not rejects:
         return
-    rung = target.ladder.after(0, timedelta())
+    rung = target.ladder.first
     due_at = None
     if rung is not None and any(reject.disposition is Disposition.RETRY for reject in rejects.values()):
         due_at = first_value(cur, "SELECT clock_timestamp() + %(delay)s", {"delay": rung.delay})

@@ -93,7 +93,7 @@ class Outbox(ByHand):
         failed: bool = False,
     ) -> int:
         """Adds a record that waits for retry ``number``, or has failed permanently. It is not published yet. Returns its id."""
-        rung = Ladder.of(self.spec).rung(number)
+        rung = dict(enumerate(Ladder.of(self.spec).rungs, 1)).get(number)
         offset, self.next_offset = self.next_offset, self.next_offset + 1
         written = [[name, None if each is None else base64.b64encode(each).decode()] for name, each in headers]
         belongs = failed_topic(self.group) if failed or rung is None else rung.topic

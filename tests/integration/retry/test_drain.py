@@ -91,6 +91,18 @@ def test_no_try_is_begun_behind_the_budget(lab: Lab) -> None:
     lab.check()
 
 
+def test_ladder_that_was_changed_goes_on_behind_as_many_delays_as_the_record_has_had(lab: Lab) -> None:
+    """A longer or another one continues with its own next delay; a shorter one has ended."""
+    lab.read("a", answers={"a": "retry"})
+    lab.consumer.set(retry={"delays": ["1m", "2h", "3h"]})
+    lab.climb(minutes(5))
+    assert lab.failed("state, retry_number, retry_topic") == [("WAITING", 2, f"{lab.group}.retry.2h")]
+    lab.consumer.set(retry={"delays": ["1m", "1m"]})
+    lab.climb(minutes(120))
+    assert lab.failed("state, retry_number, retry_topic") == [("FAILED", 2, f"{lab.group}.failed")]
+    lab.check()
+
+
 @pytest.mark.parametrize("sink", [{}, {"mode": "upsert", "key": ["payload"]}], ids=["append", "upsert"])
 def test_row_that_has_to_wait_for_another_one_climbs_the_ladder(scenario: Scenario, topics: Topics, sink: dict[str, Any]) -> None:
     """A child before its parent, also if it has to wait longer than for one retry. Without a ladder, such a record fails at once."""
