@@ -19,7 +19,6 @@ from tests.support.scenario import Scenario as Consumer
 from tidemark.maintenance import maintain
 from tidemark.offsets import samples, store
 from tidemark.offsets.store import OffsetFenced
-from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.rewind import beside
 from tidemark.rewind.apply import NotCaughtUp, StalePlan
@@ -51,11 +50,8 @@ def read(lab: Lab, *ends: int) -> None:
         lab.read(end, partition, keyed(partition, 1) if lab.key else one_city, step=13)
 
 
-def replay(lab: Lab, rewind_id: int, factor: int = 2, **options: Any) -> None:
-    def outputs(part: Slice) -> Iterator[TransformOutput]:
-        return of_all_kinds(part, keyed(part.partition.partition, factor) if lab.key else one_city)
-
-    lab.replay(rewind_id, outputs, step=7, **options)
+def replay(lab: Lab, rewind_id: int) -> None:
+    lab.replay(rewind_id, lambda part: of_all_kinds(part, keyed(part.partition.partition, 2) if lab.key else one_city), step=7)
 
 
 def test_nothing_changes_until_the_swap(lab: Lab) -> None:
