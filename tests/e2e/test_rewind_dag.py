@@ -258,13 +258,9 @@ def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
 
 
 def test_forms_can_be_filled_without_documentation(lab):
-    """Every field has a title and a section, every choice has a label, and the check of each form knows exactly these fields."""
-    from tidemark.airflow.approvals import records_form, rewind_form
-
-    fields_of = {"rewind": rewind_form.FIELDS, "redrive": records_form.REDRIVE_FIELDS, "discard": records_form.DISCARD_FIELDS}
-    for dag, fields in fields_of.items():
+    """Every field has a title and a section, and every choice has a label."""
+    for dag in ("rewind", "redrive", "discard"):
         schemas = {name: field["schema"] for name, field in lab.client.get(f"dags/{dag}/details")["params"].items()}
-        assert set(schemas) == set(fields)
         assert [name for name, schema in schemas.items() if not {"title", "section"} <= set(schema)] == []
         for name, schema in schemas.items():
             choices = {choice for choice in schema.get("enum") or schema.get("examples") or () if choice is not None}

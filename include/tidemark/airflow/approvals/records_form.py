@@ -20,14 +20,6 @@ from tidemark.text.storable import BIGINT, INTEGER, require_storable
 
 APPLY, ASK, NOTHING = "apply", "ask", "nothing"
 """The choices of the field ``then``."""
-_FILTER = (
-    *("consumer", "states", "error", "text", "numbers"),
-    *("topic", "partition", "from_offset", "to_offset", "key", "key_hex", "since", "until", "tier", "refused"),
-)
-DISCARD_FIELDS = (*_FILTER, "then", "reason")
-"""The keys of the form, and of a REST client's conf."""
-REDRIVE_FIELDS = (*_FILTER, "to", "limit", "per_second", "max_redrives", "then", "reason")
-"""The same for `redrive`."""
 PLACES = {"ladder": "all delays again, from the first", "now": "one try, at once"}
 
 _WHICH, _AMONG, _HOW = "Which records", "More filters (a record must match all)", "Where to, and how fast"
@@ -100,6 +92,10 @@ def _records_fields(verb: str, good: Sequence[ConsumerSpec], own: str | None, st
 def _then(verb: str, description: str, default: str) -> Param:
     choices = {APPLY: f"{verb} the records", ASK: "ask for approval first", NOTHING: "nothing (dry run)"}
     return field("After the plan", description, WHY, default, "string", enum=list(choices), values_display=choices)
+
+
+DISCARD_FIELDS, REDRIVE_FIELDS = tuple(discard_form((), None)), tuple(redrive_form((), None))
+"""The keys of the forms, and of a REST client's conf."""
 
 
 @dataclass(frozen=True, slots=True)

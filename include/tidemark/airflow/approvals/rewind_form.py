@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from tidemark.rewind.plan import PlanRequest
     from tidemark.rewind.plan_model import Scenario
 
-FIELDS = (
-    "consumers",
-    "scope",
-    "scenario",
-    "value",
-    "zone",
-    "offsets",
-    "reason",
-    "allow_loss",
-    "expires_in",
-    "consume",
-    "backfill",
-    "beside",
-)
-"""The keys of the form, and of a REST client's conf."""
 ZONES = (
     "UTC",
     "Europe/Berlin",
@@ -101,6 +86,10 @@ def form(specs: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
         "backfill": field("Backfill", backfill, _WHY, default=False, kind="boolean"),
         "beside": field("Beside", beside, _WHY, default=False, kind="boolean"),
     }
+
+
+FIELDS = tuple(form((), None))
+"""The keys of the form, and of a REST client's conf."""
 
 
 def consumer_names(params: Mapping[str, Any], own: str | None) -> list[str]:
