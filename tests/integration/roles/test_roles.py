@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -478,13 +479,12 @@ def test_dags_that_rewind_redrive_and_maintain_need_their_profile_too(
         monkeypatch.setenv(name, value)
     from airflow.sdk.exceptions import AirflowFailException
 
+    from tidemark.airflow.approvals.review import PlanOperator
     from tidemark.airflow.dags.maintain import MaintainOperator
-    from tidemark.airflow.dags.redrive import PlanRedriveOperator
-    from tidemark.airflow.dags.rewind import PlanRewindOperator
 
     for operator, dag_id, profile, params in (
-        (PlanRewindOperator, "rewind", Profile.REWINDER, REWOUND | {"consumers": [story.name]}),
-        (PlanRedriveOperator, "redrive", Profile.OPERATOR, REDRIVEN | {"consumer": story.name}),
+        (partial(PlanOperator, kind="rewind"), "rewind", Profile.REWINDER, REWOUND | {"consumers": [story.name]}),
+        (partial(PlanOperator, kind="redrive"), "redrive", Profile.OPERATOR, REDRIVEN | {"consumer": story.name}),
         (MaintainOperator, "maintain", Profile.REWINDER, {"keep": "30d"}),
     ):
         monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_POSTGRES", story.roles.url(story.without[profile]))

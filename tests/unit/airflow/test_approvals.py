@@ -12,12 +12,8 @@ from tidemark import errors
 from tidemark.airflow.approvals import review
 
 
-class Deed(review.ApplyOperator):
-    kind = "deed"
-
-
 class Deeds:
-    """The functions of the kind `Deed`. The first call of `apply` finds Kafka unavailable."""
+    """The functions of the kind "deed". The first call of `apply` finds Kafka unavailable."""
 
     def __init__(self) -> None:
         self.outages = 1
@@ -45,7 +41,7 @@ def _deeds(monkeypatch: pytest.MonkeyPatch) -> None:
 def answered(who: dict[str, str] | None, chosen: str, plan: str = "plan 1") -> Any:
     event = {"chosen_options": [chosen], "params_input": {}, "responded_at": datetime.now(UTC), "responded_by_user": who}
     context: Any = {}
-    return Deed(task_id="deed").execute_complete(context, event=event, plan=plan)
+    return review.ApplyOperator(task_id="deed", kind="deed").execute_complete(context, event=event, plan=plan)
 
 
 def test_answer_is_a_persons_and_is_kept_while_kafka_is_away() -> None:
@@ -66,4 +62,4 @@ def test_answer_about_another_plan_changes_nothing() -> None:
 
 def test_plan_that_needs_no_approval_is_applied_at_once() -> None:
     context: Any = {}
-    assert Deed(task_id="deed").execute(context) == "nobody was asked"
+    assert review.ApplyOperator(task_id="deed", kind="deed").execute(context) == "nobody was asked"

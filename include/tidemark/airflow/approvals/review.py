@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Never, Protocol, cast
+from typing import TYPE_CHECKING, Any, Never, Protocol, cast
 
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import DAG, AssetAlias, BaseOperator, Context, Param, get_parsing_context
@@ -128,9 +128,14 @@ def _functions(kind: str) -> TaskFunctions:
 
 
 class PlanOperator(BaseOperator):
-    """Checks the form, makes the plan and logs it. Pushes the plan's number, if it has one, for information only."""
+    """Checks the form, makes the plan and logs it. Pushes the plan's number, if it has one, for information only.
 
-    kind: ClassVar[str]
+    ``kind``: the kind of DAG.
+    """
+
+    def __init__(self, *, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.kind = kind
 
     @final_errors_fail
     def execute(self, context: Context) -> Any:
@@ -141,17 +146,15 @@ class ApplyOperator(HITLOperator):
     """Asks for approval of a plan, if required, and then applies it, so that nothing can come between the answer and the action.
 
     The answer comes from the task's own row in Airflow's database, which only the scheduler and the answer endpoint write. Users can write
-    XComs, so none is used. A user who marks the task as success has changed nothing. A cleared task asks again.
+    XComs, so none is used. A user who marks the task as success has changed nothing. A cleared task asks again. It pushes what the function
+    that acts returns. ``asks``, ``acts``: the functions of the kind's module.
     """
 
-    kind: ClassVar[str]
-    asks: ClassVar[str] = "question"
-    acts: ClassVar[str] = "apply"
-    """The functions of the kind's module that ask and act."""
     template_fields: Sequence[str] = ()  # the task reads the plan when it runs; nothing is templated
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, kind: str, asks: str = "question", acts: str = "apply", **kwargs: Any) -> None:
         super().__init__(subject="Approve this plan?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
+        self.kind, self.asks, self.acts = kind, asks, acts
 
     def validate_params(self) -> None:
         """Does nothing: the question has no fields. In Airflow 3.1, those of the run's form would be checked, which have no values yet."""
@@ -225,9 +228,8 @@ Form = Callable[[Sequence[ConsumerSpec], str | None], dict[str, Param]]
 class ReviewedDag:
     """The DAG for all consumers, and one for each with ``access``. ``further`` adds the tasks after `apply`, with these arguments."""
 
+    kind: str
     form: Form
-    plan: type[PlanOperator]
-    apply: type[ApplyOperator]
     tag: str
     description: str
     doc: str
@@ -242,7 +244,7 @@ class ReviewedDag:
 
         An invalid file's DAG stays too: a rewind may wait for approval in it.
         """
-        kind, running = self.plan.kind, get_parsing_context().dag_id
+        kind, running = self.kind, get_parsing_context().dag_id
         consumers = declared(kind)
         specs: list[ConsumerSpec] = [consumer.spec for consumer in consumers]
         dags: list[DAG] = []
@@ -272,8 +274,8 @@ class ReviewedDag:
             default_args={"owner": "tidemark"},
             **more,
         ) as dag:
-            plan = self.plan(task_id="plan", doc_md=self.plan_doc, **common)
-            apply = self.apply(task_id="apply", doc_md=self.apply_doc, outlets=list(self.outlets), **common)
+            plan = PlanOperator(task_id="plan", kind=self.kind, doc_md=self.plan_doc, **common)
+            apply = ApplyOperator(task_id="apply", kind=self.kind, doc_md=self.apply_doc, outlets=list(self.outlets), **common)
             plan >> apply
             self.further(apply, common)
         return dag

@@ -13,19 +13,8 @@ from __future__ import annotations
 from airflow.sdk import DAG
 
 from tidemark.airflow.approvals.records_form import discard_form
-from tidemark.airflow.approvals.review import ApplyOperator, PlanOperator, ReviewedDag
+from tidemark.airflow.approvals.review import ReviewedDag
 from tidemark.airflow.dags.consume import DISCARD
-
-
-class PlanDiscardOperator(PlanOperator):
-    kind = DISCARD
-
-
-class ApplyDiscardOperator(ApplyOperator):
-    """Pushes how many records were discarded."""
-
-    kind = DISCARD
-
 
 _DOC = """
 Settles waiting, held or failed records without loading them. They stay in the table and are never tried again, unless you redrive them
@@ -41,9 +30,8 @@ why. Records are edited with `tidemark retries edit` only, because Airflow store
 """
 
 _DAG = ReviewedDag(
+    DISCARD,
     discard_form,
-    PlanDiscardOperator,
-    ApplyDiscardOperator,
     tag="retries",
     description="Discard failed records: choose them in a form, review the plan, apply it.",
     doc=_DOC,

@@ -16,21 +16,11 @@ from typing import Any
 from airflow.sdk import DAG, BaseOperator, Context
 
 from tidemark.airflow.approvals.records_form import redrive_form
-from tidemark.airflow.approvals.review import ApplyOperator, PlanOperator, ReviewedDag, Task, start_run
+from tidemark.airflow.approvals.review import ApplyOperator, ReviewedDag, Task, start_run
 from tidemark.airflow.dags.consume import REDRIVE
 from tidemark.airflow.dags.retries import DRAIN_DAG
 from tidemark.airflow.operators import final_errors_fail
 from tidemark.airflow.version_compat import AirflowSkipException
-
-
-class PlanRedriveOperator(PlanOperator):
-    kind = REDRIVE
-
-
-class ApplyRedriveOperator(ApplyOperator):
-    """Logs the result, and pushes how many records were redriven and how many were passed over."""
-
-    kind = REDRIVE
 
 
 class StartDrainOperator(BaseOperator):
@@ -69,9 +59,8 @@ drain validates what it loaded with the consumer's suite before it emits the ass
 """
 
 _DAG = ReviewedDag(
+    REDRIVE,
     redrive_form,
-    PlanRedriveOperator,
-    ApplyRedriveOperator,
     tag="retries",
     description="Retry failed records: choose them in a form, review the plan, apply it.",
     doc=_DOC,

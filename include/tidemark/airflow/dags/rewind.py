@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from airflow.sdk import DAG, AssetAlias, BaseSensorOperator, Context, PokeReturnValue
 
-from tidemark.airflow.approvals.review import ApplyOperator, PlanOperator, ReviewedDag, Task, start_run
+from tidemark.airflow.approvals.review import ApplyOperator, ReviewedDag, Task, start_run
 from tidemark.airflow.approvals.rewind_form import form
 from tidemark.airflow.dags.consume import CONSUME, REWIND, dag_id
 from tidemark.airflow.operators import ConsumeOperator, ConsumerOperator, final_errors_fail
@@ -34,16 +34,6 @@ REWOUND = AssetAlias("tidemark_rewound")
 """Alias for the sinks of the rewound consumers, which are only known during the run."""
 VERIFY_EVERY_S, VERIFY_LIMIT_S = 10.0, 86_400.0
 """No backoff: its first intervals are about a second, and Airflow 3.3 loses a task rescheduled while its last process is still ending."""
-
-
-class PlanRewindOperator(PlanOperator):
-    kind = REWIND
-
-
-class ApplyRewindOperator(ApplyOperator):
-    """Pushes the names of the consumers to run now."""
-
-    kind = REWIND
 
 
 class StartConsumerOperator(ConsumerOperator):
@@ -99,14 +89,6 @@ class ReplayRewindOperator(_RunsOperator):
     function = "replay"
 
 
-class ApproveSwapOperator(ApplyOperator):
-    """Asks for approval of the swap, if required, and stores the answer with the rewind."""
-
-    kind = REWIND
-    asks = "swap_question"
-    acts = "decide_swap"
-
-
 class SwapRewindOperator(_RunsOperator):
     """Reads the last records beside, and swaps the replay into the tables. Skipped for a rewind that is not beside."""
 
@@ -145,7 +127,14 @@ def _further(apply: ApplyOperator, common: dict[str, Any]) -> None:
     replay = ReplayRewindOperator(
         task_id="replay", doc_md="Reads the records beside the live rows, validates them and compares both.", **common
     )
-    approve = ApproveSwapOperator(task_id="approve", doc_md="Asks for approval of the swap, if required.", **common)
+    approve = ApplyOperator(
+        task_id="approve",
+        kind=REWIND,
+        asks="swap_question",
+        acts="decide_swap",
+        doc_md="Asks for approval of the swap, if required, and stores the answer with the rewind.",
+        **common,
+    )
     swap = SwapRewindOperator(
         task_id="swap", doc_md="Swaps the replay into the tables, in one transaction.", outlets=list(apply.outlets), **common
     )
@@ -180,9 +169,8 @@ rewound ranges are taken out with the rows and withdrawn from the retry topics; 
 """
 
 _DAG = ReviewedDag(
+    REWIND,
     form,
-    PlanRewindOperator,
-    ApplyRewindOperator,
     tag="rewind",
     description="Move a running consumer group to any offset, together with its rows. Reviewed, and can be undone.",
     doc=_DOC,

@@ -36,6 +36,7 @@ def question(task: Task) -> Question | None:
 
 
 def apply(task: Task, answer: Answer | None) -> dict[str, int]:
+    """Returns how many records were discarded."""
     request = _request(task)
     if answer is None and task.params["then"] == ASK:  # no record matched when somebody should have been asked; some may match by now
         return {"discarded": 0}
