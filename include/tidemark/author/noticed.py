@@ -12,7 +12,7 @@ from tidemark.formats.decoder import Decoder
 from tidemark.formats.schema import Node
 from tidemark.records.outcome import DETAIL, Disposition
 from tidemark.sink.table import Layout
-from tidemark.text.wording import counted, quoted
+from tidemark.text.wording import counted, first_of, quoted
 from tidemark.values.fields import Fields
 
 LAST_SHOWN_MS = 253_402_300_799_999
@@ -82,6 +82,5 @@ def failures(outcomes: Sequence[tuple[Disposition | None, str | None]]) -> Itera
         yield f"{reasons.total():,} of the latest {counted(len(outcomes), 'record')} would {verb}{most}: {reason.removesuffix('.')}{fix}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(quoted, names[:_SHOWN_FIELDS]))
-    return f"{shown} and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else shown
+def _listed(names: Iterable[str]) -> str:
+    return first_of(map(quoted, names), _SHOWN_FIELDS)

@@ -14,12 +14,12 @@ from tidemark.kafka.contact import unreachable
 from tidemark.kafka.groups import GroupNotAllowed
 from tidemark.offsets import store
 from tidemark.offsets.store import Position
-from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
-from tidemark.text.wording import about, counted
+from tidemark.text.wording import about, counted, first_of
 
 RETENTION_USED = 0.75
 """The share of its retention from which a partition's lag is a warning."""
+SHOWN_PARTITIONS = 5
 
 
 def examine_brokers(cluster: Cluster) -> Iterator[Finding]:
@@ -107,7 +107,7 @@ def _lag(
     positions = {position.partition: position.position for position in progress.positions if position.kafka_uuid == topic.kafka_uuid}
     logs = cluster.logs(part for part in topic.all() if part in positions)
     if lost := [part for part, log in logs.items() if positions[part] < log.start]:
-        problem = f"retention has deleted records that were not read, in {_join_names(lost)}"
+        problem = f"retention has deleted records that were not read, in {first_of(map(str, sorted(lost)), SHOWN_PARTITIONS)}"
         fix = f"Decide where to continue: tidemark rewind plan {consumer} --to-earliest, or set offset_reset."
         yield failure(subject, problem, fix)
     retention_ms = int(settings["retention.ms"].value)
@@ -117,12 +117,6 @@ def _lag(
     ages = {part: progress.now_ms - at for part, at in cluster.times_at(behind).items() if at >= 0}
     if late := [part for part, age in ages.items() if age > RETENTION_USED * retention_ms]:
         oldest = about(max(ages[part] for part in late) / 1000)
-        problem = (
-            f"the oldest unread record is {oldest} old, and retention deletes after {about(retention_ms / 1000)}, in {_join_names(late)}"
-        )
+        partitions = first_of(map(str, sorted(late)), SHOWN_PARTITIONS)
+        problem = f"the oldest unread record is {oldest} old, and retention deletes after {about(retention_ms / 1000)}, in {partitions}"
         yield warning(subject, problem, "Run the consumer now, or raise retention.ms.")
-
-
-def _join_names(partitions: Sequence[TopicPartition], most: int = 5) -> str:
-    names = [str(part) for part in sorted(partitions)]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -55,8 +55,7 @@ def spreadsheet_cell(value: object) -> str:
 
 def escaped(text: str) -> str:
     """The text on one line, with Markdown and HTML escaped."""
-    plain = "".join(char if char.isprintable() else " " for char in text)
-    return _MARKS.sub(r"\\\1", " ".join(plain.split()))
+    return _MARKS.sub(r"\\\1", one_line(text))
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
