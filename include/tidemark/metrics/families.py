@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from tidemark.metrics.ledger import COMMIT_BUCKETS_S, OUTCOMES, Totals
-from tidemark.metrics.state import GroupStates
+from tidemark.db import Cursor, rows
+from tidemark.metrics.ledger import COMMIT_BUCKETS_S, OUTCOMES, SQL, Totals
 from tidemark.offsets.health import PAGE_ONLY, Health
 from tidemark.offsets.lag import GroupLag, Lag
 
@@ -20,14 +21,14 @@ PARTITIONS = 20_000
 def of_work(totals: Mapping[str, Totals]) -> Iterator[Metric]:
     """Counters of committed work, from 0 when the process begins."""
     records = CounterMetricFamily("tidemark_records", "Records of committed slices, by outcome.", labels=["group", "outcome"])
-    rows = CounterMetricFamily("tidemark_rows", "Rows that commits wrote to the sink.", labels=["group"])
+    written = CounterMetricFamily("tidemark_rows", "Rows that commits wrote to the sink.", labels=["group"])
     deleted = CounterMetricFamily("tidemark_deleted_rows", "Of these, rows that delete their key's row.", labels=["group"])
     commits = HistogramMetricFamily("tidemark_commit_seconds", "Duration of commits, from BEGIN to the ledger row.", labels=["group"])
     attempts = CounterMetricFamily("tidemark_attempts", "Attempts that ended, by result.", labels=["group", "result"])
     for group, group_totals in sorted(totals.items()):
         for outcome in OUTCOMES:
             records.add_metric([group, outcome], group_totals.records[outcome])
-        rows.add_metric([group], group_totals.rows)
+        written.add_metric([group], group_totals.rows)
         deleted.add_metric([group], group_totals.deleted)
         limits = (*COMMIT_BUCKETS_S, float("inf"))
         counts = accumulate(group_totals.slower_than[limit] for limit in limits)
@@ -35,24 +36,32 @@ def of_work(totals: Mapping[str, Totals]) -> Iterator[Metric]:
         commits.add_metric([group], buckets=buckets, sum_value=group_totals.commit_seconds)
         for result, count in sorted(group_totals.attempts.items()):
             attempts.add_metric([group, result], count)
-    yield from (records, rows, deleted, commits, attempts)
+    yield from (records, written, deleted, commits, attempts)
 
 
-def of_state(state: GroupStates) -> Iterator[Metric]:
+def of_state(cur: Cursor) -> Iterator[Metric]:
+    """Gauges and counters of pending, lost, rewound and validated records, without groups that have nothing to report."""
+
+    def read(name: str) -> list[dict[str, Any]]:
+        cur.execute(SQL[name])
+        return rows(cur)
+
     failed = GaugeMetricFamily("tidemark_failed_records", "Failed records that are not settled, by state.", labels=["group", "state"])
-    for (group, name), count in sorted(state.unsettled.items()):
-        failed.add_metric([group, name], count)
+    for row in read("unsettled"):
+        failed.add_metric([row["group"], row["state"]], row["records"])
     yield failed
     text = "How long the oldest due retry has been due; 0 if records wait and none is due."
-    yield _gauge("tidemark_retry_overdue_seconds", text, state.overdue_s)
-    yield _gauge("tidemark_lost_records", "Records that retention or a re-created topic took before they were read.", state.lost)
+    yield _gauge("tidemark_retry_overdue_seconds", text, {row["group"]: max(row["late_s"], 0.0) for row in read("due")})
+    text = "Records that retention or a re-created topic took before they were read."
+    yield _gauge("tidemark_lost_records", text, {row["group"]: row["records"] for row in read("lost")})
     rewinds = CounterMetricFamily("tidemark_rewinds", "Rewinds that were applied.", labels=["group"])
-    for group, count in sorted(state.rewinds.items()):
-        rewinds.add_metric([group], count)
+    for row in read("rewinds"):
+        rewinds.add_metric([row["group"]], row["rewinds"])
     yield rewinds
-    passed = {group: float(verdict != "critical") for group, (verdict, _) in state.validations.items()}
+    validations = read("validations")
+    passed = {row["group"]: float(row["verdict"] != "critical") for row in validations}
     yield _gauge("tidemark_validation_passed", "Whether the last validation found nothing critical.", passed)
-    times = {group: at.timestamp() for group, (_, at) in state.validations.items()}
+    times = {row["group"]: row["validated_at"].timestamp() for row in validations}
     yield _gauge("tidemark_validation_timestamp_seconds", "When the last validation ended.", times)
 
 

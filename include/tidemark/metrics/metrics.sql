@@ -7,14 +7,14 @@ SELECT coalesce(max(batch_id), 0) - 10000 AS batch_id, clock_timestamp() AS now 
 -- name: batches
 -- Batches after a given one, without those that a rewind has cut from others, with which they were counted.
 SELECT batch_id, grp.name AS group, committed_at, extract(epoch FROM committed_at - began_at)::double precision AS seconds,
-       loaded, skipped, retried, failed, unaccounted, sink_rows, deleted, drained
+       loaded, skipped, retried, failed, unaccounted, sink_rows, deleted
   FROM tidemark.batch JOIN tidemark.consumer_group owner USING (group_id)
   JOIN tidemark.consumer_group grp ON grp.group_id = coalesce(owner.side_of, owner.group_id)
  WHERE batch_id > %(after)s AND head_of IS NULL;
 
 -- name: attempts
 -- Attempts that ended since a time. ``kind``: of the error; null: the attempt committed.
-SELECT attempt_id, grp.name AS group, ended_at, extract(epoch FROM ended_at - started_at)::double precision AS seconds, error ->> 'kind' AS kind
+SELECT attempt_id, grp.name AS group, ended_at, error ->> 'kind' AS kind
   FROM tidemark.attempt JOIN tidemark.consumer_group owner USING (group_id)
   JOIN tidemark.consumer_group grp ON grp.group_id = coalesce(owner.side_of, owner.group_id)
  WHERE ended_at > %(since)s;

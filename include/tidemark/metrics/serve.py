@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from tidemark.db import DatabaseUrl, session, transaction
 from tidemark.errors import BadInput, TidemarkError
-from tidemark.metrics import state
 from tidemark.metrics.families import PARTITIONS, of_lag, of_state, of_work
 from tidemark.metrics.ledger import LedgerTotals
 from tidemark.offsets import lag
@@ -44,7 +43,7 @@ class PostgresCollector(Collector):
     def _read(self) -> list[Metric]:
         with self._lock, session(self._url, application="tidemark metrics") as connection, transaction(connection) as cur:
             self._ledger.read(cur)
-            return [*of_lag(lag.everything(cur, PARTITIONS)), *of_work(self._ledger.totals), *of_state(state.read(cur))]
+            return [*of_lag(lag.everything(cur, PARTITIONS)), *of_work(self._ledger.totals), *of_state(cur)]
 
 
 def serve(

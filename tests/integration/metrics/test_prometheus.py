@@ -31,7 +31,6 @@ from tidemark import project
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL
 from tidemark.db import session, transaction
 from tidemark.local.ports import find_free
-from tidemark.metrics import state
 from tidemark.metrics.families import of_state, of_work
 from tidemark.metrics.ledger import LedgerTotals, Totals
 from tidemark.offsets import store
@@ -242,7 +241,7 @@ def test_gauges_show_what_is_pending_and_counters_have_the_names_of_prometheus(l
     lab.rewind(ToOffset(15))
     totals = read(lab, ledger)
     with session(lab.url) as connection, transaction(connection) as cur:
-        families = (*of_work({lab.spec.group: totals}), *of_state(state.read(cur)))
+        families = (*of_work({lab.spec.group: totals}), *of_state(cur))
     samples = [one for family in families for one in family.samples]
     found = {(one.name, *(value for name, value in one.labels.items() if name != "group")): one.value for one in samples}
     assert found["tidemark_records_total", "loaded"] == 14
