@@ -290,11 +290,12 @@ def _rights(spec: ConsumerSpec, form: Form | None) -> Iterator[str]:
     yield f"A role in Postgres with {_named('profile', profiles)}."
     for sink in spec.sinks.values():
         owned = ", as its owner or a member of the owner's role, because a run adds columns" if sink.evolve is Evolve.ADD else ""
-        yield f"For this role, {_and(_table_rights(sink))} on {sink.table}{owned}."
+        yield f"For this role, {_and(table_rights(sink))} on {sink.table}{owned}."
     yield f"For a role that rewinds, the profile {Profile.REWINDER}, and DELETE on {_and(spec.table_names)}."
 
 
-def _table_rights(sink: Sink) -> list[str]:
+def table_rights(sink: Sink) -> list[str]:
+    """The rights on a sink's table that a run needs."""
     return ["SELECT", "INSERT", *(["UPDATE"] if sink.key else []), *(["DELETE"] if sink.deletes is Deletes.HARD else [])]
 
 

@@ -10,13 +10,14 @@ from typing import Any
 from rich.filesize import decimal
 
 from tidemark import migrations, roles
+from tidemark.author.explanation import table_rights
 from tidemark.db import Connection, Cursor, DatabaseUrl, pooled, rows, session, statements, transaction
 from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
 from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec, Sink
-from tidemark.spec.model import Deletes, Evolve
+from tidemark.spec.model import Evolve
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import counted
 
@@ -148,11 +149,8 @@ def _sinks(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
 
 
 def _sink(connection: Connection, spec: ConsumerSpec, sink: Sink) -> Iterator[Finding]:
-    subject, privileges = (
-        f"{spec.name}: sink",
-        ["SELECT", "INSERT", *(["UPDATE"] if sink.key else []), *(["DELETE"] if sink.deletes is Deletes.HARD else [])],
-    )
-    sinks = _rows(connection, "sink", schema=sink.schema_name, table=sink.table_name, privileges=privileges)
+    subject = f"{spec.name}: sink"
+    sinks = _rows(connection, "sink", schema=sink.schema_name, table=sink.table_name, privileges=table_rights(sink))
     if not sinks:  # the consumer's check says so
         return
     if missing := sinks[0]["missing"]:

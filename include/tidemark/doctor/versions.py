@@ -23,13 +23,9 @@ CLIENT = "pyspark-client"
 
 def installed() -> dict[str, str]:
     """The versions of Python and of the installed packages, by name."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: _distribution(name) for name in PACKAGES}
+    packages = {name: distribution.version for name, distribution in found.items() if distribution is not None}
+    return {"python": platform.python_version(), **packages}
 
 
 def _distribution(name: str) -> metadata.Distribution | None:
