@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import typer
 
@@ -42,10 +43,9 @@ def _print(report: Audit) -> None:
         counts = [f"{getattr(account, name):,}" for name in COLUMNS]
         table.add_row(str(account.partition), *counts, f"{sum(account.waiting.values()):,}")
     stdout.print(table)
-    tiers: dict[str, int] = {}
+    tiers: Counter[str] = Counter()
     for account in report.accounts:
-        for topic, records in account.waiting.items():
-            tiers[topic] = tiers.get(topic, 0) + records
+        tiers.update(account.waiting)
     for topic, records in sorted(tiers.items()):
         print_text(f"{records:,} wait in {topic}")
     for line in report.astray:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.author.describe import SparkSchema
 from tidemark.cli.common import stderr
 
 if TYPE_CHECKING:
@@ -42,13 +41,6 @@ class SmallSpark:
             with stderr.status(f"starting Spark {purpose}"):
                 self._session = small_session(self._folders)
         return self._session
-
-
-@contextlib.contextmanager
-def spark_schemas() -> Iterator[SparkSchema]:
-    """Provides a function that returns a Spark transform's output schema. One Spark session is started at the first call."""
-    with small_spark() as spark:
-        yield spark.schema
 
 
 @contextlib.contextmanager
