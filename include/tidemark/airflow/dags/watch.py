@@ -141,7 +141,7 @@ class ObjectivesTrigger(BaseTrigger):
 
     async def look(self) -> list[str]:
         """Returns the consumers with unreported changes, in all databases that answer."""
-        answers = await self._poll.ask(self._databases, _changed) or {}
+        answers = await self._poll.ask(self._databases, _changed)
         return sorted(name for names in answers.values() for name in names)
 
     def _databases(self) -> dict[str, list[ConsumerSpec]]:

@@ -70,7 +70,7 @@ class AttemptTrigger(BaseTrigger):
         deadline = None if self.deadline is None else datetime.fromisoformat(self.deadline)
         unseen_since, look_after_s = time.monotonic() - self.unseen_s, self.look_after_s
         while True:
-            answers = await self._poll.ask(lambda: {self.postgres: self.attempt_id}, _read) or {}
+            answers = await self._poll.ask(lambda: {self.postgres: self.attempt_id}, _read)
             if self.postgres in answers:
                 row = answers[self.postgres]
                 if row is None or row["state"] != "RUNNING":

@@ -90,7 +90,7 @@ class DueTrigger(BaseEventTrigger):
 
     async def look(self) -> dict[Group, DueTimes]:
         """Returns the due times of each group with a ladder, in all databases that answer. Omits groups without waiting records."""
-        answers = await self._poll.ask(_databases, _read_due_times) or {}
+        answers = await self._poll.ask(_databases, _read_due_times)
         return {(name, group): due_times for name, groups in answers.items() for group, due_times in groups.items()}
 
 

@@ -28,14 +28,14 @@ class Poll:
         self._what = what
         self._unreadable: set[str] = set()
 
-    async def ask(self, databases: Callable[[], Mapping[str, Query]], ask: Callable[[Any, Query], Answer]) -> dict[str, Answer] | None:
+    async def ask(self, databases: Callable[[], Mapping[str, Query]], ask: Callable[[Any, Query], Answer]) -> dict[str, Answer]:
         """Returns the answers by the id of the database's connection, without databases that do not answer. ``databases`` returns the query
-        for each. `None` if the consumers' files cannot be read."""
+        for each. Empty if the consumers' files cannot be read."""
         try:
             queries = await asyncio.to_thread(databases)
         except (TidemarkError, OSError) as error:
             self._log_change("the consumers' files", str(error))
-            return None
+            return {}
         self._log_change("the consumers' files")
         answers = {}
         for name, query in queries.items():
