@@ -89,14 +89,13 @@ def newest(
     kind: str | None = None,
     person: str | None = None,
     whole: bool = False,
-    before: int | None = None,
     limit: int = 100,
 ) -> list[Event]:
     """The newest events of these groups, newest first. ``kind`` is a prefix (``REWIND``), ``person`` a part of the user or the role.
-    ``whole`` adds actions on the whole database. ``before`` continues a list."""
+    ``whole`` adds actions on the whole database."""
     filters = {"groups": list(groups), "kind": kind and _like(kind) + "%", "person": person and f"%{_like(person)}%"}
     with transaction(connection) as cur:
-        cur.execute(SQL["newest"], {**filters, "whole": whole, "before": before, "limit": limit})
+        cur.execute(SQL["newest"], {**filters, "whole": whole, "limit": limit})
         return [Event(**row) for row in rows(cur)]
 
 
