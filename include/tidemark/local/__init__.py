@@ -23,7 +23,7 @@ Modules::
     stack              `LocalStack`: the servers in one folder
 """
 
-from tidemark.local.server import ServerState, ServerStatus
+from tidemark.local.server import ServerState
 from tidemark.local.stack import LocalStack
 
-__all__ = ["LocalStack", "ServerState", "ServerStatus"]
+__all__ = ["LocalStack", "ServerState"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -76,16 +75,12 @@ class TaskInstance:
     rendered_map_index: str | None
     state: str | None
     try_number: int
-    start: datetime | None
-    end: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetEvent:
     """One asset event: its source and its extra."""
 
-    uri: str
-    timestamp: datetime
     source_dag_id: str | None
     source_task_id: str | None
     source_run_id: str | None
@@ -227,8 +222,6 @@ class AirflowClient:
         events = self.get("assets/events", asset_id=ids[0], order_by="timestamp", limit=1000)["asset_events"]
         return [
             AssetEvent(
-                uri=uri,
-                timestamp=datetime.fromisoformat(event["timestamp"]),
                 source_dag_id=event["source_dag_id"],
                 source_task_id=event["source_task_id"],
                 source_run_id=event["source_run_id"],
@@ -288,10 +281,6 @@ def _detail(answer: httpx.Response) -> str:
         return answer.text[:500]
 
 
-def _parse_time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
-
-
 def _task_instance(task: Mapping[str, Any]) -> TaskInstance:
     return TaskInstance(
         task_id=task["task_id"],
@@ -299,8 +288,6 @@ def _task_instance(task: Mapping[str, Any]) -> TaskInstance:
         rendered_map_index=task.get("rendered_map_index"),
         state=task["state"],
         try_number=task["try_number"],
-        start=_parse_time(task["start_date"]),
-        end=_parse_time(task["end_date"]),
     )
 
 

@@ -37,6 +37,5 @@ def end_sessions(url: str, process: str) -> None:
 
 @contextlib.contextmanager
 def _transaction(url: str) -> Iterator[db.Cursor]:
-    address = url.replace("postgresql+psycopg2://", "postgresql://", 1)
-    with db.session(address, application="tidemark local airflow") as connection, db.transaction(connection) as cursor:
+    with db.session(url, application="tidemark local airflow") as connection, db.transaction(connection) as cursor:
         yield cursor

@@ -56,16 +56,10 @@ def find(signature: Signature, pid: int | None) -> psutil.Process | None:
     return min(matches, key=lambda process: process.create_time(), default=None)
 
 
-def _private(path: str, flags: int) -> int:
-    file = os.open(path, flags, 0o600)
-    os.fchmod(file, 0o600)  # it may be from an earlier version
-    return file
-
-
 def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: SystemUser | None, environment: Mapping[str, str]) -> int:
     """Starts a process that survives the caller, in its own session and with its output in ``log``, and returns its pid. Only this user
     can read the log, because servers quote rows in it."""
-    with open(log, "ab", opener=_private) as output:
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         shell = subprocess.run(
             ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)],
             stdin=subprocess.DEVNULL,

@@ -159,6 +159,5 @@ def test_process_of_another_user_is_no_server_of_ours(sleeper, tmp_path, monkeyp
 
 
 def test_only_this_user_reads_the_log_of_a_server(sleeper, tmp_path):
-    (tmp_path / "log").touch(mode=0o644)
     sleeper()
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
