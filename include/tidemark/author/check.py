@@ -143,7 +143,7 @@ def input_schema_of(spec: ConsumerSpec, env: Mapping[str, str] = os.environ) -> 
     return Decoding(spec, registry_config(env), lambda: spec.topics or Cluster(kafka_config(env)).subscribed(spec)).input_schema()
 
 
-def ddl_of_all(spec: ConsumerSpec, outputs: Mapping[str, pa.Schema], partitions: int | None = None) -> str:
+def ddl_of_all(spec: ConsumerSpec, outputs: Mapping[str, pa.Schema], partitions: int | None) -> str:
     """The DDL of a consumer's tables for rows of these columns, in load order."""
     return "\n\n".join(ddl_of(spec, outputs[name], partitions, sink=name) for name in spec.sinks)
 

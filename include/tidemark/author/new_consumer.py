@@ -150,7 +150,7 @@ def sketched(topic: str, name: str, table: str | None, schedule: str, count: int
     return Sketch(name, table, files, _ddl(_spec(name, keys), fields, columns), left_out, objects)
 
 
-def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
+def sketched_table(spec: ConsumerSpec, partitions: int | None) -> Sketch:
     """The DDL for a JSON consumer without code, from the latest records of its topics. Writes nothing.
 
     Raises `BadInput` if the table exists, because its types then apply, or if the topics have no values, `FieldReserved`, and `NoSketch`.

@@ -120,7 +120,7 @@ def _browser_text(value: Any) -> str | None:
     return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]} …"
 
 
-def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None, verdict: str | None = None) -> dict[str, Any]:
+def validations(consumers: Mapping[str, DeclaredConsumer], consumer: str | None, verdict: str | None) -> dict[str, Any]:
     """Returns the newest validations of a consumer, or a few per consumer, with any or this verdict."""
     per_consumer = VALIDATIONS if consumer else 20
 
