@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from tidemark.airflow.web import app
 from tidemark.airflow.web.payload import MOST_BYTES, Room
 from tidemark.retry.admin import Payload
 from tidemark.worker.decoding import Shown
@@ -85,11 +83,3 @@ BIG = st.tuples(st.binary(min_size=1, max_size=4), st.integers(1, 400_000)).map(
 @given(DATA | BIG, DATA, st.lists(st.tuples(st.text(max_size=9) | st.just("\ud800"), DATA | BIG), max_size=20))
 def test_any_record_has_an_answer(value: bytes | None, key: bytes | None, headers: list[tuple[str, bytes | None]]) -> None:
     shown(value, key, headers)
-
-
-@pytest.mark.parametrize("recent", [True, False])
-def test_moments_are_texts_and_durations_are_seconds_with_each_pydantic(recent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not recent:
-        monkeypatch.setattr(app, "MOMENTS_ARE_TEXTS", False)
-    answer = app._json([{"at": datetime(2026, 3, 24, 14, tzinfo=UTC), "age": timedelta(minutes=1.5), "text": "ü"}])
-    assert json.loads(answer.body) == [{"at": "2026-03-24T14:00:00Z", "age": 90.0, "text": "ü"}]

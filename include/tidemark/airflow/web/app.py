@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -224,25 +223,19 @@ def audit_csv(events: Audit) -> Response:
     return StreamingResponse(history.as_csv(events(limit=history.CSV_EVENTS)), media_type="text/csv", headers=headers)
 
 
-MOMENTS_ARE_TEXTS = to_json(datetime(2026, 1, 1, tzinfo=UTC), timedelta_mode="float").startswith(b'"')
-"""In pydantic before 2.14, ``timedelta_mode`` also makes moments numbers."""
-
-
 def _json(value: Any) -> Response:
     """Serializes without FastAPI's own encoder, which is slow for a thousand consumers."""
     try:
-        text = to_json(value if MOMENTS_ARE_TEXTS else _plain(value), timedelta_mode="float" if MOMENTS_ARE_TEXTS else "iso8601")
+        text = to_json(value)
     except PydanticSerializationError:  # a lone surrogate in a text
         text = to_json(_plain(value))
     return Response(text, media_type="application/json")
 
 
 def _plain(value: Any) -> Any:
-    """The value with escapes for lone surrogates, and with durations in seconds."""
+    """The value with escapes for lone surrogates."""
     if isinstance(value, str):
         return visible(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
     if isinstance(value, Mapping):
         return {_plain(name): _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

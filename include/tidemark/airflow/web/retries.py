@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from tidemark.offsets import store
 from tidemark.retry import admin, pending
 from tidemark.retry.admin import Payload, RecordDetails
 from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
+from tidemark.retry.pending import DueRecords, RecentTries
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.retry_topics import failed_topic, retry_topic
 from tidemark.text.duration import format_duration
@@ -84,10 +86,17 @@ def of_consumer(consumer: DeclaredConsumer) -> dict[str, Any]:
                 "due": admin.due_by_tier(connection, spec.group, seconds=BUCKET_S, buckets=BUCKETS),
                 "counts": admin.count_records(connection, spec.group, Filter(states=OPEN)),
                 "growth": growth(connection, [spec.group]).get(spec.group, []),
-                "late": pending.tried(connection, spec.group),
-                "overdue": pending.due(connection, spec.group),
+                "late": in_seconds(pending.tried(connection, spec.group)),
+                "overdue": in_seconds(pending.due(connection, spec.group)),
             }
     return summary
+
+
+def in_seconds(lateness: RecentTries | DueRecords | None) -> dict[str, float] | None:
+    """Returns a number of records, and how late they are in seconds."""
+    if lateness is None:
+        return None
+    return {name: value if name == "records" else value.total_seconds() for name, value in asdict(lateness).items()}
 
 
 def open_errors(connection: Connection, groups: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

@@ -50,14 +50,12 @@ function View({ consumer, data }) {
   const total = data.counts.reduce((all, row) => all + row.records, 0);
   return h(Box, null,
     !total && h(Box, { mt: 4 }, h(Empty, { title: "Nothing waits and nothing has failed" }, "Records that cannot be loaded appear here.")),
-    data.overdue && h(Notice, { title: `${counted(data.overdue.records, "record is", "records are")} due, the oldest for ${duration(seconds(data.overdue.oldest))}` },
+    data.overdue && h(Notice, { title: `${counted(data.overdue.records, "record is", "records are")} due, the oldest for ${duration(data.overdue.oldest)}` },
       "The DAG ", h(A, { to: "/dags/drain_retries" }, "drain_retries"), " tries them again. If it does not start, check that it is not paused."),
-    data.due.length > 0 && h(Section, { title: "Waiting", aside: h(Muted, null, data.late ? `tries of the last 24 hours: ${duration(seconds(data.late.median))} late (median), p99 ${duration(seconds(data.late.p99))}` : "") }, tiers(data)),
+    data.due.length > 0 && h(Section, { title: "Waiting", aside: h(Muted, null, data.late ? `tries of the last 24 hours: ${duration(data.late.median)} late (median), p99 ${duration(data.late.p99)}` : "") }, tiers(data)),
     data.counts.length > 0 && h(Section, { title: "By error" }, h(Rows, { label: "Errors", rows: data.counts, id: (row) => `${row.state}/${row.error_type}`, columns: errors(consumer, data) })),
     h(Records, { consumer, data }));
 }
-
-const seconds = (value) => (typeof value === "number" ? value : null);
 
 function tiers(data) {
   const names = new Map(data.tiers.map((tier) => [tier.topic, tier.tier]));
