@@ -8,8 +8,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+
+import typer
 
 from tidemark import project
+from tidemark.cli.main import app
 from tidemark.transform import Record
 
 ROOT = project.root()
@@ -18,6 +22,7 @@ PAGES = sorted(
     for path in (*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "template" / "README.md")
     if "build" not in path.parts
 )
+CLI = typer.main.get_command(app)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +133,11 @@ def commands(code: str) -> Iterator[list[str]]:
             to_file = False
         else:
             command.append(word)
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command of Tidemark that the words name, and its arguments."""
+    command: Any = CLI
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words

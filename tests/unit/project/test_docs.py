@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import typer
 import yaml
 from pydantic import BaseModel
-from tests.support.documented import PAGES, ROOT, record, snippets, text_of
+from tests.support.documented import CLI, PAGES, ROOT, find_command, record, snippets, text_of
 
-from tidemark.cli.main import app
 from tidemark.driver.launch import PartitionResult
 from tidemark.kafka import oauth
 from tidemark.retry.messages import NAMES as HEADERS
@@ -31,7 +29,6 @@ from tidemark.transform import Fail
 
 TEMPLATE = ROOT / "template"
 LIBRARY = ROOT / "include" / "tidemark"
-CLI = typer.main.get_command(app)
 MADE_BY_THE_READER = {"cities"}
 """Consumers that a page asks the reader to write."""
 COUNTERS = re.compile(rf"tidemark\.(\w+\.consume\.)?(records|{'|'.join(field.name for field in fields(PartitionResult))})")
@@ -44,14 +41,6 @@ def inline(page: str) -> list[str]:
 
 
 # Commands
-
-
-def find_command(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words name, and its arguments."""
-    command: Any = CLI
-    while words and words[0] in getattr(command, "commands", {}):
-        command, words = command.commands[words[0]], words[1:]
-    return command, words
 
 
 def check_command(code: str) -> bool:

@@ -44,8 +44,3 @@ def test_documented_settings_name_that_account_and_give_the_pod_its_connections(
     assert set(given) == {BOOTSTRAP_SERVERS, FILES["TIDEMARK_DATABASE_URL"], FILES["TIDEMARK_KAFKA_CONFIG"]}
     mounted = conf["spark.kubernetes.driver.secrets.tidemark"]
     assert all(value.startswith(f"{mounted}/") for name, value in given.items() if name.endswith("_FILE"))
-
-
-def test_image_ends_in_sparks_entry_point_as_the_user_of_the_image_below() -> None:
-    lines = (FOLDER / "Dockerfile").read_text().splitlines()
-    assert lines[-2:] == ["USER tidemark", 'ENTRYPOINT ["/opt/entrypoint.sh"]']

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from benchmarks import __main__ as benchmarks
-from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, missing_line, outputs, snippets, text_of
+from tests.support.documented import HEREDOC, ROOT, Block, blocks, commands, find_command, missing_line, outputs, snippets, text_of
 
-from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config, on_cluster
 from tidemark.db import _without_sources, parsed
 from tidemark.errors import BadInput
@@ -145,9 +143,7 @@ def shell(block: Block, folder: Path) -> None:
 
 def tidemark(words: list[str]) -> None:
     """Typer parses the line: the command, its options, and everything that it requires."""
-    command: Any = typer.main.get_command(app)
-    while words and words[0] in getattr(command, "commands", {}):
-        command, words = command.commands[words[0]], words[1:]
+    command, words = find_command(words)
     assert not hasattr(command, "commands"), f"no such command: {words}"
     for word in words:
         if re.fullmatch(r"[\w-]+\.(?:json|jsonl|csv)", word):
