@@ -9,7 +9,6 @@ A soak that is interrupted or fails goes straight to ⑥. Nothing that it starte
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import threading
@@ -39,6 +38,7 @@ from tests.support.kafka_topics import Topics
 from tidemark import migrations
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
+from tidemark.local.processes import marked
 from tidemark.quality import check_conservation
 
 MARK = "TIDEMARK_SOAK"
@@ -59,7 +59,7 @@ _LOOK_S = 0.5
 class Options:
     """``rate``: records per second of all producers together. ``every_s``: average seconds between faults; ``patience_s``: how much longer
     the next fault may wait for progress. ``enough``: whether these faults suffice. If they do not when the time is up, the soak continues
-    for up to `MORE_S`. ``folder`` is kept; without one, a temporary folder is created, and kept only if something is wrong."""
+    for up to `MORE_S`."""
 
     seconds: float
     seed: int
@@ -69,7 +69,6 @@ class Options:
     consumers: tuple[str, ...] = tuple(one.name for one in CONSUMERS)
     kinds: tuple[Fault, ...] = tuple(Fault)
     enough: Callable[[Collection[Fault]], bool] = lambda _: True
-    folder: Path | None = None
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -77,12 +76,12 @@ class Options:
 
 
 def soak(options: Options, say: Callable[[str], None]) -> Result:
-    """Runs a soak and returns its result. ``say`` gets a line for each event, from several threads.
+    """Runs a soak and returns its result. ``say`` gets a line for each event, from several threads. Data and logs are kept if something is
+    wrong.
 
     Raises `Unfinished` if the soak did not reach a verdict, or the error of a thread that failed.
     """
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="tidemark-soak-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="tidemark-soak-"))
     folder.chmod(0o755)  # if root runs this, Postgres runs as another user
     began = time.monotonic()
     lock = threading.Lock()
@@ -106,7 +105,7 @@ def soak(options: Options, say: Callable[[str], None]) -> Result:
         keep = False
         raise
     finally:
-        if options.folder is None and not keep:
+        if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     return result
 
@@ -262,7 +261,7 @@ class _Soak:
 def _ended(mark: str) -> list[str]:
     """Kills the processes of this soak that are still running some time after its end, and returns them."""
     deadline = time.monotonic() + END_LIMIT_S
-    while (left := _marked(mark)) and time.monotonic() < deadline:
+    while (left := marked(MARK, mark)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=_LOOK_S)
     texts = []
     for process in left:
@@ -270,12 +269,3 @@ def _ended(mark: str) -> list[str]:
             texts.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
             process.kill()
     return texts
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-    return found

@@ -138,9 +138,5 @@ def test_value_that_postgres_cannot_compute_with_ends_a_command_with_a_text(
 def test_only_one_module_reads_what_postgres_says() -> None:
     """`tidemark.db` removes values from the text of each error. Its attributes still have them."""
     nodes = ((path, node) for path in LIBRARY.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
-    found = {
-        f"{path.relative_to(LIBRARY)}: {ast.unparse(node) if node.attr == 'connect' else node.attr}"
-        for path, node in nodes
-        if isinstance(node, ast.Attribute) and (node.attr in {"diag", "pgerror"} or ast.unparse(node) == "psycopg2.connect")
-    }
-    assert found == {"db.py: diag", "db.py: psycopg2.connect", "local/postgres.py: psycopg2.connect"}
+    found = {path.name for path, node in nodes if isinstance(node, ast.Attribute) and node.attr in {"diag", "pgerror"}}
+    assert found == {"db.py"}

@@ -20,7 +20,7 @@ from tidemark.cli.local import airflow_app
 from tidemark.errors import BadInput
 from tidemark.local import airflow_settings as settings
 from tidemark.local import processes
-from tidemark.local.airflow import PROCESSES, STOP_ORDER, LocalAirflow
+from tidemark.local.airflow import PROCESSES, LocalAirflow
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable, RunUnfinished
 from tidemark.local.errors import PortInUse
 
@@ -131,13 +131,6 @@ def test_connection_to_a_socket_folder_and_to_a_spark_master():
     spark = json.loads(env["AIRFLOW_CONN_TIDEMARK_SPARK"])
     assert (postgres["host"], postgres["extra"], "port" in postgres) == ("/run/pg", {"sslmode": "disable"}, False)
     assert spark == {"conn_type": "spark", "host": "spark://127.0.0.1", "port": 7077}
-
-
-def test_the_api_server_is_stopped_last():
-    """Tasks report to it when they are stopped."""
-    steps = [together for together, _ in STOP_ORDER]
-    assert (steps[0], steps[-1]) == (("scheduler",), ("api-server",))
-    assert sorted(name for together in steps for name in together) == sorted(PROCESSES)
 
 
 def test_port_of_another_program_is_refused_before_anything_starts(tmp_path):
