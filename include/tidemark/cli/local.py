@@ -44,11 +44,10 @@ def up(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Start Postgres and Kafka, and Airflow if it died, and print their addresses. The first start downloads Kafka and creates the data."""
+    """Start Postgres and Kafka, and print their addresses. The first start downloads Kafka and creates the data."""
     stack = _stack(folder, postgres_port, kafka_port)
     with _reporting("starting the servers") as report:
         stack.up(report, registry=registry)
-        _revive_airflow(stack, report)
     if output is OutputFormat.JSON:
         print_json(_servers(stack))
         return
@@ -166,22 +165,6 @@ def airflow_status(folder: Folder = None, output: Output = OutputFormat.TABLE) -
             typer.echo(f"{process.name} pid={process.pid or '-'} {health}")
     if not status.healthy:
         raise typer.Exit(1)
-
-
-def _revive_airflow(stack: LocalStack, report: Report) -> None:
-    """Restarts Airflow if it died, as its processes do in a long database outage. An Airflow that was stopped stays stopped."""
-    folder = stack.folder / "airflow"
-    if not (folder / "state.json").exists():
-        return
-    from tidemark.local.airflow import LocalAirflow
-
-    if not LocalAirflow.at(folder).has_died():
-        return
-    airflow = LocalAirflow.on(stack, folder)
-    if airflow.is_as_started():
-        airflow.up(report)
-    else:
-        report("Airflow died, and its settings have changed since. To start it: tidemark local airflow up")
 
 
 def _servers(stack: LocalStack) -> list[dict[str, Any]]:

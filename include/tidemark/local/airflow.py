@@ -190,15 +190,6 @@ class LocalAirflow:
             self._stop(PROCESSES, report)
             self._store(replace(self._state(), processes={}))
 
-    def has_died(self) -> bool:
-        """Whether Airflow was started and not stopped, but one of the four no longer runs, as after a long outage of the database."""
-        return bool(self._state().processes) and not all(self._running(name) for name in PROCESSES)
-
-    def is_as_started(self) -> bool:
-        """Whether `up` would use the settings of the last start."""
-        state = self._state()
-        return state.port is not None and state.fingerprint == settings.fingerprint(self._overlay(state.port))
-
     def status(self) -> AirflowStatus:
         """The four processes' current status."""
         state = self._state()

@@ -245,27 +245,3 @@ def test_tries_come_in_order():
         tries = client.tries("d", "r", "t", map_index=0)
     assert [(task.try_number, task.state) for task in tries] == [(1, "failed"), (2, "running")]
     assert server.seen[0][1].endswith("/taskInstances/t/0/tries")
-
-
-def test_airflow_has_died_if_it_was_started_not_stopped_and_does_not_run(tmp_path):
-    """`tidemark local up` restarts an Airflow that has died, and no other."""
-    airflow = stack(tmp_path)
-    assert not airflow.has_died()
-    running = processes.Started.now(os.getpid())
-    write = {"port": 28080, "processes": {name: {"pid": running.pid, "created": running.created} for name in PROCESSES}}
-    (tmp_path / "state.json").write_text(json.dumps(write))
-    assert not airflow.has_died()
-    write["processes"]["scheduler"]["created"] -= 1000
-    (tmp_path / "state.json").write_text(json.dumps(write))
-    assert airflow.has_died()
-    (tmp_path / "state.json").write_text(json.dumps(write | {"processes": {}}))  # as `down` leaves it
-    assert not airflow.has_died()
-
-
-def test_airflow_is_as_started_while_its_settings_are_the_same(tmp_path):
-    """The fingerprint shows ``up`` that the running processes do not have the requested settings."""
-    assert not stack(tmp_path, A="1").is_as_started()
-    started = {"port": 28080, "fingerprint": settings.fingerprint(overlay(tmp_path, A="1")), "processes": {}}
-    (tmp_path / "state.json").write_text(json.dumps(started))
-    assert stack(tmp_path, A="1").is_as_started()
-    assert not stack(tmp_path, A="2").is_as_started()
