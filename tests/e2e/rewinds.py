@@ -23,9 +23,6 @@ class RewindRun(Run):
         else:
             client.post(path, {"key": "return_value", "value": value, "map_index": -1})
 
-    def mark_success(self, client: AirflowClient, task: str) -> None:
-        client.patch(f"{self.path}/{task}", {"new_state": "success"})
-
     def stored(self) -> tuple[Any, ...]:
         """The rewind's state, who planned, decided and applied it, and its id."""
         columns = "state, planned_by, decided_by, applied_by, rewind_id"

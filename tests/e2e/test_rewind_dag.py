@@ -128,7 +128,7 @@ def test_rewind_beside_with_a_critical_verdict_is_not_swapped_however_often_its_
     lab.client.clear(DAG, run.run_id, ["replay"])
     assert run.wait() == "failed"
     assert run.tasks()["replay"] == "failed"
-    run.mark_success(lab.client, "replay")
+    run.mark("success", "replay")
     lab.client.clear(DAG, run.run_id, ["approve"])
     assert run.wait() == "failed"
     assert (run.tasks()["approve"], run.tasks()["swap"]) == ("success", "failed")
@@ -188,7 +188,7 @@ def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored
     number, shown = run.stored()[4], question["body"]
     run.forge(ann, "plan", other.stored()[4])
     run.forge(ann, "apply", {"approved": True, "by": "bob", "name": "bob"})
-    run.mark_success(ann, "apply")
+    ann.mark("success", DAG, run.run_id, "apply")
     run.wait()
     assert consumer.position() == RECORDS
     assert run.stored() == ("PLANNED", "ann", None, None, number)

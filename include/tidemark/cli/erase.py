@@ -29,6 +29,7 @@ from tidemark.erase import erasure as erasures
 from tidemark.erase.erasure import Erasure, Person
 from tidemark.erase.kafka_records import Keyed, records_of
 from tidemark.profiles import Profile
+from tidemark.retry.filter import parse_key
 from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.text.problems import check_reason
 from tidemark.text.storable import BIGINT
@@ -135,10 +136,7 @@ def list_(
 def _person(where: str | None, key: str | None, key_hex: str | None) -> Person:
     if sum(option is not None for option in (where, key, key_hex)) != 1:
         raise typer.BadParameter("give exactly one of --where, --key and --key-hex")
-    try:
-        return Person(where, bytes.fromhex(key_hex) if key_hex is not None else None if key is None else key.encode())
-    except ValueError:
-        raise typer.BadParameter(f'"{key_hex}" is not hex: write two hex digits per byte: 00ff', param_hint="--key-hex") from None
+    return Person(where, parse_key(key, key_hex))
 
 
 def _read_kafka(spec: ConsumerSpec, key: bytes) -> Keyed:

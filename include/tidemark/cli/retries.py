@@ -35,11 +35,10 @@ from tidemark.cli.consume import print_result, run_with_progress
 from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.connections import from_env, kafka_config, registry_config
 from tidemark.db import Connection
-from tidemark.errors import BadInput
 from tidemark.profiles import Profile
 from tidemark.retry import admin
 from tidemark.retry.admin import Payload, RecordDetails, parse_edit, payload_json
-from tidemark.retry.filter import Filter, RecordState
+from tidemark.retry.filter import Filter, RecordState, parse_key
 from tidemark.retry.pending import blocked, due
 from tidemark.retry.pending import tried as tries_of
 from tidemark.retry.relay import relay as publish
@@ -89,14 +88,12 @@ _FILTER_OPTIONS = (
 def _filter(options: dict[str, Any]) -> Filter:
     """Builds the filter from the values of `_FILTER_OPTIONS`. Raises `BadInput`."""
     key, key_hex, since, until = (options.pop(name) for name in ("key", "key_hex", "since", "until"))
-    if key is not None and key_hex is not None:
-        raise BadInput(what="key", found="both --key and --key-hex are given", fix="Give only one of them.")
     return Filter(
         numbers=tuple(options.pop("number") or ()),
         states=tuple(options.pop("state") or ()),
         error_type=options.pop("error"),
         error_text=options.pop("text"),
-        key=_from_hex(key_hex) if key_hex is not None else None if key is None else key.encode(),
+        key=parse_key(key, key_hex),
         since=None if since is None else parse_moment(since),
         until=None if until is None else parse_moment(until),
         **options,
@@ -338,13 +335,6 @@ def actions(
         subject = f"{Filter.from_json(entry['filter'])}: {entry['reason']}"
         lines.append((minute(entry["at"]), entry["kind"], f"{entry['records']:,}", entry["by"][:14], subject))
     print_lines(("at (UTC)", "what", "records", "by", "filter, reason"), lines, left=(0, 1, 3))
-
-
-def _from_hex(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise BadInput(what="key", found=f'"{text[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
 
 
 def _topic_json(existing: ExistingTopic) -> dict[str, Any]:

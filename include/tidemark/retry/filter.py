@@ -39,6 +39,19 @@ class RecordState(StrEnum):
 FAILED_TIER = "failed"
 
 
+def parse_key(text: str | None, in_hex: str | None) -> bytes | None:
+    """Returns a record's key, which is given as text or in hex, or not at all. Raises `BadInput`."""
+    if text is not None and in_hex is not None:
+        raise BadInput(what="key", found="it is given as text and in hex", fix="Give only one of them.")
+    if in_hex is not None:
+        try:
+            return bytes.fromhex(in_hex)
+        except ValueError:
+            raise BadInput(what="key", found=f'"{in_hex[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
+    require_storable("key", (text or "").replace("\0", ""))  # a key is bytes, which may have a NUL
+    return None if text is None else text.encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Selects records that match all fields that are set. An empty filter matches every record of the group.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
-from tidemark.retry.filter import CONDITION, Filter, RecordState
+from tidemark.retry.filter import CONDITION, Filter, RecordState, parse_key
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 MOMENTS = st.integers(0, 4 * 10**12).map(lambda millis: datetime(1971, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis))
@@ -105,3 +105,19 @@ def test_a_filter_tells_itself() -> None:
 def test_what_no_column_can_hold_is_refused(wanted: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         Filter(**wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "in_hex", "key"),
+    [(None, None, None), ("", None, b""), ("ü\0", None, b"\xc3\xbc\0"), (None, "00 fF", b"\0\xff"), (None, "", b"")],
+)
+def test_key_is_given_as_text_or_in_hex(text: str | None, in_hex: str | None, key: bytes | None) -> None:
+    assert parse_key(text, in_hex) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "in_hex", "why"), [("a", "61", "as text and in hex"), (None, "0", "is not hex"), ("\udcff", None, "store")]
+)
+def test_key_that_cannot_be_one_is_refused(text: str | None, in_hex: str | None, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        parse_key(text, in_hex)

@@ -11,12 +11,12 @@ from airflow.sdk import Param
 from tidemark.airflow.approvals.form import NUMBER, WHY, consumer_field, field, reason_field, refuse_unknown
 from tidemark.airflow.operators import spec_of
 from tidemark.errors import BadInput
-from tidemark.retry.filter import Filter, RecordState
+from tidemark.retry.filter import Filter, RecordState, parse_key
 from tidemark.spec import ConsumerSpec
 from tidemark.text.moment import EXAMPLE as MOMENT
 from tidemark.text.moment import parse_moment
 from tidemark.text.problems import Problems, check_reason
-from tidemark.text.storable import BIGINT, INTEGER, require_storable
+from tidemark.text.storable import BIGINT, INTEGER
 
 APPLY, ASK, NOTHING = "apply", "ask", "nothing"
 """The choices of the field ``then``."""
@@ -125,7 +125,7 @@ def read_records(params: Mapping[str, Any], conf: Mapping[str, Any], fields: Seq
     since = problems.attempt(lambda: _optional(params["since"], parse_moment))
     until = problems.attempt(lambda: _optional(params["until"], parse_moment))
     numbers = problems.attempt(lambda: record_numbers(params["numbers"]))
-    key = problems.attempt(lambda: _key(params["key"], params["key_hex"]))
+    key = problems.attempt(lambda: parse_key(params["key"] or None, params["key_hex"] or None))
     record_filter = problems.attempt(
         lambda: Filter(
             numbers=numbers or (),
@@ -160,15 +160,3 @@ def record_numbers(text: str | None) -> tuple[int, ...]:
         if not (word.isascii() and word.isdigit() and 0 < int(word[:20]) <= BIGINT):
             raise BadInput(what="numbers", found=f'"{word[:80]}" is not a record number', fix="Separate numbers by commas: 4711, 4712.")
     return tuple(map(int, words))
-
-
-def _key(text: str | None, in_hex: str | None) -> bytes | None:
-    if text and in_hex:
-        raise BadInput(what="key", found="both key and key_hex are given", fix="Give only one of them.")
-    if not in_hex:
-        require_storable("key", (text or "").replace("\0", ""))  # a key is bytes, which may have a NUL
-        return text.encode() if text else None
-    try:
-        return bytes.fromhex(in_hex)
-    except ValueError:
-        raise BadInput(what="key_hex", found=f'"{in_hex[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
