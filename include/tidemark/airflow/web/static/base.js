@@ -63,7 +63,7 @@ export async function request(path, options = {}) {
 // The answer of a route, fetched again every few seconds while the page is visible. The last answer stays while the next one is fetched,
 // and after an error. An identical answer redraws nothing.
 export function useData(path, { refresh = true } = {}) {
-  const [state, setState] = useState({ path, data: null, error: null, at: null });
+  const [state, setState] = useState({ path, data: null, error: null });
   useEffect(() => {
     if (!path) return undefined;
     const stop = new AbortController();
