@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tidemark.local.folder import write_private
 
@@ -176,27 +175,10 @@ def connections_env(
     ``kafka_config`` are librdkafka's own settings (``bootstrap.servers``, …); ``spark_master`` is ``local[2]`` or ``spark://host:port``.
     With a ``registry_url``, ``tidemark_registry`` too.
     """
-    address = urlsplit(database_url)
-    options = dict(parse_qsl(address.query))
-    postgres: dict[str, object] = {
-        "conn_type": "postgres",
-        "host": options.pop("host", None) or address.hostname or "",
-        "login": unquote(address.username or ""),
-        "password": unquote(address.password or ""),
-        "schema": unquote(address.path.lstrip("/")),
-    }
-    if address.port is not None:
-        postgres["port"] = address.port
-    if options:
-        postgres["extra"] = options
-    master = urlsplit(spark_master) if spark_master.startswith("spark://") else None
-    spark: dict[str, object] = {"conn_type": "spark", "host": spark_master}
-    if master is not None and master.port is not None:
-        spark |= {"host": f"spark://{master.hostname}", "port": master.port}
     # The whole URL is the host, because Airflow's HTTP connections have no field for its path.
     registry = {"AIRFLOW_CONN_TIDEMARK_REGISTRY": json.dumps({"conn_type": "http", "host": registry_url})} if registry_url else {}
     return registry | {
-        "AIRFLOW_CONN_TIDEMARK_POSTGRES": json.dumps(postgres),
+        "AIRFLOW_CONN_TIDEMARK_POSTGRES": database_url,
         "AIRFLOW_CONN_TIDEMARK_KAFKA": json.dumps({"conn_type": "kafka", "extra": dict(kafka_config)}),
-        "AIRFLOW_CONN_TIDEMARK_SPARK": json.dumps(spark),
+        "AIRFLOW_CONN_TIDEMARK_SPARK": json.dumps({"conn_type": "spark", "host": spark_master}),
     }

@@ -96,12 +96,8 @@ def fired(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that waits for the event of a trigger on an attempt."""
     from airflow.sdk import BaseHook, Connection
 
-    from tidemark.local.airflow_settings import connections_env
-
-    text = connections_env(scenario.database_url, {}, "yarn")["AIRFLOW_CONN_TIDEMARK_POSTGRES"]
-
     async def connection(conn_id: str) -> Connection:
-        return Connection.from_json(text, conn_id=conn_id)
+        return Connection.from_uri(scenario.database_url, conn_id=conn_id)
 
     monkeypatch.setattr(BaseHook, "aget_connection", staticmethod(connection))
     monkeypatch.setattr(trigger_module, "ASK_EVERY_S", 0.05)

@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from airflow.secrets.environment_variables import EnvironmentVariablesBackend
 from tests.support.airflow_options import airflow_options
 from typer.testing import CliRunner
 
+from tidemark.airflow.connections import kafka_config, postgres_url, spark_settings
 from tidemark.cli.local import airflow_app
 from tidemark.errors import BadInput
 from tidemark.local import airflow_settings as settings
@@ -109,28 +111,18 @@ def test_every_quick_setting_exists_in_the_locked_airflow():
 
 
 def test_connections_say_where_the_stack_is():
-    """The connections have the names that specs use by default. The parts of the URL are decoded. An HTTP connection's host may be a URL,
-    because there is no other field for the path. Without a registry there is no connection to it."""
+    """The connections have the names that specs use by default. A host may be a URL, because there is no other field for its path. Without
+    a registry there is no connection to it."""
     database, kafka = "postgresql://me:p%40ss@127.0.0.1:5433/tidemark", {"bootstrap.servers": "k:9092"}
     url = "http://r:8081/apis/ccompat/v7"
-    env = settings.connections_env(database, kafka, "local[2]")
-    postgres = {"host": "127.0.0.1", "port": 5433, "login": "me", "password": "p@ss", "schema": "tidemark"}
-    assert {name: json.loads(value) for name, value in env.items()} == {
-        "AIRFLOW_CONN_TIDEMARK_POSTGRES": {"conn_type": "postgres", **postgres},
-        "AIRFLOW_CONN_TIDEMARK_KAFKA": {"conn_type": "kafka", "extra": kafka},
-        "AIRFLOW_CONN_TIDEMARK_SPARK": {"conn_type": "spark", "host": "local[2]"},
-    }
+    env = settings.connections_env(database, kafka, "spark://127.0.0.1:7077")
+    connections = {name: EnvironmentVariablesBackend().deserialize_connection(name, value) for name, value in env.items()}
+    postgres, broker, spark = (connections[f"AIRFLOW_CONN_TIDEMARK_{kind}"] for kind in ("POSTGRES", "KAFKA", "SPARK"))
+    assert (len(connections), postgres.conn_type, postgres_url(postgres)) == (3, "postgres", database)
+    assert (broker.conn_type, kafka_config(broker)) == ("kafka", kafka)
+    assert (spark.conn_type, spark_settings(spark)) == ("spark", ("spark://127.0.0.1:7077", {}))
     registry = {"AIRFLOW_CONN_TIDEMARK_REGISTRY": json.dumps({"conn_type": "http", "host": url})}
-    assert settings.connections_env(database, kafka, "local[2]", url) == env | registry
-
-
-def test_connection_to_a_socket_folder_and_to_a_spark_master():
-    """A socket folder in the URL's query becomes the host, and other options are kept. A master's port has a separate field."""
-    env = settings.connections_env("postgresql://me@/tidemark?host=/run/pg&sslmode=disable", {}, "spark://127.0.0.1:7077")
-    postgres = json.loads(env["AIRFLOW_CONN_TIDEMARK_POSTGRES"])
-    spark = json.loads(env["AIRFLOW_CONN_TIDEMARK_SPARK"])
-    assert (postgres["host"], postgres["extra"], "port" in postgres) == ("/run/pg", {"sslmode": "disable"}, False)
-    assert spark == {"conn_type": "spark", "host": "spark://127.0.0.1", "port": 7077}
+    assert settings.connections_env(database, kafka, "spark://127.0.0.1:7077", url) == env | registry
 
 
 def test_port_of_another_program_is_refused_before_anything_starts(tmp_path):
