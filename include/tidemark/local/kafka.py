@@ -6,7 +6,6 @@ It runs in its folder, and its settings use relative paths, so that no character
 from __future__ import annotations
 
 import base64
-import os
 import secrets
 from dataclasses import replace
 from importlib import resources
@@ -95,7 +94,7 @@ class Kafka(Server):
         settings = f"{fresh.name}.properties"
         self._write_settings(settings, port=9092, controller_port=9093, data=fresh.name)
         command = [*self._java(), "kafka.tools.StorageTool", "format", "-t", cluster_id(), "-c", settings]
-        return processes.run(command, folder=self.folder, limit_s=_FORMAT_LIMIT_S, account=None, environment=os.environ)
+        return processes.run(command, folder=self.folder, limit_s=_FORMAT_LIMIT_S)
 
     def _launch(self, port: int) -> int:
         saved = self.remembered()
@@ -105,7 +104,7 @@ class Kafka(Server):
         self.remember(replace(saved, controller_port=controller_port))
         self._write_settings("server.properties", port=port, controller_port=controller_port, data=self.data.name)
         command = [*self._java(_HEAP, self.signature.argument), self.program, "server.properties"]
-        return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)
+        return processes.spawn(command, log=self.log, folder=self.folder)
 
     def _java(self, *options: str) -> list[str]:
         (self.folder / "log4j2.properties").write_text(resources.files("tidemark.local").joinpath("log4j2.properties").read_text())

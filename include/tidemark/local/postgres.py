@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
@@ -154,14 +153,9 @@ class Postgres(Server):
     def _launch(self, port: int) -> int:
         self._password()
         self._drop_foreign_pid()
-        settings = {"listen_addresses": ports.HOST, "port": str(port), "unix_socket_directories": ""}
-        command: list[str | Path] = [
-            self.programs() / "postgres",
-            "-D",
-            self.data,
-            *(word for key in settings for word in ("-c", f"{key}={settings[key]}")),
-        ]
-        return processes.spawn(command, log=self.log, folder=Path("/"), account=server_account(), environment=_environment())
+        settings = (f"listen_addresses={ports.HOST}", f"port={port}", "unix_socket_directories=")
+        command: list[str | Path] = [self.programs() / "postgres", "-D", self.data, *(f"--{setting}" for setting in settings)]
+        return processes.spawn(command, log=self.log, folder=Path("/"), account=server_account())
 
     def _drop_foreign_pid(self) -> None:
         """Removes a ``postmaster.pid`` whose pid belongs to a zombie or another program: Postgres would take it for a running server.
@@ -200,9 +194,4 @@ class Postgres(Server):
 
     def _run(self, program: str, *words: str, account: SystemUser | None, limit_s: float) -> str | None:
         command: list[str | Path] = [self.programs() / program, *words]
-        return processes.run(command, folder=Path("/"), limit_s=limit_s, account=account, environment=_environment())
-
-
-def _environment() -> Mapping[str, str]:
-    """The caller's environment without Postgres' own variables (``PGDATA``, ``PGPORT``, …)."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        return processes.run(command, folder=Path("/"), limit_s=limit_s, account=account)

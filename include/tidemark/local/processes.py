@@ -11,9 +11,10 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -56,47 +57,34 @@ def find(signature: Signature, pid: int | None) -> psutil.Process | None:
     return min(matches, key=lambda process: process.create_time(), default=None)
 
 
-def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: SystemUser | None, environment: Mapping[str, str]) -> int:
+def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: SystemUser | None = None) -> int:
     """Starts a process that survives the caller, in its own session and with its output in ``log``, and returns its pid. Only this user
     can read the log, because servers quote rows in it."""
+    words = ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)]
     with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         shell = subprocess.run(
-            ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            cwd=folder,
-            env=dict(environment),
-            start_new_session=True,
-            check=True,
-            **(account.switch() if account else {}),
+            words, stdout=subprocess.PIPE, stderr=output, start_new_session=True, check=True, **_common_options(folder, account)
         )
     return int(shell.stdout)
 
 
-def run(
-    command: Sequence[str | Path], *, folder: Path, limit_s: float, account: SystemUser | None, environment: Mapping[str, str]
-) -> str | None:
+def run(command: Sequence[str | Path], *, folder: Path, limit_s: float, account: SystemUser | None = None) -> str | None:
     """Runs a program to its end. Returns None on success, else the output, which may be empty."""
     try:
         process = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=folder,
-            env=dict(environment),
-            timeout=limit_s,
-            check=False,
-            **(account.switch() if account else {}),
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s, check=False, **_common_options(folder, account)
         )
     except subprocess.TimeoutExpired:
         return f"{Path(command[0]).name} took longer than {limit_s:g} s and was ended"
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror}"
-    return None if process.returncode == 0 else process.stdout
+    return None if process.returncode == 0 else process.stdout.decode(errors="replace")
+
+
+def _common_options(folder: Path, account: SystemUser | None) -> dict[str, Any]:
+    """No input, this folder and user, and the caller's environment without Postgres' own variables (``PGDATA``, ``PGPORT``, …)."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return {"stdin": subprocess.DEVNULL, "cwd": folder, "env": env, **(account.switch() if account else {})}
 
 
 @dataclass(frozen=True, slots=True)

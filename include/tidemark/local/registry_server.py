@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from http.client import HTTPException
 from pathlib import Path
 from typing import ClassVar
@@ -65,4 +64,4 @@ class RegistryServer(Server):
         database = f"-Dquarkus.datasource.jdbc.url=jdbc:h2:file:{self.data}/registry"
         own = (self.own_tmp(), f"-Dvertx.cacheDirBase={self.folder / 'tmp'}", self.signature.argument)
         command: list[str | Path] = [find_java(), _HEAP, *LIGHT, *own, *address, database, "-jar", program]
-        return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)
+        return processes.spawn(command, log=self.log, folder=self.folder)

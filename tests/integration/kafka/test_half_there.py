@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +59,7 @@ class Node(Kafka):
         settings = f"{fresh.name}.properties"
         self._write_settings(settings, port=9092, controller_port=9093, data=fresh.name)
         command = [*self._java(), "kafka.tools.StorageTool", "format", "-t", self._cluster, "-c", settings]
-        return processes.run(command, folder=self.folder, limit_s=120, account=None, environment=os.environ)
+        return processes.run(command, folder=self.folder, limit_s=120)
 
     def _java(self, *options: str) -> list[str]:
         return super()._java(*(HEAP if option.startswith("-Xmx") else option for option in options))

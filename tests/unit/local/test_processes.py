@@ -35,7 +35,7 @@ def sleeper(tmp_path):
 
     def start():
         command = ["sleep", "100", mark(tmp_path).argument]
-        pids.append(processes.spawn(command, log=tmp_path / "log", folder=tmp_path, account=None, environment=os.environ))
+        pids.append(processes.spawn(command, log=tmp_path / "log", folder=tmp_path))
         until(lambda: processes.find(mark(tmp_path), pids[-1]))  # between fork and exec the process is still the shell
         return pids[-1]
 
@@ -76,7 +76,7 @@ def test_a_zombie_has_ended():
 
 def test_a_program_that_fails_is_told_in_its_own_words(tmp_path):
     def run(*command, limit_s=60.0):
-        return processes.run(command, folder=tmp_path, limit_s=limit_s, account=None, environment=os.environ)
+        return processes.run(command, folder=tmp_path, limit_s=limit_s)
 
     assert run("true") is None
     assert run("sh", "-c", "echo no; exit 1") == "no\n"
