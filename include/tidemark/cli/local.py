@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +18,6 @@ from tidemark.connections import DATABASE_URL, FILES, database_url
 from tidemark.packages import require
 
 if TYPE_CHECKING:
-    from tidemark.local.server import Report
     from tidemark.local.stack import LocalStack
 
 app = typer.Typer(no_args_is_help=True)
@@ -46,15 +43,14 @@ def up(
 ) -> None:
     """Start Postgres and Kafka, and print their addresses. The first start downloads Kafka and creates the data."""
     stack = _stack(folder, postgres_port, kafka_port)
-    with _reporting("starting the servers") as report:
-        stack.up(report, registry=registry)
+    with stderr.status("starting the servers"):
+        stack.up(print_note, registry=registry)
     if output is OutputFormat.JSON:
         print_json(_servers(stack))
         return
     for server in stack.status():
-        if server.pid is None:  # a registry that was not requested this time
-            continue
-        print_text(f"{server.name} {server.version} at {server.address}, process {server.pid}")
+        if server.pid is not None:  # otherwise a registry that was not requested this time
+            print_text(f"{server.name} {server.version} at {server.address}, process {server.pid}")
     print_note('To use it in this shell: eval "$(tidemark local env)"')
 
 
@@ -63,10 +59,9 @@ def down(folder: Folder = None) -> None:
     """Stop the servers and keep their data."""
     stack = _stack(folder)
     was_running = any(server.pid is not None for server in stack.status())
-    with _reporting("stopping the servers"):
+    with stderr.status("stopping the servers"):
         stack.down()
-    message = "The servers are stopped; their data is kept." if was_running else f"No server was running in {stack.folder}."
-    print_note(message)
+    print_note("The servers are stopped; their data is kept." if was_running else f"No server was running in {stack.folder}.")
 
 
 @app.command()
@@ -91,7 +86,7 @@ def reset(folder: Folder = None, yes: Annotated[bool, typer.Option("--yes", "-y"
     stack = _stack(folder)
     if not yes:
         typer.confirm(f"Delete all databases and topics of the stack in {stack.folder}?", abort=True, err=True)
-    with _reporting("deleting the stack"):
+    with stderr.status("deleting the stack"):
         stack.reset()
     print_note("The stack's data is deleted.")
 
@@ -133,8 +128,8 @@ def airflow_up(
 
     stack = _stack(folder)
     airflow = LocalAirflow.on(stack, stack.folder / "airflow", port=port, spark_master=spark_master)
-    with _reporting("starting Airflow") as report:
-        airflow.up(report)
+    with stderr.status("starting Airflow"):
+        airflow.up(print_note)
     if output is OutputFormat.JSON:
         print_json({"url": airflow.url, "user": airflow.user, "password": airflow.password})
         return
@@ -146,8 +141,8 @@ def airflow_down(folder: Folder = None) -> None:
     """Stop Airflow and everything that it started."""
     from tidemark.local.airflow import LocalAirflow
 
-    with _reporting("stopping Airflow") as report:
-        LocalAirflow.at(_stack(folder).folder / "airflow").down(report)
+    with stderr.status("stopping Airflow"):
+        LocalAirflow.at(_stack(folder).folder / "airflow").down(print_note)
 
 
 @airflow_app.command("status")
@@ -177,10 +172,3 @@ def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: in
     from tidemark.local.stack import LocalStack
 
     return LocalStack(folder, postgres_port=postgres_port, kafka_port=kafka_port)
-
-
-@contextmanager
-def _reporting(activity: str) -> Iterator[Report]:
-    """Shows an activity and its steps on stderr."""
-    with stderr.status(activity):
-        yield print_note
