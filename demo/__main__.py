@@ -37,7 +37,7 @@ from rich.table import Table
 
 from tidemark import migrations, project
 from tidemark.author.check import sink_ddl
-from tidemark.cli.spark import small_spark
+from tidemark.cli.spark import SmallSpark
 from tidemark.db import session, transaction
 from tidemark.driver.launch import progress
 from tidemark.errors import Broken, TidemarkError, Unavailable
@@ -216,7 +216,7 @@ def produce(servers: str) -> Expected:
 def create_sink(url: str) -> None:
     """Creates the sink as a user would: runs the DDL that Tidemark prints."""
     spec = find_consumer("departures", project.consumers())
-    with small_spark() as spark:
+    with contextlib.closing(SmallSpark()) as spark:
         ddl = sink_ddl(spec, load_transform(spec, [project.transforms()]), spark.schema)
     with session(url) as connection, transaction(connection) as cur:
         cur.execute(ddl)

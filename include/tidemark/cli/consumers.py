@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from tidemark.author.check import check as check_consumer
 from tidemark.author.new_consumer import Sketch, sketched
 from tidemark.cli import completion
 from tidemark.cli.common import AnyName, Output, OutputFormat, print_json, print_labelled, print_note, print_raw, print_text, stdout
-from tidemark.cli.spark import small_spark
+from tidemark.cli.spark import SmallSpark
 from tidemark.kafka.cluster import Cleanup
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
@@ -35,7 +36,7 @@ def check(name: AnyName = None, output: Output = OutputFormat.TABLE) -> None:
             specs = [find_consumer(name)]
         except SpecInvalid as error:
             invalid = [error]
-    with small_spark() as spark:
+    with closing(SmallSpark()) as spark:
         surroundings = Surroundings([project.transforms()], spark.schema)
         reports = [check_consumer(spec, surroundings) for spec in specs]
         for report in reports:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from tidemark.author.check import TableDiff, sink_ddl, sink_diff
 from tidemark.author.new_consumer import sketched_table
 from tidemark.cli.common import Name, Output, OutputFormat, print_json, print_labelled, print_note, print_raw, stdout
 from tidemark.cli.consumers import report_omitted_fields
-from tidemark.cli.spark import small_spark
+from tidemark.cli.spark import SmallSpark
 from tidemark.spec import find_consumer
 from tidemark.text.wording import counted
 from tidemark.values.fields import ColumnsUnknown, transform_of
@@ -32,7 +33,7 @@ def ddl(
     spec = find_consumer(name)
     transform = transform_of(spec, [project.transforms()])
     try:
-        with small_spark() as spark:
+        with closing(SmallSpark()) as spark:
             statements = sink_ddl(spec, transform, spark.schema, partitions=partitions)
     except ColumnsUnknown:
         sketch = sketched_table(spec, partitions)
@@ -45,7 +46,7 @@ def ddl(
 def diff(name: Name, output: Output = OutputFormat.TABLE) -> None:
     """Show how a consumer's tables differ from what its transform or schema returns now, and what evolve: add would add."""
     spec = find_consumer(name)
-    with small_spark() as spark:
+    with closing(SmallSpark()) as spark:
         diffs = sink_diff(spec, transform_of(spec, [project.transforms()]), spark.schema).values()
     ok = all(table.ok for table in diffs)
     if output is OutputFormat.JSON:
@@ -72,7 +73,7 @@ def alter(
 ) -> None:
     """Print the statements for the differences that `sink diff` shows, including those for the view of validated rows."""
     spec = find_consumer(name)
-    with small_spark() as spark:
+    with closing(SmallSpark()) as spark:
         diffs = sink_diff(spec, transform_of(spec, [project.transforms()]), spark.schema).values()
     alterations = alterations_of(spec, diffs)
     count = sum(len(alteration.statements) for alteration in alterations)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemark import project
 from tidemark.cli.common import stderr
 
 if TYPE_CHECKING:
@@ -14,10 +13,9 @@ if TYPE_CHECKING:
 
 
 class SmallSpark:
-    """A `LocalSpark` that uses one session for all calls."""
+    """A `LocalSpark` that uses one session for all calls, until it is closed. Its workers import the user's transforms."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
+    def __init__(self) -> None:
         self._session: Any = None
 
     def schema(self, function: Callable[..., Any], input_schema: pa.Schema) -> Mapping[str, pa.Schema]:
@@ -30,7 +28,7 @@ class SmallSpark:
 
         return rows_of(self._running_session("to call the transform"), function, batch)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if self._session is not None:
             self._session.stop()
 
@@ -39,15 +37,5 @@ class SmallSpark:
 
         if self._session is None:
             with stderr.status(f"starting Spark {purpose}"):
-                self._session = small_session(self._folders)
+                self._session = small_session([project.transforms()])
         return self._session
-
-
-@contextlib.contextmanager
-def small_spark(folders: Sequence[Path] = ()) -> Iterator[SmallSpark]:
-    """Provides a Spark session that ends with the block. Its workers import the user's transforms from ``folders``."""
-    spark = SmallSpark(folders)
-    try:
-        yield spark
-    finally:
-        spark.stop()

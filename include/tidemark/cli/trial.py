@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import timedelta
 from decimal import Decimal
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from tidemark import project
 from tidemark.author.try_records import Trial, TriedRecord, try_latest
 from tidemark.cli.common import Name, Output, OutputFormat, print_json, print_text
-from tidemark.cli.spark import small_spark
+from tidemark.cli.spark import SmallSpark
 from tidemark.records.outcome import Disposition
 from tidemark.spec import find_consumer
 from tidemark.text.wording import counted
@@ -31,7 +32,7 @@ def try_(
 ) -> None:
     """Prints each record with its outcome, oldest first. Raises as `try_latest` does."""
     spec, folders = find_consumer(name), [project.transforms()]
-    with small_spark(folders) as spark:
+    with closing(SmallSpark()) as spark:
         trial = try_latest(spec, folders, records, spark)
     if output is OutputFormat.JSON:
         rows = None if trial.rows is None else [_with_exact_decimals(row) for row in trial.rows]
