@@ -57,7 +57,8 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
         yield from _profiles(connection)
         yield from attempted("retention", lambda: _retention(connection))
         for spec in specs:
-            yield from _sinks(connection, spec)
+            for sink in spec.sinks.values():
+                yield from _sink(connection, spec, sink)
 
 
 def _writable(server: dict[str, Any]) -> Iterator[Finding]:
@@ -67,12 +68,7 @@ def _writable(server: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _durable(server: dict[str, Any]) -> Iterator[Finding]:
-    disabled = [
-        f"{name} is off"
-        for name, on in (("fsync", server["fsync"]), ("synchronous_commit", server["synchronous_commit"] != "off"))
-        if not on
-    ]
-    if disabled:
+    if disabled := [f"{name} is off" for name in ("fsync", "synchronous_commit") if server[name] == "off"]:
         fix = "Set it to on: after a crash, committed offsets and rows may be lost, or the database damaged."
         yield warning("postgres durability", " and ".join(disabled), fix)
 
@@ -141,11 +137,6 @@ def _retention(connection: Connection) -> Iterator[Finding]:
         yield warning("retention", f"{summary}; {late}, {since}", "Unpause the DAG maintain, or run: tidemark maintain")
     else:
         yield ok("retention", summary)
-
-
-def _sinks(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
-    for sink in spec.sinks.values():
-        yield from _sink(connection, spec, sink)
 
 
 def _sink(connection: Connection, spec: ConsumerSpec, sink: Sink) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ SELECT current_setting('server_version') AS version, session_user AS role, pg_is
        current_setting('transaction_read_only') = 'on' AS read_only,
        extract(epoch FROM current_setting('statement_timeout')::interval) AS statement_timeout_s,
        current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer AS max_sessions,
-       current_setting('fsync') = 'on' AS fsync, current_setting('synchronous_commit') AS synchronous_commit;
+       current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit;
 
 -- name: clock
 SELECT extract(epoch FROM clock_timestamp())::double precision;
