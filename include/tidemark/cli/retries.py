@@ -159,9 +159,9 @@ def topics(
     table = plain_table("", "topic", "partitions", "delay", "kept", "")
     for retry_topic in existing:
         values = _topic_json(retry_topic)
-        retention = "permanently" if values["retention_s"] is None else _days(values["retention_s"])
-        created = "created" if retry_topic.created else ""
-        table.add_row(values["topic"], str(values["partitions"]), _delay(retry_topic), retention, created)
+        delay = format_duration(values["delay"]) if values["delay"] else "-"
+        retention = "permanently" if values["retention_s"] is None else f"{values['retention_s'] / 86_400:.1f} days"
+        table.add_row(values["topic"], str(values["partitions"]), delay, retention, "created" if values["created"] else "")
     stdout.print(table)
 
 
@@ -348,16 +348,8 @@ def _topic_json(existing: ExistingTopic) -> dict[str, Any]:
     }
 
 
-def _delay(existing: ExistingTopic) -> str:
-    return "-" if not existing.retry_topic.delay else format_duration(existing.retry_topic.delay)
-
-
 def _seconds(length: timedelta) -> str:
     return f"{length.total_seconds():,.1f} s"
-
-
-def _days(seconds: float) -> str:
-    return f"{seconds / 86_400:.1f} days"
 
 
 def _record_json(record: RecordDetails, payload: Payload) -> dict[str, Any]:
