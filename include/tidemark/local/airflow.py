@@ -180,7 +180,7 @@ class LocalAirflow:
                 report(f"Airflow: starting {', '.join(missing)}")
             for name in missing:
                 self._launch(name)
-            self._wait_healthy(PROCESSES)
+            self._wait_healthy()
 
     def down(self, report: Report = silent) -> None:
         """Stops all four and all of their descendants, even in other sessions: SIGTERM first, then SIGKILL."""
@@ -297,9 +297,9 @@ class LocalAirflow:
         started = Started.now(process.pid)
         self._store(replace(state, processes={**state.processes, name: started}))
 
-    def _wait_healthy(self, names: Iterable[str]) -> None:
+    def _wait_healthy(self) -> None:
         deadline = time.monotonic() + UP_TIMEOUT_S
-        while missing := [name for name in names if name not in self._healthy()]:
+        while missing := [name for name in PROCESSES if name not in self._healthy()]:
             for name in missing:
                 if not self._running(name):
                     raise AirflowUnavailable(process=name, cause="it ended while it was starting", log=_tail(self._log(name)))

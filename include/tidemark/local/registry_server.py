@@ -33,13 +33,6 @@ class RegistryServer(Server):
         """The URL for clients of Confluent's registry. Raises `NotUp` if the registry does not run."""
         return f"http://{ports.HOST}:{self.port()}{_API}"
 
-    def runs(self) -> bool:
-        return self.process() is not None
-
-    def was_started(self) -> bool:
-        """Whether the registry has been started since the last reset."""
-        return self.data.exists()
-
     def _answers(self, port: int) -> bool:
         try:
             with build_opener(ProxyHandler({})).open(f"http://{ports.HOST}:{port}{_API}/subjects", timeout=_ANSWER_S) as answer:

@@ -177,7 +177,8 @@ class Server(ABC):
             fresh = self.folder / f"data.new-{secrets.token_hex(4)}"  # a killed start's program may still write to its own folder
             problem = self._initialise(fresh)
             if problem is not None:
-                raise ServerFailed(server=self.name, what="could not create its initial data", log=self._write_log(problem), lines=problem)
+                self.log.write_text(problem)
+                raise ServerFailed(server=self.name, what="could not create its initial data", log=self.log, lines=problem)
             fresh.rename(self.data)
         self._clear()
         if self.log.exists():
@@ -257,10 +258,6 @@ class Server(ABC):
                 shutil.rmtree(stale, ignore_errors=True)
             else:
                 stale.unlink(missing_ok=True)
-
-    def _write_log(self, text: str) -> Path:
-        self.log.write_text(text)
-        return self.log
 
 
 def _size(folder: Path) -> int:

@@ -71,12 +71,12 @@ class LocalStack:
 
     def status(self) -> list[ServerStatus]:
         """The status of Postgres, Kafka and, after its first start, the schema registry. Changes nothing and takes no lock."""
-        return [self.postgres.status(), self.kafka.status(), *([self.registry.status()] if self.registry.was_started() else [])]
+        return [self.postgres.status(), self.kafka.status(), *([self.registry.status()] if self.registry.data.exists() else [])]
 
     def env(self) -> dict[str, str]:
         """The environment variables that point Tidemark at this stack. Raises `NotUp` if Postgres or Kafka does not run."""
         variables = {"TIDEMARK_DATABASE_URL": self.postgres.url(), "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers()}
-        if self.registry.runs():
+        if self.registry.process() is not None:
             variables["TIDEMARK_REGISTRY_URL"] = self.registry.url()
         return variables
 

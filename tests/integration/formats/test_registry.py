@@ -71,5 +71,5 @@ def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkey
         stack = LocalStack(tmp_path / "state")
         with pytest.raises(JarsUnavailable, match=r"jars of the schema registry are not in .*(?s:.)*TIDEMARK_MAVEN_MIRROR"):
             stack.start(stack.registry)
-    assert not stack.registry.runs()
+    assert stack.registry.process() is None
     assert list((tmp_path / "state" / "registry").iterdir()) == []
