@@ -18,6 +18,7 @@ from tidemark.jvm.errors import FolderUnusable
 NAME = "pgserver"
 """The user that the Postgres wheel itself creates for this purpose; a machine needs only one."""
 _TRIES = 20
+_FIRST_CLOSED = 'for path; do test -x "$path" || { printf %s "$path"; exit; }; done'
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +83,14 @@ def check_reachable(account: SystemUser, *paths: Path) -> None:
     Never changes permissions of folders outside the stack: opening /root to all users is the owner's decision.
     """
     for path in paths:
-        probe = subprocess.run(["/bin/sh", "-c", 'test -x "$1"', "sh", path], cwd="/", check=False, **account.switch())
-        if probe.returncode == 0:
+        command: list[str | Path] = ["/bin/sh", "-c", _FIRST_CLOSED, "sh", *reversed(path.resolve().parents), path]
+        probe = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, check=True, **account.switch())
+        if not probe.stdout:
             continue
-        barrier = next((folder for folder in reversed(path.resolve().parents) if not _can_enter(account, folder)), path)
+        barrier = Path(os.fsdecode(probe.stdout))
         mode = stat.S_IMODE(barrier.stat().st_mode)
         raise FolderUnusable(
             folder=path,
             cause=f"Postgres cannot run as root, and its system user {account.name} may not enter {barrier} (mode {mode:04o})",
             fix=f"Allow it with: chmod o+x {barrier}. Or use another folder (--folder, TIDEMARK_STATE), or run as an ordinary user.",
         )
-
-
-def _can_enter(account: SystemUser, folder: Path) -> bool:
-    status = folder.stat()
-    if status.st_uid == account.uid:
-        return bool(status.st_mode & stat.S_IXUSR)
-    if status.st_gid == account.gid:
-        return bool(status.st_mode & stat.S_IXGRP)
-    return bool(status.st_mode & stat.S_IXOTH)
